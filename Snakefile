@@ -1,0 +1,28 @@
+"""One command from this machine to results/<machine>/writeup.pdf: `snakemake`.
+
+`snakemake writeup` rebuilds the report from the CSV files that are there; `snakemake measurements` only measures;
+`snakemake end_to_end` (or another experiment's name) measures that experiment.
+"""
+
+from snakemake.utils import min_version
+
+min_version("9.10")
+
+
+configfile: "config.yaml"
+
+
+include: "rules/common.smk"
+include: "rules/measure.smk"
+include: "rules/tables.smk"
+include: "rules/figures.smk"
+include: "rules/writeup.smk"
+
+
+rule all:
+    """The report, and every measurement it is made of."""
+    default_target: True
+    input:
+        planned_csvs(),
+#        f"{RESULTS}/writeup.pdf",
+#        f"{RESULTS}/verdict.txt",

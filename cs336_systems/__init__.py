@@ -1,0 +1,1 @@
+"""Systems experiments for language-model training: the code measured, the instruments, and the experiments."""

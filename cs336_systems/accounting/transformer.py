@@ -1,0 +1,40 @@
+"""FLOPs, parameters and bytes of the Transformer language model, from its shape alone."""
+
+from cs336_systems.sizes import ModelShape
+
+FP32_BYTES = 4
+
+
+def block_parameters(shape: ModelShape) -> int:
+    """Weights of one block: four d_model² projections, three d_model · d_ff matrices, two norms."""
+    return 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff + 2 * shape.d_model
+
+
+def parameters(shape: ModelShape, vocab_size: int) -> int:
+    """Weights of the whole model, embedding and untied head included."""
+    return shape.num_layers * block_parameters(shape) + 2 * vocab_size * shape.d_model + shape.d_model
+
+
+def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
+    """Floating-point operations of a forward pass's matrix multiplies, 2mnk each.
+
+    Attention counts the whole score matrix (4 · context² · d_model a sequence and block), since plain attention
+    computes it whole, the masked half too. The backward pass takes twice this: a product for either operand.
+    """
+    tokens = batch_size * context
+    projections = 2 * tokens * (4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff)
+    attention = 4 * tokens * context * shape.d_model
+    head = 2 * tokens * shape.d_model * vocab_size
+    return shape.num_layers * (projections + attention) + head
+
+
+def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
+    """Matrix-multiply FLOPs of a measured step: the forward pass, three times that once there is a backward."""
+    forward = forward_flops(shape, vocab_size, batch_size, context)
+    return forward if mode == "forward" else 3 * forward
+
+
+def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
+    """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, as the mode has them."""
+    copies = {"forward": 1, "forward_backward": 2, "train_step": 4}[mode]
+    return copies * FP32_BYTES * parameters(shape, vocab_size)

@@ -1,0 +1,31 @@
+"""Add 0.01 many times over in several precisions.
+
+Launch: python -m cs336_systems.benchmarks.accumulation --accumulator fp32 fp16 --addend fp32 fp16
+"""
+
+import torch
+
+from cs336_systems.benchmarks.job import main
+from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.measure.record import Measurement, summarize
+
+ADDEND = 0.01
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def measure(cell: Accumulation, device: torch.device) -> list[Measurement]:
+    """The final sum, and its error relative to the exact one."""
+    accumulator = torch.tensor(0.0, dtype=DTYPES[cell.accumulator], device=device)
+    addend = torch.tensor(ADDEND, dtype=DTYPES[cell.addend], device=device)
+    for _ in range(cell.additions):
+        accumulator += addend.to(accumulator.dtype) if cell.cast else addend
+    total, exact = accumulator.item(), ADDEND * cell.additions
+    return [
+        summarize("sum", "", [total]),
+        summarize("relative_error", "", [abs(total - exact) / exact]),
+        summarize("rounded_addend", "", [addend.item()]),
+    ]
+
+
+if __name__ == "__main__":
+    main(Accumulation, measure, "cs336_systems.benchmarks.accumulation")

@@ -1,0 +1,23 @@
+"""Parameters of the mixed-precision accumulation experiment."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accumulation(Experiment):
+    """Add 0.01 many times over, with accumulator and addend in different precisions."""
+
+    name: ClassVar[str] = "accumulation"
+
+    accumulator: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Type of the running sum."""
+    addend: Literal["fp32", "fp16", "bf16"] = "fp32"
+    """Type that 0.01 is rounded to."""
+    cast: bool = False
+    """Whether the addend is cast to the accumulator's type before it is added (the sum is then the same by type
+    promotion, which the experiment shows)."""
+    additions: Positive = 1000
+    """How many times it is added."""

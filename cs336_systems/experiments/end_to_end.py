@@ -1,0 +1,35 @@
+"""Parameters of the end-to-end timing experiment."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndToEnd(Experiment):
+    """Time the forward pass, the backward pass and the whole training step of a Transformer language model."""
+
+    name: ClassVar[str] = "end_to_end"
+
+    size: Size = "small"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    context: Positive = 512
+    """Tokens a sequence."""
+    batch_size: Positive = 4
+    """Sequences a batch."""
+    vocab_size: Positive = 10_000
+    """Rows of the embedding and of the output head."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
+    compiled: bool = False
+    """Whether the model runs through torch.compile."""
+    warmup: NonNegative = 5
+    """Steps run before timing begins."""
+    steps: Positive = 10
+    """Steps timed."""
+    model: str = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
+    mode: Literal["train_step", "forward_backward", "forward"] = "train_step"
+    """What a step is: forward pass and loss; the backward pass too; AdamW's update too."""

@@ -1,0 +1,89 @@
+"""What this machine is, found without importing torch, so that the pipeline can ask before anything runs."""
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+
+import psutil
+import pynvml
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware that experiments run on."""
+
+    gpus: tuple[str, ...]
+    """Model of each visible GPU, in order."""
+    gpu_memory: int
+    """Bytes of the first GPU's memory; 0 without one."""
+    driver: str
+    """NVIDIA driver version; empty without one."""
+    cpu: str
+    """Processor model."""
+    cpu_count: int
+    """Logical cores this process may use."""
+    memory: int
+    """Bytes of host memory."""
+
+    @property
+    def name(self) -> str:
+        """The GPU model, or the processor where there is no GPU."""
+        return self.gpus[0] if self.gpus else self.cpu
+
+    @property
+    def label(self) -> str:
+        """The folder of results that measurements of this machine belong to."""
+        return machine_label(self.gpus[0] if self.gpus else "")
+
+
+def machine_label(gpu: str) -> str:
+    """A GPU model as a folder name: 'NVIDIA H200' is 'nvidia-h200'; no GPU is 'cpu'."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "cpu"
+
+
+def detect() -> Machine:
+    """The machine this process runs on, honouring CUDA_VISIBLE_DEVICES."""
+    gpus, gpu_memory, driver = _visible_gpus()
+    return Machine(
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        driver=driver,
+        cpu=_cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory=psutil.virtual_memory().total,
+    )
+
+
+def _visible_gpus() -> tuple[tuple[str, ...], int, str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip(" ,-1"):
+        return (), 0, ""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), 0, ""
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        if visible is not None:
+            entries = [entry.strip() for entry in visible.split(",")]
+            handles = [_visible_handle(entry, handles) for entry in entries]
+        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total) if handles else 0
+        return names, memory, str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handle(entry: str, handles: list) -> object:
+    """The GPU that one entry of CUDA_VISIBLE_DEVICES names, by index or by UUID."""
+    return handles[int(entry)] if entry.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(entry)
+
+
+def _cpu_model() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:  # noqa: PTH123
+            names = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

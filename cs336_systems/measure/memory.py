@@ -1,0 +1,42 @@
+"""Peak memory of a device, and its release between the cells of a job."""
+
+import gc
+
+import torch
+
+
+class Unavailable(Exception):
+    """Something this machine does not have; its text is the reason that the report prints."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on a GPU or on the host."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # PyTorch's host allocator raises a plain RuntimeError.
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def reset_peak(device: torch.device) -> None:
+    """Start a new peak measurement."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Most bytes held by tensors at one time since `reset_peak`.
+
+    Raises:
+        Unavailable: PyTorch keeps no such count for this device.
+    """
+    if device.type != "cuda":
+        raise Unavailable("PyTorch counts peak memory on CUDA devices only")
+    return torch.cuda.max_memory_allocated(device)
+
+
+def release(device: torch.device) -> None:
+    """Give back all memory that nothing refers to any more, and forget compiled graphs."""
+    torch._dynamo.reset()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,103 @@
+"""Where a measurement comes from: hardware, software versions, source and time."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from cs336_systems.measure.machine import detect
+from cs336_systems.measure.source import source_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The columns that every row of a job shares."""
+
+    gpu: str = ""
+    """GPU model; empty when measured on the CPU."""
+    gpu_count: int = 0
+    """GPUs that the measurement ran on."""
+    gpu_memory: int = 0
+    """Memory of one GPU, bytes."""
+    cpu: str = ""
+    """Processor model."""
+    driver: str = ""
+    """NVIDIA driver version."""
+    cuda: str = ""
+    """CUDA version PyTorch was built for."""
+    torch: str
+    """PyTorch version."""
+    triton: str = ""
+    """Triton version; empty where it is not installed."""
+    python: str
+    """Python version."""
+    tf32: bool
+    """Whether an fp32 matrix multiply was seen to round its inputs to TF32."""
+    git_commit: str = ""
+    """Commit of the code, from git or the environment variable GIT_COMMIT; empty if neither knows it."""
+    git_dirty: bool | None = None
+    """Whether tracked code differed from the commit; empty if unknown."""
+    source_digest: str
+    """Digest of the modules that the experiment imports."""
+    utc: str
+    """When the job ended, ISO 8601, UTC."""
+    seed: int
+    """Seed of the random weights and data."""
+    startup_seconds: float
+    """From the start of the job's process to its first cell: imports, mostly."""
+
+
+def collect(module: str, device: torch.device, *, processes: int, seed: int, startup_seconds: float) -> Provenance:
+    """The provenance of a job that ran `module` on `device` with one process a GPU."""
+    machine = detect()
+    on_gpu = device.type == "cuda"
+    commit, dirty = _git_state()
+    return Provenance(
+        gpu=torch.cuda.get_device_name(device) if on_gpu else "",
+        gpu_count=processes if on_gpu else 0,
+        gpu_memory=machine.gpu_memory if on_gpu else 0,
+        cpu=machine.cpu,
+        driver=machine.driver if on_gpu else "",
+        cuda=torch.version.cuda or "",
+        torch=torch.__version__,
+        triton=_version("triton"),
+        python=platform.python_version(),
+        tf32=rounds_to_tf32(device),
+        git_commit=commit,
+        git_dirty=dirty,
+        source_digest=source_digest(module),
+        utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=seed,
+        startup_seconds=startup_seconds,
+    )
+
+
+def rounds_to_tf32(device: torch.device) -> bool:
+    """Whether fp32 matrix multiplies lose bits: 1 + 2⁻¹² survives fp32's 23-bit fraction and not TF32's 10 bits."""
+    value = 1 + 2**-12
+    product = torch.full((64, 64), value, device=device) @ torch.eye(64, device=device)
+    return not bool((product == value).all())
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _git_state() -> tuple[str, bool | None]:
+    """Commit and dirty flag of the checkout this file stands in; recorded results do not make it dirty."""
+    git = ["git", "-C", str(Path(__file__).parents[2])]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results"]
+        changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("GIT_COMMIT", ""), None
+    return commit, bool(changes.strip())

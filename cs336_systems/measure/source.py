@@ -1,0 +1,87 @@
+"""A digest of the code an experiment runs, so that a change re-measures what it touches and nothing else."""
+
+import ast
+import hashlib
+import sys
+from functools import cache
+from pathlib import Path
+
+DIGEST_CHARACTERS = 12
+
+
+def source_digest(*modules: str) -> str:
+    """A digest of the modules and of all they import from their own top-level packages, comments left out.
+
+    Args:
+        modules: dotted names, resolved on `sys.path` without being imported.
+
+    Returns:
+        12 hexadecimal digits; the same for sources that differ only in comments, docstrings and layout.
+
+    Raises:
+        ValueError: a module's source cannot be found.
+    """
+    packages = {module.partition(".")[0] for module in modules}
+    sources: dict[str, str] = {}
+    pending = list(modules)
+    while pending:
+        module = pending.pop()
+        if module in sources:
+            continue
+        path = _find(module)
+        if path is None:
+            raise ValueError(f"no source file found for module {module!r}")
+        sources[module], imported = _read(path)
+        parents = [module.rpartition(".")[0]] if "." in module else []
+        pending += [
+            name
+            for name in [*imported, *parents]
+            if name.partition(".")[0] in packages and _find(name) is not None
+        ]
+    text = "\n".join(f"{module}\n{sources[module]}" for module in sorted(sources))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _find(module: str) -> Path | None:
+    relative = Path(*module.split("."))
+    for root in dict.fromkeys(["", *sys.path]):
+        for candidate in (Path(root, relative).with_suffix(".py"), Path(root, relative, "__init__.py")):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _read(path: Path) -> tuple[str, list[str]]:
+    return _parse(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _parse(path: Path, mtime_ns: int) -> tuple[str, list[str]]:
+    """The normalized source of a file, and every module name it may import (`from a import b` may mean a.b)."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        _drop_docstrings(node)
+    # Unparsed text rather than a dump of the tree, whose format changes between versions of Python.
+    return ast.unparse(tree), imported
+
+
+def _drop_docstrings(node: ast.AST) -> None:
+    """Remove bare strings (docstrings, and those under dataclass fields) from a block."""
+    body = getattr(node, "body", None)
+    if not isinstance(body, list):
+        return
+    kept = [
+        statement
+        for statement in body
+        if not (
+            isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Constant)
+            and isinstance(statement.value.value, str)
+        )
+    ]
+    node.body = kept or [ast.Pass()]

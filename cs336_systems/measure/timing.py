@@ -1,0 +1,59 @@
+"""Timing of steps by the host's clock, with the device synchronized at each end."""
+
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all work queued on it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class Stopwatch:
+    """Seconds between laps, each lap ending when the device is idle."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        synchronize(device)
+        self._last = time.perf_counter()
+
+    def lap(self) -> float:
+        """Seconds since the last lap or the start."""
+        synchronize(self.device)
+        now = time.perf_counter()
+        elapsed, self._last = now - self._last, now
+        return elapsed
+
+
+def time_phases(
+    phases: Mapping[str, Callable[[], None]],
+    *,
+    warmup: int,
+    steps: int,
+    device: torch.device,
+) -> tuple[float, dict[str, list[float]]]:
+    """Run the phases of a step one after the other, step after step, and time each phase of each step.
+
+    Args:
+        phases: name to function, in the order of a step.
+        warmup: steps run before timing begins; 0 times the very first step too.
+        steps: steps timed.
+        device: synchronized after every phase.
+
+    Returns:
+        Seconds that the warm-up took, and for each phase its seconds in each timed step.
+    """
+    stopwatch = Stopwatch(device)
+    for _ in range(warmup):
+        for phase in phases.values():
+            phase()
+    warmup_seconds = stopwatch.lap()
+    seconds: dict[str, list[float]] = {name: [] for name in phases}
+    for _ in range(steps):
+        for name, phase in phases.items():
+            phase()
+            seconds[name].append(stopwatch.lap())
+    return warmup_seconds, seconds

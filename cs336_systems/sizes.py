@@ -1,0 +1,84 @@
+"""The model shapes that experiments are run on, by name."""
+
+import re
+from dataclasses import asdict, dataclass, fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """The four numbers that fix a Transformer's size.
+
+    Raises:
+        ValueError: a number below 1, or heads that do not divide d_model into even-sized heads.
+    """
+
+    d_model: int
+    """Width of the residual stream."""
+    d_ff: int
+    """Inner width of the SwiGLU feed-forward network."""
+    num_layers: int
+    """Number of Transformer blocks."""
+    num_heads: int
+    """Attention heads a block."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; allowed: whole numbers from 1")
+        if self.d_model % self.num_heads or (self.d_model // self.num_heads) % 2:
+            raise ValueError(
+                f"num_heads is {self.num_heads}, which does not divide d_model {self.d_model} into heads of even width"
+                " (rotary embeddings turn pairs of features)"
+            )
+
+
+def _shape(d_model: int, d_ff: int, num_layers: int, num_heads: int) -> ModelShape:
+    return ModelShape(d_model=d_model, d_ff=d_ff, num_layers=num_layers, num_heads=num_heads)
+
+
+SIZES = {
+    # The smoke scale: seconds on two CPU cores.
+    "nano": _shape(64, 256, 2, 2),
+    "micro": _shape(128, 512, 4, 4),
+    "mini": _shape(256, 1024, 6, 8),
+    # The handout's sizes (2025 edition; its 2.7B is the 2026 edition's "xl"; 10B is the 2026 edition's).
+    "small": _shape(768, 3072, 12, 12),
+    "medium": _shape(1024, 4096, 24, 16),
+    "large": _shape(1280, 5120, 36, 20),
+    "xl": _shape(1600, 6400, 48, 25),
+    "2.7B": _shape(2560, 10240, 32, 32),
+    "10B": _shape(4608, 12288, 50, 36),
+}
+
+SPEC = "NAME:" + ",".join(f"{field.name}=N" for field in fields(ModelShape))
+
+
+def parse_size(size: str) -> ModelShape:
+    """The shape that a size names: a name of `SIZES`, or one's own shape written out as `SPEC` says.
+
+    >>> parse_size("mine:d_model=512,d_ff=2048,num_layers=8,num_heads=8").d_model
+    512
+
+    Raises:
+        ValueError: no such name, a malformed specification, or an impossible shape.
+    """
+    if size in SIZES:
+        return SIZES[size]
+    name, separator, numbers = size.partition(":")
+    pairs = dict(re.findall(r"(\w+)=(-?\d+)(?:,|$)", numbers))
+    if not separator or set(pairs) != {field.name for field in fields(ModelShape)}:
+        raise ValueError(f"size is {size!r}; allowed: {', '.join(SIZES)}, or a shape of your own as {SPEC}")
+    try:
+        return ModelShape(**{key: int(value) for key, value in pairs.items()})
+    except ValueError as error:
+        raise ValueError(f"size {name!r}: {error}") from None
+
+
+def format_size(name: str, shape: ModelShape) -> str:
+    """The specification that `parse_size` reads back."""
+    return f"{name}:" + ",".join(f"{key}={value}" for key, value in asdict(shape).items())
+
+
+def size_name(size: str) -> str:
+    """What a reader calls the size: the part before the colon."""
+    return size.partition(":")[0]

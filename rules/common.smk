@@ -1,0 +1,68 @@
+"""What every rule shares: the plan of this run, the names of its files, and the interpreter.
+
+Needs `config`; makes PLAN, RESULTS, PYTHON, MEASURES and the functions that turn wildcards into job properties.
+"""
+
+import os
+import sys
+
+from cs336_systems.leftovers import clear_leftovers
+from cs336_systems.measure.source import source_digest
+from cs336_systems.plan import make_plan
+from snakemake.exceptions import WorkflowError
+
+try:
+    PLAN = make_plan(config)
+except ValueError as error:
+    raise WorkflowError(str(error))
+
+clear_leftovers()
+
+PYTHON = sys.executable
+RESULTS = f"results/{PLAN.machine}"
+# `snakemake writeup` takes the CSV files as they are: the rules that could make them are not even defined.
+MEASURES = PLAN.measures and "writeup" not in sys.argv
+# Scripts import their siblings, and measurements the package, from this folder.
+os.environ["PYTHONPATH"] = os.pathsep.join([workflow.basedir, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+
+
+wildcard_constraints:
+    experiment="|".join(PLAN.jobs),
+
+
+def planned_csvs(*experiments):
+    """The CSV file of each planned job, of all experiments or of the named ones; none where nothing is measured."""
+    return [
+        f"{RESULTS}/raw/{job.experiment}/{job.name}.csv"
+        for experiment in (experiments or PLAN.jobs)
+        for job in PLAN.jobs[experiment].values()
+        if MEASURES
+    ]
+
+
+def raw_csvs(wildcards):
+    """What a table is made of: the planned files, or the files that are there where nothing is measured."""
+    if MEASURES:
+        return planned_csvs(wildcards.experiment)
+    return sorted(glob_files(f"{RESULTS}/raw/{wildcards.experiment}"))
+
+
+def glob_files(folder):
+    """The CSV files of a folder."""
+    return [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".csv")] if os.path.isdir(folder) else []
+
+
+def job_of(wildcards):
+    """The planned job that a CSV file's path names."""
+    return PLAN.jobs[wildcards.experiment][wildcards.job]
+
+
+def job_arguments(wildcards):
+    """Command-line options of a job."""
+    return job_of(wildcards).arguments
+
+
+def job_source(wildcards):
+    """Digest of the code that a job runs: when it changes, the job is stale."""
+    models = {cell.model.partition(":")[0] for cell in job_of(wildcards).cells if hasattr(cell, "model")}
+    return source_digest(f"cs336_systems.benchmarks.{wildcards.experiment}", *sorted(models))
