@@ -12,6 +12,14 @@ from torch import Tensor, nn
 
 from cs336_systems.attention.plain import plain_attention
 
+AttentionFunction = Callable[..., Tensor]
+"""(q, k, v, is_causal=...) with [batch, heads, sequence, d_head] each, to the same shape."""
+
+ATTENTION: dict[str, AttentionFunction] = {
+    "plain": plain_attention,
+    "sdpa": nn.functional.scaled_dot_product_attention,
+}
+
 
 def linear(d_in: int, d_out: int) -> nn.Linear:
     """A bias-free linear map, initialized N(0, 2 / (d_in + d_out)) truncated at three standard deviations."""
@@ -56,9 +64,10 @@ class RotaryEmbedding(nn.Module):
 class SelfAttention(nn.Module):
     """Causal multi-head self-attention with rotary embeddings on queries and keys."""
 
-    def __init__(self, d_model: int, num_heads: int, rope: RotaryEmbedding):
+    def __init__(self, d_model: int, num_heads: int, rope: RotaryEmbedding, attention: AttentionFunction):
         super().__init__()
         self.num_heads = num_heads
+        self.attention = attention
         self.query = linear(d_model, d_model)
         self.key = linear(d_model, d_model)
         self.value = linear(d_model, d_model)
@@ -68,7 +77,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, d_model] to the same shape."""
         q, k, v = (self._split_heads(project(x)) for project in (self.query, self.key, self.value))
-        attended = plain_attention(self.rope(q), self.rope(k), v, is_causal=True)
+        attended = self.attention(self.rope(q), self.rope(k), v, is_causal=True)
         return self.output(attended.transpose(-3, -2).flatten(-2))
 
     def _split_heads(self, x: Tensor) -> Tensor:
@@ -93,10 +102,10 @@ class SwiGLU(nn.Module):
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x))."""
 
-    def __init__(self, d_model: int, num_heads: int, d_ff: int, rope: RotaryEmbedding):
+    def __init__(self, d_model: int, num_heads: int, d_ff: int, rope: RotaryEmbedding, attention: AttentionFunction):
         super().__init__()
         self.attention_norm = RMSNorm(d_model)
-        self.attention = SelfAttention(d_model, num_heads, rope)
+        self.attention = SelfAttention(d_model, num_heads, rope, attention)
         self.feed_forward_norm = RMSNorm(d_model)
         self.feed_forward = SwiGLU(d_model, d_ff)
 
@@ -121,12 +130,15 @@ class TransformerLM(nn.Module):
         num_heads: int,
         d_ff: int,
         rope_theta: float,
+        attention: AttentionFunction = plain_attention,
     ):
         super().__init__()
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         nn.init.trunc_normal_(self.token_embedding.weight, std=1.0, a=-3.0, b=3.0)
         rope = RotaryEmbedding(context_length, d_model // num_heads, rope_theta)
-        self.blocks = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, rope) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(d_model, num_heads, d_ff, rope, attention) for _ in range(num_layers)
+        )
         self.final_norm = RMSNorm(d_model)
         self.lm_head = linear(d_model, vocab_size)
 

@@ -96,7 +96,9 @@ def check_structure(config: Mapping[str, Any]) -> None:
     if error.validator == "additionalProperties":
         known = list(error.schema["properties"])
         unknown = ", ".join(repr(key) for key in error.instance if key not in known)
-        raise ValueError(f"config.yaml: unknown key {unknown} in {where or 'the top level'}; allowed: {', '.join(known)}")
+        raise ValueError(
+            f"config.yaml: unknown key {unknown} in {where or 'the top level'}; allowed: {', '.join(known)}"
+        )
     allowed = error.schema.get("description") or error.message
     if error.validator == "required":
         raise ValueError(f"config.yaml: {error.message} in {where or 'the top level'}")

@@ -14,7 +14,7 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.memory import Unavailable, peak_bytes, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import Stopwatch, time_phases
-from cs336_systems.model import load_model_class
+from cs336_systems.model import ATTENTION, load_model_class
 from cs336_systems.sizes import parse_size
 
 ROPE_THETA = 10_000.0
@@ -84,6 +84,8 @@ class TrainingStep:
 def build_model(cell: EndToEnd, device: torch.device) -> nn.Module:
     """The cell's model with random weights, made on the device: the largest would not fit a small host."""
     shape = parse_size(cell.size)
+    # Only our own model is known to take an attention function; others bring theirs, whatever they call it.
+    attention = {} if cell.attention == "plain" else {"attention": ATTENTION[cell.attention]}
     with device:
         return load_model_class(cell.model)(
             vocab_size=cell.vocab_size,
@@ -93,6 +95,7 @@ def build_model(cell: EndToEnd, device: torch.device) -> nn.Module:
             num_heads=shape.num_heads,
             d_ff=shape.d_ff,
             rope_theta=ROPE_THETA,
+            **attention,
         )
 
 

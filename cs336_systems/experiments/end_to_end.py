@@ -25,6 +25,8 @@ class EndToEnd(Experiment):
     """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
     compiled: bool = False
     """Whether the model runs through torch.compile."""
+    attention: Literal["plain", "sdpa"] = "plain"
+    """plain materializes the score matrix; sdpa is PyTorch's scaled_dot_product_attention."""
     warmup: NonNegative = 5
     """Steps run before timing begins."""
     steps: Positive = 10

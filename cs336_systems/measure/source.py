@@ -34,9 +34,7 @@ def source_digest(*modules: str) -> str:
         sources[module], imported = _read(path)
         parents = [module.rpartition(".")[0]] if "." in module else []
         pending += [
-            name
-            for name in [*imported, *parents]
-            if name.partition(".")[0] in packages and _find(name) is not None
+            name for name in [*imported, *parents] if name.partition(".")[0] in packages and _find(name) is not None
         ]
     text = "\n".join(f"{module}\n{sources[module]}" for module in sorted(sources))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
