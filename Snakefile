@@ -24,5 +24,5 @@ rule all:
     default_target: True
     input:
         planned_csvs(),
-#        f"{RESULTS}/writeup.pdf",
-#        f"{RESULTS}/verdict.txt",
+        f"{RESULTS}/writeup.pdf",
+        f"{RESULTS}/verdict.txt",

@@ -3,8 +3,10 @@
 Needs `config`; makes PLAN, RESULTS, PYTHON, MEASURES and the functions that turn wildcards into job properties.
 """
 
+import hashlib
 import os
 import sys
+from pathlib import Path
 
 from cs336_systems.leftovers import clear_leftovers
 from cs336_systems.measure.source import source_digest
@@ -66,3 +68,25 @@ def job_source(wildcards):
     """Digest of the code that a job runs: when it changes, the job is stale."""
     models = {cell.model.partition(":")[0] for cell in job_of(wildcards).cells if hasattr(cell, "model")}
     return source_digest(f"cs336_systems.benchmarks.{wildcards.experiment}", *sorted(models))
+
+
+# The tests that must pass on a machine before an experiment measures there; the others measure PyTorch alone.
+NUMERIC_TESTS = {"end_to_end": "tests/test_model.py"}
+
+
+def numeric_tests(wildcards):
+    """The test files behind an experiment."""
+    return NUMERIC_TESTS[wildcards.experiment]
+
+
+def correctness_stamp(wildcards):
+    """The stamp that an experiment's code has passed its tests in its present form."""
+    if wildcards.experiment not in NUMERIC_TESTS:
+        return []
+    return f"{RESULTS}/correctness/{wildcards.experiment}-{job_source(wildcards)}.txt"
+
+
+def plan_digest():
+    """A digest of all planned jobs: when the plan changes, its coverage does."""
+    commands = "\n".join(job.command for jobs in PLAN.jobs.values() for job in jobs.values())
+    return hashlib.sha256(commands.encode()).hexdigest()

@@ -1,0 +1,75 @@
+"""Figures: one module of scripts/figures a figure, drawn from one experiment's table.
+
+Needs results/<machine>/tables; makes results/<machine>/figures/*.svg.
+"""
+
+FIGURES = []
+
+
+def figure(name, category):
+    """The output of a figure's rule: an SVG in the interactive report, listed among the report's figures."""
+    path = f"{RESULTS}/figures/{name}.svg"
+    FIGURES.append(path)
+    return report(path, category=category, labels={"figure": name}, caption=f"../report/captions/{name}.rst")
+
+
+rule step_phases:
+    """Where a training step's time goes."""
+    input:
+        table=TABLES["end_to_end"],
+    output:
+        figure("step_phases", "Benchmarking"),
+    params:
+        source=source_digest("scripts.figures.step_phases"),
+    script:
+        "../scripts/figures/step_phases.py"
+
+
+rule step_context:
+    """Step time against context length."""
+    input:
+        table=TABLES["end_to_end"],
+    output:
+        figure("step_context", "Benchmarking"),
+    params:
+        source=source_digest("scripts.figures.step_context"),
+    script:
+        "../scripts/figures/step_context.py"
+
+
+rule warmup:
+    """What the first step costs after few warm-up steps."""
+    input:
+        table=TABLES["end_to_end"],
+    output:
+        figure("warmup", "Benchmarking"),
+    params:
+        source=source_digest("scripts.figures.warmup"),
+    script:
+        "../scripts/figures/warmup.py"
+
+
+rule precision_speedup:
+    """bf16 autocast against fp32."""
+    input:
+        table=TABLES["end_to_end"],
+    output:
+        figure("precision_speedup", "Mixed precision"),
+    params:
+        comparison="precision",
+        source=source_digest("scripts.figures.speedup"),
+    script:
+        "../scripts/figures/speedup.py"
+
+
+rule compile_speedup:
+    """torch.compile against eager."""
+    input:
+        table=TABLES["end_to_end"],
+    output:
+        figure("compile_speedup", "torch.compile"),
+    params:
+        comparison="compile",
+        source=source_digest("scripts.figures.speedup"),
+    script:
+        "../scripts/figures/speedup.py"

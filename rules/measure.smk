@@ -7,23 +7,26 @@ passed on this machine. A target named after each experiment measures that exper
 if MEASURES:
 
     rule correctness:
-        """Nothing is measured with wrong code: the numeric tests run on this machine's devices first."""
+        """Nothing is measured with wrong code: its numeric tests run on this machine's devices first.
+
+        The stamp is named after the code it speaks for, so it is missing, not outdated, when the code changes:
+        Snakemake leaves out outdated measurements that depend on an outdated stamp through ancient().
+        """
         output:
-            f"{RESULTS}/correctness.txt",
+            f"{RESULTS}/correctness/{{experiment}}-{{digest}}.txt",
         params:
-            source=source_digest("tests.test_model", "cs336_systems.model"),
+            tests=numeric_tests,
         threads: workflow.cores
         message:
-            "Checking the code on this machine before anything is measured"
+            "Checking the code of {wildcards.experiment} on this machine before anything is measured"
         shell:
-            "{PYTHON} -m pytest -q -m numeric -p no:cacheprovider tests > {output}.log 2>&1"
+            "{PYTHON} -m pytest -q -m numeric -p no:cacheprovider {params.tests} > {output}.log 2>&1"
             " && mv {output}.log {output} || (cat {output}.log; exit 1)"
 
     rule measure:
         """Run an experiment's module over the cells of one job."""
         input:
-            # A stamp, not an ingredient: passing the tests again makes no measurement stale.
-            gate=ancient(rules.correctness.output[0]),
+            gate=ancient(correctness_stamp),
         output:
             f"{RESULTS}/raw/{{experiment}}/{{job}}.csv",
         log:

@@ -1,0 +1,28 @@
+"""The report: templates filled with the tables' numbers and typeset.
+
+Needs tables, figures, coverage and self-checks; makes results/<machine>/writeup.typ and writeup.pdf.
+"""
+
+TEMPLATES = [str(path) for path in sorted(Path("report").rglob("*.typ*"))]
+
+
+rule writeup:
+    """The report as a PDF."""
+    input:
+        FIGURES,
+        TEMPLATES,
+        "report/references.bib",
+        **TABLES,
+        coverage=rules.coverage.output[0],
+        checks=rules.checks.output[0],
+    output:
+        pdf=f"{RESULTS}/writeup.pdf",
+        source=f"{RESULTS}/writeup.typ",
+    params:
+        experiments=list(PLAN.jobs),
+        source=source_digest("scripts.writeup"),
+        plan=plan_digest(),
+    message:
+        "Typesetting {output.pdf}"
+    script:
+        "../scripts/writeup.py"

@@ -71,7 +71,7 @@ def main(experiment: type[E], measure: Measure, module: str) -> None:
     origin = provenance.collect(module, device, processes=1, seed=options.seed, startup_seconds=startup_seconds)
     rows = [make_row(cell, measurement, origin) for cell, measurements in measured for measurement in measurements]
     if options.output:
-        write_rows(options.output, rows)
+        write_rows(options.output, experiment, rows)
     else:
         print(format_table(experiment, rows))
 
@@ -161,9 +161,9 @@ def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device)
 
 
 def first_line(error: BaseException) -> str:
-    """The first sentence of an error's text, which for an allocator says how much it wanted."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].split(". ")[0][:300]
+    """The first two sentences of an error's first line; an allocator's second one says how much it wanted."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ". ".join(line.split(". ")[:2])[:300]
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:

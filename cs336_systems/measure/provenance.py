@@ -4,52 +4,14 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from cs336_systems.measure.machine import detect
+from cs336_systems.measure.record import Provenance
 from cs336_systems.measure.source import source_digest
-
-
-@dataclass(frozen=True, kw_only=True)
-class Provenance:
-    """The columns that every row of a job shares."""
-
-    gpu: str = ""
-    """GPU model; empty when measured on the CPU."""
-    gpu_count: int = 0
-    """GPUs that the measurement ran on."""
-    gpu_memory: int = 0
-    """Memory of one GPU, bytes."""
-    cpu: str = ""
-    """Processor model."""
-    driver: str = ""
-    """NVIDIA driver version."""
-    cuda: str = ""
-    """CUDA version PyTorch was built for."""
-    torch: str
-    """PyTorch version."""
-    triton: str = ""
-    """Triton version; empty where it is not installed."""
-    python: str
-    """Python version."""
-    tf32: bool
-    """Whether an fp32 matrix multiply was seen to round its inputs to TF32."""
-    git_commit: str = ""
-    """Commit of the code, from git or the environment variable GIT_COMMIT; empty if neither knows it."""
-    git_dirty: bool | None = None
-    """Whether tracked code differed from the commit; empty if unknown."""
-    source_digest: str
-    """Digest of the modules that the experiment imports."""
-    utc: str
-    """When the job ended, ISO 8601, UTC."""
-    seed: int
-    """Seed of the random weights and data."""
-    startup_seconds: float
-    """From the start of the job's process to its first cell: imports, mostly."""
 
 
 def collect(module: str, device: torch.device, *, processes: int, seed: int, startup_seconds: float) -> Provenance:

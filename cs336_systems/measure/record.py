@@ -1,4 +1,4 @@
-"""The CSV record: one schema, one writer and one reader for the measurements of every experiment."""
+"""The CSV record: one schema, one writer and one reader for the measurements of every experiment. No torch here."""
 
 import csv
 import dataclasses
@@ -15,7 +15,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from cs336_systems.experiments.base import Experiment, explain
-from cs336_systems.measure.provenance import Provenance
 
 Status = Literal["ok", "oom", "skipped", "failed"]
 WHOLE_CELL = "cell"
@@ -48,6 +47,44 @@ class Measurement:
     """ok; oom: memory ran out; skipped: this machine lacks something; failed: a tool such as a compiler failed."""
     message: str = ""
     """Reason of any status but ok."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """The columns that every row of a job shares."""
+
+    gpu: str = ""
+    """GPU model; empty when measured on the CPU."""
+    gpu_count: int = 0
+    """GPUs that the measurement ran on."""
+    gpu_memory: int = 0
+    """Memory of one GPU, bytes."""
+    cpu: str = ""
+    """Processor model."""
+    driver: str = ""
+    """NVIDIA driver version."""
+    cuda: str = ""
+    """CUDA version PyTorch was built for."""
+    torch: str
+    """PyTorch version."""
+    triton: str = ""
+    """Triton version; empty where it is not installed."""
+    python: str
+    """Python version."""
+    tf32: bool
+    """Whether an fp32 matrix multiply was seen to round its inputs to TF32."""
+    git_commit: str = ""
+    """Commit of the code, from git or the environment variable GIT_COMMIT; empty if neither knows it."""
+    git_dirty: bool | None = None
+    """Whether tracked code differed from the commit; empty if unknown."""
+    source_digest: str
+    """Digest of the modules that the experiment imports."""
+    utc: str
+    """When the job ended, ISO 8601, UTC."""
+    seed: int
+    """Seed of the random weights and data."""
+    startup_seconds: float
+    """From the start of the job's process to its first cell: imports, mostly."""
 
 
 def summarize(metric: str, unit: str, samples: Sequence[float]) -> Measurement:
@@ -86,13 +123,13 @@ def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance)
     return row_model(type(cell))(experiment=cell.name, **{key: value for part in parts for key, value in part.items()})
 
 
-def write_rows(path: Path, rows: Sequence[BaseModel]) -> None:
+def write_rows(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
     """Write a CSV that is either absent or whole: a temporary file in the same folder, flushed, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(type(rows[0]).model_fields), lineterminator="\n")
+            writer = csv.DictWriter(file, fieldnames=list(row_model(experiment).model_fields), lineterminator="\n")
             writer.writeheader()
             writer.writerows(row.model_dump() for row in rows)
             file.flush()

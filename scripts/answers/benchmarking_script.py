@@ -1,0 +1,180 @@
+"""Answers to `benchmarking_script`: step times, their spread, and what warm-up does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.transformer import parameters, step_flops
+from cs336_systems.measure.peaks import peak_of
+from cs336_systems.sizes import parse_size
+from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order, statistic, steady_warmup
+from scripts.typst import NOT_MEASURED, Table, fixed, mean_std, significant
+
+PHASES = ["forward", "backward", "optimizer"]
+MODES = {"forward": ["forward"], "forward_backward": PHASES[:2], "train_step": PHASES}
+SMALL_SPREAD = 0.05
+"""A coefficient of variation that a reader would call small."""
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    table = tables["end_to_end"]
+    eager = select(table, compiled=False, attention="plain")
+    context, warmup = reference_context(eager), steady_warmup(eager)
+    steady = select(eager, warmup=warmup)
+    return {
+        "context": context,
+        "warmup": warmup,
+        "steps": int(steady["steps"].max()) if len(steady) else None,
+        "times": times_table(select(steady, context=context)),
+        "all_times": all_times_table(steady),
+        **spread(steady),
+        **warmup_answers(eager),
+        **overhead(table),
+    }
+
+
+def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float | None]:
+    """Mean and std of a phase, from the most complete kind of step that was measured."""
+    for mode in reversed(MODES):
+        if phase in MODES[mode]:
+            mean = statistic(rows, "mean", mode=mode, metric=phase)
+            if mean is not None:
+                return mean, statistic(rows, "std", mode=mode, metric=phase)
+    return None, None
+
+
+def times_table(rows: DataFrame) -> Table:
+    """Mean ± std of each phase and the utilization of the whole step, a row a size and precision."""
+    cells = [(size, precision) for size in size_order(rows) for precision in ("fp32", "bf16")]
+    columns: dict[str, list] = {phase: [] for phase in PHASES}
+    texts, utilization, reasons = [], [], []
+    for size, precision in cells:
+        cell = select(rows, size=size, precision=precision)
+        for phase in PHASES:
+            columns[phase].append(phase_statistics(cell, phase))
+        shape = parse_size(size)
+        label = select(rows, size=size)["label"].iloc[0]
+        texts.append([label, f"{parameters(shape, int(rows['vocab_size'].iloc[0])) / 1e6:,.0f}", precision])
+        utilization.append(model_utilization(cell, size, precision))
+        reasons.append(reason(cell, mode="train_step"))
+    formatted = [mean_std(columns[phase]) for phase in PHASES]
+    shares = [f"{100 * share:.0f}" if share is not None else "–" for share in utilization]
+    body = []
+    for index, text in enumerate(texts):
+        values = [column[index] or reasons[index] for column in formatted]
+        body.append([*text, *values, shares[index]])
+    header = ["size", "parameters / M", "precision", "forward / ms", "backward / ms", "AdamW / ms", "MFU / %"]
+    return Table(header, body, text_columns=1)
+
+
+def model_utilization(rows: DataFrame, size: str, precision: str) -> float | None:
+    """FLOPs of the most complete step that ran, over its median time and the GPU's dense peak."""
+    peak = peak_of(measured_gpu({"": rows}))
+    for mode in reversed(MODES):
+        median = statistic(rows, "median", mode=mode, metric="step")
+        if median is not None and peak:
+            first = rows.iloc[0]
+            flops = step_flops(mode, parse_size(size), first["vocab_size"], first["batch_size"], first["context"])
+            return flops / (median / 1e3) / peak.flops(precision)
+    return None
+
+
+def all_times_table(rows: DataFrame) -> Table:
+    """Median step time of every kind of step, context and precision, and the training step's peak memory."""
+    cells = [
+        (size, context) for size in size_order(rows) for context in sorted(select(rows, size=size)["context"].unique())
+    ]
+    precisions = ["fp32", "bf16"]
+    body = []
+    for size, context in cells:
+        line = [select(rows, size=size)["label"].iloc[0], str(context)]
+        for precision in precisions:
+            cell = select(rows, size=size, context=context, precision=precision)
+            for mode in MODES:
+                median = statistic(cell, "median", metric="step", mode=mode)
+                line.append(short(median, reason(cell, mode=mode)))
+            peak = statistic(cell, "mean", metric="peak_memory", mode="train_step")
+            line.append(f"{peak / 1024:.1f}" if peak else "–")
+        body.append(line)
+    header = ["size", "context", *["forward", "+ backward", "+ AdamW", "peak"] * 2]
+    return Table(header, body, groups=[("", 2), ("fp32: ms and GiB", 4), ("bf16: ms and GiB", 4)])
+
+
+def short(value: float | None, why: str) -> str:
+    """A number, or the shortest form of the reason for its absence."""
+    if value is not None:
+        return str(significant(value))
+    return "OOM" if "out of memory" in why else "n/m"
+
+
+def spread(steady: DataFrame) -> dict[str, Any]:
+    """How far single steps scatter about their mean."""
+    steps = select(steady, metric="step").copy()
+    steps["variation"] = steps["std"] / steps["mean"]
+    if not len(steps):
+        return {"cells": 0}
+    worst = steps.loc[steps["variation"].idxmax()]
+    wide = int((steps["variation"] > SMALL_SPREAD).sum())
+    return {
+        "cells": len(steps),
+        "typical_variation": steps["variation"].median(),
+        "worst_variation": worst["variation"],
+        "worst_cell": f"{worst['label']}, context {worst['context']}, {worst['precision']}, "
+        f"{worst['mode'].replace('_', ' ')}",
+        "worst_step": worst["mean"],
+        "wide_cells": wide,
+        "small_spread": SMALL_SPREAD,
+    }
+
+
+def warmup_answers(eager: DataFrame) -> dict[str, Any]:
+    """Step times by number of warm-up steps, at the context and in the mode that the warm-up was varied in."""
+    cold = eager[eager["warmup"] == 0]
+    if not len(cold):
+        return {"warmup_table": None}
+    mode, context, precision = cold[["mode", "context", "precision"]].iloc[0]
+    data = select(eager, mode=mode, context=context, precision=precision)
+    warmups, sizes = sorted(data["warmup"].unique()), size_order(cold)
+    body = []
+    inflation, settled = [], []
+    for size in sizes:
+        rows = select(data, size=size)
+        pairs = [
+            (statistic(rows, "mean", metric="step", warmup=w), statistic(rows, "std", metric="step", warmup=w))
+            for w in warmups
+        ]
+        first = [statistic(rows, "median", metric="first_step", warmup=w) for w in warmups]
+        steps = mean_std(pairs)
+        body.append([rows["label"].iloc[0], *(step or NOT_MEASURED for step in steps), *fixed(first[:1])])
+        inflation.append(ratio(pairs[0][0], pairs[-1][0]))
+        settled.append(ratio(first[1], statistic(rows, "median", metric="step", warmup=warmups[1])))
+    header = ["size", *(f"w = {w}" for w in warmups), "first step, w = 0"]
+    present = [value for value in inflation if value]
+    after_one = [value for value in settled if value]
+    return {
+        "warmup_table": Table(
+            header, body, groups=[("", 1), ("mean ± std of the timed steps / ms", len(warmups)), ("ms", 1)]
+        ),
+        "warmup_context": int(context),
+        "warmup_values": [str(w) for w in warmups],
+        "most_inflated": max(present, default=None),
+        "least_inflated": min(present, default=None),
+        "after_one_worst": max(after_one, default=None),
+    }
+
+
+def overhead(table: DataFrame) -> dict[str, Any]:
+    """How the jobs' time divides into timed steps and the rest, seconds."""
+    wall = select(table, metric="wall")["mean"].sum()
+    steps = select(table, metric="step")
+    timed = (steps["mean"] * steps["n"]).sum() / 1e3
+    startup = table.drop_duplicates("utc")["startup_seconds"].sum()
+    return {
+        "job_total": wall + startup,
+        "job_timed": timed,
+        "job_startup": startup,
+        "job_build": select(table, metric="build")["mean"].sum(),
+        "job_warmup": select(table, metric="warmup")["mean"].sum(),
+    }

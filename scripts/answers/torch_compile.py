@@ -1,0 +1,49 @@
+"""Answers to `torch_compile` (b): the whole Transformer, compiled and eager."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame
+
+from scripts.data import ratio, reason, select, size_order, statistic
+from scripts.typst import Table
+
+MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    table = select(tables["end_to_end"], attention="plain")
+    compiled = select(table, compiled=True)
+    if not len(compiled):
+        return {"times": None}
+    context, warmup = int(compiled["context"].max()), int(compiled["warmup"].max())
+    table = select(table, context=context, warmup=warmup)
+    body, gains, costs = [], [], []
+    for size in size_order(select(table, compiled=True)):
+        for precision in ("fp32", "bf16"):
+            rows = select(table, size=size, precision=precision)
+            line = [rows["label"].iloc[0], precision]
+            for mode, title in MODES.items():
+                eager, fast = (statistic(rows, "median", metric="step", mode=mode, compiled=c) for c in (False, True))
+                gain = ratio(eager, fast)
+                if gain is None:
+                    line += [reason(select(rows, mode=mode, compiled=eager is not None))] * 3
+                    continue
+                gains.append((gain, f"{line[0]}, {precision}, {title}"))
+                line += [f"{eager:.1f}", f"{fast:.1f}", f"{gain:.2f}×"]
+            cost = statistic(rows, "mean", metric="warmup", mode="train_step", compiled=True)
+            costs.append((cost or 0, line[0]))
+            line.append(f"{cost:.0f}" if cost else "–")
+            body.append(line)
+    header = ["size", "precision", *["eager", "compiled", "ratio"] * len(MODES), "compile / s"]
+    groups = [("", 2), *((f"{title} / ms", 3) for title in MODES.values()), ("", 1)]
+    slower = [name for gain, name in gains if gain < 1]
+    return {
+        "context": context,
+        "times": Table(header, body, groups=groups, text_columns=2),
+        "best": max(gains, default=None),
+        "worst": min(gains, default=None),
+        "slower": slower,
+        "cost": max(costs, default=None),
+    }

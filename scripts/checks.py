@@ -1,0 +1,187 @@
+"""Self-checks of the measurements: what must hold if the numbers are to be believed."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.measure.peaks import peak_of
+from cs336_systems.sizes import parse_size
+from scripts.data import load, measured_gpu, select, size_order, statistic
+
+MIB = 2**20
+TOLERANCE = 0.15
+"""Relative disagreement between two measurements of the same thing that needs no explanation."""
+CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The outcome of one self-check."""
+
+    check: str
+    """What must hold."""
+    outcome: str
+    """passed, failed, or not applicable."""
+    detail: str
+    """The figures behind the outcome."""
+
+
+def verdict(check: str, complaints: list[str], examined: int, summary: str) -> Check:
+    """A check's outcome from the complaints of the cases it examined."""
+    if not examined:
+        return Check(check, "not applicable", summary)
+    if complaints:
+        more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
+        return Check(check, "failed", "; ".join(complaints[:3]) + more)
+    return Check(check, "passed", summary)
+
+
+def name_cell(row: Mapping) -> str:
+    """A cell in words."""
+    compiled = "compiled" if row["compiled"] else "eager"
+    return f"{row['label']}, context {row['context']}, {row['precision']}, {compiled}, warm-up {row['warmup']}"
+
+
+def phases_add_up(table: DataFrame) -> Check:
+    """The forward pass alone plus the backward phase equals forward and backward in the training step."""
+    check = "forward + backward, each from its own run, agree with the same two phases of the training step"
+    complaints, worst, examined = [], 0.0, 0
+    for _, step in select(table, metric="optimizer", mode="train_step").iterrows():
+        cell = {name: step[name] for name in CELL}
+        alone = statistic(table, "median", metric="forward", mode="forward", **cell)
+        backward = statistic(table, "median", metric="backward", mode="forward_backward", **cell)
+        whole = statistic(table, "median", metric="step", mode="train_step", **cell)
+        spread = statistic(table, "std", metric="step", mode="train_step", **cell)
+        if alone is None or backward is None or whole is None:
+            continue
+        examined += 1
+        together = whole - step["median"]
+        error = abs(alone + backward - together)
+        worst = max(worst, error / together)
+        if error > max(TOLERANCE * together, 3 * (spread or 0)):
+            complaints.append(f"{name_cell(step)}: {alone + backward:.2f} ms against {together:.2f} ms")
+    limit = f"within {TOLERANCE:.0%} or three standard deviations"
+    return verdict(check, complaints, examined, f"{examined} cells {limit}; largest difference {worst:.1%}")
+
+
+def no_two_cells_identical(tables: Mapping[str, DataFrame]) -> Check:
+    """Two cells with the same mean to the last digit were not both measured."""
+    times = [table[(table["unit"] == "ms") & (table["n"] > 1)] for table in tables.values()]
+    means = [mean for table in times for mean in table["mean"]]
+    repeated = sorted({f"{mean} ms" for mean in means if means.count(mean) > 1}) if len(means) < 5000 else []
+    return verdict("no two timings are identical to the last digit", repeated, len(means), f"{len(means)} timings")
+
+
+def compiled_is_compiled(table: DataFrame) -> Check:
+    """Compiled rows captured a graph, eager rows none."""
+    rows = select(table, metric="compiled_graphs")
+    complaints = [
+        f"{name_cell(row)}: {row['mean']:.0f} graphs"
+        for _, row in rows.iterrows()
+        if (row["mean"] > 0) != row["compiled"]
+    ]
+    compiled = int(rows["compiled"].sum())
+    return verdict(
+        "compiled cells ran captured graphs and eager cells none",
+        complaints,
+        compiled,
+        f"{compiled} compiled and {len(rows) - compiled} eager cells" if compiled else "nothing compiled was measured",
+    )
+
+
+def nothing_beats_the_roofline(table: DataFrame) -> Check:
+    """No step is faster than its matrix multiplies at the GPU's dense peak."""
+    check = "no step is faster than its matrix multiplies at the data sheet's dense peak"
+    gpu = measured_gpu({"": table})
+    peak = peak_of(gpu)
+    if peak is None:
+        return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
+    complaints, best = [], 0.0
+    steps = select(table, metric="step")
+    for _, row in steps.iterrows():
+        flops = step_flops(row["mode"], parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"])
+        share = flops / (row["median"] / 1e3) / peak.flops(row["precision"])
+        best = max(best, share)
+        if share > 1:
+            complaints.append(f"{name_cell(row)}, {row['mode']}: {share:.0%} of the peak")
+    return verdict(check, complaints, len(steps), f"{len(steps)} cells; the nearest reaches {best:.0%}")
+
+
+def memory_holds_the_state(table: DataFrame) -> Check:
+    """Peak memory is no less than the closed form of what a step must keep, and no more than the device has."""
+    check = "peak memory lies between the closed form of weights, gradients and moments, and the device's memory"
+    complaints = []
+    rows = select(table, metric="peak_memory", status="ok")
+    for _, row in rows.iterrows():
+        least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"]) / MIB
+        most = row["gpu_memory"] / MIB
+        if not least <= row["mean"] <= most:
+            complaints.append(
+                f"{name_cell(row)}, {row['mode']}: {row['mean']:.0f} MiB, not in {least:.0f} to {most:.0f}"
+            )
+    summary = f"{len(rows)} cells" if len(rows) else "peak memory is counted on GPUs only"
+    return verdict(check, complaints, len(rows), summary)
+
+
+def precision_is_what_it_says(table: DataFrame) -> Check:
+    """bf16 rows computed bf16 logits; fp32 rows fp32 logits with TF32 seen to be off."""
+    rows = select(table, metric="logits_dtype")
+    expected = {"bf16": "bfloat16", "fp32": "float32"}
+    complaints = [
+        f"{name_cell(row)}: {row['value']}{', TF32 on' if row['tf32'] else ''}"
+        for _, row in rows.iterrows()
+        if row["value"] != expected[row["precision"]] or row["tf32"]
+    ]
+    return verdict(
+        "bf16 cells computed in bf16, fp32 cells in fp32 with TF32 off (probed by a multiplication)",
+        complaints,
+        len(rows),
+        f"{len(rows)} cells",
+    )
+
+
+def one_machine(tables: Mapping[str, DataFrame]) -> Check:
+    """All rows come from one GPU model."""
+    machines = sorted({gpu or "no GPU" for table in tables.values() for gpu in table["gpu"]})
+    complaints = [" and ".join(machines)] if len(machines) > 1 else []
+    return verdict("all rows were measured on one GPU model", complaints, len(machines), ", ".join(machines))
+
+
+def larger_sizes_take_longer(table: DataFrame) -> Check:
+    """In fp32 a larger model's training step takes longer, other things equal."""
+    check = "in fp32, at equal context, a larger model never has the shorter forward pass"
+    steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
+    complaints, examined = [], 0
+    for context, group in steps[steps["warmup"] == steps["warmup"].max()].groupby("context"):
+        medians = [(size, statistic(group, "median", size=size)) for size in size_order(group)]
+        for (small, fast), (large, slow) in itertools.pairwise(medians):
+            examined += 1
+            if fast >= slow:
+                complaints.append(f"context {context}: {small} {fast:.2f} ms, {large} {slow:.2f} ms")
+    return verdict(check, complaints, examined, f"{examined} pairs of neighbouring sizes")
+
+
+def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every self-check of the report."""
+    end_to_end = tables["end_to_end"]
+    yield phases_add_up(end_to_end)
+    yield larger_sizes_take_longer(end_to_end)
+    yield no_two_cells_identical(tables)
+    yield compiled_is_compiled(end_to_end)
+    yield precision_is_what_it_says(end_to_end)
+    yield nothing_beats_the_roofline(end_to_end)
+    yield memory_holds_the_state(end_to_end)
+    yield one_machine(tables)
+
+
+def write_checks(tables: Mapping[str, str], output: str) -> None:
+    """Write the outcome of every check on the tables at the given paths."""
+    loaded = {name: load(name, path) for name, path in tables.items()}
+    DataFrame([asdict(check) for check in all_checks(loaded)]).to_csv(output, index=False)
+
+
+if __name__ == "__main__":
+    write_checks(tables=dict(snakemake.input.items()), output=snakemake.output[0])

@@ -1,0 +1,98 @@
+"""Measured tables as pandas data frames, and the selections that figures and answers share."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import WHOLE_CELL, read_rows, row_model
+from cs336_systems.sizes import SIZES, parse_size, size_name
+
+HANDOUT_CONTEXT = 512
+STEADY_WARMUP = 5
+
+
+def load(experiment: str, path: str | Path) -> DataFrame:
+    """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
+    kind = EXPERIMENTS[experiment]
+    rows = [row.model_dump() for row in read_rows(kind, [Path(path)])]
+    table = DataFrame(rows, columns=list(row_model(kind).model_fields))
+    if "size" in table:
+        table["label"] = [size_name(size) for size in table["size"]]
+    return table
+
+
+def select(table: DataFrame, **wanted: Any) -> DataFrame:
+    """The rows that have the wanted value in each named column."""
+    for column, value in wanted.items():
+        table = table[table[column] == value]
+    return table
+
+
+def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
+    """The one row that the selection leaves, or None.
+
+    Raises:
+        ValueError: it leaves several, so that the number quoted would be an accident.
+    """
+    rows = select(table, **wanted)
+    if len(rows) > 1:
+        raise ValueError(f"{len(rows)} rows for {wanted}; expected one")
+    return rows.iloc[0] if len(rows) else None
+
+
+def statistic(table: DataFrame, column: str, **wanted: Any) -> float | None:
+    """One statistic of the one row selected, or None where it was not measured."""
+    row = one(table, **wanted)
+    return None if row is None or pandas.isna(row[column]) else float(row[column])
+
+
+def reason(table: DataFrame, **wanted: Any) -> str:
+    """Why a cell has no measurement: its status and message, or that nobody ran it."""
+    row = one(table, metric=WHOLE_CELL, **wanted)
+    if row is None:
+        return "not measured: not run"
+    if row["status"] == "oom":
+        return "not measured: out of memory"
+    return f"not measured: {row['message']}"
+
+
+def size_order(table: DataFrame) -> list[str]:
+    """The sizes of a table, small to large."""
+    order = list(SIZES)
+
+    def key(size: str) -> tuple[int, int]:
+        shape = parse_size(size)
+        return (order.index(size) if size in order else len(order), shape.d_model * shape.num_layers)
+
+    return sorted(table["size"].unique(), key=key)
+
+
+def reference_context(table: DataFrame) -> int | None:
+    """The context that sizes are compared at: the handout's 512, else the longest one measured."""
+    contexts = set(table["context"])
+    return HANDOUT_CONTEXT if HANDOUT_CONTEXT in contexts else max(contexts, default=None)
+
+
+def steady_warmup(table: DataFrame) -> int:
+    """The number of warm-up steps behind the steady-state figures: the largest in the table."""
+    return int(table["warmup"].max()) if len(table) else STEADY_WARMUP
+
+
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Their quotient, or None where either was not measured."""
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def measured_gpu(tables: Mapping[str, DataFrame]) -> str:
+    """The GPU model of the tables; empty when measured on a CPU."""
+    return next((gpu for table in tables.values() for gpu in table["gpu"] if gpu), "")
+
+
+def measured_machine(tables: Mapping[str, DataFrame]) -> str:
+    """What figures and tables name as the machine: GPU model, or processor."""
+    cpus = [cpu for table in tables.values() for cpu in table["cpu"]]
+    return measured_gpu(tables) or (f"CPU ({cpus[0]})" if cpus else "no machine")

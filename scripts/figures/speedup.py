@@ -1,0 +1,60 @@
+"""Speed-up of bf16 over fp32, and of torch.compile over eager, by model size."""
+
+from pandas import DataFrame
+
+from scripts.data import load, ratio, reference_context, select, size_order, statistic, steady_warmup
+from scripts.figures.style import grouped_bars, save, save_note, subplots
+
+STEPS = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
+
+
+def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str]) -> dict[str, list[float | None]]:
+    """Median step time of the baseline over the contender's, a list over sizes for each kind of step."""
+    return {
+        title: [
+            ratio(
+                statistic(data, "median", metric="step", mode=mode, size=size, **baseline),
+                statistic(data, "median", metric="step", mode=mode, size=size, **contender),
+            )
+            for size in sizes
+        ]
+        for mode, title in STEPS.items()
+    }
+
+
+def draw(table: str, output: str, comparison: str) -> None:
+    """Grouped bars; `comparison` is `precision` (one panel) or `compile` (a panel a precision)."""
+    data = load("end_to_end", table)
+    data = select(data, attention="plain", context=reference_context(data))
+    data = data[data["warmup"] == steady_warmup(data)]
+    if comparison == "precision":
+        eager = select(data, compiled=False)
+        panels = {"bf16 autocast over fp32": (eager, {"precision": "fp32"}, {"precision": "bf16"})}
+    else:
+        panels = {
+            f"compiled over eager, {name}": (select(data, precision=name), {"compiled": False}, {"compiled": True})
+            for name in ["fp32", "bf16"]
+        }
+    figure, axes_row = subplots(len(panels), height=2.6)
+    drawn = False
+    for axes, (title, (rows, baseline, contender)) in zip(axes_row, panels.items(), strict=True):
+        sizes = size_order(select(rows, **contender))
+        series = speedups(rows, baseline, contender, sizes)
+        if not any(value for values in series.values() for value in values):
+            continue
+        drawn = True
+        labels = [rows[rows["size"] == size]["label"].iloc[0] for size in sizes]
+        grouped_bars(axes, labels, series, label_format="{:.2f}" if len(panels) == 1 else "{:.1f}")
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_title(title)
+    if not drawn:
+        save_note("nothing to compare was measured", output)
+        return
+    axes_row[0].set_ylabel("speed-up")
+    handles, names = axes_row[0].get_legend_handles_labels()
+    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    save(figure, output)
+
+
+if __name__ == "__main__":
+    draw(table=snakemake.input.table, output=snakemake.output[0], comparison=snakemake.params.comparison)

@@ -1,0 +1,37 @@
+"""Training-step time against context length, a line a size."""
+
+from scripts.data import load, select, size_order, steady_warmup
+from scripts.figures.style import COLOURS, MARKERS, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """Forward and backward, log-log, fp32 beside bf16; a size that ran out of memory ends early."""
+    data = load("end_to_end", table)
+    data = select(data, compiled=False, attention="plain", metric="step", mode="forward_backward")
+    data = data[data["warmup"] == steady_warmup(data)]
+    if not len(data):
+        save_note("no forward and backward pass was measured", output)
+        return
+    figure, panels = subplots(2, height=2.9)
+    sizes = size_order(data)
+    for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):
+        for index, size in enumerate(sizes):
+            rows = select(data, precision=precision, size=size).sort_values("context")
+            if not len(rows):
+                continue
+            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+            spread = [rows["median"] - rows["p20"], rows["p80"] - rows["median"]]
+            axes.errorbar(rows["context"], rows["median"], yerr=spread, label=rows["label"].iloc[0], **style)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        contexts = sorted(data["context"].unique())
+        axes.set_xticks(contexts, [str(context) for context in contexts])
+        axes.set_title(precision)
+        axes.set_xlabel("context / tokens")
+    panels[0].set_ylabel("forward + backward / ms")
+    panels[1].legend(fontsize=7, title="size", title_fontsize=7)
+    save(figure, output)
+
+
+if __name__ == "__main__":
+    draw(table=snakemake.input.table, output=snakemake.output[0])

@@ -1,0 +1,49 @@
+"""Where a training step's time goes, a bar a size and precision."""
+
+from scripts.data import load, reference_context, select, size_order, statistic, steady_warmup
+from scripts.figures.style import COLOURS, HATCHES, save, save_note, subplots
+
+PHASES = ["forward", "backward", "optimizer"]
+
+
+def draw(table: str, output: str) -> None:
+    """Stacked shares of forward, backward and optimizer; the step's total above each bar."""
+    data = load("end_to_end", table)
+    context = reference_context(data)
+    data = select(data, compiled=False, attention="plain", mode="train_step", context=context)
+    data = data[data["warmup"] == steady_warmup(data)]
+    if not len(select(data, metric="step")):
+        save_note("no training step was measured", output)
+        return
+    figure, panels = subplots(2, height=2.7)
+    for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):
+        rows = select(data, precision=precision)
+        sizes = size_order(rows)
+        for position, size in enumerate(sizes):
+            total = statistic(rows, "median", size=size, metric="step")
+            if total is None:
+                axes.annotate("n/m", (position, 0.02), ha="center", fontsize=7)
+                continue
+            bottom = 0.0
+            for index, phase in enumerate(PHASES):
+                share = 100 * statistic(rows, "median", size=size, metric=phase) / total
+                label = phase if position == 0 else None
+                bar = {"color": COLOURS[index], "hatch": HATCHES[index], "edgecolor": "white", "label": label}
+                axes.bar(position, share, 0.7, bottom=bottom, **bar)
+                bottom += share
+            axes.annotate(
+                f"{total:.3g}", (position, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
+            )
+        labels = [rows[rows["size"] == size]["label"].iloc[0] for size in sizes]
+        axes.set_xticks(range(len(sizes)), labels)
+        axes.set_title(f"{precision}, context {context}")
+        axes.grid(axis="x", visible=False)
+    panels[0].set_ylabel("share of the step / %")
+    handles, names = next((handles for axes in panels if (handles := axes.get_legend_handles_labels())[0]), ([], []))
+    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    figure.supxlabel("model size; above each bar the whole step / ms", fontsize=9)
+    save(figure, output)
+
+
+if __name__ == "__main__":
+    draw(table=snakemake.input.table, output=snakemake.output[0])

@@ -1,0 +1,74 @@
+"""The look of all figures: vector graphics, colours that the colour-blind can tell apart, marks that survive grey."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+HATCHES = ["", "///", "...", "xxx", "\\\\\\"]
+WIDTH = 6.3
+"""Width of the page's text, inches."""
+
+matplotlib.use("svg")
+pyplot.rcParams.update(
+    {
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": "medium",
+        "figure.constrained_layout.use": True,
+        "font.size": 9,
+        "grid.alpha": 0.3,
+        "grid.linewidth": 0.5,
+        "hatch.linewidth": 0.6,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "lines.markersize": 4.5,
+        "svg.hashsalt": "cs336-systems",  # the same picture gives the same bytes
+    }
+)
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the figure as SVG without a date."""
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def subplots(columns: int = 1, height: float = 2.6, *, share_y: bool = True) -> tuple[Figure, Sequence[Axes]]:
+    """A row of panels over the page's width."""
+    figure, axes = pyplot.subplots(1, columns, figsize=(WIDTH, height), sharey=share_y, squeeze=False)
+    return figure, axes[0]
+
+
+def save_note(text: str, path: str | Path) -> None:
+    """A figure that says why there is nothing to draw."""
+    figure, (axes,) = subplots(height=0.8)
+    axes.axis("off")
+    axes.text(0.5, 0.5, text, ha="center", va="center", style="italic")
+    save(figure, path)
+
+
+def grouped_bars(
+    axes: Axes, groups: Sequence[str], series: dict[str, Sequence[float | None]], *, label_format: str = "{:.2f}"
+) -> None:
+    """Bars side by side in each group, each labelled with its value; what was not measured is marked n/m."""
+    width = 0.8 / len(series)
+    for index, (name, values) in enumerate(series.items()):
+        positions = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        heights = [value or 0 for value in values]
+        axes.bar(
+            positions, heights, 0.92 * width, label=name, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white"
+        )
+        for position, value in zip(positions, values, strict=True):
+            text = "n/m" if value is None else label_format.format(value)
+            axes.annotate(text, (position, value or 0), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(axis="x", visible=False)

@@ -1,0 +1,38 @@
+"""How slow the first timed step is after few warm-up steps."""
+
+from scripts.data import load, ratio, select, size_order, statistic
+from scripts.figures.style import grouped_bars, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """First timed step over the median step of the same run, by warm-up steps, a group a size; log scale."""
+    data = load("end_to_end", table)
+    data = select(data, compiled=False, attention="plain", mode="forward_backward", precision="fp32")
+    cold = data[data["warmup"] == data["warmup"].min()]
+    if not len(cold) or data["warmup"].nunique() < 2:
+        save_note("warm-up was not varied", output)
+        return
+    data = data[data["context"] == cold["context"].iloc[0]]
+    sizes = size_order(cold)
+    series = {}
+    for warmup in sorted(data["warmup"].unique()):
+        rows = select(data, warmup=warmup)
+        series[f"{warmup} warm-up steps"] = [
+            ratio(
+                statistic(rows, "median", size=size, metric="first_step"),
+                statistic(rows, "median", size=size, metric="step"),
+            )
+            for size in sizes
+        ]
+    figure, (axes,) = subplots(height=2.5)
+    labels = [cold[cold["size"] == size]["label"].iloc[0] for size in sizes]
+    grouped_bars(axes, labels, series)
+    axes.set_yscale("log")
+    axes.set_ylabel("first timed step / median step")
+    axes.legend(ncols=len(series), fontsize=7, loc="upper right")
+    axes.margins(y=0.25)
+    save(figure, output)
+
+
+if __name__ == "__main__":
+    draw(table=snakemake.input.table, output=snakemake.output[0])

@@ -1,0 +1,182 @@
+"""Text, numbers and tables as Typst markup, with nothing in a string able to act as markup."""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import matplotlib
+from matplotlib.ft2font import FT2Font
+
+FONT_FOLDER = Path(matplotlib.get_data_path(), "fonts", "ttf")
+"""Matplotlib's DejaVu Sans, the report's fallback font: it covers most alphabets and comes with a dependency."""
+NOT_MEASURED = "not measured"
+
+
+class Typst(str):
+    """A string that is markup already; every other string is escaped."""
+
+    __slots__ = ()
+
+
+@cache
+def covered_characters() -> frozenset[int]:
+    """Code points that the fallback font can print."""
+    return frozenset(FT2Font(str(FONT_FOLDER / "DejaVuSans.ttf")).get_charmap())
+
+
+def string(text: str) -> str:
+    """A Typst string literal for code: control characters dropped, unprintable ones shown as their code point.
+
+    Typst prints nothing at all for a character that no font has, so a name in Chinese would vanish.
+    """
+    visible = re.sub(r"[\x00-\x1f\x7f]+", " ", text)
+    shown = "".join(char if ord(char) in covered_characters() else f"[U+{ord(char):04X}]" for char in visible)
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def escape(text: str) -> Typst:
+    """A string as markup that prints it literally."""
+    return Typst(f"#{string(text)};")
+
+
+def finalize(value: object) -> Typst:
+    """What a template may print: markup, strings, whole numbers, and None as "not measured".
+
+    Raises:
+        TypeError: a float without a format, which would print 17 digits.
+    """
+    if value is None:
+        return escape(NOT_MEASURED)
+    if isinstance(value, Typst):
+        return value
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Typst(f"{value:,}".replace(",", "\u202f") if abs(value) >= 10_000 else str(value))
+    raise TypeError(f"{value!r} needs a format: one of the number filters")
+
+
+def missing(value: float | None) -> bool:
+    """Whether a number was not measured."""
+    return value is None or math.isnan(value)
+
+
+def significant(value: float | None, digits: int = 3) -> Typst:
+    """A number to so many significant digits, without exponent."""
+    if missing(value):
+        return escape(NOT_MEASURED)
+    if value == 0:
+        return Typst("0")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return Typst(f"{value:.{decimals}f}")
+
+
+def milliseconds(value: float | None) -> Typst:
+    """A time in ms."""
+    return with_unit(value, "ms")
+
+
+def seconds(value: float | None) -> Typst:
+    """A time in s."""
+    return with_unit(value, "s")
+
+
+def times(value: float | None) -> Typst:
+    """A ratio, such as a speed-up."""
+    return escape(NOT_MEASURED) if missing(value) else Typst(f"{value:.2f}×")
+
+
+def percent(value: float | None) -> Typst:
+    """A fraction in per cent."""
+    return escape(NOT_MEASURED) if missing(value) else Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f"))
+
+
+def with_unit(value: float | None, unit: str) -> Typst:
+    """A number of three significant digits with its unit, which does not part from it."""
+    return escape(NOT_MEASURED) if missing(value) else Typst(f"{significant(value)}\u202f{unit}")
+
+
+def listing(items: Sequence[str]) -> Typst:
+    """Strings as a list in prose: a, b and c."""
+    escaped = [finalize(item) for item in items]
+    if len(escaped) < 2:
+        return Typst("".join(escaped))
+    return Typst(f"{', '.join(escaped[:-1])} and {escaped[-1]}")
+
+
+FILTERS = {
+    "sig": significant,
+    "ms": milliseconds,
+    "seconds": seconds,
+    "times": times,
+    "percent": percent,
+    "unit": with_unit,
+    "listing": listing,
+    "string": string,
+}
+
+
+def fixed(values: Sequence[float | None], digits: int = 3) -> list[str]:
+    """A column of numbers with equally many decimals, enough for the smallest to show two significant digits."""
+    present = [abs(value) for value in values if not missing(value) and value]
+    if not present:
+        return ["" if missing(value) else "0" for value in values]
+    for_largest = digits - 1 - math.floor(math.log10(max(present)))
+    for_smallest = 1 - math.floor(math.log10(min(present)))
+    decimals = min(max(0, for_largest, for_smallest), 3)
+    return ["" if missing(value) else f"{value:.{decimals}f}" for value in values]
+
+
+def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
+    """A column of "mean ± std" with equally many decimals."""
+    means = fixed([mean for mean, _ in pairs])
+    decimals = max((len(mean.partition(".")[2]) for mean in means), default=0)
+    return [
+        mean if missing(std) or not mean else f"{mean} ± {std:.{decimals}f}"
+        for mean, (_, std) in zip(means, pairs, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of strings: the first `text_columns` columns are aligned left, the others right."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    groups: Sequence[tuple[str, int]] = ()
+    """A first header line: titles and the number of columns each spans."""
+
+    def markup(self) -> Typst:
+        """The table; a cell that starts with "not measured" spans to the right over the empty ones."""
+        align = ["left"] * self.text_columns + ["right"] * (len(self.columns) - self.text_columns)
+        lines = [
+            f"#table(columns: {len(self.columns)}, align: ({', '.join(align)},),",
+            "table.hline(stroke: 0.8pt),",
+            "table.header(",
+        ]
+        if self.groups:
+            lines += [f"table.cell(colspan: {span}, align: center)[{escape(title)}]," for title, span in self.groups]
+        lines += [f"[*{escape(column)}*]," for column in self.columns]
+        lines += ["table.hline(stroke: 0.5pt)),"]
+        for row in self.rows:
+            lines.append(" ".join(self._cells(row)))
+        lines += ["table.hline(stroke: 0.8pt))"]
+        return Typst("\n".join(lines))
+
+    def _cells(self, row: Sequence[str]) -> list[str]:
+        cells, index = [], 0
+        while index < len(row):
+            span = 1
+            if row[index].startswith(NOT_MEASURED):
+                while index + span < len(row) and row[index + span] == row[index]:
+                    span += 1
+                cells.append(f"table.cell(colspan: {span}, align: center)[#reason({string(row[index])})],")
+            else:
+                cells.append(f"[{escape(row[index])}],")
+            index += span
+        return cells

@@ -1,0 +1,25 @@
+"""The outcome of the self-checks in one line, and a failed run where the configuration is strict."""
+
+import sys
+from pathlib import Path
+
+import pandas
+
+
+def judge(checks: str, output: str, strict: bool) -> None:
+    """Write the verdict.
+
+    Raises:
+        SystemExit: a check failed and the configuration is strict.
+    """
+    table = pandas.read_csv(checks)
+    failed = table[table["outcome"] == "failed"]
+    if len(failed) and strict:
+        complaints = "; ".join(f"{row.check}: {row.detail}" for row in failed.itertuples())
+        sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {complaints}")
+    applicable = (table["outcome"] != "not applicable").sum()
+    Path(output).write_text(f"{applicable - len(failed)} of {applicable} self-checks passed\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    judge(checks=snakemake.input[0], output=snakemake.output[0], strict=snakemake.params.strict)
