@@ -63,23 +63,22 @@ def _parse(path: Path, mtime_ns: int) -> tuple[str, list[str]]:
             imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        _drop_docstrings(node)
-    # Unparsed text rather than a dump of the tree, whose format changes between versions of Python.
-    return ast.unparse(tree), imported
+    return _normalize(tree), imported
 
 
-def _drop_docstrings(node: ast.AST) -> None:
-    """Remove bare strings (docstrings, and those under dataclass fields) from a block."""
-    body = getattr(node, "body", None)
-    if not isinstance(body, list):
-        return
-    kept = [
-        statement
-        for statement in body
-        if not (
-            isinstance(statement, ast.Expr)
-            and isinstance(statement.value, ast.Constant)
-            and isinstance(statement.value.value, str)
-        )
-    ]
-    node.body = kept or [ast.Pass()]
+def _normalize(node: object) -> str:
+    """A tree as text, without positions, docstrings and empty fields.
+
+    Neither `ast.dump` nor `ast.unparse` would do: versions of Python differ in what they print for the same tree.
+    """
+    if isinstance(node, list):
+        return ",".join(_normalize(item) for item in node if not _is_bare_string(item))
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    present = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return f"{type(node).__name__}({' '.join(f'{name}={_normalize(value)}' for name, value in present)})"
+
+
+def _is_bare_string(node: object) -> bool:
+    """Whether a statement is only a string: a docstring, also one under a dataclass field."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,0 +1,25 @@
+# make        set up, run every experiment that this machine can run, and typeset the report
+# make test   set up and run the tests
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: report test clean
+
+report: .venv/installed
+	$(BIN)/snakemake
+	@$(BIN)/python -m scripts.where
+
+test: .venv/installed
+	$(BIN)/pytest
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "This Python cannot make virtual environments: install python3-venv (apt install python3-venv)."; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	touch $@
+
+# Removes the environment and what was built or measured here, not the recorded results.
+clean:
+	rm -rf .venv .snakemake results/cpu

@@ -1,0 +1,33 @@
+"""Check a finished report: python -m tests.verify_report results/cpu
+
+The PDF exists, holds a heading for every section, and no self-check failed. Exits non-zero with the complaint.
+"""
+
+import sys
+from pathlib import Path
+
+import pandas
+from pypdf import PdfReader
+
+SECTIONS = Path("report/sections")
+
+
+def complaints(results: Path) -> list[str]:
+    """What is wrong with the report in a results folder."""
+    pdf = results / "writeup.pdf"
+    if not pdf.is_file():
+        return [f"{pdf} does not exist"]
+    text = "".join(page.extract_text() for page in PdfReader(pdf).pages)
+    names = [path.name.removesuffix(".typ.j2") for path in sorted(SECTIONS.glob("*.typ.j2"))]
+    checks = pandas.read_csv(results / "checks.csv")
+    failed = checks[checks["outcome"] == "failed"]
+    return [
+        *(f"{pdf} has no section {name}" for name in names if name not in text),
+        *(f"self-check failed: {row.check}: {row.detail}" for row in failed.itertuples()),
+    ]
+
+
+if __name__ == "__main__":
+    found = complaints(Path(sys.argv[1]))
+    print("\n".join(found) or f"{sys.argv[1]}: the report is whole and its self-checks passed")
+    sys.exit(bool(found))
