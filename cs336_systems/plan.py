@@ -28,6 +28,8 @@ class Job:
     experiment: str
     name: str
     """Stem of its CSV file."""
+    grid: str
+    """The grid of config.yaml that it is part of."""
     cells: tuple[Experiment, ...]
     arguments: str
     """Its options on the command line of the experiment."""
@@ -145,11 +147,12 @@ def _grid_jobs(kind: type[Experiment], name: str, grid: Mapping[str, Any], confi
         options = [
             f"--{key.replace('_', '-')} {' '.join(shlex.quote(str(item)) for item in items)}"
             for key, items in job_values.items()
-            if items != [defaults[key]]
+            if key in grid or items != [defaults[key]]
         ]
         jobs.append(
             Job(
                 experiment=kind.name,
+                grid=name,
                 name="-".join([name, *(size_name(str(value)) for value in chosen.values())]),
                 cells=tuple(expand(kind, job_values)),
                 arguments=" ".join(options),

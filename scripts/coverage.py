@@ -15,17 +15,18 @@ OUTCOMES = ["ok", "oom", "skipped", "failed", "not run"]
 
 
 def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """One row a job: experiment, job, planned cells, and cells of each outcome."""
-    rows = []
+    """One row a grid: experiment, grid, planned cells, and cells of each outcome."""
+    counts: dict[tuple[str, str], Counter[str]] = {}
     for experiment, jobs in plan.jobs.items():
         outcomes = cell_outcomes(tables[experiment])
         for job in jobs.values():
-            counts = Counter(outcomes.get(dataclasses.astuple(cell), "not run") for cell in job.cells)
-            rows.append(
-                {"experiment": experiment, "job": job.name, "planned": len(job.cells)}
-                | {outcome: counts[outcome] for outcome in OUTCOMES}
-            )
-    return DataFrame(rows)
+            counter = counts.setdefault((experiment, job.grid), Counter())
+            counter.update(outcomes.get(dataclasses.astuple(cell), "not run") for cell in job.cells)
+    return DataFrame(
+        {"experiment": experiment, "grid": grid, "planned": counter.total()}
+        | {outcome: counter[outcome] for outcome in OUTCOMES}
+        for (experiment, grid), counter in counts.items()
+    )
 
 
 def cell_outcomes(table: DataFrame) -> dict[tuple[Any, ...], str]:

@@ -28,14 +28,14 @@ def covered_characters() -> frozenset[int]:
     return frozenset(FT2Font(str(FONT_FOLDER / "DejaVuSans.ttf")).get_charmap())
 
 
-def string(text: str) -> str:
+def string(text: str) -> Typst:
     """A Typst string literal for code: control characters dropped, unprintable ones shown as their code point.
 
     Typst prints nothing at all for a character that no font has, so a name in Chinese would vanish.
     """
     visible = re.sub(r"[\x00-\x1f\x7f]+", " ", text)
     shown = "".join(char if ord(char) in covered_characters() else f"[U+{ord(char):04X}]" for char in visible)
-    return json.dumps(shown, ensure_ascii=False)
+    return Typst(json.dumps(shown, ensure_ascii=False))
 
 
 def escape(text: str) -> Typst:
@@ -120,14 +120,10 @@ FILTERS = {
 }
 
 
-def fixed(values: Sequence[float | None], digits: int = 3) -> list[str]:
-    """A column of numbers with equally many decimals, enough for the smallest to show two significant digits."""
-    present = [abs(value) for value in values if not missing(value) and value]
-    if not present:
-        return ["" if missing(value) else "0" for value in values]
-    for_largest = digits - 1 - math.floor(math.log10(max(present)))
-    for_smallest = 1 - math.floor(math.log10(min(present)))
-    decimals = min(max(0, for_largest, for_smallest), 3)
+def fixed(values: Sequence[float | None]) -> list[str]:
+    """A column of numbers with equally many decimals: one or two, by what the smallest number needs."""
+    present = [abs(value) for value in values if not missing(value)]
+    decimals = 2 if present and min(present) < 10 else 1
     return ["" if missing(value) else f"{value:.{decimals}f}" for value in values]
 
 

@@ -29,6 +29,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "steps": int(steady["steps"].max()) if len(steady) else None,
         "times": times_table(select(steady, context=context)),
         "all_times": all_times_table(steady),
+        "best_utilization": best_utilization(steady),
+        "only_fp32_fits": only_fp32_fits(steady),
         **spread(steady),
         **warmup_answers(eager),
         **overhead(table),
@@ -78,6 +80,27 @@ def model_utilization(rows: DataFrame, size: str, precision: str) -> float | Non
             first = rows.iloc[0]
             flops = step_flops(mode, parse_size(size), first["vocab_size"], first["batch_size"], first["context"])
             return flops / (median / 1e3) / peak.flops(precision)
+    return None
+
+
+def best_utilization(steady: DataFrame) -> dict[str, Any] | None:
+    """The training step that comes nearest to the peak of its precision."""
+    shares = [
+        {"share": share, "cell": f"{label} {precision} (context {context})"}
+        for (size, label, precision, context), rows in select(steady, mode="train_step").groupby(
+            ["size", "label", "precision", "context"], sort=False
+        )
+        if (share := model_utilization(rows, size, precision)) is not None
+    ]
+    return max(shares, key=lambda entry: entry["share"], default=None)
+
+
+def only_fp32_fits(steady: DataFrame) -> str | None:
+    """A cell that fits in fp32 and runs out of memory in bf16 autocast, in words."""
+    for _, row in select(steady, status="oom", precision="bf16").iterrows():
+        cell = {name: row[name] for name in ("size", "context", "mode")}
+        if statistic(steady, "median", metric="step", precision="fp32", **cell) is not None:
+            return f"{row['label']}, context {row['context']}, {row['mode'].replace('_', ' ')}"
     return None
 
 

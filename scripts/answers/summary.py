@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.plan import Plan
 from scripts.coverage import OUTCOMES
-from scripts.data import measured_gpu, measured_machine, select
+from scripts.data import measured_gpu, measured_machine
 from scripts.typst import Table
 
 VERSIONS = {
@@ -45,6 +45,7 @@ def answers(tables: Mapping[str, DataFrame], plan: Plan, coverage: DataFrame, ch
         "versions": versions_table(rows),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
+        "cells_oom": int(coverage["oom"].sum()),
         "coverage": coverage_table(coverage),
         "not_measured": not_measured_table(tables),
         "checks": checks.to_dict("records"),
@@ -60,15 +61,15 @@ def versions_table(rows: DataFrame | None) -> Table:
     for column, title in VERSIONS.items():
         values = sorted({str(value) for value in rows[column]} - {""}) if rows is not None else []
         body.append([title, ", ".join(values) or "–"])
-    return Table(["", "value"], body, text_columns=2)
+    return Table(["what", "value"], body, text_columns=2)
 
 
 def coverage_table(coverage: DataFrame) -> Table:
-    """Planned cells and outcomes, a row a job and a total."""
+    """Planned cells and outcomes, a row a grid and a total."""
     counts = ["planned", *OUTCOMES]
-    body = [[row["experiment"], row["job"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
+    body = [[row["experiment"], row["grid"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
     body.append(["all", "", *(str(int(coverage[name].sum())) for name in counts)])
-    return Table(["experiment", "job", *counts], body, text_columns=2)
+    return Table(["experiment", "grid", *counts], body, text_columns=2)
 
 
 def not_measured_table(tables: Mapping[str, DataFrame]) -> Table | None:
@@ -86,8 +87,3 @@ def not_measured_table(tables: Mapping[str, DataFrame]) -> Table | None:
         totals[name, metric, status] = (seen + int(count), first)
     lines = [[*key, str(count), message] for key, (count, message) in totals.items()]
     return Table(["experiment", "what", "status", "cells", "reason (the first one)"], lines, text_columns=5)
-
-
-def headline(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """Median training steps in eager mode, from which the title page quotes."""
-    return select(tables["end_to_end"], metric="step", mode="train_step", compiled=False, attention="plain")

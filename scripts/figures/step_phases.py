@@ -2,6 +2,7 @@
 
 from scripts.data import load, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import COLOURS, HATCHES, save, save_note, subplots
+from scripts.typst import significant
 
 PHASES = ["forward", "backward", "optimizer"]
 
@@ -32,16 +33,16 @@ def draw(table: str, output: str) -> None:
                 axes.bar(position, share, 0.7, bottom=bottom, **bar)
                 bottom += share
             axes.annotate(
-                f"{total:.3g}", (position, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
+                str(significant(total)), (position, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
             )
         labels = [rows[rows["size"] == size]["label"].iloc[0] for size in sizes]
         axes.set_xticks(range(len(sizes)), labels)
         axes.set_title(f"{precision}, context {context}")
+        axes.set_xlabel("model size (above: whole step / ms)")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of the step / %")
     handles, names = next((handles for axes in panels if (handles := axes.get_legend_handles_labels())[0]), ([], []))
     figure.legend(handles, names, ncols=3, loc="outside lower center")
-    figure.supxlabel("model size; above each bar the whole step / ms", fontsize=9)
     save(figure, output)
 
 
