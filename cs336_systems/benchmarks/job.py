@@ -4,7 +4,9 @@ Each field of the experiment's dataclass is an option that takes one value or se
 """
 
 import dataclasses
+import os
 import sys
+import tempfile
 import time
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -64,10 +66,12 @@ def main(experiment: type[E], measure: Measure, module: str) -> None:
         sys.exit(2)
     # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32.
     torch.set_float32_matmul_precision("highest")
-
     startup_seconds = time.time() - psutil.Process().create_time()
 
-    measured = list(measure_all(cells, measure, device, options.seed))
+    with tempfile.TemporaryDirectory() as cache:
+        # Compilation starts from an empty cache, so that what it costs does not depend on earlier runs.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        measured = list(measure_all(cells, measure, device, options.seed))
     origin = provenance.collect(module, device, processes=1, seed=options.seed, startup_seconds=startup_seconds)
     rows = [make_row(cell, measurement, origin) for cell, measurements in measured for measurement in measurements]
     if options.output:

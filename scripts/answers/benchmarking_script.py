@@ -68,6 +68,8 @@ def times_table(rows: DataFrame) -> Table:
         values = [column[index] or reasons[index] for column in formatted]
         body.append([*text, *values, shares[index]])
     header = ["size", "parameters / M", "precision", "forward / ms", "backward / ms", "AdamW / ms", "MFU / %"]
+    if not any(utilization):  # no peak rate is known for this machine
+        header, body = header[:-1], [line[:-1] for line in body]
     return Table(header, body, text_columns=1)
 
 
@@ -171,7 +173,7 @@ def warmup_answers(eager: DataFrame) -> dict[str, Any]:
         first = [statistic(rows, "median", metric="first_step", warmup=w) for w in warmups]
         steps = mean_std(pairs)
         body.append([rows["label"].iloc[0], *(step or NOT_MEASURED for step in steps), *fixed(first[:1])])
-        inflation.append(ratio(pairs[0][0], pairs[-1][0]))
+        inflation.append(ratio(pairs[0][0], statistic(rows, "median", metric="step", warmup=warmups[-1])))
         settled.append(ratio(first[1], statistic(rows, "median", metric="step", warmup=warmups[1])))
     header = ["size", *(f"w = {w}" for w in warmups), "first step, w = 0"]
     present = [value for value in inflation if value]
