@@ -1,6 +1,6 @@
-"""What every rule shares: the plan of this run, the names of its files, and the interpreter.
+"""Shared by all rules: the plan of this run, the names of its files, and the environment of its jobs.
 
-Needs `config`; makes PLAN, RESULTS, PYTHON, MEASURES and the functions that turn wildcards into job properties.
+Needs `config`; makes PLAN, RESULTS, MEASURES, FIGURES and the functions that turn wildcards into job properties.
 """
 
 import hashlib
@@ -20,12 +20,14 @@ except ValueError as error:
 
 clear_leftovers()
 
-PYTHON = sys.executable
 RESULTS = f"results/{PLAN.machine}"
 # `snakemake writeup` takes the CSV files as they are: the rules that could make them are not even defined.
 MEASURES = PLAN.measures and "writeup" not in sys.argv
-# Scripts import their siblings, and measurements the package, from this folder.
-os.environ["PYTHONPATH"] = os.pathsep.join([workflow.basedir, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+# Jobs run this interpreter, and import this folder's package and scripts.
+os.environ.update(
+    PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
+    PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
+)
 
 
 wildcard_constraints:
@@ -86,6 +88,16 @@ def numeric_tests(wildcards):
 def correctness_stamp(wildcards):
     """The file that says that an experiment's code, in its present form, has passed its tests on this machine."""
     return f"{RESULTS}/correctness/{wildcards.experiment}-{job_source(wildcards)}.txt"
+
+
+FIGURES = []
+
+
+def figure(name, category):
+    """The output of a figure: an SVG in the interactive report, and in the list of the writeup's figures."""
+    path = f"{RESULTS}/figures/{name}.svg"
+    FIGURES.append(path)
+    return report(path, category=category, labels={"figure": name}, caption=f"../report/captions/{name}.rst")
 
 
 def plan_digest():

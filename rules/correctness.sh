@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Nothing is measured with wrong code: run the numeric tests of TEST... on this machine's devices, once for a STAMP.
-#   rules/correctness.sh PYTHON STAMP [TEST...]
+#   rules/correctness.sh STAMP [TEST...]
 set -euo pipefail
-python=$1 stamp=$2
-shift 2
+stamp=$1
+shift
 if [ $# -eq 0 ] || [ -e "$stamp" ]; then exit 0; fi
 mkdir -p "$(dirname "$stamp")"
-if "$python" -m pytest -q -m numeric -p no:cacheprovider "$@" >"$stamp.log" 2>&1; then
+if python -m pytest -q -m numeric -p no:cacheprovider "$@" >"$stamp.log" 2>&1; then
     mv "$stamp.log" "$stamp"
 else
     cat "$stamp.log" >&2

@@ -3,15 +3,6 @@
 Needs results/<machine>/tables; makes results/<machine>/figures/*.svg.
 """
 
-FIGURES = []
-
-
-def figure(name, category):
-    """The output of a figure's rule: an SVG in the interactive report, listed among the report's figures."""
-    path = f"{RESULTS}/figures/{name}.svg"
-    FIGURES.append(path)
-    return report(path, category=category, labels={"figure": name}, caption=f"../report/captions/{name}.rst")
-
 
 rule step_phases:
     """Where a training step's time goes."""
@@ -19,6 +10,8 @@ rule step_phases:
         table=TABLES["end_to_end"],
     output:
         figure("step_phases", "Benchmarking"),
+    log:
+        f"{RESULTS}/logs/figures/step_phases.log",
     params:
         source=source_digest("scripts.figures.step_phases"),
     script:
@@ -31,6 +24,8 @@ rule step_context:
         table=TABLES["end_to_end"],
     output:
         figure("step_context", "Benchmarking"),
+    log:
+        f"{RESULTS}/logs/figures/step_context.log",
     params:
         source=source_digest("scripts.figures.step_context"),
     script:
@@ -43,6 +38,8 @@ rule warmup:
         table=TABLES["end_to_end"],
     output:
         figure("warmup", "Benchmarking"),
+    log:
+        f"{RESULTS}/logs/figures/warmup.log",
     params:
         source=source_digest("scripts.figures.warmup"),
     script:
@@ -55,6 +52,8 @@ rule precision_speedup:
         table=TABLES["end_to_end"],
     output:
         figure("precision_speedup", "Mixed precision"),
+    log:
+        f"{RESULTS}/logs/figures/precision_speedup.log",
     params:
         comparison="precision",
         source=source_digest("scripts.figures.speedup"),
@@ -68,6 +67,8 @@ rule compile_speedup:
         table=TABLES["end_to_end"],
     output:
         figure("compile_speedup", "torch.compile"),
+    log:
+        f"{RESULTS}/logs/figures/compile_speedup.log",
     params:
         comparison="compile",
         source=source_digest("scripts.figures.speedup"),

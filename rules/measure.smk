@@ -29,8 +29,8 @@ if MEASURES:
         message:
             "Measuring {wildcards.experiment}: {wildcards.job}"
         shell:
-            "rules/correctness.sh {PYTHON} {params.stamp} {params.tests}"
-            " && {PYTHON} -m cs336_systems.benchmarks.{wildcards.experiment} {params.arguments}"
+            "rules/correctness.sh {params.stamp} {params.tests}"
+            " && python -m cs336_systems.benchmarks.{wildcards.experiment} {params.arguments}"
             " --device {params.device} --seed {params.seed} --output {output} 2> {log}"
             " || (tail -n 30 {log} >&2; exit 1)"
 

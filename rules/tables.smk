@@ -17,6 +17,8 @@ rule table:
             labels={"experiment": "{experiment}"},
             caption="../report/captions/table.rst",
         ),
+    log:
+        f"{RESULTS}/logs/tables/{{experiment}}.log",
     params:
         source=source_digest("scripts.tables"),
     message:
@@ -31,6 +33,8 @@ rule coverage:
         **TABLES,
     output:
         f"{RESULTS}/coverage.csv",
+    log:
+        f"{RESULTS}/logs/coverage.log",
     params:
         source=source_digest("scripts.coverage"),
         plan=plan_digest(),
@@ -46,6 +50,8 @@ rule checks:
         **TABLES,
     output:
         report(f"{RESULTS}/checks.csv", category="Self-checks", caption="../report/captions/checks.rst"),
+    log:
+        f"{RESULTS}/logs/checks.log",
     params:
         source=source_digest("scripts.checks"),
     message:
@@ -60,6 +66,8 @@ rule verdict:
         rules.checks.output,
     output:
         f"{RESULTS}/verdict.txt",
+    log:
+        f"{RESULTS}/logs/verdict.log",
     params:
         source=source_digest("scripts.verdict"),
         strict=config["strict"],

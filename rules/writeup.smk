@@ -18,6 +18,8 @@ rule writeup:
     output:
         pdf=f"{RESULTS}/writeup.pdf",
         source=f"{RESULTS}/writeup.typ",
+    log:
+        f"{RESULTS}/logs/writeup.log",
     params:
         experiments=list(PLAN.jobs),
         source=source_digest("scripts.writeup"),

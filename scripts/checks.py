@@ -11,6 +11,7 @@ from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
 from scripts.data import load, measured_gpu, select, size_order, statistic
+from scripts.log import log_to
 
 MIB = 2**20
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
@@ -189,4 +190,5 @@ def write_checks(tables: Mapping[str, str], output: str) -> None:
 
 
 if __name__ == "__main__":
-    write_checks(tables=dict(snakemake.input.items()), output=snakemake.output[0])
+    with log_to(snakemake.log[0]):
+        write_checks(tables=dict(snakemake.input.items()), output=snakemake.output[0])

@@ -10,6 +10,7 @@ from pandas import DataFrame
 from cs336_systems.measure.record import WHOLE_CELL
 from cs336_systems.plan import Plan, make_plan
 from scripts.data import load
+from scripts.log import log_to
 
 OUTCOMES = ["ok", "oom", "skipped", "failed", "not run"]
 
@@ -50,4 +51,5 @@ def write_coverage(config: Mapping[str, Any], tables: Mapping[str, str], output:
 
 
 if __name__ == "__main__":
-    write_coverage(config=snakemake.config, tables=dict(snakemake.input.items()), output=snakemake.output[0])
+    with log_to(snakemake.log[0]):
+        write_coverage(config=snakemake.config, tables=dict(snakemake.input.items()), output=snakemake.output[0])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import read_rows, write_rows
+from scripts.log import log_to
 
 
 def merge(experiment: str, csvs: list[str], output: str) -> None:
@@ -13,4 +14,5 @@ def merge(experiment: str, csvs: list[str], output: str) -> None:
 
 
 if __name__ == "__main__":
-    merge(experiment=snakemake.wildcards.experiment, csvs=list(snakemake.input), output=snakemake.output[0])
+    with log_to(snakemake.log[0]):
+        merge(experiment=snakemake.wildcards.experiment, csvs=list(snakemake.input), output=snakemake.output[0])

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pandas
 
+from scripts.log import log_to
+
 
 def judge(checks: str, output: str, strict: bool) -> None:
     """Write the verdict.
@@ -22,4 +24,5 @@ def judge(checks: str, output: str, strict: bool) -> None:
 
 
 if __name__ == "__main__":
-    judge(checks=snakemake.input[0], output=snakemake.output[0], strict=snakemake.params.strict)
+    with log_to(snakemake.log[0]):
+        judge(checks=snakemake.input[0], output=snakemake.output[0], strict=snakemake.params.strict)

@@ -17,6 +17,7 @@ from scripts.answers import (
     torch_compile,
 )
 from scripts.data import load
+from scripts.log import log_to
 from scripts.typst import FILTERS, FONT_FOLDER, finalize
 
 SECTIONS: dict[str, Callable[[Mapping[str, pandas.DataFrame]], dict[str, Any]]] = {
@@ -88,11 +89,12 @@ def write(
 
 
 if __name__ == "__main__":
-    write(
-        config=snakemake.config,
-        tables={name: snakemake.input[name] for name in snakemake.params.experiments},
-        coverage=snakemake.input.coverage,
-        checks=snakemake.input.checks,
-        source=snakemake.output.source,
-        output=snakemake.output.pdf,
-    )
+    with log_to(snakemake.log[0]):
+        write(
+            config=snakemake.config,
+            tables={name: snakemake.input[name] for name in snakemake.params.experiments},
+            coverage=snakemake.input.coverage,
+            checks=snakemake.input.checks,
+            source=snakemake.output.source,
+            output=snakemake.output.pdf,
+        )

@@ -4,6 +4,7 @@ from pandas import DataFrame
 
 from scripts.data import load, ratio, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import grouped_bars, save, save_note, subplots
+from scripts.log import log_to
 
 STEPS = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
 
@@ -57,4 +58,5 @@ def draw(table: str, output: str, comparison: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(table=snakemake.input.table, output=snakemake.output[0], comparison=snakemake.params.comparison)
+    with log_to(snakemake.log[0]):
+        draw(table=snakemake.input.table, output=snakemake.output[0], comparison=snakemake.params.comparison)

@@ -2,6 +2,7 @@
 
 from scripts.data import load, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import COLOURS, HATCHES, save, save_note, subplots
+from scripts.log import log_to
 from scripts.typst import significant
 
 PHASES = ["forward", "backward", "optimizer"]
@@ -47,4 +48,5 @@ def draw(table: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(table=snakemake.input.table, output=snakemake.output[0])
+    with log_to(snakemake.log[0]):
+        draw(table=snakemake.input.table, output=snakemake.output[0])

@@ -2,6 +2,7 @@
 
 from scripts.data import load, ratio, select, size_order, statistic
 from scripts.figures.style import grouped_bars, save, save_note, subplots
+from scripts.log import log_to
 
 
 def draw(table: str, output: str) -> None:
@@ -35,4 +36,5 @@ def draw(table: str, output: str) -> None:
 
 
 if __name__ == "__main__":
-    draw(table=snakemake.input.table, output=snakemake.output[0])
+    with log_to(snakemake.log[0]):
+        draw(table=snakemake.input.table, output=snakemake.output[0])
