@@ -77,7 +77,11 @@ def job_source(wildcards):
 
 
 # The tests that must pass on a machine before an experiment measures there; the others measure PyTorch alone.
-NUMERIC_TESTS = {"end_to_end": "tests/test_model.py"}
+NUMERIC_TESTS = {
+    "end_to_end": "tests/test_model.py",
+    "attention": "tests/test_attention.py",
+    "flash": "tests/test_attention.py tests/test_attention_gpu.py",
+}
 
 
 def numeric_tests(wildcards):

@@ -74,3 +74,38 @@ rule compile_speedup:
         source=source_digest("scripts.figures.speedup"),
     script:
         "../scripts/figures/speedup.py"
+
+
+rule flash_latency:
+    """Attention implementations: time against sequence length."""
+    input:
+        table=TABLES["flash"],
+    output:
+        figure("flash_latency", "FlashAttention"),
+    log:
+        f"{RESULTS}/logs/figures/flash_latency.log",
+    params:
+        quantity="latency",
+        source=source_digest("scripts.figures.flash"),
+    script:
+        "../scripts/figures/flash.py"
+
+
+use rule flash_latency as flash_throughput with:
+    output:
+        figure("flash_throughput", "FlashAttention"),
+    log:
+        f"{RESULTS}/logs/figures/flash_throughput.log",
+    params:
+        quantity="throughput",
+        source=source_digest("scripts.figures.flash"),
+
+
+use rule flash_latency as flash_memory with:
+    output:
+        figure("flash_memory", "FlashAttention"),
+    log:
+        f"{RESULTS}/logs/figures/flash_memory.log",
+    params:
+        quantity="memory",
+        source=source_digest("scripts.figures.flash"),

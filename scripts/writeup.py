@@ -12,7 +12,9 @@ from cs336_systems.plan import Plan, make_plan
 from scripts.answers import (
     benchmarking_mixed_precision,
     benchmarking_script,
+    flash,
     mixed_precision_accumulation,
+    pytorch_attention,
     summary,
     torch_compile,
 )
@@ -20,13 +22,21 @@ from scripts.data import load
 from scripts.log import log_to
 from scripts.typst import FILTERS, FONT_FOLDER, finalize
 
-SECTIONS: dict[str, Callable[[Mapping[str, pandas.DataFrame]], dict[str, Any]]] = {
-    "benchmarking_script": benchmarking_script.answers,
-    "mixed_precision_accumulation": mixed_precision_accumulation.answers,
-    "benchmarking_mixed_precision": benchmarking_mixed_precision.answers,
-    "torch_compile": torch_compile.answers,
+PARTS: dict[str, dict[str, Callable[[Mapping[str, pandas.DataFrame]], dict[str, Any]]]] = {
+    "Benchmarking and profiling, one device": {
+        "benchmarking_script": benchmarking_script.answers,
+        "mixed_precision_accumulation": mixed_precision_accumulation.answers,
+        "benchmarking_mixed_precision": benchmarking_mixed_precision.answers,
+    },
+    "Attention": {
+        "pytorch_attention": pytorch_attention.answers,
+        "torch_compile": torch_compile.answers,
+        "flash_forward": flash.answers,
+        "flash_backward": flash.answers,
+        "flash_benchmarking": flash.answers,
+    },
 }
-"""Sections in the report's order: each has a template of its name in report/sections."""
+"""The report's parts and their sections, in order: each section has a template of its name in report/sections."""
 
 
 def environment(templates: Path) -> jinja2.Environment:
@@ -59,7 +69,8 @@ def render(
         .get_template("writeup.typ.j2")
         .render(
             summary=summary.answers(tables, plan, coverage, checks),
-            sections={name: answers(tables) for name, answers in SECTIONS.items()},
+            parts={part: list(sections) for part, sections in PARTS.items()},
+            sections={name: answers(tables) for part in PARTS.values() for name, answers in part.items()},
             commands={name: [job.command for job in jobs.values()] for name, jobs in plan.jobs.items()},
         )
     )

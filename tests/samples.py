@@ -99,11 +99,12 @@ def rows_of(
     outcome: Callable[[Experiment], Measurement | None] = lambda cell: None,
 ) -> list[BaseModel]:
     """The rows of cells; `outcome` may give the one measurement of a cell that failed."""
-    return [
-        make_row(cell, measurement, origin)
-        for cell in cells
-        for measurement in ([lost] if (lost := outcome(cell)) else measure(cell, on_gpu=bool(origin.gpu)))
-    ]
+    rows = []
+    for cell in cells:
+        lost = outcome(cell)
+        measurements = [lost] if lost else measure(cell, on_gpu=bool(origin.gpu))
+        rows += [make_row(cell, measurement, origin) for measurement in measurements]
+    return rows
 
 
 def planned_cells(plan: Plan, experiment: str) -> list[Experiment]:

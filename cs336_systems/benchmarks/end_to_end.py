@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.measure.memory import Unavailable, peak_bytes, reset_peak
+from cs336_systems.measure.memory import peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import Stopwatch, time_phases
 from cs336_systems.model import ATTENTION, load_model_class
 from cs336_systems.sizes import parse_size
 
 ROPE_THETA = 10_000.0
-MIB = 2**20
 
 
 def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
@@ -107,14 +106,6 @@ def precision_context(precision: str, device: torch.device) -> contextlib.Abstra
 def compiled_graphs() -> int:
     """Graphs that torch.compile has captured so far."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-def peak_memory(device: torch.device) -> Measurement:
-    """Peak of tensors' memory over build, warm-up and steps, or why it is not known."""
-    try:
-        return summarize("peak_memory", "MiB", [peak_bytes(device) / MIB])
-    except Unavailable as error:
-        return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=str(error))
 
 
 if __name__ == "__main__":

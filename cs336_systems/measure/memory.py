@@ -4,6 +4,10 @@ import gc
 
 import torch
 
+from cs336_systems.measure.record import Measurement, summarize
+
+MIB = 2**20
+
 
 class Unavailable(Exception):
     """Something this machine does not have; its text is the reason that the report prints."""
@@ -23,15 +27,12 @@ def reset_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_bytes(device: torch.device) -> int:
-    """Most bytes held by tensors at one time since `reset_peak`.
-
-    Raises:
-        Unavailable: PyTorch keeps no such count for this device.
-    """
+def peak_memory(device: torch.device) -> Measurement:
+    """Most memory held by tensors at one time since `reset_peak`, or why it is not known."""
     if device.type != "cuda":
-        raise Unavailable("PyTorch counts peak memory on CUDA devices only")
-    return torch.cuda.max_memory_allocated(device)
+        message = "PyTorch counts peak memory on CUDA devices only"
+        return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
+    return summarize("peak_memory", "MiB", [torch.cuda.max_memory_allocated(device) / MIB])
 
 
 def release(device: torch.device) -> None:

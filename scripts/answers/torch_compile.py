@@ -1,4 +1,4 @@
-"""Answers to `torch_compile` (b): the whole Transformer, compiled and eager."""
+"""Answers to `torch_compile`: attention and the whole Transformer, compiled and eager."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,33 @@ MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
-    table = select(tables["end_to_end"], attention="plain")
+    return {"attention": attention_table(tables["attention"]), **model_answers(tables["end_to_end"])}
+
+
+def attention_table(table: DataFrame) -> Table | None:
+    """(a) Plain attention, eager beside compiled."""
+    cells = sorted(set(zip(table["sequence"], table["d"], strict=True)))
+    if not cells:
+        return None
+    body = []
+    for sequence, d in cells:
+        rows = select(table, sequence=sequence, d=d)
+        line = [str(sequence), str(d)]
+        for phase in ("forward", "backward"):
+            eager, fast = (statistic(rows, "median", metric=phase, compiled=c) for c in (False, True))
+            gain = ratio(eager, fast)
+            if gain is None:
+                line += [reason(select(rows, compiled=eager is not None))] * 3
+            else:
+                line += [f"{eager:.3f}", f"{fast:.3f}", f"{gain:.2f}×"]
+        body.append(line)
+    groups = [("", 2), ("forward / ms", 3), ("backward / ms", 3)]
+    return Table(["sequence", "d", *["eager", "compiled", "ratio"] * 2], body, text_columns=0, groups=groups)
+
+
+def model_answers(table: DataFrame) -> dict[str, Any]:
+    """(b) The whole model, eager beside compiled."""
+    table = select(table, attention="plain")
     compiled = select(table, compiled=True)
     if not len(compiled):
         return {"times": None}

@@ -1,0 +1,23 @@
+"""FLOPs and bytes of attention, from its shape alone."""
+
+FP32_BYTES = 4
+
+
+def forward_flops(batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
+    """Operations of q kᵀ and p v, 2mnk each; half of them when masked pairs are not counted."""
+    return 4 * batch * heads * sequence**2 * d * (0.5 if causal else 1)
+
+
+def flash_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
+    """Operations that FlashAttention papers count: the backward pass is 2.5 forward passes (five products to two)."""
+    factor = {"forward": 1, "backward": 2.5, "forward_backward": 3.5}[phase]
+    return factor * forward_flops(batch, heads, sequence, d, causal=causal)
+
+
+def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
+    """Bytes in use between plain attention's passes in fp32, no heads and no mask.
+
+    q, k, v, the output and its gradient, batch · sequence · d each, and the softmax's result, batch · sequence²: the
+    one quadratic tensor that the backward pass needs. The scores themselves are freed as soon as they are normalized.
+    """
+    return FP32_BYTES * (5 * batch * sequence * d + batch * sequence**2)

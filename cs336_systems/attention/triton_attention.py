@@ -1,0 +1,77 @@
+"""The Triton kernels as PyTorch operators and as autograd functions."""
+
+import torch
+from torch import Tensor
+
+from cs336_systems.attention.tiled import attention_gradients
+from cs336_systems.attention.triton_launch import attention_backward, attention_forward, empty_output
+
+_library = torch.library.Library("cs336_systems", "FRAGMENT")
+_library.define("flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")
+_library.define(
+    "flash_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    if q.is_cuda and q.device.index != torch.cuda.current_device():
+        with torch.cuda.device(q.device):
+            return attention_forward(q, k, v, is_causal)
+    return attention_forward(q, k, v, is_causal)
+
+
+def _backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if q.is_cuda and q.device.index != torch.cuda.current_device():
+        with torch.cuda.device(q.device):
+            return attention_backward(grad_o, q, k, v, o, lse, is_causal)
+    return attention_backward(grad_o, q, k, v, o, lse, is_causal)
+
+
+_library.impl("flash_forward", _forward, "CUDA")
+_library.impl("flash_backward", _backward, "CUDA")
+
+
+@torch.library.register_fake("cs336_systems::flash_forward")
+def _(q, k, v, is_causal):
+    return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+@torch.library.register_fake("cs336_systems::flash_backward")
+def _(grad_o, q, k, v, o, lse, is_causal):
+    return empty_output(q), empty_output(k), empty_output(v)
+
+
+class TritonFlashAttention(torch.autograd.Function):
+    """FlashAttention-2, forward and backward in Triton: apply(q, k, v, is_causal=False).
+
+    q is [batch, n_queries, d] or [batch, heads, n_queries, d], k and v have n_keys instead; the output is like q.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        """Algorithm 1 of FlashAttention-2; saves q, k, v, the output and L, [..., n_queries], natural logarithm."""
+        # torch.compile needs operators; without it the dispatcher would only add to what a launch costs the host.
+        compiling = torch.compiler.is_compiling()
+        forward = torch.ops.cs336_systems.flash_forward if compiling else _forward
+        o, lse = forward(q, k, v, is_causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Algorithm 2 of FlashAttention-2."""
+        backward = torch.ops.cs336_systems.flash_backward if torch.compiler.is_compiling() else _backward
+        return *backward(grad_o, *ctx.saved_tensors, ctx.is_causal), None
+
+
+class TritonForwardCompiledBackward(TritonFlashAttention):
+    """The same forward kernel, with the backward pass as compiled PyTorch, quadratic in memory: the handout's way."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Equations 13 to 19 of the handout."""
+        return *attention_gradients(grad_o, *ctx.saved_tensors, ctx.is_causal), None

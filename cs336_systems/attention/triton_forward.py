@@ -1,0 +1,168 @@
+"""FlashAttention-2's forward pass as one Triton kernel."""
+
+import triton
+import triton.language as tl
+
+from cs336_systems.attention.triton_tiles import load_tile, store_tile
+
+
+@triton.jit
+def _attend(
+    acc,  # [BLOCK_M, BLOCK_D] fp32, unnormalized output
+    row_max,  # [BLOCK_M] fp32, running maximum of the scores, in units of log2
+    row_sum,  # [BLOCK_M] fp32, running sum of the exponentials
+    query,  # [BLOCK_M, BLOCK_D]
+    k,
+    v,
+    batch,
+    head,
+    first_query,
+    first_key,
+    last_key,  # exclusive
+    n_keys,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    scale_log2,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    MASKED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """Fold the keys first_key ... last_key into the online softmax (lines 6 to 11 of Algorithm 1)."""
+    for start in tl.range(first_key, last_key, BLOCK_N):
+        key = load_tile(
+            k, batch, head, start, n_keys, stride_kb, stride_kh, stride_kn, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS
+        )
+        scores = tl.dot(query, key.T, input_precision=PRECISION)
+        if MASKED:
+            keys = start + tl.arange(0, BLOCK_N)[None, :]
+            visible = keys < n_keys
+            if IS_CAUSAL:
+                visible &= keys <= first_query + tl.arange(0, BLOCK_M)[:, None]
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+        # exp2 is one instruction where exp is two; the scale joins the subtraction in one fused multiply-add.
+        probabilities = tl.exp2(scores * scale_log2 - new_max[:, None])
+        correction = tl.exp2(row_max - new_max)
+        row_sum = row_sum * correction + tl.sum(probabilities, 1)
+        acc = acc * correction[:, None]
+        value = load_tile(
+            v, batch, head, start, n_keys, stride_vb, stride_vh, stride_vn, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS
+        )
+        acc = tl.dot(probabilities.to(value.dtype), value, acc, input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_max, row_sum
+
+
+@triton.jit
+def forward_kernel(
+    q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer
+    k,  # [batch, heads, n_keys, HEAD_DIM], likewise
+    v,  # [batch, heads, n_keys, HEAD_DIM], likewise
+    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]
+    lse,  # pointer, [batch, heads, n_queries] fp32, contiguous: log-sum-exp of the scaled scores, natural logarithm
+    stride_qb,
+    stride_qh,
+    stride_qn,
+    stride_kb,
+    stride_kh,
+    stride_kn,
+    stride_vb,
+    stride_vh,
+    stride_vn,
+    stride_ob,
+    stride_oh,
+    stride_on,
+    batch_heads,
+    heads,
+    n_queries,
+    n_keys,
+    scale_log2,  # log2(e) / sqrt(HEAD_DIM)
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+):
+    """One tile of queries against all its keys; grid (query tiles x batch x heads)."""
+    # Tile by tile over all heads. If causal, the last queries see the most keys: longest tiles first, so that what
+    # starts last is short and the multiprocessors finish together.
+    tile = tl.program_id(0) // batch_heads
+    if IS_CAUSAL:
+        tile = tl.cdiv(n_queries, BLOCK_M) - 1 - tile
+    batch_head = tl.program_id(0) % batch_heads
+    batch = batch_head // heads
+    head = batch_head % heads
+    first_query = tile * BLOCK_M
+
+    # Keys 0 ... full are visible to every query of the tile, full ... stop to some of them.
+    stop = n_keys
+    full = n_keys // BLOCK_N * BLOCK_N
+    if IS_CAUSAL:
+        stop = tl.minimum(n_keys, first_query + BLOCK_M)
+        full = tl.minimum(full, (first_query + 1) // BLOCK_N * BLOCK_N)
+
+    query = load_tile(
+        q, batch, head, first_query, n_queries, stride_qb, stride_qh, stride_qn, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS
+    )
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    for masked in tl.static_range(2):
+        acc, row_max, row_sum = _attend(
+            acc,
+            row_max,
+            row_sum,
+            query,
+            k,
+            v,
+            batch,
+            head,
+            first_query,
+            full if masked else 0,
+            stop if masked else full,
+            n_keys,
+            stride_kb,
+            stride_kh,
+            stride_kn,
+            stride_vb,
+            stride_vh,
+            stride_vn,
+            scale_log2,
+            HEAD_DIM,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_D,
+            IS_CAUSAL,
+            masked == 1,
+            PRECISION,
+            DESCRIPTORS,
+        )
+
+    store_tile(
+        o,
+        acc / row_sum[:, None],
+        batch,
+        head,
+        first_query,
+        n_queries,
+        stride_ob,
+        stride_oh,
+        stride_on,
+        HEAD_DIM,
+        BLOCK_M,
+        BLOCK_D,
+    )
+    queries = first_query + tl.arange(0, BLOCK_M)
+    natural = (row_max + tl.log2(row_sum)) * 0.6931471805599453
+    tl.store(lse + batch_head.to(tl.int64) * n_queries + queries, natural, mask=queries < n_queries)

@@ -1,0 +1,59 @@
+"""Time plain attention alone and account for its memory.
+
+Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --d 16 64 --compiled False True
+"""
+
+import torch
+from torch import Tensor
+
+from cs336_systems.attention.plain import plain_attention
+from cs336_systems.benchmarks.job import main
+from cs336_systems.experiments.attention import Attention
+from cs336_systems.measure.memory import MIB, peak_memory, reset_peak
+from cs336_systems.measure.record import Measurement, summarize
+from cs336_systems.measure.timing import time_phases
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def measure(cell: Attention, device: torch.device) -> list[Measurement]:
+    """Time of a forward and a backward pass, memory in use between the two, and peak memory."""
+    reset_peak(device)
+    shape = (cell.batch_size, cell.sequence, cell.d)
+    options = {"dtype": DTYPES[cell.precision], "device": device}
+    q, k, v = (torch.randn(shape, **options, requires_grad=True) for _ in range(3))
+    grad_o = torch.randn(shape, **options)
+    attention = torch.compile(plain_attention, dynamic=False) if cell.compiled else plain_attention
+    in_use: list[int] = []
+    o: Tensor
+
+    def forward() -> None:
+        nonlocal o
+        o = attention(q, k, v)
+
+    def backward() -> None:
+        if device.type == "cuda":
+            in_use.append(torch.cuda.memory_allocated(device))
+        torch.autograd.backward(o, grad_o)
+        q.grad = k.grad = v.grad = None
+
+    warmup_seconds, seconds = time_phases(
+        {"forward": forward, "backward": backward}, warmup=cell.warmup, steps=cell.steps, device=device
+    )
+    return [
+        *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
+        summarize("warmup", "s", [warmup_seconds]),
+        summarize("memory_before_backward", "MiB", [in_use[-1] / MIB])
+        if in_use
+        else Measurement(
+            metric="memory_before_backward",
+            unit="MiB",
+            status="skipped",
+            message="PyTorch counts memory in use on CUDA devices only",
+        ),
+        peak_memory(device),
+    ]
+
+
+if __name__ == "__main__":
+    main(Attention, measure, "cs336_systems.benchmarks.attention")

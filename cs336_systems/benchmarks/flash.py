@@ -1,0 +1,165 @@
+"""Time attention implementations against each other.
+
+Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementation triton sdpa_flash flex
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.benchmarks.job import main
+from cs336_systems.experiments.flash import Flash
+from cs336_systems.measure.memory import Unavailable, peak_memory, reset_peak
+from cs336_systems.measure.record import Measurement, summarize
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CUDNN_AND_FLASH_ARE_HALF_ONLY = "this backend takes fp16 and bf16 only"
+SHORT = 512
+"""Sequences up to here are bound by the host, so their device time is taken from a replayed graph too."""
+HOST_CALLS = 50
+
+AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def measure(cell: Flash, device: torch.device) -> list[Measurement]:
+    """Forward, backward and both, by CUDA events around calls with a cold L2; peak memory of both; host time."""
+    if device.type != "cuda":
+        return measure_on_cpu(cell)
+    from triton.testing import do_bench, do_bench_cudagraph
+
+    call = build(cell)
+    shape = (1, cell.heads, cell.sequence, cell.d)
+    q, k, v = (torch.randn(shape, dtype=DTYPES[cell.precision], device=device, requires_grad=True) for _ in range(3))
+
+    def forward() -> Tensor:
+        return call(q, k, v)
+
+    def forward_backward() -> None:
+        call(q, k, v).sum().backward()
+        q.grad = k.grad = v.grad = None
+
+    start = time.perf_counter()
+    forward_backward()
+    torch.cuda.synchronize()
+    first_call = time.perf_counter() - start
+    reset_peak(device)
+    forward_backward()
+    peak = peak_memory(device)
+
+    o = forward()
+    loss = o.sum()
+    bench = functools.partial(do_bench, warmup=25, rep=cell.rep, return_mode="all")
+    measurements = [
+        summarize("forward", "ms", bench(forward)),
+        summarize("backward", "ms", bench(lambda: torch.autograd.grad(loss, (q, k, v), retain_graph=True))),
+        summarize("forward_backward", "ms", bench(forward_backward)),
+        peak,
+        summarize("first_call", "s", [first_call]),
+    ]
+    if cell.sequence <= SHORT:
+        measurements.append(summarize("host", "us", [1e6 * host_seconds(forward_backward)]))
+        with torch.cuda.stream(torch.cuda.Stream()):
+            grads = lambda: torch.autograd.grad(call(q, k, v).sum(), (q, k, v))  # noqa: E731
+            measurements.append(summarize("graph", "ms", do_bench_cudagraph(grads, rep=cell.rep, return_mode="all")))
+    return measurements
+
+
+def host_seconds(step: Callable[[], None]) -> float:
+    """What a call costs the host when it does not wait for the device, seconds."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(HOST_CALLS):
+        step()
+    elapsed = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return elapsed / HOST_CALLS
+
+
+def measure_on_cpu(cell: Flash) -> list[Measurement]:
+    """Nothing here is about a CPU: the kernels are Triton's, and so is the clock."""
+    raise Unavailable("the Triton kernels and the libraries they are compared with need a CUDA device")
+
+
+def build(cell: Flash) -> AttentionCall:
+    """The implementation as a function of q, k, v, [1, heads, sequence, d] each, causal.
+
+    Raises:
+        Unavailable: it cannot run these inputs, or is not installed.
+    """
+    call = BUILDERS[cell.implementation](cell)
+    return torch.compile(call, dynamic=False) if cell.compiled_call else call
+
+
+def _triton(cell: Flash) -> AttentionCall:
+    return functools.partial(flash_attention, is_causal=True)
+
+
+def _triton_compiled_backward(cell: Flash) -> AttentionCall:
+    from cs336_systems.attention.triton_attention import TritonForwardCompiledBackward
+
+    return lambda q, k, v: TritonForwardCompiledBackward.apply(q, k, v, True)
+
+
+def _plain(cell: Flash) -> AttentionCall:
+    return functools.partial(plain_attention, is_causal=True)
+
+
+def _plain_compiled(cell: Flash) -> AttentionCall:
+    return torch.compile(_plain(cell), dynamic=False)
+
+
+def _sdpa(backend: SDPBackend, cell: Flash) -> AttentionCall:
+    if cell.precision == "fp32":
+        raise Unavailable(CUDNN_AND_FLASH_ARE_HALF_ONLY)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return call
+
+
+def _flex(cell: Flash) -> AttentionCall:
+    mask = create_block_mask(
+        lambda _batch, _head, query, key: query >= key, None, None, cell.sequence, cell.sequence, device="cuda"
+    )
+    compiled = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+
+def _flash_attention_4(cell: Flash) -> AttentionCall:
+    if find_spec("flash_attn") is None:
+        raise Unavailable("the package flash-attn-4 is not installed")
+    if cell.precision == "fp32":
+        raise Unavailable(CUDNN_AND_FLASH_ARE_HALF_ONLY)
+    from flash_attn.cute import flash_attn_func
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # Its layout is [batch, sequence, heads, d].
+        o = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=True)
+        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
+
+    return call
+
+
+BUILDERS: dict[str, Callable[[Flash], AttentionCall]] = {
+    "triton": _triton,
+    "triton_compiled_backward": _triton_compiled_backward,
+    "plain": _plain,
+    "plain_compiled": _plain_compiled,
+    "sdpa_flash": functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
+    "sdpa_cudnn": functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+    "flex": _flex,
+    "flash_attention_4": _flash_attention_4,
+}
+
+
+if __name__ == "__main__":
+    main(Flash, measure, "cs336_systems.benchmarks.flash")

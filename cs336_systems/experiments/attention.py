@@ -1,0 +1,28 @@
+"""Parameters of the plain-attention experiment."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, NonNegative, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Experiment):
+    """Time attention that materializes its score matrix, and account for its memory."""
+
+    name: ClassVar[str] = "attention"
+
+    sequence: Positive = 1024
+    """Queries, and keys, a sequence."""
+    d: Positive = 64
+    """Head dimension."""
+    batch_size: Positive = 8
+    """Sequences a batch; there is no axis of heads."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Type of the inputs; fp32 has TF32 off."""
+    compiled: bool = False
+    """Whether attention runs through torch.compile."""
+    warmup: NonNegative = 5
+    """Forward and backward passes run before timing begins."""
+    steps: Positive = 100
+    """Forward and backward passes timed."""

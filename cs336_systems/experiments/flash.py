@@ -1,0 +1,39 @@
+"""Parameters of the FlashAttention experiment."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flash(Experiment):
+    """Time attention implementations against each other: forward, backward, both, and peak memory."""
+
+    name: ClassVar[str] = "flash"
+
+    sequence: Positive = 1024
+    """Queries, and keys, a sequence."""
+    d: Positive = 64
+    """Head dimension."""
+    heads: Positive = 1
+    """Heads; the batch is one sequence."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Type of the inputs; fp32 has TF32 off."""
+    compiled_call: bool = False
+    """Whether the function of q, k and v runs through torch.compile, as the leaderboard has it."""
+    rep: Positive = 100
+    """Milliseconds of timed calls that do_bench aims at."""
+    implementation: Literal[
+        "triton",
+        "triton_compiled_backward",
+        "plain",
+        "plain_compiled",
+        "sdpa_flash",
+        "sdpa_cudnn",
+        "flex",
+        "flash_attention_4",
+    ] = "triton"
+    """triton: this project's kernels; triton_compiled_backward: its forward kernel with the backward pass in compiled
+    PyTorch; plain and plain_compiled: the score matrix in memory; sdpa_flash and sdpa_cudnn: backends of PyTorch's
+    scaled_dot_product_attention; flex: FlexAttention, compiled; flash_attention_4: its package, if installed."""

@@ -1,0 +1,183 @@
+"""Answers to the FlashAttention problems: times, throughput and memory of every implementation."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.accounting.attention import flash_flops
+from scripts.data import ratio, reason, select, statistic
+from scripts.typst import Table, significant
+
+PHASES = ["forward", "backward", "forward_backward"]
+NAMES = {
+    "triton": "ours (Triton)",
+    "triton_compiled_backward": "ours, backward in compiled PyTorch",
+    "plain": "plain",
+    "plain_compiled": "plain, compiled",
+    "sdpa_flash": "SDPA flash",
+    "sdpa_cudnn": "SDPA cuDNN",
+    "flex": "FlexAttention",
+    "flash_attention_4": "FlashAttention-4",
+}
+COURSE_RECORD_MS = 5.364
+"""Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables that the FlashAttention sections share."""
+    table = tables["flash"]
+    alone = select(table, compiled_call=False)
+    measured = select(table, metric="forward_backward")
+    if not len(measured):
+        why = table[table["status"] != "ok"]["message"]
+        return {"measured": False, "why": why.iloc[0] if len(why) else "not run"}
+    return {
+        "measured": True,
+        "grids": {precision: grid_table(select(alone, precision=precision)) for precision in ("bf16", "fp32")},
+        "leaderboard": leaderboard_table(select(table, compiled_call=True)),
+        "record": COURSE_RECORD_MS,
+        "board": {
+            d: statistic(table, "median", metric="forward_backward", compiled_call=True, d=d, implementation="triton")
+            for d in (64, 128)
+        },
+        "against": [rivalry(alone, name) for name in NAMES if name != "triton"],
+        "short": short_table(alone),
+        "longest": longest(alone),
+        **backward_ways(alone),
+    }
+
+
+def times(rows: DataFrame, phase: str, **cell: Any) -> float | None:
+    """Median time of a phase, ms."""
+    return statistic(rows, "median", metric=phase, **cell)
+
+
+def grid_table(rows: DataFrame) -> Table | None:
+    """Ours beside plain attention: every sequence length and head dimension."""
+    rows = select(rows, heads=1)
+    cells = sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
+    if not cells:
+        return None
+    body = []
+    for sequence, d in cells:
+        cell = select(rows, sequence=sequence, d=d)
+        line = [str(sequence), str(d)]
+        for name in ("triton", "plain"):
+            own = select(cell, implementation=name)
+            values = [times(own, phase) for phase in PHASES]
+            line += [f"{value:.3f}" if value else reason(own) for value in values]
+        both = [times(cell, "forward_backward", implementation=name) for name in ("plain", "triton")]
+        gain = ratio(*both)
+        line.append(f"{gain:.1f}×" if gain else "–")
+        body.append(line)
+    header = ["sequence", "d", *["forward", "backward", "both"] * 2, "plain / ours"]
+    return Table(header, body, text_columns=0, groups=[("", 2), ("ours / ms", 3), ("plain / ms", 3), ("", 1)])
+
+
+def leaderboard_table(rows: DataFrame) -> Table | None:
+    """The leaderboards' cells: every implementation, both head dimensions."""
+    if not len(rows):
+        return None
+    body = []
+    for d in sorted(rows["d"].unique()):
+        cell = select(rows, d=d)
+        flash = times(cell, "forward_backward", implementation="sdpa_flash")
+        for name, title in NAMES.items():
+            own = select(cell, implementation=name)
+            if not len(own):
+                continue
+            values = [times(own, phase) for phase in PHASES]
+            line = [title, str(d)]
+            if values[2] is None:
+                body.append([*line, *[reason(own)] * 5])
+                continue
+            first = own.iloc[0]
+            flops = flash_flops("forward_backward", 1, int(first["heads"]), int(first["sequence"]), int(d), causal=True)
+            speed = ratio(flash, values[2])
+            body.append(
+                [
+                    *line,
+                    *(f"{value:.2f}" for value in values),
+                    f"{flops / values[2] / 1e9:.0f}",
+                    f"{speed:.2f}×" if speed else "–",
+                ]
+            )
+    header = ["implementation", "d", "forward / ms", "backward / ms", "both / ms", "TFLOP/s", "against SDPA flash"]
+    return Table(header, body)
+
+
+def rivalry(rows: DataFrame, rival: str) -> dict[str, Any]:
+    """Over the cells that both ran: how many ours wins end to end, and the extremes of the ratio."""
+    steps = select(rows, metric="forward_backward")
+    keys = ["sequence", "d", "heads", "precision"]
+    ours = select(steps, implementation="triton")[[*keys, "median"]]
+    theirs = select(steps, implementation=rival)[[*keys, "median"]]
+    both = pandas.merge(ours, theirs, on=keys, suffixes=("", "_rival"))
+    both["ratio"] = both["median_rival"] / both["median"]
+    long = both[both["sequence"] >= 1024]
+    return {
+        "name": NAMES[rival],
+        "cells": len(both),
+        "long_cells": len(long),
+        "long_wins": int((long["ratio"] > 1).sum()),
+        "least": long["ratio"].min() if len(long) else None,
+        "most": long["ratio"].max() if len(long) else None,
+    }
+
+
+def short_table(rows: DataFrame) -> Table | None:
+    """Short sequences: device time from a replayed graph, and what a call costs the host."""
+    rows = rows[rows["metric"].isin(["graph", "host"])]
+    rows = rows[(rows["precision"] == "bf16") & rows["implementation"].isin(["triton", "sdpa_flash", "plain"])]
+    cells = sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
+    names = [name for name in ("triton", "sdpa_flash", "plain") if name in set(rows["implementation"])]
+    cells = [cell for cell in cells if len(select(rows, sequence=cell[0], d=cell[1], implementation="sdpa_flash"))]
+    if not cells:
+        return None
+    body = []
+    for sequence, d in cells:
+        line = [str(sequence), str(d)]
+        for metric, scale in (("graph", 1e3), ("host", 1)):
+            for name in names:
+                value = statistic(rows, "median", metric=metric, sequence=sequence, d=d, implementation=name)
+                line.append(str(significant(value * scale)) if value else "–")
+        body.append(line)
+    titles = [NAMES[name] for name in names]
+    groups = [("", 2), ("device / µs", len(names)), ("host / µs", len(names))]
+    return Table(["sequence", "d", *titles * 2], body, text_columns=0, groups=groups)
+
+
+def longest(rows: DataFrame) -> dict[str, Any]:
+    """Memory at the longest sequence, ours and plain, and how ours grows over the last doubling."""
+    sequence = int(rows["sequence"].max())
+    cell = {"metric": "peak_memory", "d": 64, "precision": "bf16", "heads": 1}
+    ours = statistic(rows, "mean", sequence=sequence, implementation="triton", **cell)
+    half = statistic(rows, "mean", sequence=sequence // 2, implementation="triton", **cell)
+    plain = statistic(rows, "mean", sequence=sequence, implementation="plain", **cell)
+    return {"sequence": sequence, "ours": ours, "plain": plain, "growth": ratio(ours, half)}
+
+
+def backward_ways(rows: DataFrame) -> dict[str, Any]:
+    """The backward pass as Triton kernels and as compiled PyTorch, under the same forward kernel."""
+    ways = ["triton", "triton_compiled_backward"]
+    steps = select(rows, metric="backward")
+    slow = select(steps, implementation=ways[1])
+    cells = sorted(set(zip(slow["precision"], slow["sequence"], slow["d"], strict=True)))
+    body, gains = [], []
+    for precision, sequence, d in cells:
+        pair = [
+            statistic(steps, "median", implementation=way, precision=precision, sequence=sequence, d=d, heads=1)
+            for way in ways
+        ]
+        gain = ratio(pair[1], pair[0])
+        if gain:
+            gains.append(gain)
+            body.append([precision, str(sequence), str(d), *(f"{value:.3f}" for value in pair), f"{gain:.1f}×"])
+    header = ["precision", "sequence", "d", "Triton / ms", "compiled PyTorch / ms", "ratio"]
+    return {
+        "backward_ways": Table(header, body) if body else None,
+        "backward_least": min(gains, default=None),
+        "backward_most": max(gains, default=None),
+    }

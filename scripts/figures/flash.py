@@ -1,0 +1,47 @@
+"""Attention implementations against sequence length: latency, throughput or peak memory."""
+
+from cs336_systems.accounting.attention import flash_flops
+from scripts.answers.flash import NAMES
+from scripts.data import load, select
+from scripts.figures.style import COLOURS, MARKERS, save, save_note, subplots
+from scripts.log import log_to
+
+QUANTITIES = {
+    "latency": ("forward_backward", "forward + backward / ms"),
+    "throughput": ("forward_backward", "forward + backward / TFLOP/s"),
+    "memory": ("peak_memory", "peak memory / MiB"),
+}
+
+
+def draw(table: str, output: str, quantity: str) -> None:
+    """Two panels, head dimensions 64 and 128; bf16, causal, batch 1, one head."""
+    metric, label = QUANTITIES[quantity]
+    data = select(load("flash", table), metric=metric, precision="bf16", compiled_call=False, heads=1, status="ok")
+    if not len(data):
+        save_note("no FlashAttention was measured", output)
+        return
+    figure, panels = subplots(2, height=3.1)
+    for axes, d in zip(panels, (64, 128), strict=True):
+        for index, (name, title) in enumerate(NAMES.items()):
+            rows = select(data, d=d, implementation=name).sort_values("sequence")
+            if not len(rows):
+                continue
+            values = rows["median"]
+            if quantity == "throughput":
+                flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in rows["sequence"]]
+                values = [operations / value / 1e9 for operations, value in zip(flops, values, strict=True)]
+            style = {"color": COLOURS[index], "marker": MARKERS[index], "linewidth": 2.2 if name == "triton" else 1.1}
+            axes.plot(rows["sequence"], values, label=title, **style)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(f"d = {d}")
+        axes.set_xlabel("sequence / tokens")
+    panels[0].set_ylabel(label)
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, ncols=4, loc="outside lower center", fontsize=7.5)
+    save(figure, output)
+
+
+if __name__ == "__main__":
+    with log_to(snakemake.log[0]):
+        draw(table=snakemake.input.table, output=snakemake.output[0], quantity=snakemake.params.quantity)
