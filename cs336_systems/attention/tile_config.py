@@ -54,13 +54,14 @@ class TwoPassTiles:
     stages: int
 
 
-def forward_tiles(full_precision: bool, block_d: int, rows: int, aligned: bool) -> ForwardTiles:
+def forward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int, aligned: bool) -> ForwardTiles:
     """The forward kernel's tiles.
 
     Args:
         full_precision: inputs are fp32 rather than bf16 or fp16.
         block_d: head dimension, rounded up to a power of two.
         rows: batch x heads x queries.
+        n_queries: length of one sequence of queries.
         aligned: rows of the inputs start at multiples of 16 bytes, as descriptors need it.
     """
     if full_precision:
@@ -71,12 +72,14 @@ def forward_tiles(full_precision: bool, block_d: int, rows: int, aligned: bool) 
         return ForwardTiles(queries=128, keys=64, warps=8, stages=1)
     if block_d > 128:
         return ForwardTiles(queries=64, keys=32, warps=4, stages=2)
-    if rows <= 16384 or not aligned:
+    if (rows <= 16384 and n_queries <= 2048) or not aligned:
         return ForwardTiles(queries=64, keys=128 if block_d <= 64 else 64, warps=4, stages=2 if block_d <= 64 else 3)
     if rows < 65536:
         if block_d <= 64:
             return ForwardTiles(queries=64, keys=128, warps=4, stages=3, descriptors=True)
-        return ForwardTiles(queries=64, keys=64, warps=4, stages=3, descriptors=True)
+        if n_queries <= 2048:
+            return ForwardTiles(queries=64, keys=64, warps=4, stages=3, descriptors=True)
+        return ForwardTiles(queries=64, keys=128, warps=4, stages=2, descriptors=True)
     if block_d <= 64:
         return ForwardTiles(queries=128, keys=128, warps=8, stages=3, descriptors=True, registers=128)
     return ForwardTiles(queries=128, keys=64, warps=4, stages=2, descriptors=True)

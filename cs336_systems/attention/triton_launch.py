@@ -117,8 +117,8 @@ def _problem(q: Tensor) -> tuple[bool, int, int, bool, str]:
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm."""
     full_precision, block_d, rows, aligned, precision = _problem(q)
-    tiles = forward_tiles(full_precision, block_d, rows, aligned)
     batch, heads, n_queries, d = _shape(q)
+    tiles = forward_tiles(full_precision, block_d, rows, n_queries, aligned)
     o = empty_output(q)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
     q, k, v = (_aligned(x) if tiles.descriptors else _dense(x) for x in (q, k, v))
