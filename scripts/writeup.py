@@ -94,7 +94,7 @@ def write(
 ) -> None:
     """Render and typeset the report of the tables at the given paths."""
     loaded = {name: load(name, path) for name, path in tables.items()}
-    text = render(make_plan(config), loaded, pandas.read_csv(coverage), pandas.read_csv(checks))
+    text = render(make_plan(config), loaded, pandas.read_csv(coverage), pandas.read_csv(checks, keep_default_na=False))
     Path(source).write_text(text, encoding="utf-8")
     typeset(Path(source), Path(output))
 

@@ -75,10 +75,10 @@ def graph_milliseconds(call: AttentionCall, inputs: tuple[Tensor, ...], rep: int
     """Device time of forward and backward, ms: replays of a graph, which leave out what launching costs the host."""
     from triton.testing import do_bench_cudagraph
 
-    with torch.cuda.stream(torch.cuda.Stream()):
-        # New leaves: the old ones' gradients are tied to the default stream, which a capture must not touch.
-        leaves = [x.detach().clone().requires_grad_() for x in inputs]
-        return do_bench_cudagraph(lambda: torch.autograd.grad(call(*leaves).sum(), leaves), rep=rep, return_mode="all")
+    # New leaves: the old ones' gradients are tied to the default stream, which a capture must not touch.
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    torch.cuda.synchronize()
+    return do_bench_cudagraph(lambda: torch.autograd.grad(call(*leaves).sum(), leaves), rep=rep, return_mode="all")
 
 
 def host_seconds(step: Callable[[], None]) -> float:

@@ -53,6 +53,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "out_of_memory": out_of_memory,
         **account(batch, accounted, dict(zip(cells, memory, strict=True))),
         "growth": growth(cells, memory),
+        "constant_mib": min((got - want for got, want in zip(memory, expected, strict=True) if got), default=None),
     }
 
 

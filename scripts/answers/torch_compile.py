@@ -19,7 +19,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 def attention_table(table: DataFrame) -> Table | None:
     """(a) Plain attention, eager beside compiled."""
     cells = sorted(set(zip(table["sequence"], table["d"], strict=True)))
-    if not cells:
+    if table["compiled"].nunique() < 2:
         return None
     body = []
     for sequence, d in cells:

@@ -36,7 +36,7 @@ def draw(table: str, output: str, comparison: str) -> None:
             f"compiled over eager, {name}": (select(data, precision=name), {"compiled": False}, {"compiled": True})
             for name in ["fp32", "bf16"]
         }
-    figure, axes_row = subplots(len(panels), height=2.6)
+    figure, axes_row = subplots(rows=len(panels), height=0.6 + 2 * len(panels))
     drawn = False
     for axes, (title, (rows, baseline, contender)) in zip(axes_row, panels.items(), strict=True):
         sizes = size_order(select(rows, **contender))
@@ -45,13 +45,14 @@ def draw(table: str, output: str, comparison: str) -> None:
             continue
         drawn = True
         labels = [rows[rows["size"] == size]["label"].iloc[0] for size in sizes]
-        grouped_bars(axes, labels, series, label_format="{:.2f}" if len(panels) == 1 else "{:.1f}")
+        grouped_bars(axes, labels, series)
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_title(title)
+        axes.set_ylabel("speed-up")
+        axes.margins(y=0.15)
     if not drawn:
         save_note("nothing to compare was measured", output)
         return
-    axes_row[0].set_ylabel("speed-up")
     handles, names = axes_row[0].get_legend_handles_labels()
     figure.legend(handles, names, ncols=3, loc="outside lower center")
     save(figure, output)

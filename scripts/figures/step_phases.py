@@ -24,7 +24,7 @@ def draw(table: str, output: str) -> None:
         for position, size in enumerate(sizes):
             total = statistic(rows, "median", size=size, metric="step")
             if total is None:
-                axes.annotate("n/m", (position, 0.02), ha="center", fontsize=7)
+                axes.annotate("n/m", (position, 3), ha="center", fontsize=7)
                 continue
             bottom = 0.0
             for index, phase in enumerate(PHASES):

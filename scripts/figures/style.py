@@ -42,10 +42,10 @@ def save(figure: Figure, path: str | Path) -> None:
     pyplot.close(figure)
 
 
-def subplots(columns: int = 1, height: float = 2.6, *, share_y: bool = True) -> tuple[Figure, Sequence[Axes]]:
-    """A row of panels over the page's width."""
-    figure, axes = pyplot.subplots(1, columns, figsize=(WIDTH, height), sharey=share_y, squeeze=False)
-    return figure, axes[0]
+def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
+    """Panels over the page's width with a common vertical axis, row after row."""
+    figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=True, squeeze=False)
+    return figure, axes.flatten()
 
 
 def save_note(text: str, path: str | Path) -> None:
@@ -56,9 +56,7 @@ def save_note(text: str, path: str | Path) -> None:
     save(figure, path)
 
 
-def grouped_bars(
-    axes: Axes, groups: Sequence[str], series: dict[str, Sequence[float | None]], *, label_format: str = "{:.2f}"
-) -> None:
+def grouped_bars(axes: Axes, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:
     """Bars side by side in each group, each labelled with its value; what was not measured is marked n/m."""
     width = 0.8 / len(series)
     for index, (name, values) in enumerate(series.items()):
@@ -68,7 +66,7 @@ def grouped_bars(
             positions, heights, 0.92 * width, label=name, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white"
         )
         for position, value in zip(positions, values, strict=True):
-            text = "n/m" if value is None else label_format.format(value)
+            text = "n/m" if value is None else f"{value:.2f}"
             axes.annotate(text, (position, value or 0), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)
