@@ -1,5 +1,6 @@
 """Clears what a killed run leaves behind, so that the same command simply goes on."""
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -15,9 +16,10 @@ def clear_leftovers(folder: Path = Path()) -> None:
     others = [process for process in psutil.process_iter() if process.pid not in mine and _folder(process) == here]
     if any(_is_snakemake(process) for process in others):
         return
-    orphans = [process for process in others if _is_measurement(process)]
+    orphans = [process for job in others if _is_job(job) for process in [job, *_descendants(job)]]
     for process in orphans:
-        process.terminate()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     psutil.wait_procs(orphans, timeout=10)
     for lock in (here / ".snakemake" / "locks").glob("*.lock"):
         lock.unlink(missing_ok=True)
@@ -42,8 +44,14 @@ def _is_snakemake(process: psutil.Process) -> bool:
     return any(Path(word).name == "snakemake" for word in _command(process)[:3])
 
 
-def _is_measurement(process: psutil.Process) -> bool:
-    """Whether a process is a measurement that a rule started: it writes into results."""
-    command = _command(process)
-    writes_results = any(word.startswith("results/") for word in command)
-    return writes_results and any(word.startswith("cs336_systems.benchmarks.") for word in command)
+def _is_job(process: psutil.Process) -> bool:
+    """Whether a process is a measurement that a rule started, or the shell around it: it writes into results."""
+    command = " ".join(_command(process))
+    return "cs336_systems.benchmarks." in command and "--output results/" in command
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []

@@ -1,10 +1,7 @@
-"""Made-up measurements of a whole plan, which pass every self-check, and the report that the real scripts make of them."""
+"""Made-up measurements of every planned cell, plausible enough to pass the report's self-checks."""
 
-import contextlib
-import copy
 import random
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,23 +11,25 @@ import yaml
 from pydantic import BaseModel
 from pypdf import PdfReader
 
+from cs336_systems.accounting.attention import flash_flops, plain_bytes_before_backward
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.benchmarks import accumulation, autocast_dtypes
+from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.peaks import PEAKS
 from cs336_systems.measure.record import WHOLE_CELL, Measurement, Provenance, make_row, summarize, write_rows
-from cs336_systems.plan import Plan, make_plan
+from cs336_systems.plan import plan_jobs
 from cs336_systems.sizes import parse_size
-from scripts import coverage, tables, writeup
-from scripts.checks import write_checks
-from scripts.figures import speedup, step_context, step_phases, warmup
+from tests.pipeline import ROOT
 
-ROOT = Path(__file__).parents[1]
 MIB = 2**20
+PEAK = PEAKS["NVIDIA H200"]
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")
+NO_CPU_MEMORY = Measurement(metric="peak_memory", unit="MiB", status="skipped", message="on CUDA devices only")
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -55,92 +54,121 @@ def provenance(**changes: Any) -> Provenance:
     return Provenance(**(values | changes))
 
 
-def step_measurements(cell: EndToEnd, *, on_gpu: bool) -> list[Measurement]:
-    """Times of a step at 40 % of an H200's peak, the first one slow without warm-up."""
-    noise = random.Random(repr(cell))
-    shape, peak = parse_size(cell.size), PEAKS["NVIDIA H200"]
+def jittered(cell: Experiment, metric: str, milliseconds: float, n: int, first: float = 1.0) -> list[float]:
+    """Samples about a time, the first one `first` times as long; the same at each call."""
+    noise = random.Random(f"{cell} {metric}")
+    return [milliseconds * factor * noise.uniform(0.99, 1.01) for factor in [first, *[1.0] * (n - 1)]]
+
+
+def measure_end_to_end(cell: EndToEnd, *, on_gpu: bool) -> list[Measurement]:
+    """Steps at 40 % of an H200's peak, the first one slow without warm-up."""
+    shape = parse_size(cell.size)
     flops = step_flops("forward", shape, cell.vocab_size, cell.batch_size, cell.context)
-    forward = 1e3 * flops / (0.4 * peak.flops(cell.precision)) * (0.8 if cell.compiled else 1)
-    optimizer = 1e3 * state_bytes("train_step", shape, cell.vocab_size) / peak.bandwidth
+    forward = 1e3 * flops / (0.4 * PEAK.flops(cell.precision)) * (0.8 if cell.compiled else 1)
+    phases = {
+        "forward": forward,
+        "backward": 2 * forward,
+        "optimizer": 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth,
+    }
     number = {"forward": 1, "forward_backward": 2, "train_step": 3}[cell.mode]
-    base = dict(list({"forward": forward, "backward": 2 * forward, "optimizer": optimizer}.items())[:number])
-    slow = [20.0 if cell.warmup == 0 else 1.0] + [1.0] * (cell.steps - 1)
-    laps = {phase: [ms * factor * noise.uniform(0.99, 1.01) for factor in slow] for phase, ms in base.items()}
-    steps = [sum(phases) for phases in zip(*laps.values(), strict=True)]
-    peak_mib = 1.3 * state_bytes(cell.mode, shape, cell.vocab_size) / MIB
+    first = 20.0 if cell.warmup == 0 else 1.0
+    laps = {name: jittered(cell, name, ms, cell.steps, first) for name, ms in list(phases.items())[:number]}
+    steps = [sum(lap) for lap in zip(*laps.values(), strict=True)]
+    memory = [1.3 * state_bytes(cell.mode, shape, cell.vocab_size) / MIB]
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[cell.precision]
     return [
-        *(summarize(phase, "ms", values) for phase, values in laps.items()),
+        *(summarize(name, "ms", samples) for name, samples in laps.items()),
         summarize("step", "ms", steps),
         summarize("first_step", "ms", steps[:1]),
         summarize("build", "s", [0.5]),
         summarize("warmup", "s", [cell.warmup * steps[-1] / 1e3]),
-        summarize("peak_memory", "MiB", [peak_mib])
-        if on_gpu
-        else Measurement(metric="peak_memory", unit="MiB", status="skipped", message="counted on CUDA devices only"),
+        summarize("peak_memory", "MiB", memory) if on_gpu else NO_CPU_MEMORY,
         summarize("compiled_graphs", "", [1 if cell.compiled else 0]),
-        Measurement(
-            metric="logits_dtype", unit="dtype", n=1, value="bfloat16" if cell.precision == "bf16" else "float32"
-        ),
+        Measurement(metric="logits_dtype", unit="dtype", n=1, value=dtype),
         summarize("wall", "s", [sum(steps) / 1e3 + 1.0]),
     ]
 
 
-def measure(cell: Experiment, *, on_gpu: bool) -> list[Measurement]:
-    """What a cell measures: made up where it is a time, real where it is arithmetic."""
-    if isinstance(cell, EndToEnd):
-        return step_measurements(cell, on_gpu=on_gpu)
+def measure_attention(cell: Attention, *, on_gpu: bool) -> list[Measurement]:
+    """Passes at 20 % of an H200's peak, and the memory of the closed form plus a workspace."""
+    forward = 1e3 * flash_flops("forward", cell.batch_size, 1, cell.sequence, cell.d, causal=False) / (0.2 * PEAK.fp32)
+    memory = plain_bytes_before_backward(cell.batch_size, cell.sequence, cell.d) / MIB + 32
+    return [
+        summarize("forward", "ms", jittered(cell, "forward", forward, cell.steps)),
+        summarize("backward", "ms", jittered(cell, "backward", 2 * forward, cell.steps)),
+        summarize("warmup", "s", [0.1]),
+        *([summarize("memory_before_backward", "MiB", [memory])] if on_gpu else []),
+        summarize("peak_memory", "MiB", [3 * memory]) if on_gpu else NO_CPU_MEMORY,
+        summarize("wall", "s", [1.0]),
+    ]
+
+
+def measure_flash(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
+    """Contenders at 10 to 45 % of an H200's peak, what cannot run skipped; nothing on a CPU."""
+    if not on_gpu:
+        return [Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CUDA device")]
+    if cell.implementation in ("sdpa_flash", "sdpa_cudnn", "flash_attention_4") and cell.precision == "fp32":
+        return [Measurement(metric=WHOLE_CELL, status="skipped", message="this backend takes fp16 and bf16 only")]
+    if cell.implementation == "plain" and cell.sequence > 32_768:
+        return [OOM]
+    share = {"plain": 0.1, "plain_compiled": 0.15, "triton": 0.45}.get(cell.implementation, 0.4)
+    phases = {
+        name: 0.005 + 1e3 * flash_flops(name, 1, cell.heads, cell.sequence, cell.d, causal=True) / (share * PEAK.bf16)
+        for name in ("forward", "backward", "forward_backward")
+    }
+    return [
+        *(summarize(name, "ms", jittered(cell, name, ms, 20)) for name, ms in phases.items()),
+        summarize("peak_memory", "MiB", [24 * cell.heads * cell.sequence * cell.d / MIB]),
+        summarize("first_call", "s", [0.3]),
+        *([summarize("host", "us", [60.0]), summarize("graph", "ms", [0.02])] if cell.sequence <= 512 else []),
+        summarize("wall", "s", [1.0]),
+    ]
+
+
+def measure_arithmetic(cell: Experiment, *, on_gpu: bool) -> list[Measurement]:
+    """The real measurement, which takes no time worth making up."""
     module = {"accumulation": accumulation, "autocast_dtypes": autocast_dtypes}[cell.name]
     return module.measure(cell, torch.device("cpu"))
+
+
+MEASURE: dict[str, Callable[..., list[Measurement]]] = {
+    "end_to_end": measure_end_to_end,
+    "accumulation": measure_arithmetic,
+    "autocast_dtypes": measure_arithmetic,
+    "attention": measure_attention,
+    "flash": measure_flash,
+}
+"""By experiment; what is not listed leaves no rows, as if it had not run."""
+
+
+def planned_cells(experiment: str, scale: str) -> list[Any]:
+    """Every cell that config.yaml plans of an experiment."""
+    return [cell for job in plan_jobs(experiment, config(), scale).values() for cell in job.cells]
 
 
 def rows_of(
     cells: Iterable[Experiment],
     origin: Provenance,
-    outcome: Callable[[Experiment], Measurement | None] = lambda cell: None,
+    outcome: Callable[[Any], Measurement | None] = lambda cell: None,
 ) -> list[BaseModel]:
-    """The rows of cells; `outcome` may give the one measurement of a cell that failed."""
+    """The rows of cells; `outcome` may give the one measurement of a cell that could not be measured."""
     rows = []
     for cell in cells:
         lost = outcome(cell)
-        measurements = [lost] if lost else measure(cell, on_gpu=bool(origin.gpu))
+        measurements = [lost] if lost else MEASURE[cell.name](cell, on_gpu=bool(origin.gpu))
         rows += [make_row(cell, measurement, origin) for measurement in measurements]
     return rows
 
 
-def planned_cells(plan: Plan, experiment: str) -> list[Experiment]:
-    """Every cell that a plan has of an experiment."""
-    return [cell for job in plan.jobs[experiment].values() for cell in job.cells]
-
-
-def make_report(folder: Path, config: dict[str, Any], rows: dict[str, list[BaseModel]]) -> Path:
-    """The PDF that the pipeline's scripts make of rows, in a folder that gets the report's templates.
-
-    Each experiment's rows are one raw CSV file; an experiment without rows has none.
-    """
-    config = copy.deepcopy(config)
-    shutil.copytree(ROOT / "report", folder / "report", dirs_exist_ok=True)
-    label = "cpu" if config["machine"] == "auto" else config["machine"]
-    with contextlib.chdir(folder):
-        results = Path("results", label)
-        for name, csv_rows in rows.items():
-            write_rows(results / "raw" / name / "all.csv", EXPERIMENTS[name], csv_rows)
-        paths = {name: str(results / "tables" / f"{name}.csv") for name in make_plan(config).jobs}
-        for name, path in paths.items():
-            tables.merge(name, [str(csv) for csv in sorted((results / "raw" / name).glob("*.csv"))], path)
-        (results / "figures").mkdir(exist_ok=True)
-        for module in (step_phases, step_context, warmup):
-            module.draw(paths["end_to_end"], str(results / "figures" / f"{module.__name__.rpartition('.')[2]}.svg"))
-        for comparison in ("precision", "compile"):
-            speedup.draw(paths["end_to_end"], str(results / "figures" / f"{comparison}_speedup.svg"), comparison)
-        coverage.write_coverage(config, paths, str(results / "coverage.csv"))
-        write_checks(paths, str(results / "checks.csv"))
-        ends = {key: str(results / name) for key, name in {"source": "writeup.typ", "output": "writeup.pdf"}.items()}
-        writeup.write(config, paths, str(results / "coverage.csv"), str(results / "checks.csv"), **ends)
-    return folder / results / "writeup.pdf"
+def write_raw(results: Path, experiment: str, rows: list[BaseModel]) -> Path:
+    """Put an experiment's rows into the one raw CSV file of a results folder."""
+    path = results / "raw" / experiment / "all.csv"
+    write_rows(path, EXPERIMENTS[experiment], rows)
+    return path
 
 
 def pdf_text(path: Path) -> str:
-    """A PDF's text with all white space taken out, since a typeset line may break anywhere."""
+    """A PDF's text without white space, since a typeset line may break anywhere."""
     return squeeze("".join(page.extract_text() for page in PdfReader(path).pages))
 
 

@@ -1,0 +1,55 @@
+"""The clock: which phases run, in which order, and what their seconds add up to."""
+
+import time
+
+import pytest
+import torch
+
+from cs336_systems.measure.timing import Stopwatch, time_phases
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("warmup", "steps"), [(0, 1), (2, 3)])
+def test_phases_run_in_order_warm_up_first(warmup, steps):
+    ran = []
+    phases = {name: lambda name=name: ran.append(name) for name in ("forward", "backward", "optimizer")}
+    seconds, laps = time_phases(phases, warmup=warmup, steps=steps, device=CPU)
+    assert ran == ["forward", "backward", "optimizer"] * (warmup + steps)
+    assert list(laps) == ["forward", "backward", "optimizer"]
+    assert {len(samples) for samples in laps.values()} == {steps}
+    assert seconds >= 0
+
+
+def test_each_phase_has_its_own_time():
+    naps = {"short": 0.01, "long": 0.03}
+    start = time.perf_counter()
+    warmup, laps = time_phases(
+        {name: lambda nap=nap: time.sleep(nap) for name, nap in naps.items()}, warmup=2, steps=3, device=CPU
+    )
+    elapsed = time.perf_counter() - start
+    assert warmup >= 2 * 0.04
+    assert all(sample >= naps[name] for name, samples in laps.items() for sample in samples)
+    # Laps leave no gap: together they are all the time that passed, but for the calls' own overhead.
+    assert elapsed - 0.005 <= warmup + sum(map(sum, laps.values())) <= elapsed
+
+
+def test_without_warm_up_the_first_step_is_timed():
+    naps = iter([0.05, 0.0, 0.0])
+    warmup, laps = time_phases({"step": lambda: time.sleep(next(naps))}, warmup=0, steps=3, device=CPU)
+    assert warmup < 0.05 <= laps["step"][0]
+
+
+def test_stopwatch_laps_follow_each_other():
+    stopwatch = Stopwatch(CPU)
+    time.sleep(0.02)
+    assert stopwatch.lap() >= 0.02
+    assert stopwatch.lap() < 0.02
+
+
+@pytest.mark.gpu
+def test_a_lap_waits_for_the_device():
+    device = torch.device("cuda")
+    stopwatch = Stopwatch(device)
+    torch.cuda._sleep(200_000_000)  # clock cycles: 0.1 s at 2 GHz
+    assert stopwatch.lap() > 0.05
