@@ -10,13 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from cs336_systems.attention.plain import plain_attention
+from cs336_systems.attention import flash_attention, plain_attention
 
 AttentionFunction = Callable[..., Tensor]
 """(q, k, v, is_causal=...) with [batch, heads, sequence, d_head] each, to the same shape."""
 
 ATTENTION: dict[str, AttentionFunction] = {
     "plain": plain_attention,
+    "flash": flash_attention,
     "sdpa": nn.functional.scaled_dot_product_attention,
 }
 

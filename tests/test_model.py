@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from cs336_systems.accounting.transformer import block_parameters, forward_flops, parameters
-from cs336_systems.model import TransformerBlock, TransformerLM, load_model_class
+from cs336_systems.model import ATTENTION, TransformerBlock, TransformerLM, load_model_class
 from cs336_systems.sizes import SIZES, ModelShape, parse_size
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def build(num_heads=3, d_model=24, device="cpu", context_length=16):
+def build(num_heads=3, d_model=24, device="cpu", context_length=16, **options):
     torch.manual_seed(0)
     with torch.device(device):
         model = TransformerLM(
@@ -24,6 +24,7 @@ def build(num_heads=3, d_model=24, device="cpu", context_length=16):
             num_heads=num_heads,
             d_ff=40,
             rope_theta=10_000.0,
+            **options,
         )
     for parameter in model.parameters():  # Norm weights of one would hide a missing multiplication.
         if parameter.dim() == 1:
@@ -100,6 +101,16 @@ def test_bf16_autocast_stays_near_fp32(device):
     full = model(token_ids)
     relative = (low.double() - full.double()).norm() / full.double().norm()
     assert 1e-5 < relative < 2e-2  # bf16 keeps 8 bits: some error there must be
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("attention", sorted(set(ATTENTION) - {"plain"}))
+def test_attention_functions_agree(device, attention):
+    model, other = build(device=device), build(device=device, attention=ATTENTION[attention])
+    other.load_state_dict(model.state_dict())
+    token_ids = torch.randint(37, (2, 13), device=device)
+    torch.testing.assert_close(other(token_ids), model(token_ids), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.numeric

@@ -31,20 +31,20 @@ def test_each_phase_has_its_own_time():
     assert warmup >= 2 * 0.04
     assert all(sample >= naps[name] for name, samples in laps.items() for sample in samples)
     # Laps leave no gap: together they are all the time that passed, but for the calls' own overhead.
-    assert elapsed - 0.005 <= warmup + sum(map(sum, laps.values())) <= elapsed
+    assert elapsed - 0.05 <= warmup + sum(map(sum, laps.values())) <= elapsed
 
 
 def test_without_warm_up_the_first_step_is_timed():
-    naps = iter([0.05, 0.0, 0.0])
+    naps = iter([0.1, 0.0, 0.0])
     warmup, laps = time_phases({"step": lambda: time.sleep(next(naps))}, warmup=0, steps=3, device=CPU)
-    assert warmup < 0.05 <= laps["step"][0]
+    assert warmup < 0.1 <= laps["step"][0]
 
 
 def test_stopwatch_laps_follow_each_other():
     stopwatch = Stopwatch(CPU)
-    time.sleep(0.02)
-    assert stopwatch.lap() >= 0.02
-    assert stopwatch.lap() < 0.02
+    time.sleep(0.1)
+    assert stopwatch.lap() >= 0.1
+    assert stopwatch.lap() < 0.1
 
 
 @pytest.mark.gpu

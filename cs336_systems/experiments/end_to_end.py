@@ -25,8 +25,9 @@ class EndToEnd(Experiment):
     """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
     compiled: bool = False
     """Whether the model runs through torch.compile."""
-    attention: Literal["plain", "sdpa"] = "plain"
-    """plain materializes the score matrix; sdpa is PyTorch's scaled_dot_product_attention."""
+    attention: Literal["plain", "flash", "sdpa"] = "plain"
+    """plain materializes the score matrix; flash is this project's FlashAttention-2; sdpa is PyTorch's
+    scaled_dot_product_attention."""
     warmup: NonNegative = 5
     """Steps run before timing begins."""
     steps: Positive = 10

@@ -56,28 +56,35 @@ def detect() -> Machine:
 
 
 def _visible_gpus() -> tuple[tuple[str, ...], int, str]:
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.strip(" ,-1"):
-        return (), 0, ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return (), 0, ""
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         if visible is not None:
-            entries = [entry.strip() for entry in visible.split(",")]
-            handles = [_visible_handle(entry, handles) for entry in entries]
+            handles = _visible_handles(visible, handles)
+        if not handles:
+            return (), 0, ""
         names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
-        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total) if handles else 0
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total)
         return names, memory, str(pynvml.nvmlSystemGetDriverVersion())
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible_handle(entry: str, handles: list) -> object:
-    """The GPU that one entry of CUDA_VISIBLE_DEVICES names, by index or by UUID."""
-    return handles[int(entry)] if entry.isdigit() else pynvml.nvmlDeviceGetHandleByUUID(entry)
+def _visible_handles(visible: str, handles: list) -> list:
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first entry that names none."""
+    chosen = []
+    for entry in (entry.strip() for entry in visible.split(",")):
+        if entry.isdigit() and int(entry) < len(handles):
+            chosen.append(handles[int(entry)])
+        elif entry.startswith(("GPU-", "MIG-")):
+            chosen.append(pynvml.nvmlDeviceGetHandleByUUID(entry))
+        else:
+            break
+    return chosen
 
 
 def _cpu_model() -> str:

@@ -1,0 +1,49 @@
+"""Language models that are not the project's: they only share its interface."""
+
+import torch
+from torch import Tensor, nn
+
+
+class ConvolutionLM(nn.Module):
+    """A causal convolution instead of attention, tied weights: nothing of TransformerLM but its seven arguments."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        rope_theta: float,
+    ):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(vocab_size, d_model))
+        self.layers = nn.ModuleList(
+            nn.Conv1d(d_model, d_model, kernel_size=3, groups=num_heads) for _ in range(num_layers)
+        )
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        x = self.table[token_ids].transpose(1, 2)
+        for layer in self.layers:
+            x = x + torch.tanh(layer(nn.functional.pad(x, (2, 0))))
+        return x.transpose(1, 2) @ self.table.T
+
+
+class BrokenLM(ConvolutionLM):
+    """A model with a bug."""
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        raise RuntimeError("shapes cannot be multiplied: a bug, not a measurement")
+
+
+class TableLM(nn.Module):
+    """The least that can be compiled: a table of logits, added to a bias."""
+
+    def __init__(self, vocab_size: int, d_model: int, **_: object):
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(vocab_size, vocab_size))
+        self.bias = nn.Parameter(torch.randn(vocab_size))
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return self.table[token_ids] + self.bias
