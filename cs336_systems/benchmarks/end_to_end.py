@@ -109,4 +109,4 @@ def compiled_graphs() -> int:
 
 
 if __name__ == "__main__":
-    main(EndToEnd, measure, "cs336_systems.benchmarks.end_to_end")
+    main(EndToEnd, measure, "cs336_systems.benchmarks.end_to_end", check=lambda cell: load_model_class(cell.model))

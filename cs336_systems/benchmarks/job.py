@@ -48,19 +48,22 @@ class JobOptions:
     """Seed of random weights and data."""
 
 
-def main(experiment: type[E], measure: Measure, module: str) -> None:
+def main(experiment: type[E], measure: Measure, module: str, check: Callable[[E], object] = lambda cell: None) -> None:
     """Parse the command line, measure all its cells, and write or print their rows.
 
     Args:
         experiment: parameters of a cell.
         measure: measures one cell.
         module: dotted name of the calling module, whose source digest the rows carry.
+        check: raises ValueError for a cell that asks for what does not exist, before any is measured.
 
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
     try:
         cells, options = parse_command_line(experiment, sys.argv[1:])
         device = resolve_device(options.device)
+        for cell in cells:
+            check(cell)
     except ValueError as error:
         print(f"{experiment.name}: {error}", file=sys.stderr)
         sys.exit(2)

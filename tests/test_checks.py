@@ -1,0 +1,231 @@
+"""The self-checks: each passes on sound tables and fails on tables doctored to violate it; coverage and verdict."""
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import WHOLE_CELL, Measurement
+from cs336_systems.plan import make_plan
+from cs336_systems.sizes import parse_size
+from scripts import checks
+from scripts.coverage import OUTCOMES, cover
+from scripts.data import load
+from scripts.tables import merge
+from scripts.verdict import judge
+from tests.samples import H200, MIB, PEAK, config, planned_cells, provenance, rows_of, write_raw
+
+END_TO_END = {
+    "phases": checks.phases_add_up,
+    "sizes": checks.larger_sizes_take_longer,
+    "compiled": checks.compiled_is_compiled,
+    "precision": checks.precision_is_what_it_says,
+    "roofline": checks.nothing_beats_the_roofline,
+    "memory": checks.memory_holds_the_state,
+}
+
+
+def load_tables(folder, scale, **origin):
+    """Each experiment's table of made-up measurements, through the files that the pipeline reads."""
+    tables = {}
+    for name in EXPERIMENTS:
+        raw = write_raw(folder, name, rows_of(planned_cells(name, scale), provenance(**origin)))
+        merge(name, [str(raw)], str(folder / f"{name}.csv"))
+        tables[name] = load(name, folder / f"{name}.csv")
+    return tables
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """Tables of the handout's grids on an H200. Not to be changed."""
+    return load_tables(tmp_path_factory.mktemp("h200"), "handout", **H200)
+
+
+@pytest.fixture(scope="module")
+def sound_cpu(tmp_path_factory):
+    """Tables of the smoke grids on a CPU. Not to be changed."""
+    return load_tables(tmp_path_factory.mktemp("cpu"), "smoke")
+
+
+@pytest.fixture
+def table(sound):
+    """Two sizes of the H200's end-to-end table, to be doctored."""
+    table = sound["end_to_end"]
+    return table[table["size"].isin(["small", "medium"])].copy()
+
+
+def where(table, **wanted):
+    """The index of the one row that has these values."""
+    chosen = table
+    for column, value in wanted.items():
+        chosen = chosen[chosen[column] == value]
+    (index,) = chosen.index
+    return index
+
+
+CELL = {"size": "small", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5}
+
+
+def test_sound_gpu_tables_pass_every_check(sound):
+    found = list(checks.all_checks(sound))
+    assert {check.outcome for check in found} == {"passed"}, found
+    assert len({check.check for check in found}) == len(found)
+
+
+def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
+    outcomes = {check.check: check.outcome for check in checks.all_checks(sound_cpu)}
+    assert set(outcomes.values()) == {"passed", "not applicable"}
+    not_applicable = [name for name, outcome in outcomes.items() if outcome == "not applicable"]
+    assert all("peak" in name or "GPU" in name for name in not_applicable), not_applicable
+
+
+def test_nothing_applies_to_empty_tables(sound):
+    empty = {name: table.iloc[:0] for name, table in sound.items()}
+    assert {check.outcome for check in checks.all_checks(empty)} == {"not applicable"}
+
+
+@pytest.mark.parametrize(
+    ("name", "cell", "column", "value", "complaint"),
+    [
+        ("phases", {"metric": "backward", "mode": "forward_backward"}, "p20", 1e3, "small, context 512, fp32, eager"),
+        ("phases", {"metric": "forward", "mode": "forward"}, "p20", 1e-3, "small, context 512, fp32, eager"),
+        ("sizes", {"metric": "step", "mode": "forward"}, "median", 1e4, "context 512: small 10000.00 ms, medium "),
+        ("compiled", {"metric": "compiled_graphs", "mode": "forward"}, "mean", 1.0, "fp32, eager, warm-up 5: 1 graphs"),
+        ("compiled", {"metric": "compiled_graphs", "mode": "forward", "compiled": True}, "mean", 0.0, ": 0 graphs"),
+        ("precision", {"metric": "logits_dtype", "mode": "forward"}, "tf32", True, "warm-up 5: float32, TF32 on"),
+        ("precision", {"metric": "logits_dtype", "mode": "forward"}, "value", "bfloat16", "warm-up 5: bfloat16"),
+        (
+            "precision",
+            {"metric": "logits_dtype", "mode": "forward", "precision": "bf16"},
+            "value",
+            "float32",
+            "float32",
+        ),
+        ("roofline", {"metric": "step", "mode": "train_step"}, "median", 1e-2, "train_step: .*% of the peak"),
+        ("memory", {"metric": "peak_memory", "mode": "train_step"}, "mean", 10.0, "train_step: 10 MiB, not in"),
+        ("memory", {"metric": "peak_memory", "mode": "forward"}, "mean", 1e6, "forward: 1000000 MiB, not in"),
+    ],
+)
+def test_a_doctored_row_fails_its_check_and_is_named(table, name, cell, column, value, complaint):
+    assert END_TO_END[name](table).outcome == "passed"
+    table.loc[where(table, **(CELL | cell)), column] = value
+    check = END_TO_END[name](table)
+    assert check.outcome == "failed"
+    assert pandas.Series([check.detail]).str.contains(complaint).all(), check.detail
+
+
+def test_the_roofline_is_the_peak_of_the_cells_precision(table):
+    for precision in ("fp32", "bf16"):
+        cell = CELL | {"metric": "step", "mode": "train_step", "precision": precision}
+        flops = step_flops("train_step", parse_size("small"), 10_000, 4, 512)
+        limit = 1e3 * flops / PEAK.flops(precision)
+        for factor, outcome in ((1.01, "passed"), (0.99, "failed")):
+            table.loc[where(table, **cell), "median"] = factor * limit
+            assert checks.nothing_beats_the_roofline(table).outcome == outcome
+        table.loc[where(table, **cell), "median"] = 10 * limit
+
+
+def test_memory_may_be_just_the_state(table):
+    index = where(table, **CELL, metric="peak_memory", mode="train_step")
+    least = state_bytes("train_step", parse_size("small"), 10_000) / MIB
+    for factor, outcome in ((1.001, "passed"), (0.999, "failed")):
+        table.loc[index, "mean"] = factor * least
+        assert checks.memory_holds_the_state(table).outcome == outcome
+
+
+def test_a_noisy_step_explains_a_difference_of_phases(table):
+    table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= 1.5
+    assert checks.phases_add_up(table).outcome == "failed"
+    table.loc[where(table, **CELL, metric="step", mode="train_step"), "std"] = 1e3
+    assert checks.phases_add_up(table).outcome == "passed"
+
+
+def test_more_than_three_complaints_are_counted(table):
+    table["tf32"] = True
+    check = checks.precision_is_what_it_says(table)
+    number = (table["metric"] == "logits_dtype").sum()
+    assert check.detail.endswith(f"(and {number - 3} more)")
+
+
+def test_a_copied_timing_is_found(sound, table):
+    steps = table[table["metric"] == "step"].index
+    table.loc[steps[3], "mean"] = table.loc[steps[7], "mean"]
+    tables = sound | {"end_to_end": table}
+    assert checks.no_two_cells_identical(sound).outcome == "passed"
+    check = checks.no_two_cells_identical(tables)
+    assert (check.outcome, check.detail) == ("failed", f"{table.loc[steps[7], 'mean']} ms")
+
+
+@pytest.mark.parametrize("other", ["NVIDIA A10", ""])
+def test_two_machines_are_found(sound, other):
+    assert checks.one_machine(sound).outcome == "passed"
+    flash = sound["flash"].assign(gpu=other)
+    check = checks.one_machine(sound | {"flash": flash})
+    assert (check.outcome, check.detail) == ("failed", " and ".join(sorted(["NVIDIA H200", other or "no GPU"])))
+
+
+def test_all_outcomes_are_written(sound, tmp_path):
+    paths = {name: tmp_path / f"{name}.csv" for name in sound}
+    for name in sound:
+        raw = write_raw(tmp_path, name, rows_of(planned_cells(name, "handout")[:1], provenance(**H200)))
+        merge(name, [str(raw)], str(paths[name]))
+    checks.write_checks({name: str(path) for name, path in paths.items()}, str(tmp_path / "checks.csv"))
+    written = pandas.read_csv(tmp_path / "checks.csv", keep_default_na=False)
+    assert list(written.columns) == ["check", "outcome", "detail"]
+    assert len(written) == len(list(checks.all_checks(sound)))
+
+
+def test_coverage_counts_every_planned_cell_once(tmp_path):
+    lost = {
+        128: Measurement(metric=WHOLE_CELL, status="oom", message="none left"),
+        256: Measurement(metric=WHOLE_CELL, status="failed", message="no compiler"),
+        512: Measurement(metric=WHOLE_CELL, status="skipped", message="no abacus"),
+    }
+    cells = planned_cells("end_to_end", "handout")
+    run = [cell for cell in cells if cell.size != "10B"]
+    rows = rows_of(run, provenance(**H200), lambda cell: lost.get(cell.context) if cell.size == "xl" else None)
+    tables = {name: load(name, write_raw(tmp_path, name, rows if name == "end_to_end" else [])) for name in EXPERIMENTS}
+    found = cover(make_plan(config(scale="handout")), tables).set_index(["experiment", "grid"])
+    # Six training modes and precisions a size and context; nothing of 10B was run.
+    assert found.loc[("end_to_end", "eager")].to_dict() == {
+        "planned": 144,
+        "ok": 102,
+        "oom": 6,
+        "skipped": 6,
+        "failed": 6,
+        "not run": 24,
+    }
+    assert found.loc[("end_to_end", "compiled"), "skipped"] == 6
+    assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
+    assert (found["planned"] == found[OUTCOMES].sum(axis=1)).all()
+    assert found["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """The verdict on checks with the given outcomes."""
+
+    def run(*outcomes, strict=False):
+        rows = [{"check": f"check {index}", "outcome": name, "detail": "why"} for index, name in enumerate(outcomes)]
+        pandas.DataFrame(rows).to_csv(tmp_path / "checks.csv", index=False)
+        judge(str(tmp_path / "checks.csv"), str(tmp_path / "verdict.txt"), strict)
+        return (tmp_path / "verdict.txt").read_text()
+
+    run.verdict = tmp_path / "verdict.txt"
+    return run
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_verdict_counts_what_applies(judged, strict):
+    assert judged("passed", "not applicable", "passed", strict=strict) == "2 of 2 self-checks passed\n"
+
+
+def test_a_failed_check_fails_a_strict_run_only(judged):
+    assert judged("passed", "failed", "not applicable") == "1 of 2 self-checks passed\n"
+    judged.verdict.unlink()
+    with pytest.raises(SystemExit) as status:
+        judged("passed", "failed", strict=True)
+    assert "1 self-checks failed and config.yaml says strict: true: check 1: why" in str(status.value)
+    assert not Path(judged.verdict).exists()
