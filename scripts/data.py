@@ -25,6 +25,27 @@ def load(experiment: str, path: str | Path) -> DataFrame:
     return table
 
 
+SETTINGS = {
+    "end_to_end": ["batch_size", "vocab_size", "steps", "model"],
+    "accumulation": ["additions"],
+    "attention": ["batch_size", "precision", "warmup", "steps"],
+}
+"""Parameters that the report does not compare: a table or figure shows cells of one value of each."""
+
+
+def load_typical(experiment: str, path: str | Path) -> DataFrame:
+    """An experiment's table, reduced to the most frequent value of each of its `SETTINGS`."""
+    return typical(experiment, load(experiment, path))
+
+
+def typical(experiment: str, table: DataFrame) -> DataFrame:
+    """The rows that have the most frequent value of each parameter that the report does not compare."""
+    for column in SETTINGS.get(experiment, []):
+        if len(table):
+            table = table[table[column] == table[column].mode().iloc[0]]
+    return table
+
+
 def select(table: DataFrame, **wanted: Any) -> DataFrame:
     """The rows that have the wanted value in each named column."""
     for column, value in wanted.items():

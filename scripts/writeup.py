@@ -18,7 +18,7 @@ from scripts.answers import (
     summary,
     torch_compile,
 )
-from scripts.data import load
+from scripts.data import load, typical
 from scripts.log import log_to
 from scripts.typst import FILTERS, FONT_FOLDER, finalize
 
@@ -64,13 +64,14 @@ def render(
     plan: Plan, tables: Mapping[str, pandas.DataFrame], coverage: pandas.DataFrame, checks: pandas.DataFrame
 ) -> str:
     """The report as Typst source."""
+    shown = {name: typical(name, table) for name, table in tables.items()}
     return (
         environment(Path("report"))
         .get_template("writeup.typ.j2")
         .render(
             summary=summary.answers(tables, plan, coverage, checks),
             parts={part: list(sections) for part, sections in PARTS.items()},
-            sections={name: answers(tables) for part in PARTS.values() for name, answers in part.items()},
+            sections={name: answers(shown) for part in PARTS.values() for name, answers in part.items()},
             commands={name: [job.command for job in jobs.values()] for name, jobs in plan.jobs.items()},
         )
     )

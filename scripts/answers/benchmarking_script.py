@@ -25,6 +25,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     steady = select(eager, warmup=warmup)
     return {
         "context": context,
+        "batch_size": int(eager["batch_size"].iloc[0]) if len(eager) else None,
+        "vocab_size": int(eager["vocab_size"].iloc[0]) if len(eager) else None,
         "warmup": warmup,
         "steps": int(steady["steps"].max()) if len(steady) else None,
         "times": times_table(select(steady, context=context)),

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from scripts.data import load, ratio, reference_context, select, size_order, statistic, steady_warmup
+from scripts.data import load_typical, ratio, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import grouped_bars, save, save_note, subplots
 from scripts.log import log_to
 
@@ -25,7 +25,7 @@ def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str])
 
 def draw(table: str, output: str, comparison: str) -> None:
     """Grouped bars; `comparison` is `precision` (one panel) or `compile` (a panel a precision)."""
-    data = load("end_to_end", table)
+    data = load_typical("end_to_end", table)
     data = select(data, attention="plain", context=reference_context(data))
     data = data[data["warmup"] == steady_warmup(data)]
     if comparison == "precision":

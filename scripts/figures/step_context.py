@@ -1,13 +1,13 @@
 """Training-step time against context length, a line a size."""
 
-from scripts.data import load, select, size_order, steady_warmup
+from scripts.data import load_typical, select, size_order, steady_warmup
 from scripts.figures.style import COLOURS, MARKERS, save, save_note, subplots
 from scripts.log import log_to
 
 
 def draw(table: str, output: str) -> None:
     """Forward and backward, log-log, fp32 beside bf16; a size that ran out of memory ends early."""
-    data = load("end_to_end", table)
+    data = load_typical("end_to_end", table)
     data = select(data, compiled=False, attention="plain", metric="step", mode="forward_backward")
     data = data[data["warmup"] == steady_warmup(data)]
     if not len(data):

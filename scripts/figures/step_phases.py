@@ -1,6 +1,6 @@
 """Where a training step's time goes, a bar a size and precision."""
 
-from scripts.data import load, reference_context, select, size_order, statistic, steady_warmup
+from scripts.data import load_typical, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import COLOURS, HATCHES, save, save_note, subplots
 from scripts.log import log_to
 from scripts.typst import significant
@@ -10,7 +10,7 @@ PHASES = ["forward", "backward", "optimizer"]
 
 def draw(table: str, output: str) -> None:
     """Stacked shares of forward, backward and optimizer; the step's total above each bar."""
-    data = load("end_to_end", table)
+    data = load_typical("end_to_end", table)
     context = reference_context(data)
     data = select(data, compiled=False, attention="plain", mode="train_step", context=context)
     data = data[data["warmup"] == steady_warmup(data)]

@@ -1,13 +1,13 @@
 """How slow the first timed step is after few warm-up steps."""
 
-from scripts.data import load, ratio, select, size_order, statistic
+from scripts.data import load_typical, ratio, select, size_order, statistic
 from scripts.figures.style import grouped_bars, save, save_note, subplots
 from scripts.log import log_to
 
 
 def draw(table: str, output: str) -> None:
     """First timed step over the median step of the same run, by warm-up steps, a group a size; log scale."""
-    data = load("end_to_end", table)
+    data = load_typical("end_to_end", table)
     data = select(data, compiled=False, attention="plain", mode="forward_backward", precision="fp32")
     cold = data[data["warmup"] == data["warmup"].min()]
     if not len(cold) or data["warmup"].nunique() < 2:

@@ -1,0 +1,253 @@
+"""The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
+
+import contextlib
+import importlib
+import re
+import shutil
+from pathlib import Path
+
+import jinja2
+import pandas
+import pytest
+
+from cs336_systems.experiments.base import field_docs
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import WHOLE_CELL, Measurement
+from cs336_systems.plan import check_structure, plan_jobs
+from scripts import answers
+from scripts.answers import benchmarking_mixed_precision, benchmarking_script, pytorch_attention, torch_compile
+from scripts.checks import write_checks
+from scripts.coverage import write_coverage
+from scripts.data import load
+from scripts.tables import merge
+from scripts.writeup import PARTS, environment, typeset, write
+from tests.pipeline import ROOT, copy_project, snakemake
+from tests.samples import H200, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
+
+SECTIONS = [name for part in PARTS.values() for name in part]
+NASTY = (
+    "#panic() $x_1$ @tab-times <checks> {{a}} << b >> <% set c %> <# d #> \"q\" 'r' \\n \\ *bold* _e_ `f` [g] // h "
+    "Ωмега"
+)
+CHINESE, SHOWN_CHINESE = "测 中", "[U+6D4B] [U+4E2D]"
+
+
+class Report:
+    """A finished report and what it was made of."""
+
+    def __init__(self, results: Path):
+        self.pdf = results / "writeup.pdf"
+        self.source = results / "writeup.typ"
+        self.text = pdf_text(self.pdf)
+        self.tables = {name: load(name, results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
+
+    def says(self, text: str) -> bool:
+        return squeeze(text) in self.text
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """The report of a copy's recorded handout grids, by `snakemake writeup`; the words of one failure are nasty."""
+    folder = copy_project(tmp_path_factory.mktemp("h200") / "project")
+    results = folder / "results" / "nvidia-h200"
+    failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
+    for name in EXPERIMENTS:
+        cells = planned_cells(name, "handout")
+        lost = {"end_to_end": [cells[0]]}.get(name, [])
+        origin = provenance(**H200, git_dirty=True, cpu=NASTY)
+        write_raw(results, name, rows_of(cells, origin, lambda cell, lost=lost: failed if cell in lost else None))
+    snakemake(folder, "writeup", "--config", "machine=nvidia-h200")
+    return Report(results)
+
+
+def write_report(folder: Path, rows: dict) -> Report:
+    """A report of this machine's smoke grids, by the scripts alone; pictures are not drawn anew."""
+    shutil.copytree(ROOT / "report", folder / "report")
+    results = Path("results", "cpu")
+    settings = config(scale="smoke")
+    with contextlib.chdir(folder):
+        (results / "figures").mkdir(parents=True)
+        for picture in re.findall(r'#picture\("(\w+)"', "".join(p.read_text() for p in Path("report").rglob("*.j2"))):
+            (results / "figures" / f"{picture}.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+        tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
+        for name, path in tables.items():
+            raw = [str(write_raw(results, name, rows[name]))] if name in rows else []
+            merge(name, raw, path)
+        write_coverage(settings, tables, str(results / "coverage.csv"))
+        write_checks(tables, str(results / "checks.csv"))
+        ends = {"source": str(results / "writeup.typ"), "output": str(results / "writeup.pdf")}
+        write(settings, tables, str(results / "coverage.csv"), str(results / "checks.csv"), **ends)
+    return Report(folder / results)
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    """The report of made-up measurements on a processor with a nasty name."""
+    rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return write_report(tmp_path_factory.mktemp("cpu"), rows)
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory):
+    """The report of a machine on which nothing was measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        return write_report(tmp_path_factory.mktemp("nothing"), {})
+
+
+@pytest.fixture(params=["h200", "cpu", "nothing"])
+def report(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_every_report_has_every_section(report):
+    for part in PARTS:
+        assert report.says(part)
+    for name in SECTIONS:
+        assert report.says(name)
+    for heading in ("Machine and versions", "Coverage", "Self-checks", "Commands", "References"):
+        assert report.says(heading)
+
+
+def test_sections_are_templates_and_answers():
+    assert {path.name.removesuffix(".typ.j2") for path in (ROOT / "report" / "sections").glob("*")} == set(SECTIONS)
+    modules = {path.stem for path in Path(answers.__file__).parent.glob("[!_]*.py")} - {"summary"}
+    used = {function.__module__.rpartition(".")[2] for part in PARTS.values() for function in part.values()}
+    assert used == modules
+
+
+def test_every_number_in_the_report_was_computed(report):
+    assert not re.search(r"\bnan\b|\binf\b|\bNone\b|Undefined", report.source.read_text())
+
+
+def test_a_failures_words_come_out_literally(h200):
+    assert h200.says(NASTY)
+    assert h200.says(f"[31m{SHOWN_CHINESE}")
+    assert h200.says("שלום") or h200.says("שלום"[::-1])
+
+
+def test_a_processors_name_comes_out_literally(cpu):
+    assert cpu.text.count(squeeze(f"CPU ({NASTY}{SHOWN_CHINESE})")) > 10  # title, headers, captions
+    assert cpu.text.count(squeeze(NASTY)) > cpu.text.count(squeeze(f"CPU ({NASTY}"))  # table of versions
+
+
+def test_a_report_of_nothing_says_so(nothing):
+    assert nothing.says("not run")
+    assert nothing.text.count(squeeze("measured on this machine")) >= len(SECTIONS) - 2
+    planned = sum(len(planned_cells(name, "smoke")) for name in EXPERIMENTS)
+    assert nothing.says(f"0 of {planned} planned cells measured")
+    assert nothing.says("0 of 0 applicable self-checks passed")
+
+
+def test_the_machine_is_named_and_doubts_are_told(h200, cpu):
+    assert h200.says("measured on NVIDIA H200")
+    assert h200.says("uncommitted changes")
+    assert not cpu.says("uncommitted changes")
+    assert cpu.says("The smoke scale")
+    assert not h200.says("The smoke scale")
+
+
+def test_lost_cells_are_counted_and_explained(h200):
+    cells = [cell for name in EXPERIMENTS for cell in planned_cells(name, "handout")]
+    statuses = pandas.concat([table[table["metric"] == WHOLE_CELL]["status"] for table in h200.tables.values()])
+    assert {"oom", "failed", "skipped"} == set(statuses)
+    assert h200.says(f"{len(cells) - len(statuses)} of {len(cells)} planned cells measured")
+    assert h200.says("CUDA out of memory. Tried to allocate 20.00 GiB")
+    assert h200.says("OOM")
+
+
+def test_every_job_can_be_repeated_by_its_command(h200):
+    for name in EXPERIMENTS:
+        for job in plan_jobs(name, config(), "handout").values():
+            assert h200.says(job.command)
+
+
+def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
+    folder = cpu.pdf.parents[2]
+    first = cpu.pdf.read_bytes(), cpu.source.read_bytes()
+    results = Path("results", "cpu")
+    tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        ends = {"source": str(results / "writeup.typ"), "output": str(tmp_path / "again.pdf")}
+        write(config(scale="smoke"), tables, str(results / "coverage.csv"), str(results / "checks.csv"), **ends)
+    assert ((tmp_path / "again.pdf").read_bytes(), cpu.source.read_bytes()) == first
+
+
+def test_an_undefined_name_is_an_error(tmp_path):
+    (tmp_path / "a.j2").write_text("<< summary.machine >> <% if summary.speed %>fast<% endif %>")
+    with pytest.raises(jinja2.UndefinedError, match="speed"):
+        environment(tmp_path).get_template("a.j2").render(summary={"machine": "x"})
+
+
+def test_a_typesetting_error_is_told_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.typ").write_text("= Fine\n#nowhere()\n")
+    with pytest.raises(RuntimeError, match=r"bad\.typ: (?s:.*)unknown variable: nowhere(?s:.*)2"):
+        typeset(Path("bad.typ"), Path("bad.pdf"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_whole(name):
+    whole = config()
+    check_structure(whole)
+    for scale in ("smoke", "handout"):
+        assert plan_jobs(name, whole, scale)
+    kind = EXPERIMENTS[name]
+    docs = field_docs(kind)
+    assert all(docs.get(field) for field in kind.__dataclass_fields__)
+    assert kind.__doc__.endswith(".")
+    importlib.import_module(f"cs336_systems.benchmarks.{name}")
+
+
+def median(table, **wanted):
+    """The median of the one row of a step that has these values."""
+    rows = table[table["metric"] == "step"]
+    for column, value in wanted.items():
+        rows = rows[rows[column] == value]
+    (value,) = rows["median"]
+    return value
+
+
+def test_speedups_are_ratios_of_medians(h200):
+    table = h200.tables["end_to_end"]
+    cell = {"size": "2.7B", "context": 512, "warmup": 5, "mode": "forward_backward"}
+    eager = {precision: median(table, precision=precision, compiled=False, **cell) for precision in ("fp32", "bf16")}
+    found = benchmarking_mixed_precision.answers(h200.tables)
+    label, gain = found["largest"]
+    assert label == "10B"  # forward and backward fits, though the training step does not
+    (row,) = [row for row in found["speed"].rows if row[0] == "2.7B"]
+    assert row[4:7] == [f"{eager['fp32']:.1f}", f"{eager['bf16']:.1f}", f"{eager['fp32'] / eager['bf16']:.2f}×"]
+    assert h200.says(f"{gain:.2f}×")
+
+    compiled = median(table, precision="bf16", compiled=True, **cell)
+    (row,) = [row for row in torch_compile.answers(h200.tables)["times"].rows if row[:2] == ["2.7B", "bf16"]]
+    assert f"{eager['bf16'] / compiled:.2f}×" in row
+
+
+def test_warm_up_is_quoted_against_the_settled_step(h200):
+    table = h200.tables["end_to_end"]
+    found = benchmarking_script.answers(h200.tables)
+    cold = table[(table["metric"] == "step") & (table["warmup"] == 0)].set_index("size")["mean"]
+    inflation = [
+        mean
+        / median(table, size=size, context=512, precision="fp32", compiled=False, warmup=5, mode="forward_backward")
+        for size, mean in cold.items()
+    ]
+    assert found["most_inflated"] == pytest.approx(max(inflation))
+    assert found["least_inflated"] == pytest.approx(min(inflation))
+    assert max(inflation) == pytest.approx(2.9, rel=0.05)  # one of ten steps takes twenty times as long
+
+
+def test_utilization_is_the_share_that_the_samples_were_made_with(h200):
+    best = benchmarking_script.answers(h200.tables)["best_utilization"]
+    assert 0.3 < best["share"] < 0.4  # 40 % in forward and backward, none in the optimizer
+
+
+def test_attentions_memory_grows_with_the_square_of_the_sequence(h200):
+    found = pytorch_attention.answers(h200.tables)
+    assert found["growth"] == pytest.approx(2, abs=0.05)
+    assert found["constant_mib"] == pytest.approx(32)
+    assert found["expected_mib"] == pytest.approx(5 * found["vectors_mib"] + found["scores_mib"])
