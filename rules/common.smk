@@ -80,7 +80,7 @@ def job_source(wildcards):
 NUMERIC_TESTS = {
     "end_to_end": "tests/test_model.py",
     "attention": "tests/test_attention.py",
-    "flash": "tests/test_attention.py tests/test_attention_gpu.py",
+    "flash": "tests/test_attention_gpu.py",
 }
 
 

@@ -23,8 +23,8 @@ from cs336_systems.measure.peaks import PEAKS
 from cs336_systems.measure.record import WHOLE_CELL, Measurement, Provenance, make_row, summarize, write_rows
 from cs336_systems.plan import plan_jobs
 from cs336_systems.sizes import parse_size
-from tests.pipeline import ROOT
 
+ROOT = Path(__file__).parents[1]
 MIB = 2**20
 PEAK = PEAKS["NVIDIA H200"]
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}

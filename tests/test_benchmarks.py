@@ -25,7 +25,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import Measurement, read_rows, summarize
 from tests.models import ConvolutionLM
-from tests.pipeline import ROOT, environment
+from tests.samples import ROOT
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=8,num_layers=1,num_heads=2"
@@ -69,18 +69,6 @@ def launch(command, tmp_path):
 
     run.output = output
     return run
-
-
-def module_run(name, *arguments, **variables):
-    """The same command line in a process of its own, as Snakemake starts it."""
-    return subprocess.run(
-        [sys.executable, "-m", f"cs336_systems.benchmarks.{name}", *arguments],
-        cwd=ROOT,
-        env=environment(ROOT) | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("mode", PHASES)
@@ -213,7 +201,13 @@ def test_a_compiler_that_fails_costs_only_the_compiled_cell(launch):
 def test_a_bug_ends_the_job_and_leaves_no_file(tmp_path):
     output = tmp_path / "rows.csv"
     arguments = ["--size", TINY, "--context", "8", "--model", "tests.models:BrokenLM", "--output", str(output)]
-    done = module_run("end_to_end", *arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", "cs336_systems.benchmarks.end_to_end", *arguments, "--device", "cpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1
     assert "RuntimeError: shapes cannot be multiplied" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
 
 import contextlib
+import dataclasses
 import importlib
 import re
 import shutil
@@ -19,10 +20,10 @@ from scripts.answers import benchmarking_mixed_precision, benchmarking_script, p
 from scripts.checks import write_checks
 from scripts.coverage import write_coverage
 from scripts.data import load
+from scripts.figures import flash, speedup, step_context, step_phases, warmup
 from scripts.tables import merge
 from scripts.writeup import PARTS, environment, typeset, write
-from tests.pipeline import ROOT, copy_project, snakemake
-from tests.samples import H200, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
+from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
 SECTIONS = [name for part in PARTS.values() for name in part]
 NASTY = (
@@ -30,6 +31,17 @@ NASTY = (
     "Ωмега"
 )
 CHINESE, SHOWN_CHINESE = "测 中", "[U+6D4B] [U+4E2D]"
+FIGURES = {
+    "step_phases": (step_phases, "end_to_end", {}),
+    "step_context": (step_context, "end_to_end", {}),
+    "warmup": (warmup, "end_to_end", {}),
+    "precision_speedup": (speedup, "end_to_end", {"comparison": "precision"}),
+    "compile_speedup": (speedup, "end_to_end", {"comparison": "compile"}),
+    "flash_latency": (flash, "flash", {"quantity": "latency"}),
+    "flash_throughput": (flash, "flash", {"quantity": "throughput"}),
+    "flash_memory": (flash, "flash", {"quantity": "memory"}),
+}
+"""Module, table and options of each picture."""
 
 
 class Report:
@@ -39,40 +51,27 @@ class Report:
         self.pdf = results / "writeup.pdf"
         self.source = results / "writeup.typ"
         self.text = pdf_text(self.pdf)
+        self.figures = results / "figures"
         self.tables = {name: load(name, results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
 
     def says(self, text: str) -> bool:
         return squeeze(text) in self.text
 
 
-@pytest.fixture(scope="module")
-def h200(tmp_path_factory):
-    """The report of a copy's recorded handout grids, by `snakemake writeup`; the words of one failure are nasty."""
-    folder = copy_project(tmp_path_factory.mktemp("h200") / "project")
-    results = folder / "results" / "nvidia-h200"
-    failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
-    for name in EXPERIMENTS:
-        cells = planned_cells(name, "handout")
-        lost = {"end_to_end": [cells[0]]}.get(name, [])
-        origin = provenance(**H200, git_dirty=True, cpu=NASTY)
-        write_raw(results, name, rows_of(cells, origin, lambda cell, lost=lost: failed if cell in lost else None))
-    snakemake(folder, "writeup", "--config", "machine=nvidia-h200")
-    return Report(results)
-
-
-def write_report(folder: Path, rows: dict) -> Report:
-    """A report of this machine's smoke grids, by the scripts alone; pictures are not drawn anew."""
+def write_report(folder: Path, label: str, rows: dict) -> Report:
+    """The report that the pipeline's scripts make of rows, by experiment; the label `cpu` is this machine."""
     shutil.copytree(ROOT / "report", folder / "report")
-    results = Path("results", "cpu")
-    settings = config(scale="smoke")
-    with contextlib.chdir(folder):
-        (results / "figures").mkdir(parents=True)
-        for picture in re.findall(r'#picture\("(\w+)"', "".join(p.read_text() for p in Path("report").rglob("*.j2"))):
-            (results / "figures" / f"{picture}.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"/>')
+    results = Path("results", label)
+    settings = config(scale="smoke") if label == "cpu" else config(machine=label)
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
         tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
         for name, path in tables.items():
             raw = [str(write_raw(results, name, rows[name]))] if name in rows else []
             merge(name, raw, path)
+        (results / "figures").mkdir()
+        for picture, (module, experiment, options) in FIGURES.items():
+            module.draw(table=tables[experiment], output=str(results / "figures" / f"{picture}.svg"), **options)
         write_coverage(settings, tables, str(results / "coverage.csv"))
         write_checks(tables, str(results / "checks.csv"))
         ends = {"source": str(results / "writeup.typ"), "output": str(results / "writeup.pdf")}
@@ -81,20 +80,29 @@ def write_report(folder: Path, rows: dict) -> Report:
 
 
 @pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """The report of the handout's grids on an H200; the words of one failure are nasty."""
+    failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
+    origin = provenance(**H200, git_dirty=True, cpu=NASTY)
+    first = planned_cells("end_to_end", "handout")[0]
+    rows = {
+        name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
+        for name in EXPERIMENTS
+    }
+    return write_report(tmp_path_factory.mktemp("h200"), "nvidia-h200", rows)
+
+
+@pytest.fixture(scope="module")
 def cpu(tmp_path_factory):
-    """The report of made-up measurements on a processor with a nasty name."""
+    """The report of the smoke grids on a processor with a nasty name."""
     rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        return write_report(tmp_path_factory.mktemp("cpu"), rows)
+    return write_report(tmp_path_factory.mktemp("cpu"), "cpu", rows)
 
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory):
     """The report of a machine on which nothing was measured."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        return write_report(tmp_path_factory.mktemp("nothing"), {})
+    return write_report(tmp_path_factory.mktemp("nothing"), "cpu", {})
 
 
 @pytest.fixture(params=["h200", "cpu", "nothing"])
@@ -116,6 +124,16 @@ def test_sections_are_templates_and_answers():
     modules = {path.stem for path in Path(answers.__file__).parent.glob("[!_]*.py")} - {"summary"}
     used = {function.__module__.rpartition(".")[2] for part in PARTS.values() for function in part.values()}
     assert used == modules
+
+
+def test_every_picture_of_the_templates_is_drawn_and_captioned(h200, nothing):
+    templates = "".join(path.read_text() for path in (ROOT / "report").rglob("*.j2"))
+    assert set(re.findall(r'#picture\("(\w+)"', templates)) == set(FIGURES)
+    assert {path.stem for path in (ROOT / "report" / "captions").glob("*.rst")} == {*FIGURES, "table", "checks"}
+    for name in FIGURES:
+        drawn, note = ((report.figures / f"{name}.svg").read_bytes() for report in (h200, nothing))
+        assert drawn.count(b"<path") > 2 * note.count(b"<path"), name
+        assert b"<image" not in drawn  # vectors only
 
 
 def test_every_number_in_the_report_was_computed(report):
@@ -152,7 +170,7 @@ def test_the_machine_is_named_and_doubts_are_told(h200, cpu):
 def test_lost_cells_are_counted_and_explained(h200):
     cells = [cell for name in EXPERIMENTS for cell in planned_cells(name, "handout")]
     statuses = pandas.concat([table[table["metric"] == WHOLE_CELL]["status"] for table in h200.tables.values()])
-    assert {"oom", "failed", "skipped"} == set(statuses)
+    assert {"oom", "failed"} == set(statuses)
     assert h200.says(f"{len(cells) - len(statuses)} of {len(cells)} planned cells measured")
     assert h200.says("CUDA out of memory. Tried to allocate 20.00 GiB")
     assert h200.says("OOM")
@@ -197,7 +215,7 @@ def test_an_experiment_is_whole(name):
         assert plan_jobs(name, whole, scale)
     kind = EXPERIMENTS[name]
     docs = field_docs(kind)
-    assert all(docs.get(field) for field in kind.__dataclass_fields__)
+    assert all(docs.get(field.name) for field in dataclasses.fields(kind))
     assert kind.__doc__.endswith(".")
     importlib.import_module(f"cs336_systems.benchmarks.{name}")
 
