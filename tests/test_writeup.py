@@ -259,6 +259,12 @@ def test_warm_up_is_quoted_against_the_settled_step(h200):
     assert max(inflation) == pytest.approx(2.9, rel=0.05)  # one of ten steps takes twenty times as long
 
 
+def test_warm_up_is_no_subject_where_it_was_not_varied(h200):
+    table = h200.tables["end_to_end"]
+    only_cold = {**h200.tables, "end_to_end": table[table["warmup"] == 0]}
+    assert benchmarking_script.answers(only_cold)["warmup_table"] is None
+
+
 def test_utilization_is_the_share_that_the_samples_were_made_with(h200):
     best = benchmarking_script.answers(h200.tables)["best_utilization"]
     assert 0.3 < best["share"] < 0.4  # 40 % in forward and backward, none in the optimizer

@@ -164,6 +164,8 @@ def warmup_answers(eager: DataFrame) -> dict[str, Any]:
     mode, context, precision = cold[["mode", "context", "precision"]].iloc[0]
     data = select(eager, mode=mode, context=context, precision=precision)
     warmups, sizes = sorted(data["warmup"].unique()), size_order(cold)
+    if len(warmups) < 2:
+        return {"warmup_table": None}
     body = []
     inflation, settled = [], []
     for size in sizes:
