@@ -4,6 +4,7 @@ import os
 import platform
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pynvml
@@ -89,7 +90,7 @@ def _visible_handles(visible: str, handles: list) -> list:
 
 def _cpu_model() -> str:
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as cpuinfo:  # noqa: PTH123
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as cpuinfo:
             names = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
     except OSError:
         names = []
