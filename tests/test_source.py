@@ -9,6 +9,8 @@ FILES = {
     "top": """
 '''Doc.'''
 from digested.middle import value
+from . import sibling
+from .package import inner
 
 
 def f(x):
@@ -17,13 +19,18 @@ def f(x):
 """,
     "middle": "from digested import bottom\n\nvalue = bottom.value\n",
     "bottom": "value = 3\n",
+    "sibling": "value = 5\n",
+    "package/__init__": "",
+    "package/inner": "from ..uncle import value\nfrom . import cousin\n",
+    "package/cousin": "value = 6\n",
+    "uncle": "value = 7\n",
     "unrelated": "value = 4\n",
 }
 
 
 @pytest.fixture
 def edit(tmp_path, monkeypatch):
-    (tmp_path / "digested").mkdir()
+    (tmp_path / "digested" / "package").mkdir(parents=True)
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(**changes):
@@ -39,7 +46,10 @@ def test_comments_docstrings_and_layout_do_not_count(edit):
     assert edit(top=changed) == edit()
 
 
-@pytest.mark.parametrize("module", ["top", "middle", "bottom"])
+IMPORTED = ["top", "middle", "bottom", "sibling", "package/__init__", "package/inner", "package/cousin", "uncle"]
+
+
+@pytest.mark.parametrize("module", IMPORTED)
 def test_code_counts_wherever_it_is_imported(edit, module):
     assert edit(**{module: FILES[module] + "\nextra = 1\n"}) != edit()
 
@@ -56,3 +66,9 @@ def test_an_unknown_module_is_named(edit):
     edit()
     with pytest.raises(ValueError, match=r"'digested\.missing'"):
         source_digest("digested.missing")
+
+
+@pytest.mark.parametrize("text", ["def f(:\n", "from ... import x\n"])
+def test_what_is_no_module_is_named(edit, text):
+    with pytest.raises(ValueError, match=r"digested/bottom\.py: "):
+        edit(bottom=text)

@@ -2,6 +2,7 @@
 
 import ast
 import hashlib
+import importlib.util
 import sys
 from functools import cache
 from pathlib import Path
@@ -10,7 +11,7 @@ DIGEST_CHARACTERS = 12
 
 
 def source_digest(*modules: str) -> str:
-    """A digest of the modules and of all they import from their own top-level packages, comments left out.
+    """A digest of the modules and of all they import from their own top-level packages and this one, without comments.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
@@ -19,9 +20,9 @@ def source_digest(*modules: str) -> str:
         12 hexadecimal digits; the same for sources that differ only in comments, docstrings and layout.
 
     Raises:
-        ValueError: a module's source cannot be found.
+        ValueError: a module's source cannot be found, or is not Python.
     """
-    packages = {module.partition(".")[0] for module in modules}
+    packages = {module.partition(".")[0] for module in [__name__, *modules]}
     sources: dict[str, str] = {}
     pending = list(modules)
     while pending:
@@ -31,7 +32,7 @@ def source_digest(*modules: str) -> str:
         path = _find(module)
         if path is None:
             raise ValueError(f"no source file found for module {module!r}")
-        sources[module], imported = _read(path)
+        sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
         parents = [module.rpartition(".")[0]] if "." in module else []
         pending += [
             name for name in [*imported, *parents] if name.partition(".")[0] in packages and _find(name) is not None
@@ -49,21 +50,26 @@ def _find(module: str) -> Path | None:
     return None
 
 
-def _read(path: Path) -> tuple[str, list[str]]:
-    return _parse(path, path.stat().st_mtime_ns)
-
-
 @cache
-def _parse(path: Path, mtime_ns: int) -> tuple[str, list[str]]:
-    """The normalized source of a file, and every module name it may import (`from a import b` may mean a.b)."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            imported += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
+    """The normalized source of a module, and every module name it may import (`from a import b` may mean a.b)."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imported = [name for node in ast.walk(tree) for name in _imported(node, package)]
+    except (SyntaxError, ImportError) as error:
+        raise ValueError(f"{path}: {error}") from None
     return _normalize(tree), imported
+
+
+def _imported(node: ast.AST, package: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        # Dots are relative to the package; a name without them stays as it is.
+        source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        return [source, *(f"{source}.{alias.name}" for alias in node.names)]
+    return []
 
 
 def _normalize(node: object) -> str:
