@@ -60,18 +60,33 @@ def parse_size(size: str) -> ModelShape:
     512
 
     Raises:
-        ValueError: no such name, a malformed specification, or an impossible shape.
+        ValueError: no such name, a malformed specification, a name that is taken or unfit for a file's, or an
+            impossible shape.
     """
     if size in SIZES:
         return SIZES[size]
-    name, separator, numbers = size.partition(":")
-    pairs = dict(re.findall(r"(\w+)=(-?\d+)(?:,|$)", numbers))
-    if not separator or set(pairs) != {field.name for field in fields(ModelShape)}:
+    name, _, numbers = size.partition(":")
+    pairs = dict(pair.partition("=")[::2] for pair in numbers.split(","))
+    whole = all(re.fullmatch(r"-?\d+", number) for number in pairs.values())
+    if not whole or set(pairs) != {field.name for field in fields(ModelShape)}:
         raise ValueError(f"size is {size!r}; allowed: {', '.join(SIZES)}, or a shape of your own as {SPEC}")
+    check_own_name(name)
     try:
         return ModelShape(**{key: int(value) for key, value in pairs.items()})
     except ValueError as error:
         raise ValueError(f"size {name!r}: {error}") from None
+
+
+def check_own_name(name: str) -> None:
+    """Check the name of a shape of one's own, which becomes part of files' names.
+
+    Raises:
+        ValueError: a name that is taken, or has other characters.
+    """
+    if name in SIZES:
+        raise ValueError(f"size name {name!r} is taken; allowed: any but {', '.join(SIZES)}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError(f"size name is {name!r}; allowed: letters, digits, and '.', '_', '-' not at the start")
 
 
 def format_size(name: str, shape: ModelShape) -> str:

@@ -13,13 +13,18 @@ from cs336_systems.sizes import parse_size
 from tests.samples import config
 
 GRID = {"size": ["nano"], "context": [8]}
+MINE = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+SHAPE = ",".join(f"{key}={value}" for key, value in MINE.items())
+
+
+def grids(end_to_end):
+    """The project's experiments with these grids of end_to_end at either scale."""
+    return config()["experiments"] | {"end_to_end": {"smoke": end_to_end, "handout": end_to_end}}
 
 
 def planned(grid, tmp_path, **changes):
     """The plan of a configuration whose only end-to-end grid, at either scale, is this one."""
-    settings = config(**changes)
-    settings["experiments"]["end_to_end"] = {"smoke": {"only": grid}, "handout": {"only": grid}}
-    return make_plan(settings, tmp_path)
+    return make_plan(config(experiments=grids({"only": grid}), **changes), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -31,16 +36,31 @@ def planned(grid, tmp_path, **changes):
         ({**GRID, "context": 8}, "context is 8; allowed: a list of at least one value"),
         ({**GRID, "context": []}, "allowed: a list of at least one value"),
         ({**GRID, "size": ["huge"]}, "size is 'huge'; allowed: nano, micro"),
-        ({**GRID, "size": ["odd"]}, "num_heads is 3, which does not divide d_model 100"),
+        ({**GRID, "size": [2.7]}, "size is 2.7; allowed: a valid string"),
+        ({**GRID, "size": [["nano"]]}, r"size is \['nano'\]; allowed: a valid string"),
+        ({**GRID, "size": [f"a/b:{SHAPE}"]}, "size name is 'a/b'; allowed: letters"),
+        ({**GRID, "size": [f"small:{SHAPE}"]}, "size name 'small' is taken"),
+        ({**GRID, "size": [f"mine:rm {SHAPE}"]}, "size is 'mine:rm .*'; allowed: nano"),
+        ({**GRID, "size": ["odd:d_model=100,d_ff=8,num_layers=1,num_heads=3"]}, "size 'odd': num_heads is 3, which"),
         ({**GRID, "precision": ["fp8"]}, "precision is 'fp8'; allowed: 'fp32' or 'bf16'"),
         ({**GRID, "context": [8, 8]}, "plans a cell that only has already"),
+        ({**GRID, "context": ["64"]}, "context is '64'; allowed: a valid integer"),
+        ({**GRID, "steps": [10.0]}, "steps is 10.0; allowed: a valid integer"),
+        ({**GRID, "steps": [True]}, "steps is True; allowed: a valid integer"),
+        ({**GRID, "compiled": [0]}, "compiled is 0; allowed: a valid boolean"),
+        ({**GRID, True: [1]}, "True is not known here; allowed: size"),
+        ({**GRID, "model": ["foo"]}, "model is 'foo'; allowed: a model class as package.module:Class"),
         ({**GRID, "one_job_per": ["sise"]}, "one_job_per names 'sise'; allowed: size, context"),
+        ({**GRID, "one_job_per": [["size"]]}, r"one_job_per.0 is \['size'\]; allowed: the name of a parameter"),
+        (
+            {**GRID, "one_job_per": ["size"], "size": [f"mine:{SHAPE}", f"mine:{SHAPE.replace('16', '32')}"]},
+            "two jobs would be named 'only-mine'; allowed: sizes of different names",
+        ),
     ],
 )
 def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
-    sizes = {"odd": {"d_model": 100, "d_ff": 8, "num_layers": 1, "num_heads": 3}}
     with pytest.raises(ValueError, match=complaint) as error:
-        planned(grid, tmp_path, sizes=sizes)
+        planned(grid, tmp_path)
     assert "experiments.end_to_end.smoke.only" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -53,7 +73,18 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
         ({"strict": "yes"}, "strict is 'yes'; allowed: true or false"),
         ({"model": "nowhere"}, "model is 'nowhere'; allowed: a model class as package.module:Class"),
         ({"machine": "pdp-11"}, "machine is 'pdp-11', which has no recorded results in .*; allowed: auto"),
+        ({"model": "no.such:Model"}, "model is 'no.such:Model': no source file found for module 'no.such'"),
+        ({"seed": 1.0}, "seed is 1.0; allowed: a whole number from 0"),
         ({"sizes": {"a": {"d_model": 8}}}, "'d_ff' is a required property in sizes.a"),
+        ({"sizes": {"a": MINE | {"d_ff": 16.0}}}, "sizes.a.d_ff is 16.0; allowed: a whole number"),
+        ({"sizes": {"a": MINE | {"d_ff": 0}}}, "sizes.a: d_ff is 0; allowed: whole numbers from 1"),
+        ({"sizes": {"small": MINE}}, "sizes.small: size name 'small' is taken; allowed: any but nano"),
+        ({"sizes": {"a/b": MINE}}, "size name is 'a/b'; allowed: letters, digits"),
+        ({"sizes": {"a b": MINE}}, "size name is 'a b'; allowed: letters, digits"),
+        ({"sizes": {"-a": MINE}}, "size name is '-a'; allowed: .* at the start"),
+        ({"sizes": {2.7: MINE}}, "sizes has the key 2.7; allowed: text"),
+        ({"experiments": grids({"a-b": GRID})}, "end_to_end.smoke has the key 'a-b'; allowed: letters, digits"),
+        ({"experiments": grids({2026: GRID})}, "end_to_end.smoke has the key 2026; allowed: letters, digits"),
         ({"experiments": {}}, "'end_to_end' is a required property in experiments"),
     ],
 )
@@ -74,14 +105,22 @@ def test_a_jobs_command_means_its_cells(scale):
 
 
 def test_the_model_and_own_sizes_reach_the_jobs(tmp_path):
-    shape = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     grid = {"one_job_per": ["size"], "size": ["mine", "nano"], "context": [8]}
-    jobs = planned(grid, tmp_path, sizes={"mine": shape}, model="a.b:C").jobs["end_to_end"]
+    jobs = planned(grid, tmp_path, sizes={"mine": MINE}, model="tests.models:TableLM").jobs["end_to_end"]
     assert list(jobs) == ["only-mine", "only-nano"]
     cell = jobs["only-mine"].cells[0]
-    assert vars(parse_size(cell.size)) == shape
-    assert cell.model == "a.b:C"
-    assert "--model a.b:C" in jobs["only-nano"].command
+    assert vars(parse_size(cell.size)) == MINE
+    assert cell.model == "tests.models:TableLM"
+    assert "--model tests.models:TableLM" in jobs["only-nano"].command
+
+
+def test_each_model_has_a_job_of_its_own(tmp_path):
+    models = ["tests.models:TableLM", "tests.models:ConvolutionLM"]
+    jobs = planned({**GRID, "one_job_per": ["model"], "model": models}, tmp_path).jobs["end_to_end"]
+    assert {name: [cell.model for cell in job.cells] for name, job in jobs.items()} == {
+        "only-tests.models.TableLM": models[:1],
+        "only-tests.models.ConvolutionLM": models[1:],
+    }
 
 
 def test_recorded_results_are_not_measured(tmp_path):
@@ -93,4 +132,6 @@ def test_recorded_results_are_not_measured(tmp_path):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
 def test_every_parameter_is_documented(experiment):
-    assert set(field_docs(experiment)) >= {field.name for field in dataclasses.fields(experiment)}
+    docs = field_docs(experiment)
+    assert all(docs.get(field.name) for field in dataclasses.fields(experiment))
+    assert experiment.__doc__.endswith(".")

@@ -4,9 +4,11 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Ge
@@ -23,14 +25,22 @@ def _known_size(size: str) -> str:
     return size
 
 
+def _class_path(model: str) -> str:
+    if not re.fullmatch(r"[\w.]+:\w+", model):
+        raise ValueError(f"model is {model!r}; allowed: a model class as package.module:Class")
+    return model
+
+
 Size = Annotated[str, AfterValidator(_known_size)]
+ModelClass = Annotated[str, AfterValidator(_class_path)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The parameters of one cell. A subclass is an experiment; each field has a docstring, which is its help text."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    # Strict: a value that only looks like the right one (10.0, "64") would not survive the way to a command line.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
     name: ClassVar[str]
     """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
 
@@ -44,26 +54,37 @@ def make_cell(experiment: type[E], parameters: Mapping[str, Any]) -> E:
     Raises:
         ValueError: an unknown parameter or a value that is not allowed, in one sentence.
     """
+    known = [field.name for field in dataclasses.fields(experiment)]
+    for key in parameters:
+        if key not in known:
+            raise ValueError(f"{key!r} is not known here; allowed: {', '.join(known)}")
     try:
-        return TypeAdapter(experiment).validate_python(dict(parameters))
+        return _adapter(experiment).validate_python(experiment(**parameters))
     except ValidationError as error:
-        known = ", ".join(field.name for field in dataclasses.fields(experiment))
-        raise ValueError(explain(error, known)) from None
+        raise ValueError(explain(error)) from None
+
+
+@cache  # Making one takes far longer than using it, and a plan has hundreds of cells.
+def _adapter(experiment: type[E]) -> TypeAdapter[E]:
+    return TypeAdapter(experiment)
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Every combination of a grid's values, the last parameter varying fastest."""
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def expand(experiment: type[E], grid: Mapping[str, Sequence[Any]]) -> list[E]:
-    """Every combination of a grid's values, the last parameter varying fastest."""
-    return [make_cell(experiment, dict(zip(grid, values, strict=True))) for values in itertools.product(*grid.values())]
+    """The cells of a grid: one for each combination of its values."""
+    return [make_cell(experiment, parameters) for parameters in combinations(grid)]
 
 
-def explain(error: Exception, known: str = "") -> str:
+def explain(error: Exception) -> str:
     """The first complaint of a validation error as one sentence: the key, the value, what is allowed."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
-    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return f"{key!r} is not known here" + (f"; allowed: {known}" if known else "")
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
+from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class EndToEnd(Experiment):
     """Steps run before timing begins."""
     steps: Positive = 10
     """Steps timed."""
-    model: str = "cs336_systems.model:TransformerLM"
+    model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["train_step", "forward_backward", "forward"] = "train_step"
     """What a step is: forward pass and loss; the backward pass too; AdamW's update too."""
