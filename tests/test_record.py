@@ -40,6 +40,14 @@ def test_rows_survive_the_round_trip(tmp_path):
     assert read_rows(EndToEnd, [tmp_path / "a.csv"]) == ROWS
 
 
+@pytest.mark.parametrize("text", ["a\rb", "\r\n", "a\nb", 'a "b"', "a, b", "ü 中 שלום", " a "])
+def test_a_text_survives_the_round_trip_but_for_carriage_returns(tmp_path, text):
+    measurement = Measurement(metric="cell", status="failed", message=text)
+    write_rows(tmp_path / "a.csv", EndToEnd, [make_row(EndToEnd(), measurement, provenance())])
+    (row,) = read_rows(EndToEnd, [tmp_path / "a.csv"])
+    assert row.message == text.replace("\r", " ")
+
+
 def test_a_table_may_have_no_rows(tmp_path):
     write_rows(tmp_path / "a.csv", EndToEnd, [])
     assert read_rows(EndToEnd, [tmp_path / "a.csv"]) == []
@@ -70,7 +78,8 @@ def rewrite(path, change):
     ("change", "complaint"),
     [
         (lambda row: row.pop("median"), "column 'median' is missing"),
-        (lambda row: row.update(speed=1), "line 2: 'speed' is not known here"),
+        (lambda row: row.update(speed=1), "line 1: column 'speed' is not known here; allowed: experiment, size"),
+        (lambda row: row.update(speed=""), "line 1: column 'speed' is not known here; allowed: experiment, size"),
         (lambda row: row.update(context="0"), "line 2: context is '0'; allowed: greater than or equal to 1"),
         (lambda row: row.update(context=""), "line 2: context is missing"),
         (lambda row: row.update(size="huge"), "line 2: size is 'huge'; allowed: nano"),
@@ -83,6 +92,27 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, complaint):
     path = tmp_path / "a.csv"
     write_rows(path, EndToEnd, ROWS[:1])
     rewrite(path, change)
+    with pytest.raises(ValueError, match=complaint) as error:
+        read_rows(EndToEnd, [path])
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda text: text.replace("\n", ",\n"), "line 1: column '' is not known here"),
+        (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is twice there"),
+        (lambda text: text.removesuffix("\n") + ",1\n", "line 2: more or fewer fields than the 39 columns"),
+        (lambda text: text.rpartition(",")[0] + "\n", "line 2: more or fewer fields than the 39 columns"),
+        (lambda text: text.replace(",nano,", ",na\rno,"), "line 2: more or fewer fields than the 39 columns"),
+        (lambda text: text.replace(",nano,", f",{'n' * 200_000},"), "field larger than field limit"),
+        (lambda text: "", "column 'experiment' is missing"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(tmp_path, change, complaint):
+    path = tmp_path / "a.csv"
+    write_rows(path, EndToEnd, ROWS[:1])
+    path.write_text(change(path.read_text()))
     with pytest.raises(ValueError, match=complaint) as error:
         read_rows(EndToEnd, [path])
     assert str(path) in str(error.value)

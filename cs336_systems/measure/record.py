@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, create_model
 
 from cs336_systems.experiments.base import Experiment, explain
 
@@ -118,9 +118,13 @@ def row_model(experiment: type[Experiment]) -> type[BaseModel]:
 
 
 def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> BaseModel:
-    """A validated row."""
-    parts = (dataclasses.asdict(part) for part in (cell, measurement, provenance))
-    return row_model(type(cell))(experiment=cell.name, **{key: value for part in parts for key, value in part.items()})
+    """A validated row; a carriage return in a text becomes a blank."""
+    values = {"experiment": cell.name}
+    for part in (cell, measurement, provenance):
+        values |= dataclasses.asdict(part)
+    # Python's csv writes a lone carriage return unquoted, and cannot read that back.
+    readable = {key: value.replace("\r", " ") if isinstance(value, str) else value for key, value in values.items()}
+    return row_model(type(cell))(**readable)
 
 
 def write_rows(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
@@ -145,7 +149,8 @@ def read_rows(experiment: type[Experiment], paths: Iterable[Path]) -> list[BaseM
     """All rows of the CSV files, validated.
 
     Raises:
-        ValueError: a file with a missing or unknown column or a value out of its range, or rows of two GPU models.
+        ValueError: a file with a missing or unknown column, a line with too many or too few fields or a value out of
+            its range, named with file and line; or rows of two GPU models.
     """
     rows: list[BaseModel] = []
     first_with: dict[str, Path] = {}
@@ -163,14 +168,22 @@ def _read_file(experiment: type[Experiment], path: Path) -> Iterable[BaseModel]:
     model = row_model(experiment)
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        header = reader.fieldnames or []
-        for column in model.model_fields:
-            if column not in header:
-                raise ValueError(f"{path}: column {column!r} is missing; its columns are {', '.join(header) or 'none'}")
-        for record in reader:
-            # An empty field stands for the default: None or an empty string.
-            given = {key: value for key, value in record.items() if value != ""}
-            try:
-                yield model(**given)
-            except (ValidationError, TypeError) as error:
-                raise ValueError(f"{path}, line {reader.line_num}: {explain(error)}") from None
+        try:
+            _check_header(reader.fieldnames or [], list(model.model_fields))
+            for record in reader:
+                # What DictReader puts where fields and columns do not pair off.
+                if None in record or None in record.values():
+                    raise ValueError(f"more or fewer fields than the {len(model.model_fields)} columns")
+                # An empty field stands for the default: None or an empty string.
+                yield model(**{key: value for key, value in record.items() if value != ""})
+        except (ValueError, csv.Error) as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {explain(error)}") from None
+
+
+def _check_header(header: Sequence[str], columns: Sequence[str]) -> None:
+    for column in columns:
+        if header.count(column) != 1:
+            raise ValueError(f"column {column!r} is {'twice there' if column in header else 'missing'}")
+    for column in header:
+        if column not in columns:
+            raise ValueError(f"column {column!r} is not known here; allowed: {', '.join(columns)}")
