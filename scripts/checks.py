@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
 from scripts.data import load, measured_gpu, select, size_order, statistic
 from scripts.log import log_to
 
-MIB = 2**20
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative disagreement between two measurements of one thing that needs no explanation; a CPU has other work too."""
 CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import WHOLE_CELL, read_rows, row_model
@@ -13,6 +13,9 @@ from cs336_systems.sizes import SIZES, parse_size, size_name
 
 HANDOUT_CONTEXT = 512
 STEADY_WARMUP = 5
+PHASES = ["forward", "backward", "optimizer"]
+MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
+"""The kinds of step, and what readers call them."""
 
 
 def load(experiment: str, path: str | Path) -> DataFrame:
@@ -48,9 +51,10 @@ def typical(experiment: str, table: DataFrame) -> DataFrame:
 
 def select(table: DataFrame, **wanted: Any) -> DataFrame:
     """The rows that have the wanted value in each named column."""
+    chosen = Series(True, index=table.index)
     for column, value in wanted.items():
-        table = table[table[column] == value]
-    return table
+        chosen &= table[column] == value
+    return table[chosen]
 
 
 def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:

@@ -65,13 +65,16 @@ def render(
 ) -> str:
     """The report as Typst source."""
     shown = {name: typical(name, table) for name, table in tables.items()}
+    functions = {name: answers for part in PARTS.values() for name, answers in part.items()}
+    # Several sections may share one function.
+    answered = {answers: answers(shown) for answers in set(functions.values())}
     return (
         environment(Path("report"))
         .get_template("writeup.typ.j2")
         .render(
             summary=summary.answers(tables, plan, coverage, checks),
             parts={part: list(sections) for part, sections in PARTS.items()},
-            sections={name: answers(shown) for part in PARTS.values() for name, answers in part.items()},
+            sections={name: answered[answers] for name, answers in functions.items()},
             commands={name: [job.command for job in jobs.values()] for name, jobs in plan.jobs.items()},
         )
     )

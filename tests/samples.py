@@ -13,6 +13,7 @@ from pypdf import PdfReader
 
 from cs336_systems.accounting.attention import flash_flops, plain_bytes_before_backward
 from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks import accumulation, autocast_dtypes
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.base import Experiment
@@ -25,7 +26,6 @@ from cs336_systems.plan import plan_jobs
 from cs336_systems.sizes import parse_size
 
 ROOT = Path(__file__).parents[1]
-MIB = 2**20
 PEAK = PEAKS["NVIDIA H200"]
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")

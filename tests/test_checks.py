@@ -6,6 +6,7 @@ import pandas
 import pytest
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
@@ -15,7 +16,7 @@ from scripts.coverage import OUTCOMES, cover
 from scripts.data import load
 from scripts.tables import merge
 from scripts.verdict import judge
-from tests.samples import H200, MIB, PEAK, config, planned_cells, provenance, rows_of, write_raw
+from tests.samples import H200, PEAK, config, planned_cells, provenance, rows_of, write_raw
 
 END_TO_END = {
     "phases": checks.phases_add_up,

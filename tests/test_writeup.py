@@ -1,8 +1,6 @@
 """The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
 
 import contextlib
-import dataclasses
-import importlib
 import re
 import shutil
 from pathlib import Path
@@ -11,18 +9,18 @@ import jinja2
 import pandas
 import pytest
 
-from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import WHOLE_CELL, Measurement
-from cs336_systems.plan import check_structure, plan_jobs
+from cs336_systems.plan import make_plan, plan_jobs
 from scripts import answers
 from scripts.answers import benchmarking_mixed_precision, benchmarking_script, pytorch_attention, torch_compile
+from scripts.answers import flash as flash_answers
 from scripts.checks import write_checks
 from scripts.coverage import write_coverage
 from scripts.data import load
 from scripts.figures import flash, speedup, step_context, step_phases, warmup
 from scripts.tables import merge
-from scripts.writeup import PARTS, environment, typeset, write
+from scripts.writeup import PARTS, environment, render, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
 SECTIONS = [name for part in PARTS.values() for name in part]
@@ -194,6 +192,21 @@ def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
     assert ((tmp_path / "again.pdf").read_bytes(), cpu.source.read_bytes()) == first
 
 
+def test_sections_that_share_answers_compute_them_once(cpu, monkeypatch):
+    calls = []
+
+    def count(tables):
+        calls.append(tables)
+        return flash_answers.answers(tables)
+
+    shared = {name: count for name, function in PARTS["Attention"].items() if function is flash_answers.answers}
+    monkeypatch.setitem(PARTS, "Attention", PARTS["Attention"] | shared)
+    monkeypatch.chdir(ROOT)
+    coverage, checks = (pandas.read_csv(cpu.pdf.with_name(name)) for name in ("coverage.csv", "checks.csv"))
+    render(make_plan(config(scale="smoke")), cpu.tables, coverage, checks)
+    assert len(calls) == 1 < len(shared)
+
+
 def test_an_undefined_name_is_an_error(tmp_path):
     (tmp_path / "a.j2").write_text("<< summary.machine >> <% if summary.speed %>fast<% endif %>")
     with pytest.raises(jinja2.UndefinedError, match="speed"):
@@ -205,19 +218,6 @@ def test_a_typesetting_error_is_told_with_its_place(tmp_path, monkeypatch):
     Path("bad.typ").write_text("= Fine\n#nowhere()\n")
     with pytest.raises(RuntimeError, match=r"bad\.typ: (?s:.*)unknown variable: nowhere(?s:.*)2"):
         typeset(Path("bad.typ"), Path("bad.pdf"))
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_is_whole(name):
-    whole = config()
-    check_structure(whole)
-    for scale in ("smoke", "handout"):
-        assert plan_jobs(name, whole, scale)
-    kind = EXPERIMENTS[name]
-    docs = field_docs(kind)
-    assert all(docs.get(field.name) for field in dataclasses.fields(kind))
-    assert kind.__doc__.endswith(".")
-    importlib.import_module(f"cs336_systems.benchmarks.{name}")
 
 
 def median(table, **wanted):
@@ -263,6 +263,15 @@ def test_warm_up_is_no_subject_where_it_was_not_varied(h200):
     table = h200.tables["end_to_end"]
     only_cold = {**h200.tables, "end_to_end": table[table["warmup"] == 0]}
     assert benchmarking_script.answers(only_cold)["warmup_table"] is None
+
+
+def test_the_second_step_is_quoted_only_where_one_warm_up_step_was_measured(h200):
+    table = h200.tables["end_to_end"]
+    assert benchmarking_script.answers(h200.tables)["after_one_worst"] == pytest.approx(1, abs=0.02)
+    without = {**h200.tables, "end_to_end": table[table["warmup"] != 1]}
+    found = benchmarking_script.answers(without)
+    assert found["warmup_values"] == ["0", "2", "5"]
+    assert found["after_one_worst"] is None
 
 
 def test_utilization_is_the_share_that_the_samples_were_made_with(h200):

@@ -1,6 +1,6 @@
 """FLOPs and bytes of attention, from its shape alone."""
 
-FP32_BYTES = 4
+from cs336_systems.accounting.units import FP32_BYTES
 
 
 def forward_flops(batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:

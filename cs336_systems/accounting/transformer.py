@@ -1,8 +1,7 @@
 """FLOPs, parameters and bytes of the Transformer language model, from its shape alone."""
 
+from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.sizes import ModelShape
-
-FP32_BYTES = 4
 
 
 def block_parameters(shape: ModelShape) -> int:

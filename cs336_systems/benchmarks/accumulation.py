@@ -7,10 +7,10 @@ import torch
 
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.record import Measurement, summarize
 
 ADDEND = 0.01
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measure(cell: Accumulation, device: torch.device) -> list[Measurement]:

@@ -6,14 +6,14 @@ Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --
 import torch
 from torch import Tensor
 
+from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.attention import Attention
-from cs336_systems.measure.memory import MIB, peak_memory, reset_peak
+from cs336_systems.measure.dtypes import DTYPES
+from cs336_systems.measure.memory import peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import time_phases
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def measure(cell: Attention, device: torch.device) -> list[Measurement]:

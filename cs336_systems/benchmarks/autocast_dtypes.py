@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
+from cs336_systems.measure.dtypes import DTYPES, dtype_name
 from cs336_systems.measure.record import Measurement
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 D_IN, D_HIDDEN, D_OUT, BATCH = 20, 10, 5, 8
 
 
@@ -45,8 +45,7 @@ def measure(cell: AutocastDtypes, device: torch.device) -> list[Measurement]:
     assert len(gradients) == 1, gradients
     seen["gradients"] = gradients.pop()
     return [
-        Measurement(metric=component, unit="dtype", n=1, value=str(dtype).removeprefix("torch."))
-        for component, dtype in seen.items()
+        Measurement(metric=component, unit="dtype", n=1, value=dtype_name(dtype)) for component, dtype in seen.items()
     ]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import Stopwatch, time_phases
@@ -40,7 +41,7 @@ def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
         summarize("warmup", "s", [warmup_seconds]),
         peak_memory(device),
         summarize("compiled_graphs", "", [compiled_graphs() - graphs_before]),
-        Measurement(metric="logits_dtype", unit="dtype", n=1, value=str(step.logits_dtype).removeprefix("torch.")),
+        Measurement(metric="logits_dtype", unit="dtype", n=1, value=dtype_name(step.logits_dtype)),
     ]
 
 

@@ -4,9 +4,8 @@ import gc
 
 import torch
 
+from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.record import Measurement, summarize
-
-MIB = 2**20
 
 
 class Unavailable(Exception):

@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.data import one, ratio, reason, reference_context, select, size_order, statistic, steady_warmup
+from scripts.data import MODES, one, ratio, reason, reference_context, select, size_order, statistic, steady_warmup
 from scripts.typst import Table
 
 COMPONENTS = {
@@ -16,7 +16,6 @@ COMPONENTS = {
     "loss": "loss",
     "gradients": "gradients",
 }
-MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

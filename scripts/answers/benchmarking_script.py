@@ -8,11 +8,20 @@ from pandas import DataFrame
 from cs336_systems.accounting.transformer import parameters, step_flops
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
-from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order, statistic, steady_warmup
+from scripts.data import (
+    PHASES,
+    measured_gpu,
+    ratio,
+    reason,
+    reference_context,
+    select,
+    size_order,
+    statistic,
+    steady_warmup,
+)
 from scripts.typst import NOT_MEASURED, Table, fixed, mean_std, significant
 
-PHASES = ["forward", "backward", "optimizer"]
-MODES = {"forward": ["forward"], "forward_backward": PHASES[:2], "train_step": PHASES}
+PHASES_OF = {"forward": PHASES[:1], "forward_backward": PHASES[:2], "train_step": PHASES}
 SMALL_SPREAD = 0.05
 """A coefficient of variation that a reader would call small."""
 
@@ -41,8 +50,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float | None]:
     """Mean and std of a phase, from the most complete kind of step that was measured."""
-    for mode in reversed(MODES):
-        if phase in MODES[mode]:
+    for mode in reversed(PHASES_OF):
+        if phase in PHASES_OF[mode]:
             mean = statistic(rows, "mean", mode=mode, metric=phase)
             if mean is not None:
                 return mean, statistic(rows, "std", mode=mode, metric=phase)
@@ -78,7 +87,7 @@ def times_table(rows: DataFrame) -> Table:
 def model_utilization(rows: DataFrame, size: str, precision: str) -> float | None:
     """FLOPs of the most complete step that ran, over its median time and the GPU's dense peak."""
     peak = peak_of(measured_gpu({"": rows}))
-    for mode in reversed(MODES):
+    for mode in reversed(PHASES_OF):
         median = statistic(rows, "median", mode=mode, metric="step")
         if median is not None and peak:
             first = rows.iloc[0]
@@ -119,7 +128,7 @@ def all_times_table(rows: DataFrame) -> Table:
         line = [select(rows, size=size)["label"].iloc[0], str(context)]
         for precision in precisions:
             cell = select(rows, size=size, context=context, precision=precision)
-            for mode in MODES:
+            for mode in PHASES_OF:
                 median = statistic(cell, "median", metric="step", mode=mode)
                 line.append(short(median, reason(cell, mode=mode)))
             peak = statistic(cell, "mean", metric="peak_memory", mode="train_step")
@@ -174,11 +183,11 @@ def warmup_answers(eager: DataFrame) -> dict[str, Any]:
             (statistic(rows, "mean", metric="step", warmup=w), statistic(rows, "std", metric="step", warmup=w))
             for w in warmups
         ]
-        first = [statistic(rows, "median", metric="first_step", warmup=w) for w in warmups]
+        first, second = (statistic(rows, "median", metric="first_step", warmup=w) for w in (0, 1))
         steps = mean_std(pairs)
-        body.append([rows["label"].iloc[0], *(step or NOT_MEASURED for step in steps), *fixed(first[:1])])
+        body.append([rows["label"].iloc[0], *(step or NOT_MEASURED for step in steps), *fixed([first])])
         inflation.append(ratio(pairs[0][0], statistic(rows, "median", metric="step", warmup=warmups[-1])))
-        settled.append(ratio(first[1], statistic(rows, "median", metric="step", warmup=warmups[1])))
+        settled.append(ratio(second, statistic(rows, "median", metric="step", warmup=1)))
     header = ["size", *(f"w = {w}" for w in warmups), "first step, w = 0"]
     present = [value for value in inflation if value]
     after_one = [value for value in settled if value]

@@ -7,10 +7,9 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward
+from cs336_systems.accounting.units import FP32_BYTES, MIB
 from scripts.data import reason, select, statistic
 from scripts.typst import Table, fixed
-
-MIB = 2**20
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -63,8 +62,8 @@ def account(batch: int, cell: tuple[int, int], memory: Mapping[tuple[int, int], 
     return {
         "sequence": int(sequence),
         "d": int(d),
-        "vectors_mib": 4 * batch * sequence * d / MIB,
-        "scores_mib": 4 * batch * sequence**2 / MIB,
+        "vectors_mib": FP32_BYTES * batch * sequence * d / MIB,
+        "scores_mib": FP32_BYTES * batch * sequence**2 / MIB,
         "expected_mib": plain_bytes_before_backward(batch, sequence, d) / MIB,
         "measured_mib": memory[cell],
     }

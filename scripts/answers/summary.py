@@ -41,7 +41,7 @@ def answers(tables: Mapping[str, DataFrame], plan: Plan, coverage: DataFrame, ch
         "measured_from": min(rows["utc"])[:10] if rows is not None else None,
         "measured_to": max(rows["utc"])[:10] if rows is not None else None,
         "commits": commits,
-        "dirty": bool(rows is not None and (rows["git_dirty"] == True).any()),  # noqa: E712 - may be None
+        "dirty": bool(rows is not None and rows["git_dirty"].eq(True).any()),  # may be None
         "versions": versions_table(rows),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),

@@ -5,10 +5,8 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.data import ratio, reason, select, size_order, statistic
+from scripts.data import MODES, ratio, reason, select, size_order, statistic
 from scripts.typst import Table
-
-MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

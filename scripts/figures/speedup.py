@@ -2,11 +2,9 @@
 
 from pandas import DataFrame
 
-from scripts.data import load_typical, ratio, reference_context, select, size_order, statistic, steady_warmup
+from scripts.data import MODES, load_typical, ratio, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import grouped_bars, save, save_note, subplots
 from scripts.log import log_to
-
-STEPS = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
 
 
 def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str]) -> dict[str, list[float | None]]:
@@ -19,7 +17,7 @@ def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str])
             )
             for size in sizes
         ]
-        for mode, title in STEPS.items()
+        for mode, title in MODES.items()
     }
 
 

@@ -1,11 +1,9 @@
 """Where a training step's time goes, a bar a size and precision."""
 
-from scripts.data import load_typical, reference_context, select, size_order, statistic, steady_warmup
+from scripts.data import PHASES, load_typical, reference_context, select, size_order, statistic, steady_warmup
 from scripts.figures.style import COLOURS, HATCHES, save, save_note, subplots
 from scripts.log import log_to
 from scripts.typst import significant
-
-PHASES = ["forward", "backward", "optimizer"]
 
 
 def draw(table: str, output: str) -> None:

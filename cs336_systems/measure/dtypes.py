@@ -1,0 +1,10 @@
+"""Data types as the experiments name them, and as the record does."""
+
+import torch
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """PyTorch's name of a type: float32, bfloat16, …"""
+    return str(dtype).removeprefix("torch.")
