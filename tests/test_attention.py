@@ -4,6 +4,7 @@ An implementation passes where its error against float64 is at most twice that o
 it may round where PyTorch rounds, in another order, and no more.
 """
 
+import dataclasses
 import json
 import math
 import os
@@ -183,13 +184,13 @@ def test_the_package_imports_without_triton():
 # own for all cases, which is this file run as a script. Tiles are those of the tables, and those of every kernel.
 
 INTERPRETED = {
-    "two-pass": ((2, 70, 24), 45, torch.float32, True),
-    "two-pass, all keys": ((1, 33, 16), 80, torch.float16, False),
+    "usual": ((2, 70, 24), 45, torch.float32, True),
+    "all keys": ((1, 33, 16), 80, torch.float16, False),
     "one query": ((1, 1, 16), 40, torch.float32, True),
     "one key": ((1, 40, 16), 1, torch.float32, False),
-    "single-pass": ((1, 2, 70, 32), 130, torch.float16, True),
-    "single-pass, transposed": ((1, 1, 140, 16), 70, torch.float16, True),
-    "single-pass, all keys": ((2, 100, 16), 130, torch.float32, False),
+    "statistics": ((1, 2, 150, 16), 70, torch.float16, True),
+    "descriptors": ((2, 130, 16), 150, torch.float16, True),
+    "descriptors, all keys": ((2, 70, 32), 130, torch.float32, False),
     "large scores": ((2, 100, 32), 70, torch.float32, True),
     "strided": ((2, 3, 40, 16), 40, torch.float32, True),
 }
@@ -201,24 +202,23 @@ def run_interpreted() -> None:
     from cs336_systems.attention.triton_attention import TritonFlashAttention
 
     torch.set_num_threads(1)
-    table = triton_launch.backward_tiles
-    forward_table = triton_launch.forward_tiles
+    usual = triton_launch.forward_tiles, triton_launch.backward_tiles
+    forward = tile_config.ForwardTiles(queries=64, keys=64, warps=4, stages=2, descriptors=True)
+    backward = tile_config.BackwardTiles(own=64, take=64, warps=4, stages=2, statistics=True, descriptors=True)
+    pointers = dataclasses.replace(backward, take=32, descriptors=False)
+    # What the tables choose for more rows than an interpreter can do.
+    many_rows = {
+        "descriptors": (lambda *_: forward, lambda *_: backward),
+        "statistics": (usual[0], lambda *_: pointers),
+    }
     report = {}
     for case, (shape, n_keys, dtype, is_causal) in INTERPRETED.items():
         inputs = make_inputs(shape, n_keys, dtype, scale=8.0 if case == "large scores" else 1.0)
         if case == "strided":
             inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
             inputs.append(torch.ones(()).expand(shape))  # the gradient of a sum
-        if case.startswith("single-pass"):  # which the tables choose for more rows than an interpreter can do
-            tiles = tile_config.SinglePassTiles(
-                keys=64, queries=64, warps=4, stages=2, transposed=case.endswith("transposed")
-            )
-            forward = tile_config.ForwardTiles(queries=64, keys=64, warps=4, stages=2, descriptors=True)
-            triton_launch.backward_tiles = lambda *_, tiles=tiles: tiles
-            triton_launch.forward_tiles = lambda *_, forward=forward: forward
-        else:
-            triton_launch.backward_tiles = table
-            triton_launch.forward_tiles = forward_table
+        tables = many_rows.get(case.partition(",")[0], usual)
+        triton_launch.forward_tiles, triton_launch.backward_tiles = tables
         got = function_results(TritonFlashAttention, inputs, is_causal)
         report[case] = excess(got, inputs, is_causal, large_scores=case == "large scores")
     print(json.dumps(report))

@@ -20,8 +20,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     """softmax(q kᵀ / √d) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
     On a CUDA device these are Triton kernels, elsewhere (or without Triton) tiled PyTorch. fp32 inputs are computed to
-    fp32 accuracy. Gradients have the same bits every time under torch.use_deterministic_algorithms(True). Under
-    autocast the inputs are cast, as scaled_dot_product_attention casts them.
+    fp32 accuracy. The same inputs give the same bits every time, gradients too. Under autocast the inputs are cast, as
+    scaled_dot_product_attention casts them.
 
     Args:
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.

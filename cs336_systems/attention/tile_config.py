@@ -1,8 +1,8 @@
-"""Which kernel and which tile sizes serve a problem: a fixed table, so that nothing is timed or compiled at run time.
+"""Which tile sizes serve a problem: a fixed table, so that nothing is timed or compiled at run time.
 
-The table was filled from sweeps on an H200 (some 100 forward and 150 backward shapes a cell: tiles of 16 to 256 rows, 4
+The table was filled from sweeps on an H200 (some 100 forward and 200 backward shapes a cell: tiles of 16 to 256 rows, 4
 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with 1 and 16 heads of
-512 to 16384 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions take the row above them.
+512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions take the row above them.
 Work is counted in rows, batch x heads x queries: with few rows a small tile keeps more multiprocessors busy, and plain
 pointers save the 8 microseconds that each descriptor costs the host.
 """
@@ -24,34 +24,24 @@ class ForwardTiles:
     descriptors: bool = False
     """Load through the copy engine instead of by pointers."""
     registers: int | None = None
-    """Registers a thread may use; fewer let a second program share the multiprocessor."""
+    """Registers a thread may use; fewer let another program share the multiprocessor."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinglePassTiles:
-    """How single_pass_kernel is launched."""
-
-    keys: int
-    """Keys that a program owns."""
-    queries: int
-    """Queries that it takes at a time."""
-    warps: int
-    stages: int
-    transposed: bool = False
-    """Sum the transpose of dQ."""
-    registers: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TwoPassTiles:
-    """How two_pass_kernel is launched."""
+class BackwardTiles:
+    """How backward_kernel is launched."""
 
     own: int
-    """Keys or queries that a program owns."""
+    """Keys, or queries, that a program owns."""
     take: int
-    """Queries or keys that it takes at a time."""
+    """Queries, or keys, that it takes at a time."""
     warps: int
     stages: int
+    statistics: bool = False
+    """L and D come from a kernel that runs first, instead of being computed again for every tile of keys."""
+    descriptors: bool = False
+    """Load through the copy engine; needs statistics, and own = take."""
+    registers: int | None = None
 
 
 def forward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int, aligned: bool) -> ForwardTiles:
@@ -72,7 +62,7 @@ def forward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int,
         return ForwardTiles(queries=128, keys=64, warps=8, stages=1)
     if block_d > 128:
         return ForwardTiles(queries=64, keys=32, warps=4, stages=2)
-    if (rows <= 16384 and n_queries <= 2048) or not aligned:
+    if not _descriptors_pay(rows, n_queries, aligned):
         return ForwardTiles(queries=64, keys=128 if block_d <= 64 else 64, warps=4, stages=2 if block_d <= 64 else 3)
     if rows < 65536:
         if block_d <= 64:
@@ -85,30 +75,38 @@ def forward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int,
     return ForwardTiles(queries=128, keys=64, warps=4, stages=2, descriptors=True)
 
 
-def two_pass_tiles(full_precision: bool, block_d: int, rows: int) -> TwoPassTiles:
-    """Tiles of the backward pass that gives the same bits every time; arguments as in forward_tiles."""
+def backward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int, aligned: bool) -> BackwardTiles:
+    """The backward kernel's tiles; arguments as in forward_tiles."""
     if full_precision:
-        if block_d > 128:
-            return TwoPassTiles(own=16, take=16, warps=4, stages=1)
-        if block_d > 64:
-            few = rows < 8192
-            return TwoPassTiles(own=32, take=64 if few else 32, warps=8 if few else 4, stages=2)
-        if rows < 8192:
-            return TwoPassTiles(own=16, take=64, warps=4, stages=2)
-        return TwoPassTiles(own=64, take=64, warps=4, stages=1)
+        return _backward_tiles_fp32(block_d, rows)
     if block_d > 128:
-        return TwoPassTiles(own=64, take=32, warps=8, stages=1)
-    if block_d > 64:
-        return TwoPassTiles(own=64, take=32, warps=4, stages=3)
-    return TwoPassTiles(own=64, take=64, warps=4, stages=2)
+        return BackwardTiles(own=64, take=32, warps=8, stages=1)
+    if n_queries <= 512:
+        if block_d <= 64:
+            return BackwardTiles(own=64, take=64, warps=4, stages=2)
+        return BackwardTiles(own=64, take=32, warps=4, stages=3)
+    # Three stages hide latency best but need so much shared memory at d 128 that one program fills a multiprocessor.
+    stages = 3 if block_d <= 64 or rows <= 8192 else 2
+    # Three programs a multiprocessor, once there are enough of them: 168 registers x 128 threads x 3.
+    registers = 168 if block_d <= 64 and rows > 16384 else None
+    descriptors = _descriptors_pay(rows, n_queries, aligned)
+    return BackwardTiles(
+        own=64, take=64, warps=4, stages=stages, statistics=True, descriptors=descriptors, registers=registers
+    )
 
 
-def backward_tiles(full_precision: bool, block_d: int, rows: int, aligned: bool) -> SinglePassTiles | TwoPassTiles:
-    """Tiles of the faster backward pass; arguments as in forward_tiles."""
-    if full_precision or rows <= 16384 or not aligned or block_d > 128:
-        return two_pass_tiles(full_precision, block_d, rows)
+def _descriptors_pay(rows: int, n_queries: int, aligned: bool) -> bool:
+    """Whether the kernels run long enough to hide what making descriptors costs the host."""
+    return aligned and (rows > 16384 or n_queries > 4096)
+
+
+def _backward_tiles_fp32(block_d: int, rows: int) -> BackwardTiles:
+    few = rows < 8192
+    statistics = rows >= 1024
+    if block_d > 128:
+        return BackwardTiles(own=16, take=16, warps=4, stages=1)
     if block_d > 64:
-        return SinglePassTiles(keys=128, queries=64, warps=8, stages=3)
-    # Three programs a multiprocessor rather than two, once there are enough of them: 168 registers x 128 threads x 3.
-    registers = 168 if rows >= 65536 else None
-    return SinglePassTiles(keys=64, queries=64, warps=4, stages=2, transposed=True, registers=registers)
+        return BackwardTiles(own=32, take=64 if few else 32, warps=8 if few else 4, stages=2, statistics=statistics)
+    if few:
+        return BackwardTiles(own=16, take=64, warps=4, stages=2, statistics=statistics)
+    return BackwardTiles(own=64, take=64, warps=4, stages=1, statistics=True)

@@ -5,6 +5,8 @@ import triton.language as tl
 
 from cs336_systems.attention.triton_tiles import load_tile, store_tile
 
+LN_2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def _attend(
@@ -14,18 +16,14 @@ def _attend(
     query,  # [BLOCK_M, BLOCK_D]
     k,
     v,
+    k_strides,
+    v_strides,
     batch,
     head,
     first_query,
     first_key,
     last_key,  # exclusive
     n_keys,
-    stride_kb,
-    stride_kh,
-    stride_kn,
-    stride_vb,
-    stride_vh,
-    stride_vn,
     scale_log2,
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -33,14 +31,12 @@ def _attend(
     BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
     MASKED: tl.constexpr,
-    PRECISION: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Fold the keys first_key ... last_key into the online softmax (lines 6 to 11 of Algorithm 1)."""
     for start in tl.range(first_key, last_key, BLOCK_N):
-        key = load_tile(
-            k, batch, head, start, n_keys, stride_kb, stride_kh, stride_kn, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS
-        )
+        key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
         scores = tl.dot(query, key.T, input_precision=PRECISION)
         if MASKED:
             keys = start + tl.arange(0, BLOCK_N)[None, :]
@@ -54,9 +50,7 @@ def _attend(
         correction = tl.exp2(row_max - new_max)
         row_sum = row_sum * correction + tl.sum(probabilities, 1)
         acc = acc * correction[:, None]
-        value = load_tile(
-            v, batch, head, start, n_keys, stride_vb, stride_vh, stride_vn, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS
-        )
+        value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
         acc = tl.dot(probabilities.to(value.dtype), value, acc, input_precision=PRECISION)
         row_max = new_max
     return acc, row_max, row_sum
@@ -64,11 +58,11 @@ def _attend(
 
 @triton.jit
 def forward_kernel(
-    q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer
-    k,  # [batch, heads, n_keys, HEAD_DIM], likewise
-    v,  # [batch, heads, n_keys, HEAD_DIM], likewise
-    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]
-    lse,  # pointer, [batch, heads, n_queries] fp32, contiguous: log-sum-exp of the scaled scores, natural logarithm
+    q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k and v
+    k,  # [batch, heads, n_keys, HEAD_DIM]
+    v,  # [batch, heads, n_keys, HEAD_DIM]
+    o,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
+    lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
     stride_qb,
     stride_qh,
     stride_qn,
@@ -87,22 +81,26 @@ def forward_kernel(
     n_keys,
     scale_log2,  # log2(e) / sqrt(HEAD_DIM)
     HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # queries that a program owns
+    BLOCK_N: tl.constexpr,  # keys that it takes at a time
     BLOCK_D: tl.constexpr,
     IS_CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """One tile of queries against all its keys; grid (query tiles x batch x heads)."""
+    q_strides = (stride_qb, stride_qh, stride_qn)
+    k_strides = (stride_kb, stride_kh, stride_kn)
+    v_strides = (stride_vb, stride_vh, stride_vn)
+    o_strides = (stride_ob, stride_oh, stride_on)
+    batch_head = tl.program_id(0) % batch_heads
+    batch = batch_head // heads
+    head = batch_head % heads
     # Tile by tile over all heads. If causal, the last queries see the most keys: longest tiles first, so that what
     # starts last is short and the multiprocessors finish together.
     tile = tl.program_id(0) // batch_heads
     if IS_CAUSAL:
         tile = tl.cdiv(n_queries, BLOCK_M) - 1 - tile
-    batch_head = tl.program_id(0) % batch_heads
-    batch = batch_head // heads
-    head = batch_head % heads
     first_query = tile * BLOCK_M
 
     # Keys 0 ... full are visible to every query of the tile, full ... stop to some of them.
@@ -112,9 +110,7 @@ def forward_kernel(
         stop = tl.minimum(n_keys, first_query + BLOCK_M)
         full = tl.minimum(full, (first_query + 1) // BLOCK_N * BLOCK_N)
 
-    query = load_tile(
-        q, batch, head, first_query, n_queries, stride_qb, stride_qh, stride_qn, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS
-    )
+    query = load_tile(q, q_strides, batch, head, first_query, n_queries, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
@@ -126,18 +122,14 @@ def forward_kernel(
             query,
             k,
             v,
+            k_strides,
+            v_strides,
             batch,
             head,
             first_query,
             full if masked else 0,
             stop if masked else full,
             n_keys,
-            stride_kb,
-            stride_kh,
-            stride_kn,
-            stride_vb,
-            stride_vh,
-            stride_vn,
             scale_log2,
             HEAD_DIM,
             BLOCK_M,
@@ -145,24 +137,12 @@ def forward_kernel(
             BLOCK_D,
             IS_CAUSAL,
             masked == 1,
-            PRECISION,
             DESCRIPTORS,
+            PRECISION,
         )
 
-    store_tile(
-        o,
-        acc / row_sum[:, None],
-        batch,
-        head,
-        first_query,
-        n_queries,
-        stride_ob,
-        stride_oh,
-        stride_on,
-        HEAD_DIM,
-        BLOCK_M,
-        BLOCK_D,
-    )
+    out = acc / row_sum[:, None]
+    store_tile(o, out, o_strides, batch, head, first_query, n_queries, HEAD_DIM, BLOCK_M, BLOCK_D)
     queries = first_query + tl.arange(0, BLOCK_M)
-    natural = (row_max + tl.log2(row_sum)) * 0.6931471805599453
+    natural = (row_max + tl.log2(row_sum)) * LN_2
     tl.store(lse + batch_head.to(tl.int64) * n_queries + queries, natural, mask=queries < n_queries)

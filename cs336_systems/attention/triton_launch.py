@@ -1,86 +1,222 @@
 """From tensors to kernel launches: shapes, strides, descriptors, output buffers.
 
 All functions take q [batch, heads, n_queries, d] and k, v [batch, heads, n_keys, d], or the same without the heads
-axis, in bf16, fp16 or fp32, with any strides.
+axis, in bf16, fp16 or fp32, with any strides. What follows from shapes and strides alone is worked out once a problem
+and remembered: a short sequence is computed faster than a host can say what to compute.
 """
 
 import math
+from functools import lru_cache
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from cs336_systems.attention.tile_config import (
-    SinglePassTiles,
-    TwoPassTiles,
-    backward_tiles,
-    forward_tiles,
-    two_pass_tiles,
-)
+from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
+from cs336_systems.attention.triton_backward import backward_kernel
 from cs336_systems.attention.triton_forward import forward_kernel
-from cs336_systems.attention.triton_single_pass import convert_dq_kernel, delta_kernel, single_pass_kernel
-from cs336_systems.attention.triton_two_pass import two_pass_kernel
+from cs336_systems.attention.triton_row_statistics import statistics_kernel
 
 LOG2_E = math.log2(math.e)
-PADDED_ROWS = 128  # queries are padded to a multiple of this in the single pass's buffers: any tile divides it
+PADDED_ROWS = 128  # queries are padded to a multiple of this in the buffers of L and D: any tile divides it
+STATISTICS_ROWS = 32  # queries a program of statistics_kernel
+REMEMBERED = 4096  # problems; a bound for whoever feeds ever new lengths
 INTERPRETED = triton.knobs.runtime.interpret
 
-_compiled: dict[tuple, object] = {}
 
-
-def launch(
-    kernel, programs: int, tensors: tuple, numbers: tuple, constants: tuple, warps: int, stages: int, registers=None
-) -> None:
+class Launch:
     """kernel[(programs,)](*tensors, *numbers, *constants), with less work for the host from the second time on.
 
     Triton's own launch looks at each of some 40 arguments from Python to find the compiled kernel, which takes longer
-    than a short kernel runs. Here the compiled kernel is remembered by what it was specialized on: the values of the
-    numbers, the constants, and the dtypes of tensors that start at multiples of 16 bytes (others go the long way).
+    than a short kernel runs. Here the compiled kernel is kept. It was specialized on the numbers, the constants, and
+    tensors that start at multiples of 16 bytes; others go the long way.
     """
-    dtypes = []
-    aligned = True
-    for x in tensors:
-        if type(x) is TensorDescriptor:
-            x = x.base
-        dtypes.append(x.dtype)
-        aligned = aligned and x.data_ptr() % 16 == 0
-    device = None if INTERPRETED else torch.cuda.current_device()
-    key = (kernel, device, numbers, constants, warps, stages, registers, *dtypes)
-    compiled = _compiled.get(key) if aligned else None
-    if compiled is not None:
-        compiled[(programs, 1, 1)](*tensors, *numbers, *constants)
-        return
-    options = {"num_warps": warps, "num_stages": stages}
-    if registers is not None:
-        options["maxnreg"] = registers
-    compiled = kernel[(programs,)](*tensors, *numbers, *constants, **options)
-    if aligned and not INTERPRETED:
-        if len(_compiled) >= 4096:  # a bound for whoever feeds it ever new lengths
-            _compiled.clear()
-        _compiled[key] = compiled
+
+    def __init__(
+        self, kernel, programs: int, numbers: tuple, constants: tuple, warps: int, stages: int, registers=None
+    ):
+        self.kernel = kernel
+        self.grid = (programs, 1, 1)
+        self.rest = (*numbers, *constants)
+        self.options = {"num_warps": warps, "num_stages": stages}
+        if registers is not None:
+            self.options["maxnreg"] = registers
+        self.compiled: dict[int, object] = {}  # by device
+
+    def __call__(self, *tensors: Tensor | TensorDescriptor) -> None:
+        """Launch on the current device's current stream."""
+        if INTERPRETED:
+            self.kernel[self.grid](*tensors, *self.rest)
+            return
+        arguments = []
+        aligned = True
+        for x in tensors:
+            if type(x) is TensorDescriptor:  # always aligned
+                arguments.append(x)
+            else:
+                address = x.data_ptr()
+                aligned = aligned and address % 16 == 0
+                arguments.append(address)
+        device = torch.cuda.current_device()
+        if aligned and device in self.compiled:
+            self.compiled[device][self.grid](*arguments, *self.rest)
+            return
+        compiled = self.kernel[self.grid](*tensors, *self.rest, **self.options)
+        if aligned:
+            self.compiled[device] = compiled
+
+
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, tiles: ForwardTiles | None = None, precision: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
+
+    Tiles and the precision of the products are the usual ones unless given, as an experiment with them does.
+    """
+    tiles = tiles or _usual_tiles(forward_tiles, q.dtype, q.shape)
+    o = empty_output(q)
+    lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+    if tiles.descriptors:
+        q, k, v = _aligned(q), _aligned(k), _aligned(v)
+        block_d = _block_d(q.shape[-1])
+        sources = (_descriptor(q, tiles.queries, block_d), *(_descriptor(x, tiles.keys, block_d) for x in (k, v)))
+    else:
+        sources = q, k, v = _dense(q), _dense(k), _dense(v)
+    strides = (q.stride(), k.stride(), v.stride(), o.stride())
+    _forward_launch(tiles, precision, q.dtype, is_causal, q.shape, k.shape[-2], strides)(*sources, o, lse)
+    return o, lse
+
+
+def attention_backward(
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    *,
+    tiles: BackwardTiles | None = None,
+    precision: str | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v; tiles and precision as in attention_forward."""
+    tiles = tiles or _usual_tiles(backward_tiles, q.dtype, q.shape)
+    dq, dk, dv = empty_output(q), empty_output(k), empty_output(v)
+    fit = _aligned if tiles.descriptors else _dense
+    grad_o, q, k, v = fit(grad_o), fit(q), fit(k), fit(v)
+    deltas = lse  # not read without statistics
+    if tiles.statistics:
+        lse, deltas = _statistics(grad_o, o, lse)
+    sources = (q, k, v, o, grad_o, lse, deltas)
+    if tiles.descriptors:
+        rows, block_d = tiles.own, _block_d(q.shape[-1])
+        qkv = (_descriptor(x, rows, block_d) for x in (q, k, v))
+        statistics = (TensorDescriptor(x, [x.numel()], [1], [rows]) for x in (lse, deltas))
+        sources = (*qkv, o, _descriptor(grad_o, rows, block_d), *statistics)
+    strides = (*(x.stride() for x in (q, k, v, o, grad_o)), dq.stride(), dk.stride(), dv.stride())
+    launch = _backward_launch(tiles, precision, q.dtype, is_causal, q.shape, k.shape[-2], strides)
+    launch(*sources, dq, dk, dv)
+    return dq, dk, dv
+
+
+def _statistics(grad_o: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """L and D of statistics_kernel, [batch x heads x n_padded] fp32 each."""
+    n_queries = o.shape[-2]
+    rows = o.numel() // (o.shape[-1] * n_queries) * _padded(n_queries)
+    log_sums, deltas = o.new_empty((2, rows), dtype=torch.float32)
+    _statistics_launch(o.shape, (o.stride(), grad_o.stride()))(o, grad_o, lse, log_sums, deltas)
+    return log_sums, deltas
+
+
+@lru_cache(REMEMBERED)
+def _usual_tiles(table, dtype: torch.dtype, shape: torch.Size) -> ForwardTiles | BackwardTiles:
+    """The table's tiles for queries of this dtype and shape."""
+    d = shape[-1]
+    aligned = d * dtype.itemsize % 16 == 0
+    return table(dtype == torch.float32, _block_d(d), math.prod(shape[:-1]), shape[-2], aligned)
+
+
+@lru_cache(REMEMBERED)
+def _forward_launch(
+    tiles: ForwardTiles,
+    precision: str | None,
+    dtype: torch.dtype,
+    is_causal: bool,
+    shape: torch.Size,
+    n_keys: int,
+    strides: tuple,
+) -> Launch:
+    batch, heads, n_queries, d = _four(shape)
+    return Launch(
+        forward_kernel,
+        _cdiv(n_queries, tiles.queries) * batch * heads,
+        (*_rows_strides(strides), batch * heads, heads, n_queries, n_keys, LOG2_E / math.sqrt(d)),
+        (
+            *(d, tiles.queries, tiles.keys, _block_d(d), is_causal, tiles.descriptors),
+            precision or _usual_precision(dtype),
+        ),
+        tiles.warps,
+        tiles.stages,
+        tiles.registers,
+    )
+
+
+@lru_cache(REMEMBERED)
+def _backward_launch(
+    tiles: BackwardTiles,
+    precision: str | None,
+    dtype: torch.dtype,
+    is_causal: bool,
+    shape: torch.Size,
+    n_keys: int,
+    strides: tuple,
+) -> Launch:
+    batch, heads, n_queries, d = _four(shape)
+    key_tiles, query_tiles = _cdiv(n_keys, tiles.own), _cdiv(n_queries, tiles.own)
+    return Launch(
+        backward_kernel,
+        (key_tiles + query_tiles) * batch * heads,
+        (
+            *_rows_strides(strides),
+            *(batch * heads, heads, n_queries, _padded(n_queries), n_keys, key_tiles, query_tiles, 1 / math.sqrt(d)),
+        ),
+        (
+            *(d, tiles.own, tiles.take, _block_d(d), is_causal, tiles.statistics, tiles.descriptors),
+            precision or _usual_precision(dtype),
+        ),
+        tiles.warps,
+        tiles.stages,
+        tiles.registers,
+    )
+
+
+@lru_cache(REMEMBERED)
+def _statistics_launch(shape: torch.Size, strides: tuple) -> Launch:
+    batch, heads, n_queries, d = _four(shape)
+    return Launch(
+        statistics_kernel,
+        batch * heads * _padded(n_queries) // STATISTICS_ROWS,
+        (*_rows_strides(strides), heads, n_queries, _padded(n_queries)),
+        (d, STATISTICS_ROWS, _block_d(d)),
+        warps=4,
+        stages=1,
+    )
+
+
+def _usual_precision(dtype: torch.dtype) -> str:
+    """Of the products: six bf16 products make one of fp32 accuracy on the matrix units.
+
+    That is faster here than three of tf32, and closer to float64 than the fp32 units themselves. The interpreter
+    computes in fp32 and knows no such name.
+    """
+    return "bf16x6" if dtype == torch.float32 and not INTERPRETED else "ieee"
 
 
 def empty_output(x: Tensor) -> Tensor:
     """An uninitialized tensor like x, in its memory layout if the last axis is dense there."""
     output = torch.empty_like(x)
     return output if output.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _cdiv(a: int, b: int) -> int:  # Triton's own can also be called from kernels, and takes ten times as long
-    return -(-a // b)
-
-
-def _shape(x: Tensor) -> tuple[int, int, int, int]:
-    return tuple(x.shape) if x.ndim == 4 else (x.shape[0], 1, *x.shape[1:])
-
-
-def _strides(*tensors: Tensor) -> list[int]:
-    """Strides of batch, heads and rows, tensor after tensor."""
-    strides = []
-    for x in tensors:
-        strides += x.stride()[:3] if x.ndim == 4 else (x.stride(0), 0, x.stride(1))
-    return strides
 
 
 def _dense(x: Tensor) -> Tensor:
@@ -97,158 +233,32 @@ def _aligned(x: Tensor) -> Tensor:
 
 def _descriptor(x: Tensor, rows: int, block_d: int) -> TensorDescriptor:
     """Descriptor that loads [rows, block_d] tiles, with zeros beyond the tensor's end."""
-    batch, heads, n, d = _shape(x)
-    if x.ndim == 4:
-        return TensorDescriptor(x, [batch, heads, n, d], list(x.stride()), [1, 1, rows, block_d])
-    return TensorDescriptor(x, [batch, 1, n, d], [x.stride(0), *x.stride()], [1, 1, rows, block_d])
+    batch, heads, n, d = _four(x.shape)
+    strides = x.stride() if x.ndim == 4 else (x.stride(0), *x.stride())
+    return TensorDescriptor(x, [batch, heads, n, d], list(strides), [1, 1, rows, block_d])
 
 
-def _problem(q: Tensor) -> tuple[bool, int, int, bool, str]:
-    """What the tile tables ask for (full_precision, block_d, rows, aligned), and the precision of the products."""
-    d = q.shape[-1]
-    full_precision = q.dtype == torch.float32
-    # Six bf16 products make one of fp32 accuracy on the matrix units, faster here than three of tf32 and closer to
-    # float64 than the fp32 units themselves. The interpreter computes in fp32 and knows no such name.
-    precision = "bf16x6" if full_precision and not INTERPRETED else "ieee"
-    block_d = max(16, 1 << (d - 1).bit_length())
-    return full_precision, block_d, q.numel() // d, d * q.element_size() % 16 == 0, precision
+def _four(shape: torch.Size) -> tuple[int, int, int, int]:
+    """Batch, heads, rows, d."""
+    return tuple(shape) if len(shape) == 4 else (shape[0], 1, *shape[1:])
 
 
-def attention_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm."""
-    full_precision, block_d, rows, aligned, precision = _problem(q)
-    batch, heads, n_queries, d = _shape(q)
-    tiles = forward_tiles(full_precision, block_d, rows, n_queries, aligned)
-    o = empty_output(q)
-    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    q, k, v = (_aligned(x) if tiles.descriptors else _dense(x) for x in (q, k, v))
-    if tiles.descriptors:
-        sources = (_descriptor(q, tiles.queries, block_d), *(_descriptor(x, tiles.keys, block_d) for x in (k, v)))
-    else:
-        sources = (q, k, v)
-    launch(
-        forward_kernel,
-        _cdiv(n_queries, tiles.queries) * batch * heads,
-        (*sources, o, lse),
-        (*_strides(q, k, v, o), batch * heads, heads, n_queries, k.shape[-2], LOG2_E / math.sqrt(d)),
-        (d, tiles.queries, tiles.keys, block_d, is_causal, precision, tiles.descriptors),
-        tiles.warps,
-        tiles.stages,
-        tiles.registers,
-    )
-    return o, lse
+def _rows_strides(strides: tuple[tuple[int, ...], ...]) -> list[int]:
+    """Strides of batch, heads and rows, tensor after tensor."""
+    flat: list[int] = []
+    for each in strides:
+        flat += each[:3] if len(each) == 4 else (each[0], 0, each[1])
+    return flat
 
 
-def attention_backward(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; the same bits every time under torch.use_deterministic_algorithms(True)."""
-    full_precision, block_d, rows, aligned, precision = _problem(q)
-    if torch.are_deterministic_algorithms_enabled():
-        tiles = two_pass_tiles(full_precision, block_d, rows)
-    else:
-        tiles = backward_tiles(full_precision, block_d, rows, aligned)
-    run = _single_pass if isinstance(tiles, SinglePassTiles) else _two_pass
-    return run(tiles, grad_o, q, k, v, o, lse, is_causal, block_d, precision)
+def _block_d(d: int) -> int:
+    """The head dimension rounded up to a power of two that the matrix units take."""
+    return max(16, 1 << (d - 1).bit_length())
 
 
-def _two_pass(
-    tiles: TwoPassTiles,
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    block_d: int,
-    precision: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads, n_queries, d = _shape(q)
-    n_keys = k.shape[-2]
-    dq, dk, dv = (empty_output(x) for x in (q, k, v))
-    grad_o, q, k, v = (_dense(x) for x in (grad_o, q, k, v))
-    key_tiles = _cdiv(n_keys, tiles.own)
-    query_tiles = _cdiv(n_queries, tiles.own)
-    launch(
-        two_pass_kernel,
-        (key_tiles + query_tiles) * batch * heads,
-        (q, k, v, o, grad_o, lse, dq, dk, dv),
-        (
-            *_strides(q, k, v, o, grad_o, dq, dk, dv),
-            *(batch * heads, heads, n_queries, n_keys, key_tiles, query_tiles, 1 / math.sqrt(d)),
-        ),
-        (d, tiles.take, tiles.own, block_d, is_causal, precision),
-        tiles.warps,
-        tiles.stages,
-    )
-    return dq, dk, dv
+def _padded(n_queries: int) -> int:
+    return _cdiv(n_queries, PADDED_ROWS) * PADDED_ROWS
 
 
-def _single_pass(
-    tiles: SinglePassTiles,
-    grad_o: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    is_causal: bool,
-    block_d: int,
-    precision: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    batch, heads, n_queries, d = _shape(q)
-    n_keys = k.shape[-2]
-    dq, dk, dv = (empty_output(x) for x in (q, k, v))
-    grad_o, q, k, v = (_aligned(x) for x in (grad_o, q, k, v))
-    n_padded = _cdiv(n_queries, PADDED_ROWS) * PADDED_ROWS
-    rows = batch * heads * n_padded
-    scale = 1 / math.sqrt(d)
-    delta, lse_log2 = torch.empty((2, rows), dtype=torch.float32, device=q.device)
-    dq_sum = torch.empty((rows, block_d), dtype=torch.float32, device=q.device)
-    launch(
-        delta_kernel,
-        rows // 32,
-        (o, grad_o, lse, delta, lse_log2, dq_sum),
-        (*_strides(o, grad_o), heads, n_queries, n_padded),
-        (d, 32, block_d),
-        4,
-        1,
-    )
-    if INTERPRETED:  # which does not know the reduction of the copy engine
-        target = dq_sum
-    elif tiles.transposed:
-        shape = [batch * heads * block_d, n_padded]
-        target = TensorDescriptor(dq_sum, shape, [n_padded, 1], [block_d, tiles.queries])
-    else:
-        target = TensorDescriptor(dq_sum, [rows, block_d], [block_d, 1], [tiles.queries, block_d])
-    launch(
-        single_pass_kernel,
-        _cdiv(n_keys, tiles.keys) * batch * heads,
-        (
-            _descriptor(q, tiles.queries, block_d),
-            _descriptor(k, tiles.keys, block_d),
-            _descriptor(v, tiles.keys, block_d),
-            _descriptor(grad_o, tiles.queries, block_d),
-            TensorDescriptor(lse_log2, [rows], [1], [tiles.queries]),
-            TensorDescriptor(delta, [rows], [1], [tiles.queries]),
-            target,
-            dk,
-            dv,
-        ),
-        (*_strides(dk, dv), batch * heads, heads, n_queries, n_padded, n_keys, scale, scale * LOG2_E),
-        (d, tiles.queries, tiles.keys, block_d, is_causal, not INTERPRETED, tiles.transposed, precision),
-        tiles.warps,
-        tiles.stages,
-        tiles.registers,
-    )
-    launch(
-        convert_dq_kernel,
-        rows // 64,
-        (dq_sum, dq),
-        (*_strides(dq), heads, n_queries, n_padded, scale),
-        (d, 64, block_d, tiles.transposed),
-        4,
-        1,
-    )
-    return dq, dk, dv
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
