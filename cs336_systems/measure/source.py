@@ -24,19 +24,19 @@ def source_digest(*modules: str) -> str:
     """
     packages = {module.partition(".")[0] for module in [__name__, *modules]}
     sources: dict[str, str] = {}
+    seen: set[str] = set()
     pending = list(modules)
     while pending:
         module = pending.pop()
-        if module in sources:
+        if module in seen or module.partition(".")[0] not in packages:
             continue
+        seen.add(module)
         path = _find(module)
-        if path is None:
+        if path is not None:
+            sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
+            pending += [*imported, module.rpartition(".")[0]]
+        elif module in modules:
             raise ValueError(f"no source file found for module {module!r}")
-        sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
-        parents = [module.rpartition(".")[0]] if "." in module else []
-        pending += [
-            name for name in [*imported, *parents] if name.partition(".")[0] in packages and _find(name) is not None
-        ]
     text = "\n".join(f"{module}\n{sources[module]}" for module in sorted(sources))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
