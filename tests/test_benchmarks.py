@@ -12,9 +12,10 @@ import numpy
 import pytest
 import torch
 import torch._inductor.config
+from torch._dynamo.exc import BackendCompilerFailed
 
 from cs336_systems.benchmarks import accumulation, attention, autocast_dtypes, end_to_end, flash
-from cs336_systems.benchmarks.job import describe, first_line, measure_all, parse_command_line
+from cs336_systems.benchmarks.job import describe, first_line, measure_all, measure_or_explain, parse_command_line
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
@@ -313,6 +314,15 @@ def test_what_a_machine_lacks_is_skipped_with_its_reason():
 )
 def test_out_of_memory_is_told_from_bugs(error, out_of_memory):
     assert is_out_of_memory(error) is out_of_memory
+
+
+@pytest.mark.parametrize(("cause", "status"), [(MemoryError(), "oom"), (None, "failed"), (KeyError(), "failed")])
+def test_what_ends_a_compilation_is_told(cause, status):
+    def measure(cell, device):
+        raise BackendCompilerFailed(measure, RuntimeError("inside"), None) from cause
+
+    (row,) = measure_or_explain(measure, Accumulation(), CPU)
+    assert (row.metric, row.status) == ("cell", status)
 
 
 def test_messages_are_one_short_line():

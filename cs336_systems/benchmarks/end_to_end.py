@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 import torch
+import torch._dynamo  # which an optimizer would import while the model's build is timed
 from torch import Tensor, nn
 
 from cs336_systems.benchmarks.job import main

@@ -19,8 +19,6 @@ import psutil
 import torch
 import tyro
 from pydantic import BaseModel
-from torch._dynamo.exc import TorchDynamoException
-from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from tqdm import tqdm
 
 from cs336_systems.experiments.base import Experiment, expand, field_docs
@@ -157,14 +155,25 @@ def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device)
         return measure(cell, device)
     except Unavailable as error:
         return [Measurement(metric=WHOLE_CELL, status="skipped", message=str(error))]
-    except (TorchDynamoException, CppCompileError, InvalidCxxCompiler) as error:
-        # The compiler's own out-of-memory reaches us wrapped.
-        status = "oom" if is_out_of_memory(error.__cause__ or error) else "failed"
-        return [Measurement(metric=WHOLE_CELL, status=status, message=first_line(error))]
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        in_compiler = is_compiler_failure(error)
+        # The compiler's own out-of-memory reaches us wrapped.
+        if is_out_of_memory(error) or (in_compiler and is_out_of_memory(error.__cause__)):
+            status = "oom"
+        elif in_compiler:
+            status = "failed"
+        else:
             raise
-        return [Measurement(metric=WHOLE_CELL, status="oom", message=first_line(error))]
+        return [Measurement(metric=WHOLE_CELL, status=status, message=first_line(error))]
+
+
+def is_compiler_failure(error: BaseException) -> bool:
+    """Whether an exception says that torch.compile failed, or a tool that it needs."""
+    # Imported when there is something to explain: it takes a second, which an experiment that compiles nothing saves.
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    return isinstance(error, (TorchDynamoException, CppCompileError, InvalidCxxCompiler))
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Peak memory of a device, and its release between the cells of a job."""
 
 import gc
+import sys
 
 import torch
 
@@ -12,7 +13,7 @@ class Unavailable(Exception):
     """Something this machine does not have; its text is the reason that the report prints."""
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an exception says that memory ran out, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
@@ -36,7 +37,8 @@ def peak_memory(device: torch.device) -> Measurement:
 
 def release(device: torch.device) -> None:
     """Give back all memory that nothing refers to any more, and forget compiled graphs."""
-    torch._dynamo.reset()
+    if "torch._dynamo" in sys.modules:  # Else nothing was compiled, and importing it would take a second.
+        torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
