@@ -78,20 +78,24 @@ def job_source(wildcards):
 
 # The tests that must pass on a machine before an experiment measures there; the others measure PyTorch alone.
 NUMERIC_TESTS = {
-    "end_to_end": "tests/test_model.py",
-    "attention": "tests/test_attention.py",
-    "flash": "tests/test_attention_gpu.py",
+    "end_to_end": "test_model",
+    "attention": "test_attention",
+    "flash": "test_attention_gpu",
+    "flash_ablation": "test_attention_gpu",
 }
 
 
 def numeric_tests(wildcards):
-    """The test files behind an experiment, if any."""
-    return NUMERIC_TESTS.get(wildcards.experiment, "")
+    """The test file behind an experiment, if any."""
+    name = NUMERIC_TESTS.get(wildcards.experiment)
+    return f"tests/{name}.py" if name else ""
 
 
 def correctness_stamp(wildcards):
-    """The file that says that an experiment's code, in its present form, has passed its tests on this machine."""
-    return f"{RESULTS}/correctness/{wildcards.experiment}-{job_source(wildcards)}.txt"
+    """The file that says that an experiment's tests, and the code they test, have passed on this machine."""
+    name = NUMERIC_TESTS.get(wildcards.experiment)
+    digest = source_digest(f"tests.{name}", "cs336_systems.model") if name else ""
+    return f"{RESULTS}/correctness/{name}-{digest}.txt"
 
 
 FIGURES = []

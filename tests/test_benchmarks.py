@@ -413,7 +413,8 @@ def test_a_cell_out_of_gpu_memory_is_a_row_and_frees_what_it_held(command, tmp_p
     command("attention", *arguments, "--output", str(output))
     outcomes = {row.sequence: row.status for row in read_rows(Attention, [output]) if row.metric in ("cell", "forward")}
     assert outcomes == {64: "ok", 2_000_000: "oom", 128: "ok"}
-    assert torch.cuda.memory_allocated() < 2**20
+    # Each input of the lost cell alone takes a gigabyte; cuBLAS keeps its workspaces.
+    assert torch.cuda.memory_allocated() < 2**28
 
 
 @pytest.mark.gpu

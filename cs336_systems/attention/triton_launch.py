@@ -74,7 +74,7 @@ def attention_forward(
 
     Tiles and the precision of the products are the usual ones unless given, as an experiment with them does.
     """
-    tiles = tiles or _usual_tiles(forward_tiles, q.dtype, q.shape)
+    tiles = tiles or usual_tiles(q.dtype, q.shape)[0]
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if tiles.descriptors:
@@ -101,7 +101,7 @@ def attention_backward(
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v; tiles and precision as in attention_forward."""
-    tiles = tiles or _usual_tiles(backward_tiles, q.dtype, q.shape)
+    tiles = tiles or usual_tiles(q.dtype, q.shape)[1]
     dq, dk, dv = empty_output(q), empty_output(k), empty_output(v)
     fit = _aligned if tiles.descriptors else _dense
     grad_o, q, k, v = fit(grad_o), fit(q), fit(k), fit(v)
@@ -130,11 +130,12 @@ def _statistics(grad_o: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]
 
 
 @lru_cache(REMEMBERED)
-def _usual_tiles(table, dtype: torch.dtype, shape: torch.Size) -> ForwardTiles | BackwardTiles:
-    """The table's tiles for queries of this dtype and shape."""
+def usual_tiles(dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
+    """The tables' tiles for queries of this dtype and shape."""
     d = shape[-1]
     aligned = d * dtype.itemsize % 16 == 0
-    return table(dtype == torch.float32, _block_d(d), math.prod(shape[:-1]), shape[-2], aligned)
+    problem = (dtype == torch.float32, _block_d(d), math.prod(shape[:-1]), shape[-2], aligned)
+    return forward_tiles(*problem), backward_tiles(*problem)
 
 
 @lru_cache(REMEMBERED)

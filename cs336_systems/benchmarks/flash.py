@@ -15,14 +15,14 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import flash_attention, plain_attention
 from cs336_systems.benchmarks.job import main
-from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.flash import MATMUL, Flash
+from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.memory import Unavailable, peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CUDNN_AND_FLASH_ARE_HALF_ONLY = "this backend takes fp16 and bf16 only"
-SHORT = 512
-"""Sequences up to here are bound by the host, so their device time is taken from a replayed graph too."""
+HOST_BOUND = 4096
+"""Sequences up to here keep the host as busy as the device, whose time is therefore taken from a replayed graph too."""
 HOST_CALLS = 50
 
 AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -64,11 +64,18 @@ def measure(cell: Flash, device: torch.device) -> list[Measurement]:
         summarize("forward_backward", "ms", bench(forward_backward)),
         peak,
         summarize("first_call", "s", [first_call]),
+        summarize("matmul", "ms", bench(square_product(DTYPES[cell.precision], device))),
     ]
-    if cell.sequence <= SHORT:
+    if cell.sequence <= HOST_BOUND:
         measurements.append(summarize("host", "us", [1e6 * host_seconds(forward_backward)]))
         measurements.append(summarize("graph", "ms", graph_milliseconds(call, (q, k, v), cell.rep)))
     return measurements
+
+
+def square_product(dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """A product of two square matrices, which says what rate matrix multiplies reach in this run."""
+    a, b = torch.randn((2, MATMUL, MATMUL), dtype=dtype, device=device)
+    return lambda: a @ b
 
 
 def graph_milliseconds(call: AttentionCall, inputs: tuple[Tensor, ...], rep: int) -> list[float]:

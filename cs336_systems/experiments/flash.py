@@ -5,6 +5,9 @@ from typing import ClassVar, Literal
 
 from cs336_systems.experiments.base import Experiment, Positive
 
+MATMUL = 4096
+"""Rows and columns of the square matrices whose product, timed in every cell, says what rate multiplies reach."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flash(Experiment):

@@ -7,6 +7,7 @@ import pandas
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
+from cs336_systems.experiments.flash import MATMUL
 from scripts.data import ratio, reason, select, statistic
 from scripts.typst import Table, significant
 
@@ -37,13 +38,18 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "measured": True,
         "grids": {precision: grid_table(select(alone, precision=precision)) for precision in ("bf16", "fp32")},
         "leaderboard": leaderboard_table(select(table, compiled_call=True)),
+        "rep": int(alone["rep"].min()),
         "record": COURSE_RECORD_MS,
         "board": {
             d: statistic(table, "median", metric="forward_backward", compiled_call=True, d=d, implementation="triton")
             for d in (64, 128)
         },
         "against": [rivalry(alone, name) for name in NAMES if name != "triton"],
-        "short": short_table(alone),
+        **short_answers(alone),
+        "ablations": {
+            precision: ablation_table(select(tables["flash_ablation"], precision=precision))
+            for precision in ("bf16", "fp32")
+        },
         "longest": longest(alone),
         **backward_ways(alone),
     }
@@ -91,21 +97,25 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
             values = [times(own, phase) for phase in PHASES]
             line = [title, str(d)]
             if values[2] is None:
-                body.append([*line, *[reason(own)] * 5])
+                body.append([*line, *[reason(own)] * 6])
                 continue
             first = own.iloc[0]
             flops = flash_flops("forward_backward", 1, int(first["heads"]), int(first["sequence"]), int(d), causal=True)
             speed = ratio(flash, values[2])
+            rate = flops / values[2]
+            product = times(own, "matmul")
+            share = ratio(rate, 2 * MATMUL**3 / product) if product else None
             body.append(
                 [
                     *line,
                     *(f"{value:.2f}" for value in values),
-                    f"{flops / values[2] / 1e9:.0f}",
+                    f"{rate / 1e9:.0f}",
+                    f"{100 * share:.0f}" if share else "–",
                     f"{speed:.2f}×" if speed else "–",
                 ]
             )
-    header = ["implementation", "d", "forward / ms", "backward / ms", "both / ms", "TFLOP/s", "against SDPA flash"]
-    return Table(header, body)
+    header = ["implementation", "d", "forward", "backward", "both", "TFLOP/s", "of a product / %", "against SDPA flash"]
+    return Table(header, body, groups=[("", 2), ("ms", 3), ("both", 3)])
 
 
 def rivalry(rows: DataFrame, rival: str) -> dict[str, Any]:
@@ -127,26 +137,83 @@ def rivalry(rows: DataFrame, rival: str) -> dict[str, Any]:
     }
 
 
-def short_table(rows: DataFrame) -> Table | None:
-    """Short sequences: device time from a replayed graph, and what a call costs the host."""
+def short_answers(rows: DataFrame) -> dict[str, Any]:
+    """Where the host sets the pace: device time from a replayed graph, and what a call costs the host."""
     rows = rows[rows["metric"].isin(["graph", "host"])]
-    rows = rows[(rows["precision"] == "bf16") & rows["implementation"].isin(["triton", "sdpa_flash", "plain"])]
-    cells = sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
+    rows = select(rows, precision="bf16")
+    cells = [
+        cell
+        for cell in sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
+        if len(select(rows, sequence=cell[0], d=cell[1], implementation="sdpa_flash"))
+    ]
     names = [name for name in ("triton", "sdpa_flash", "plain") if name in set(rows["implementation"])]
-    cells = [cell for cell in cells if len(select(rows, sequence=cell[0], d=cell[1], implementation="sdpa_flash"))]
-    if not cells:
-        return None
-    body = []
-    for sequence, d in cells:
-        line = [str(sequence), str(d)]
-        for metric, scale in (("graph", 1e3), ("host", 1)):
-            for name in names:
-                value = statistic(rows, "median", metric=metric, sequence=sequence, d=d, implementation=name)
-                line.append(str(significant(value * scale)) if value else "–")
-        body.append(line)
+    if not cells or "triton" not in names:
+        return {"short": None}
+    medians = {
+        (metric, cell, name): statistic(rows, "median", metric=metric, sequence=cell[0], d=cell[1], implementation=name)
+        for metric in ("graph", "host")
+        for cell in cells
+        for name in names
+    }
+    body = [
+        [
+            *map(str, cell),
+            *(
+                str(significant(value * scale)) if (value := medians[metric, cell, name]) else "–"
+                for metric, scale in (("graph", 1e3), ("host", 1))
+                for name in names
+            ),
+        ]
+        for cell in cells
+    ]
     titles = [NAMES[name] for name in names]
     groups = [("", 2), ("device / µs", len(names)), ("host / µs", len(names))]
-    return Table(["sequence", "d", *titles * 2], body, text_columns=0, groups=groups)
+
+    def against_sdpa(metric: str) -> list[float]:
+        pairs = [(medians[metric, cell, "sdpa_flash"], medians[metric, cell, "triton"]) for cell in cells]
+        return [theirs / ours for theirs, ours in pairs if ours and theirs]
+
+    device, host = against_sdpa("graph"), against_sdpa("host")
+    return {
+        "short": Table(["sequence", "d", *titles * 2], body, text_columns=0, groups=groups),
+        "short_device_least": min(device, default=None),
+        "short_device_most": max(device, default=None),
+        "short_host": 1 / min(host) if host else None,
+    }
+
+
+DECISIONS = {
+    "nothing": "as it is",
+    "descriptors": "tiles loaded by pointers",
+    "statistics": "L and D computed for every tile",
+    "registers": "no limit on registers",
+    "stage": "a pipeline stage less",
+    "own": "half as many rows owned",
+    "take": "half as many rows taken at a time",
+    "bf16x6": "products of three TF32 products",
+    "matrix_units": "products on the fp32 units",
+}
+"""What the table says of each decision taken back."""
+
+
+def ablation_table(rows: DataFrame) -> Table | None:
+    """What each decision is worth: the time without it, and that over the time with it."""
+    dimensions = sorted(rows["d"].unique())
+    if not len(select(rows, metric="forward", status="ok")):
+        return None
+    body = []
+    for decision, title in DECISIONS.items():
+        if not len(select(rows, without=decision)):
+            continue
+        line = [title]
+        for d in dimensions:
+            for phase in ("forward", "backward"):
+                cell = {"d": d, "metric": phase}
+                usual, changed = (statistic(rows, "median", without=name, **cell) for name in ("nothing", decision))
+                line += [f"{changed:.2f}", f"{changed / usual:.2f}×"] if usual and changed else ["–", ""]
+        body.append(line)
+    groups = [("", 1), *((f"d = {d}, {phase} / ms", 2) for d in dimensions for phase in ("forward", "backward"))]
+    return Table(["taken back", *["", ""] * 2 * len(dimensions)], body, groups=groups)
 
 
 def longest(rows: DataFrame) -> dict[str, Any]:

@@ -1,0 +1,39 @@
+"""Parameters of the experiment that takes one decision of the attention kernels back at a time."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlashAblation(Experiment):
+    """Time this project's attention kernels as they are, and with one decision taken back; causal."""
+
+    name: ClassVar[str] = "flash_ablation"
+
+    sequence: Positive = 16384
+    """Queries, and keys, a sequence."""
+    d: Positive = 64
+    """Head dimension."""
+    heads: Positive = 16
+    """Heads; the batch is one sequence."""
+    precision: Literal["fp32", "bf16"] = "bf16"
+    """Type of the inputs."""
+    rep: Positive = 100
+    """Milliseconds of timed calls that do_bench aims at."""
+    without: Literal[
+        "nothing",
+        "descriptors",
+        "statistics",
+        "registers",
+        "stage",
+        "own",
+        "take",
+        "bf16x6",
+        "matrix_units",
+    ] = "nothing"
+    """What is taken back. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; statistics: L
+    and D are computed again for every tile of keys; registers: no limit a thread; stage: the pipeline is a stage
+    shorter; own, take: half as many rows owned, or taken at a time; bf16x6: fp32 products are three of TF32;
+    matrix_units: fp32 products run on the fp32 units."""
