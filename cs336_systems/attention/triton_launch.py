@@ -29,8 +29,9 @@ class Launch:
     """kernel[(programs,)](*tensors, *numbers, *constants), with less work for the host from the second time on.
 
     Triton's own launch looks at each of some 40 arguments from Python to find the compiled kernel, which takes longer
-    than a short kernel runs. Here the compiled kernel is kept. It was specialized on the numbers, the constants, and
-    tensors that start at multiples of 16 bytes; others go the long way.
+    than a short kernel runs. Here the compiled kernel is kept. It was specialized on the numbers, the constants, the
+    tensors' dtypes (so a Launch is for tensors of the same dtypes always) and on tensors that start at multiples of 16
+    bytes; others go the long way.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ def _statistics(grad_o: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]
     n_queries = o.shape[-2]
     rows = o.numel() // (o.shape[-1] * n_queries) * _padded(n_queries)
     log_sums, deltas = o.new_empty((2, rows), dtype=torch.float32)
-    _statistics_launch(o.shape, (o.stride(), grad_o.stride()))(o, grad_o, lse, log_sums, deltas)
+    _statistics_launch(o.dtype, o.shape, (o.stride(), grad_o.stride()))(o, grad_o, lse, log_sums, deltas)
     return log_sums, deltas
 
 
@@ -193,7 +194,7 @@ def _backward_launch(
 
 
 @lru_cache(REMEMBERED)
-def _statistics_launch(shape: torch.Size, strides: tuple) -> Launch:
+def _statistics_launch(dtype: torch.dtype, shape: torch.Size, strides: tuple) -> Launch:
     batch, heads, n_queries, d = _four(shape)
     return Launch(
         statistics_kernel,
