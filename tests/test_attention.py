@@ -5,6 +5,7 @@ it may round where PyTorch rounds, in another order, and no more.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -182,6 +183,23 @@ def test_the_package_imports_without_triton():
 
 # The kernels, interpreted. The interpreter must be chosen before the kernels are defined, hence one process of their
 # own for all cases, which is this file run as a script. Tiles are those of the tables, and those of every kernel.
+
+
+def test_the_cases_on_a_gpu_reach_every_row_of_the_tile_tables():
+    from cs336_systems.attention.tile_config import backward_tiles, forward_tiles
+    from tests.test_attention_gpu import CASES
+
+    widths, lengths = (16, 32, 64, 128, 256), [2**n + 1 for n in range(18)]
+    for table in (forward_tiles, backward_tiles):
+        problems = itertools.product((False, True), widths, lengths, lengths, (False, True))
+        rows = {table(*problem) for problem in problems if problem[2] >= problem[3]}
+        reached = set()
+        for (batch, heads, n_queries, _, d), dtype, _ in (case.values for case in CASES):
+            width = max(32 if dtype == torch.float32 else 16, 1 << (d - 1).bit_length())
+            aligned = d * dtype.itemsize % 16 == 0
+            reached.add(table(dtype == torch.float32, width, batch * heads * n_queries, n_queries, aligned))
+        assert rows <= reached
+
 
 INTERPRETED = {
     "usual": ((2, 70, 24), 45, torch.float32, True),

@@ -57,13 +57,18 @@ def forward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int,
     if full_precision:
         if block_d > 128:
             return ForwardTiles(queries=32, keys=16, warps=4, stages=1)
-        if rows < 8192:
-            return ForwardTiles(queries=16, keys=128 if block_d <= 64 else 64, warps=4, stages=2)
-        return ForwardTiles(queries=128, keys=64, warps=8, stages=1)
+        if rows >= 8192:
+            return ForwardTiles(queries=128, keys=64, warps=8, stages=1)
+        if block_d > 64:
+            return ForwardTiles(queries=16, keys=64, warps=8, stages=2)
+        return ForwardTiles(queries=16, keys=128, warps=4, stages=2)
     if block_d > 128:
         return ForwardTiles(queries=64, keys=32, warps=4, stages=2)
     if not _descriptors_pay(rows, n_queries, aligned):
-        return ForwardTiles(queries=64, keys=128 if block_d <= 64 else 64, warps=4, stages=2 if block_d <= 64 else 3)
+        few = rows <= 2048 and n_queries > 256
+        if block_d > 64:
+            return ForwardTiles(queries=16 if few else 64, keys=128 if few else 64, warps=4, stages=3)
+        return ForwardTiles(queries=16 if few else 64, keys=256 if few else 128, warps=4, stages=2)
     if rows < 65536:
         if block_d <= 64:
             return ForwardTiles(queries=64, keys=128, warps=4, stages=3, descriptors=True)
@@ -85,6 +90,8 @@ def backward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int
         if block_d <= 64:
             return BackwardTiles(own=64, take=64, warps=4, stages=2)
         return BackwardTiles(own=64, take=32, warps=4, stages=3)
+    if rows < 4096:
+        return BackwardTiles(own=32, take=128, warps=4, stages=3 if block_d <= 64 else 2, statistics=True)
     # Three stages hide latency best but need so much shared memory at d 128 that one program fills a multiprocessor.
     stages = 3 if block_d <= 64 or rows <= 8192 else 2
     # Three programs a multiprocessor, once there are enough of them: 168 registers x 128 threads x 3.
@@ -101,12 +108,12 @@ def _descriptors_pay(rows: int, n_queries: int, aligned: bool) -> bool:
 
 
 def _backward_tiles_fp32(block_d: int, rows: int) -> BackwardTiles:
-    few = rows < 8192
-    statistics = rows >= 1024
     if block_d > 128:
         return BackwardTiles(own=16, take=16, warps=4, stages=1)
     if block_d > 64:
-        return BackwardTiles(own=32, take=64 if few else 32, warps=8 if few else 4, stages=2, statistics=statistics)
-    if few:
-        return BackwardTiles(own=16, take=64, warps=4, stages=2, statistics=statistics)
+        if rows < 8192:
+            return BackwardTiles(own=16 if rows < 4096 else 32, take=64, warps=8, stages=2, statistics=True)
+        return BackwardTiles(own=32, take=32, warps=4, stages=2, statistics=True)
+    if rows < 8192:
+        return BackwardTiles(own=16, take=64, warps=4, stages=2, statistics=rows >= 1024)
     return BackwardTiles(own=64, take=64, warps=4, stages=1, statistics=True)

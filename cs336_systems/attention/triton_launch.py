@@ -80,7 +80,7 @@ def attention_forward(
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     if tiles.descriptors:
         q, k, v = _aligned(q), _aligned(k), _aligned(v)
-        block_d = _block_d(q.shape[-1])
+        block_d = _block_d(q.shape[-1], q.dtype)
         sources = (_descriptor(q, tiles.queries, block_d), *(_descriptor(x, tiles.keys, block_d) for x in (k, v)))
     else:
         sources = q, k, v = _dense(q), _dense(k), _dense(v)
@@ -111,7 +111,7 @@ def attention_backward(
         lse, deltas = _statistics(grad_o, o, lse)
     sources = (q, k, v, o, grad_o, lse, deltas)
     if tiles.descriptors:
-        rows, block_d = tiles.own, _block_d(q.shape[-1])
+        rows, block_d = tiles.own, _block_d(q.shape[-1], q.dtype)
         qkv = (_descriptor(x, rows, block_d) for x in (q, k, v))
         statistics = (TensorDescriptor(x, [x.numel()], [1], [rows]) for x in (lse, deltas))
         sources = (*qkv, o, _descriptor(grad_o, rows, block_d), *statistics)
@@ -135,7 +135,7 @@ def usual_tiles(dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, Ba
     """The tables' tiles for queries of this dtype and shape."""
     d = shape[-1]
     aligned = d * dtype.itemsize % 16 == 0
-    problem = (dtype == torch.float32, _block_d(d), math.prod(shape[:-1]), shape[-2], aligned)
+    problem = (dtype == torch.float32, _block_d(d, dtype), math.prod(shape[:-1]), shape[-2], aligned)
     return forward_tiles(*problem), backward_tiles(*problem)
 
 
@@ -155,7 +155,7 @@ def _forward_launch(
         _cdiv(n_queries, tiles.queries) * batch * heads,
         (*_rows_strides(strides), batch * heads, heads, n_queries, n_keys, LOG2_E / math.sqrt(d)),
         (
-            *(d, tiles.queries, tiles.keys, _block_d(d), is_causal, tiles.descriptors),
+            *(d, tiles.queries, tiles.keys, _block_d(d, dtype), is_causal, tiles.descriptors),
             precision or _usual_precision(dtype),
         ),
         tiles.warps,
@@ -184,7 +184,7 @@ def _backward_launch(
             *(batch * heads, heads, n_queries, _padded(n_queries), n_keys, key_tiles, query_tiles, 1 / math.sqrt(d)),
         ),
         (
-            *(d, tiles.own, tiles.take, _block_d(d), is_causal, tiles.statistics, tiles.descriptors),
+            *(d, tiles.own, tiles.take, _block_d(d, dtype), is_causal, tiles.statistics, tiles.descriptors),
             precision or _usual_precision(dtype),
         ),
         tiles.warps,
@@ -200,7 +200,7 @@ def _statistics_launch(dtype: torch.dtype, shape: torch.Size, strides: tuple) ->
         statistics_kernel,
         batch * heads * _padded(n_queries) // STATISTICS_ROWS,
         (*_rows_strides(strides), heads, n_queries, _padded(n_queries)),
-        (d, STATISTICS_ROWS, _block_d(d)),
+        (d, STATISTICS_ROWS, _block_d(d, dtype)),
         warps=4,
         stages=1,
     )
@@ -253,9 +253,9 @@ def _rows_strides(strides: tuple[tuple[int, ...], ...]) -> list[int]:
     return flat
 
 
-def _block_d(d: int) -> int:
-    """The head dimension rounded up to a power of two that the matrix units take."""
-    return max(16, 1 << (d - 1).bit_length())
+def _block_d(d: int, dtype: torch.dtype) -> int:
+    """The head dimension rounded up to a power of two that the matrix units take; fp32 is slow in less than 32."""
+    return max(32 if dtype == torch.float32 else 16, 1 << (d - 1).bit_length())
 
 
 def _padded(n_queries: int) -> int:
