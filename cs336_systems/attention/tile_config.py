@@ -86,7 +86,7 @@ def backward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int
         return _backward_tiles_fp32(block_d, rows)
     if block_d > 128:
         return BackwardTiles(own=64, take=32, warps=8, stages=1)
-    if n_queries <= 512:
+    if n_queries <= 512 and rows <= 16384:
         if block_d <= 64:
             return BackwardTiles(own=64, take=64, warps=4, stages=2)
         return BackwardTiles(own=64, take=32, warps=4, stages=3)

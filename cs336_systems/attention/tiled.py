@@ -1,5 +1,6 @@
 """FlashAttention-2 in plain PyTorch: the algorithm, tile by tile, for reading and for devices without Triton."""
 
+import functools
 import math
 
 import torch
@@ -93,7 +94,10 @@ def _recompute_gradients(
     return ds @ k, ds.transpose(-2, -1) @ q, dv
 
 
-_compiled_gradients = torch.compile(_recompute_gradients)
+@functools.cache
+def _compiled_gradients():
+    """Made at first use: torch.compile takes a second to import."""
+    return torch.compile(_recompute_gradients)
 
 
 def attention_gradients(
@@ -103,5 +107,6 @@ def attention_gradients(
 
     On a CPU compilation takes some 20 seconds and a C++ compiler, for a path that is there to be read and tested.
     """
-    gradients = _compiled_gradients if q.is_cuda and not torch.compiler.is_compiling() else _recompute_gradients
+    compiled = q.is_cuda and not torch.compiler.is_compiling()
+    gradients = _compiled_gradients() if compiled else _recompute_gradients
     return gradients(grad_o, q, k, v, o, lse, is_causal)

@@ -21,18 +21,23 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
+def in_use(device: torch.device) -> int:
+    """Bytes held by tensors, libraries' workspaces among them; 0 where PyTorch does not count them."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
 def reset_peak(device: torch.device) -> None:
     """Start a new peak measurement."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def peak_memory(device: torch.device) -> Measurement:
-    """Most memory held by tensors at one time since `reset_peak`, or why it is not known."""
+def peak_memory(device: torch.device, above: int = 0) -> Measurement:
+    """Most memory held by tensors at one time since `reset_peak`, less `above` bytes, or why it is not known."""
     if device.type != "cuda":
         message = "PyTorch counts peak memory on CUDA devices only"
         return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
-    return summarize("peak_memory", "MiB", [torch.cuda.max_memory_allocated(device) / MIB])
+    return summarize("peak_memory", "MiB", [(torch.cuda.max_memory_allocated(device) - above) / MIB])
 
 
 def release(device: torch.device) -> None:
