@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
+import torch._functorch.config
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
