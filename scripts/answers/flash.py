@@ -1,14 +1,14 @@
 """Answers to the FlashAttention problems: times, throughput and memory of every implementation."""
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import pandas
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash import MATMUL
-from scripts.data import ratio, reason, select, statistic
+from scripts.data import ratio, reason, select, size_order, statistic
 from scripts.typst import Table, significant
 
 PHASES = ["forward", "backward", "forward_backward"]
@@ -40,11 +40,10 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "leaderboard": leaderboard_table(select(table, compiled_call=True)),
         "rep": int(alone["rep"].min()),
         "record": COURSE_RECORD_MS,
-        "board": {
-            d: statistic(table, "median", metric="forward_backward", compiled_call=True, d=d, implementation="triton")
-            for d in (64, 128)
-        },
-        "against": [rivalry(alone, name) for name in NAMES if name != "triton"],
+        "board": {d: board_time(table, d, "triton") for d in (64, 128)},
+        **rivalry(alone),
+        "board_gain": ratio(*(board_time(table, 64, name) for name in ("sdpa_flash", "triton"))),
+        **model_answers(tables["end_to_end"]),
         **short_answers(alone),
         "ablations": {
             precision: ablation_table(select(tables["flash_ablation"], precision=precision))
@@ -80,6 +79,11 @@ def grid_table(rows: DataFrame) -> Table | None:
         body.append(line)
     header = ["sequence", "d", *["forward", "backward", "both"] * 2, "plain / ours"]
     return Table(header, body, text_columns=0, groups=[("", 2), ("ours / ms", 3), ("plain / ms", 3), ("", 1)])
+
+
+def board_time(table: DataFrame, d: int, name: str) -> float | None:
+    """Forward and backward of the leaderboard's cell, ms."""
+    return times(table, "forward_backward", compiled_call=True, d=d, implementation=name)
 
 
 def leaderboard_table(rows: DataFrame) -> Table | None:
@@ -118,22 +122,73 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
     return Table(header, body, groups=[("", 2), ("ms", 3), ("both", 3)])
 
 
-def rivalry(rows: DataFrame, rival: str) -> dict[str, Any]:
-    """Over the cells that both ran: how many ours wins end to end, and the extremes of the ratio."""
-    steps = select(rows, metric="forward_backward")
-    keys = ["sequence", "d", "heads", "precision"]
-    ours = select(steps, implementation="triton")[[*keys, "median"]]
-    theirs = select(steps, implementation=rival)[[*keys, "median"]]
-    both = pandas.merge(ours, theirs, on=keys, suffixes=("", "_rival"))
-    both["ratio"] = both["median_rival"] / both["median"]
-    long = both[both["sequence"] >= 1024]
+LONG = 1024
+"""Sequences from here on are counted when implementations are compared."""
+
+
+def rivalry(rows: DataFrame) -> dict[str, Any]:
+    """Over the cells that ours and another both ran: where ours is faster end to end, and the extremes of the ratio.
+
+    Once by events around a call, and once on the device alone: from a replayed graph where there is one, and by events
+    above, where the host is ahead of the device.
+    """
+    keys = ["sequence", "d", "precision"]
+    steps = select(rows[(rows["sequence"] >= LONG) & rows["metric"].isin(["forward_backward", "graph"])], heads=1)
+    times = steps.pivot_table(index=[*keys, "implementation"], columns="metric", values="median")
+    if not len(times):
+        return {"against": None}
+    times = times.reindex(columns=["forward_backward", "graph"])
+    times["device"] = times["graph"].fillna(times["forward_backward"])
+    body, device = [], []
+    for (rival, title), precision in itertools.product(NAMES.items(), ("bf16", "fp32")):
+        both = times.unstack("implementation").xs(precision, level="precision")
+        if rival == "triton" or ("device", rival) not in both:
+            continue
+        line = [title, precision]
+        for metric in ("forward_backward", "device"):
+            gains = (both[metric][rival] / both[metric]["triton"]).dropna()
+            if not len(gains):
+                break
+            line += [f"{(gains > 1).sum()} of {len(gains)}", f"{gains.min():.2f}×", f"{gains.max():.2f}×"]
+        else:
+            body.append(line)
+            device.append(gains.min())
+    groups = [("", 2), ("called one by one", 3), ("on the device", 3)]
+    header = ["against", "precision", *["faster in", "least", "most"] * 2]
     return {
-        "name": NAMES[rival],
-        "cells": len(both),
-        "long_cells": len(long),
-        "long_wins": int((long["ratio"] > 1).sum()),
-        "least": long["ratio"].min() if len(long) else None,
-        "most": long["ratio"].max() if len(long) else None,
+        "against": Table(header, body, text_columns=2, groups=groups) if body else None,
+        "loses_on_device": any(gain < 1 for gain in device),
+    }
+
+
+def model_answers(table: DataFrame) -> dict[str, Any]:
+    """The training step of each model size with plain attention, SDPA and ours, where the others were measured."""
+    steps = select(table, metric="step", mode="train_step", compiled=False)
+    ours = select(steps, attention="flash")
+    body, gains = [], []
+    for size in size_order(ours):
+        first = select(ours, size=size).iloc[0]
+        cell = {"size": size} | {name: first[name] for name in ("context", "precision", "warmup")}
+        plain, sdpa, flash = (statistic(steps, "median", attention=name, **cell) for name in ("plain", "sdpa", "flash"))
+        memory = [
+            statistic(table, "mean", metric="peak_memory", mode="train_step", compiled=False, attention=name, **cell)
+            for name in ("plain", "flash")
+        ]
+        if gain := ratio(plain, flash):
+            gains.append((gain, first["label"], int(first["context"])))
+        body.append(
+            [
+                *(first["label"], str(first["context"]), first["precision"]),
+                *(f"{value:.1f}" if value else "–" for value in (plain, sdpa, flash)),
+                *(f"{gain:.2f}×" if (gain := ratio(other, flash)) else "–" for other in (plain, sdpa)),
+                *(f"{value / 1024:.1f}" if value else "–" for value in memory),
+            ]
+        )
+    header = ["size", "context", "precision", "plain", "SDPA", "ours", "plain / ours", "SDPA / ours", "plain", "ours"]
+    groups = [("", 3), ("training step / ms", 3), ("", 2), ("peak / GiB", 2)]
+    return {
+        "model": Table(header, body, text_columns=1, groups=groups) if body else None,
+        "model_gain": max(gains, default=None),
     }
 
 

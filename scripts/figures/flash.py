@@ -18,7 +18,7 @@ def draw(table: str, output: str, quantity: str) -> None:
     metric, label = QUANTITIES[quantity]
     data = select(load("flash", table), metric=metric, precision="bf16", compiled_call=False, heads=1, status="ok")
     if not len(data):
-        save_note("no FlashAttention was measured", output)
+        save_note("not measured", output)
         return
     figure, panels = subplots(2, height=3.1)
     for axes, d in zip(panels, (64, 128), strict=True):
