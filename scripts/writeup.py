@@ -13,6 +13,8 @@ from scripts.answers import (
     benchmarking_mixed_precision,
     benchmarking_script,
     flash,
+    flash_backward,
+    flash_benchmarking,
     mixed_precision_accumulation,
     pytorch_attention,
     summary,
@@ -32,8 +34,8 @@ PARTS: dict[str, dict[str, Callable[[Mapping[str, pandas.DataFrame]], dict[str, 
         "pytorch_attention": pytorch_attention.answers,
         "torch_compile": torch_compile.answers,
         "flash_forward": flash.answers,
-        "flash_backward": flash.answers,
-        "flash_benchmarking": flash.answers,
+        "flash_backward": flash_backward.answers,
+        "flash_benchmarking": flash_benchmarking.answers,
     },
 }
 """The report's parts and their sections, in order: each section has a template of its name in report/sections."""
@@ -65,16 +67,13 @@ def render(
 ) -> str:
     """The report as Typst source."""
     shown = {name: typical(name, table) for name, table in tables.items()}
-    functions = {name: answers for part in PARTS.values() for name, answers in part.items()}
-    # Several sections may share one function.
-    answered = {answers: answers(shown) for answers in set(functions.values())}
     return (
         environment(Path("report"))
         .get_template("writeup.typ.j2")
         .render(
             summary=summary.answers(tables, plan, coverage, checks),
             parts={part: list(sections) for part, sections in PARTS.items()},
-            sections={name: answered[answers] for name, answers in functions.items()},
+            sections={name: answers(shown) for part in PARTS.values() for name, answers in part.items()},
             commands={name: [job.command for job in jobs.values()] for name, jobs in plan.jobs.items()},
         )
     )

@@ -11,16 +11,15 @@ import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import WHOLE_CELL, Measurement
-from cs336_systems.plan import make_plan, plan_jobs
+from cs336_systems.plan import plan_jobs
 from scripts import answers
 from scripts.answers import benchmarking_mixed_precision, benchmarking_script, pytorch_attention, torch_compile
-from scripts.answers import flash as flash_answers
 from scripts.checks import write_checks
 from scripts.coverage import write_coverage
 from scripts.data import load
 from scripts.figures import flash, speedup, step_context, step_phases, warmup
 from scripts.tables import merge
-from scripts.writeup import PARTS, environment, render, typeset, write
+from scripts.writeup import PARTS, environment, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
 SECTIONS = [name for part in PARTS.values() for name in part]
@@ -119,9 +118,12 @@ def test_every_report_has_every_section(report):
 
 def test_sections_are_templates_and_answers():
     assert {path.name.removesuffix(".typ.j2") for path in (ROOT / "report" / "sections").glob("*")} == set(SECTIONS)
-    modules = {path.stem for path in Path(answers.__file__).parent.glob("[!_]*.py")} - {"summary"}
+    sources = {path.stem: path.read_text() for path in Path(answers.__file__).parent.glob("[!_]*.py")}
     used = {function.__module__.rpartition(".")[2] for part in PARTS.values() for function in part.values()}
-    assert used == modules
+    parts = {
+        name for name in sources if any(f"from scripts.answers.{name} import" in text for text in sources.values())
+    }
+    assert used | parts | {"summary"} == set(sources)
 
 
 def test_every_picture_of_the_templates_is_drawn_and_captioned(h200, nothing):
@@ -190,21 +192,6 @@ def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
         ends = {"source": str(results / "writeup.typ"), "output": str(tmp_path / "again.pdf")}
         write(config(scale="smoke"), tables, str(results / "coverage.csv"), str(results / "checks.csv"), **ends)
     assert ((tmp_path / "again.pdf").read_bytes(), cpu.source.read_bytes()) == first
-
-
-def test_sections_that_share_answers_compute_them_once(cpu, monkeypatch):
-    calls = []
-
-    def count(tables):
-        calls.append(tables)
-        return flash_answers.answers(tables)
-
-    shared = {name: count for name, function in PARTS["Attention"].items() if function is flash_answers.answers}
-    monkeypatch.setitem(PARTS, "Attention", PARTS["Attention"] | shared)
-    monkeypatch.chdir(ROOT)
-    coverage, checks = (pandas.read_csv(cpu.pdf.with_name(name)) for name in ("coverage.csv", "checks.csv"))
-    render(make_plan(config(scale="smoke")), cpu.tables, coverage, checks)
-    assert len(calls) == 1 < len(shared)
 
 
 def test_an_undefined_name_is_an_error(tmp_path):

@@ -1,0 +1,39 @@
+"""What each decision of the attention kernels is worth, for `flash_benchmarking`."""
+
+from pandas import DataFrame
+
+from scripts.data import select, statistic
+from scripts.typst import Table
+
+DECISIONS = {
+    "nothing": "as it is",
+    "descriptors": "tiles loaded by pointers",
+    "statistics": "L and D computed for every tile",
+    "registers": "no limit on registers",
+    "stage": "a pipeline stage less",
+    "own": "half as many rows owned",
+    "take": "half as many rows taken at a time",
+    "bf16x6": "products of three TF32 products",
+    "matrix_units": "products on the fp32 units",
+}
+"""What the table says of each decision taken back."""
+
+
+def ablation_table(rows: DataFrame) -> Table | None:
+    """What each decision is worth: the time without it, and that over the time with it."""
+    dimensions = sorted(rows["d"].unique())
+    if not len(select(rows, metric="forward", status="ok")):
+        return None
+    body = []
+    for decision, title in DECISIONS.items():
+        if not len(select(rows, without=decision)):
+            continue
+        line = [title]
+        for d in dimensions:
+            for phase in ("forward", "backward"):
+                cell = {"d": d, "metric": phase}
+                usual, changed = (statistic(rows, "median", without=name, **cell) for name in ("nothing", decision))
+                line += [f"{changed:.2f}", f"{changed / usual:.2f}×"] if usual and changed else ["–", ""]
+        body.append(line)
+    groups = [("", 1), *((f"d = {d}, {phase} / ms", 2) for d in dimensions for phase in ("forward", "backward"))]
+    return Table(["taken back", *["", ""] * 2 * len(dimensions)], body, groups=groups)
