@@ -115,32 +115,33 @@ def rivalry(rows: DataFrame) -> dict[str, Any]:
     Once by events around a call, and once on the device alone: from a replayed graph where there is one, and by events
     above, where the host is ahead of the device.
     """
-    keys = ["sequence", "d", "precision"]
     steps = select(rows[(rows["sequence"] >= LONG) & rows["metric"].isin(["forward_backward", "graph"])], heads=1)
-    times = steps.pivot_table(index=[*keys, "implementation"], columns="metric", values="median")
-    if not len(times):
+    if "triton" not in set(steps["implementation"]):
         return {"against": None}
-    times = times.reindex(columns=["forward_backward", "graph"])
-    times["device"] = times["graph"].fillna(times["forward_backward"])
-    body, device = [], []
-    for (rival, title), precision in itertools.product(NAMES.items(), ("bf16", "fp32")):
-        both = times.unstack("implementation").xs(precision, level="precision")
-        if rival == "triton" or ("device", rival) not in both:
-            continue
-        line = [title, precision]
+    keys = ["precision", "sequence", "d", "implementation"]
+    medians = steps.pivot_table(index=keys, columns="metric", values="median").reindex(
+        columns=["forward_backward", "graph"]
+    )
+    medians["device"] = medians["graph"].fillna(medians["forward_backward"])
+    body, least = [], []
+    for rival, precision in itertools.product(NAMES, sorted(set(steps["precision"]))):
+        line = [NAMES[rival], precision]
         for metric in ("forward_backward", "device"):
-            gains = (both[metric][rival] / both[metric]["triton"]).dropna()
+            by_name = medians.loc[precision, metric].unstack("implementation")
+            if rival == "triton" or rival not in by_name or "triton" not in by_name:
+                break
+            gains = (by_name[rival] / by_name["triton"]).dropna()
             if not len(gains):
                 break
             line += [f"{(gains > 1).sum()} of {len(gains)}", f"{gains.min():.2f}×", f"{gains.max():.2f}×"]
         else:
             body.append(line)
-            device.append(gains.min())
+            least.append(gains.min())
     groups = [("", 2), ("called one by one", 3), ("on the device", 3)]
     header = ["against", "precision", *["faster in", "least", "most"] * 2]
     return {
         "against": Table(header, body, text_columns=2, groups=groups) if body else None,
-        "loses_on_device": any(gain < 1 for gain in device),
+        "loses_on_device": any(gain < 1 for gain in least),
     }
 
 
