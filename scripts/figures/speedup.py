@@ -34,7 +34,7 @@ def draw(table: str, output: str, comparison: str) -> None:
             f"compiled over eager, {name}": (select(data, precision=name), {"compiled": False}, {"compiled": True})
             for name in ["fp32", "bf16"]
         }
-    figure, axes_row = subplots(rows=len(panels), height=0.8 + 1.6 * len(panels))
+    figure, axes_row = subplots(rows=len(panels), height=0.8 + 1.4 * len(panels))
     drawn = False
     for axes, (title, (rows, baseline, contender)) in zip(axes_row, panels.items(), strict=True):
         sizes = size_order(select(rows, **contender))

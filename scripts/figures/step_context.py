@@ -1,7 +1,7 @@
 """Training-step time against context length, a line a size."""
 
 from scripts.data import load_typical, select, size_order, steady_warmup
-from scripts.figures.style import COLOURS, MARKERS, save, save_note, subplots
+from scripts.figures.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 from scripts.log import log_to
 
 
@@ -24,7 +24,7 @@ def draw(table: str, output: str) -> None:
             spread = [rows["median"] - rows["p20"], rows["p80"] - rows["median"]]
             axes.errorbar(rows["context"], rows["median"], yerr=spread, label=rows["label"].iloc[0], **style)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        log_scale(axes.yaxis)
         contexts = sorted(data["context"].unique())
         axes.set_xticks(contexts, [str(context) for context in contexts])
         axes.set_title(precision)

@@ -6,7 +6,9 @@ from pathlib import Path
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 # Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
@@ -54,6 +56,14 @@ def save_note(text: str, path: str | Path) -> None:
     axes.axis("off")
     axes.text(0.5, 0.5, text, ha="center", va="center", style="italic")
     save(figure, path)
+
+
+def log_scale(axis: Axis) -> None:
+    """A logarithmic axis with ticks at 1, 2 and 5 times the powers of ten, written out."""
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def grouped_bars(axes: Axes, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:

@@ -1,7 +1,7 @@
 """How slow the first timed step is after few warm-up steps."""
 
 from scripts.data import load_typical, ratio, select, size_order, statistic
-from scripts.figures.style import grouped_bars, save, save_note, subplots
+from scripts.figures.style import grouped_bars, log_scale, save, save_note, subplots
 from scripts.log import log_to
 
 
@@ -28,7 +28,7 @@ def draw(table: str, output: str) -> None:
     figure, (axes,) = subplots(height=2.5)
     labels = [cold[cold["size"] == size]["label"].iloc[0] for size in sizes]
     grouped_bars(axes, labels, series)
-    axes.set_yscale("log")
+    log_scale(axes.yaxis)
     axes.set_ylabel("first timed step / median step")
     axes.legend(ncols=len(series), fontsize=7, loc="upper right")
     axes.margins(y=0.25)
