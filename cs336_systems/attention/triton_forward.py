@@ -9,54 +9,6 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _attend(
-    acc,  # [BLOCK_M, BLOCK_D] fp32, unnormalized output
-    row_max,  # [BLOCK_M] fp32, running maximum of the scores, in units of log2
-    row_sum,  # [BLOCK_M] fp32, running sum of the exponentials
-    query,  # [BLOCK_M, BLOCK_D]
-    k,
-    v,
-    k_strides,
-    v_strides,
-    batch,
-    head,
-    first_query,
-    first_key,
-    last_key,  # exclusive
-    n_keys,
-    scale_log2,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Fold the keys first_key ... last_key into the online softmax (lines 6 to 11 of Algorithm 1)."""
-    for start in tl.range(first_key, last_key, BLOCK_N):
-        key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
-        scores = tl.dot(query, key.T, input_precision=PRECISION)
-        if MASKED:
-            keys = start + tl.arange(0, BLOCK_N)[None, :]
-            visible = keys < n_keys
-            if IS_CAUSAL:
-                visible &= keys <= first_query + tl.arange(0, BLOCK_M)[:, None]
-            scores = tl.where(visible, scores, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
-        # exp2 is one instruction where exp is two; the scale joins the subtraction in one fused multiply-add.
-        probabilities = tl.exp2(scores * scale_log2 - new_max[:, None])
-        correction = tl.exp2(row_max - new_max)
-        row_sum = row_sum * correction + tl.sum(probabilities, 1)
-        acc = acc * correction[:, None]
-        value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
-        acc = tl.dot(probabilities.to(value.dtype), value, acc, input_precision=PRECISION)
-        row_max = new_max
-    return acc, row_max, row_sum
-
-
-@triton.jit
 def forward_kernel(
     q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k and v
     k,  # [batch, heads, n_keys, HEAD_DIM]
@@ -111,35 +63,29 @@ def forward_kernel(
         full = tl.minimum(full, (first_query + 1) // BLOCK_N * BLOCK_N)
 
     query = load_tile(q, q_strides, batch, head, first_query, n_queries, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # unnormalized output
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)  # of the scores, in units of log2
+    row_sum = tl.zeros([BLOCK_M], tl.float32)  # of the exponentials
     for masked in tl.static_range(2):
-        acc, row_max, row_sum = _attend(
-            acc,
-            row_max,
-            row_sum,
-            query,
-            k,
-            v,
-            k_strides,
-            v_strides,
-            batch,
-            head,
-            first_query,
-            full if masked else 0,
-            stop if masked else full,
-            n_keys,
-            scale_log2,
-            HEAD_DIM,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_D,
-            IS_CAUSAL,
-            masked == 1,
-            DESCRIPTORS,
-            PRECISION,
-        )
+        for start in tl.range(full if masked else 0, stop if masked else full, BLOCK_N):
+            # The online softmax, lines 6 to 11 of Algorithm 1.
+            key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            scores = tl.dot(query, key.T, input_precision=PRECISION)
+            if masked:
+                keys = start + tl.arange(0, BLOCK_N)[None, :]
+                visible = keys < n_keys
+                if IS_CAUSAL:
+                    visible &= keys <= first_query + tl.arange(0, BLOCK_M)[:, None]
+                scores = tl.where(visible, scores, float("-inf"))
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+            # exp2 is one instruction where exp is two; the scale joins the subtraction in one fused multiply-add.
+            probabilities = tl.exp2(scores * scale_log2 - new_max[:, None])
+            correction = tl.exp2(row_max - new_max)
+            row_sum = row_sum * correction + tl.sum(probabilities, 1)
+            acc = acc * correction[:, None]
+            value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            acc = tl.dot(probabilities.to(value.dtype), value, acc, input_precision=PRECISION)
+            row_max = new_max
 
     out = acc / row_sum[:, None]
     store_tile(o, out, o_strides, batch, head, first_query, n_queries, HEAD_DIM, BLOCK_M, BLOCK_D)

@@ -8,78 +8,6 @@ from cs336_systems.attention.triton_tiles import load_tile, store_tile
 
 
 @triton.jit
-def _add_queries(
-    dk,  # [OWN, BLOCK_D] fp32, running sum
-    dv,  # [OWN, BLOCK_D] fp32, running sum
-    key,  # [OWN, BLOCK_D]
-    value,  # [OWN, BLOCK_D]
-    q,
-    o,
-    grad_o,
-    lse,
-    deltas,
-    q_strides,
-    o_strides,
-    g_strides,
-    batch,
-    head,
-    heads,
-    first_key,
-    first_query,
-    last_query,  # exclusive
-    n_queries,
-    n_padded,
-    n_keys,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    OWN: tl.constexpr,
-    TAKE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr,
-    HAS_STATISTICS: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Fold the queries first_query ... last_query into the gradients of one tile of keys and values."""
-    for start in tl.range(first_query, last_query, TAKE):
-        query = load_tile(q, q_strides, batch, head, start, n_queries, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
-        grad = load_tile(grad_o, g_strides, batch, head, start, n_queries, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
-        log_sum, delta = statistics(
-            grad,
-            o,
-            lse,
-            deltas,
-            o_strides,
-            batch,
-            head,
-            heads,
-            start,
-            n_queries,
-            n_padded,
-            HEAD_DIM,
-            TAKE,
-            BLOCK_D,
-            HAS_STATISTICS,
-            DESCRIPTORS,
-        )
-        # Scores stand transposed, [keys, queries]: P^T and dS^T then feed the next products straight from registers.
-        scores = tl.dot(key, query.T, input_precision=PRECISION)
-        probabilities = recompute_probabilities(scores, log_sum[None, :], scale, query.dtype == tl.float32)
-        if MASKED:
-            keys = first_key + tl.arange(0, OWN)[:, None]
-            visible = keys < n_keys
-            if IS_CAUSAL:
-                visible &= keys <= start + tl.arange(0, TAKE)[None, :]
-            probabilities = tl.where(visible, probabilities, 0.0)
-        dv = tl.dot(probabilities.to(grad.dtype), grad, dv, input_precision=PRECISION)
-        dp = tl.dot(value, grad.T, input_precision=PRECISION)
-        ds = (probabilities * (dp - delta[None, :])).to(query.dtype)
-        dk = tl.dot(ds, query, dk, input_precision=PRECISION)
-    return dk, dv
-
-
-@triton.jit
 def key_gradients(
     tile,
     batch,
@@ -130,38 +58,39 @@ def key_gradients(
     dk_sum = tl.zeros([OWN, BLOCK_D], tl.float32)
     dv_sum = tl.zeros([OWN, BLOCK_D], tl.float32)
     for masked in tl.static_range(2):
-        dk_sum, dv_sum = _add_queries(
-            dk_sum,
-            dv_sum,
-            key,
-            value,
-            q,
-            o,
-            grad_o,
-            lse,
-            deltas,
-            q_strides,
-            o_strides,
-            g_strides,
-            batch,
-            head,
-            heads,
-            first_key,
-            first_query if masked else masked_stop,
-            masked_stop if masked else n_queries,
-            n_queries,
-            n_padded,
-            n_keys,
-            scale,
-            HEAD_DIM,
-            OWN,
-            TAKE,
-            BLOCK_D,
-            IS_CAUSAL,
-            masked == 1,
-            HAS_STATISTICS,
-            DESCRIPTORS,
-            PRECISION,
-        )
+        for start in tl.range(first_query if masked else masked_stop, masked_stop if masked else n_queries, TAKE):
+            query = load_tile(q, q_strides, batch, head, start, n_queries, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
+            grad = load_tile(grad_o, g_strides, batch, head, start, n_queries, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
+            log_sum, delta = statistics(
+                grad,
+                o,
+                lse,
+                deltas,
+                o_strides,
+                batch,
+                head,
+                heads,
+                start,
+                n_queries,
+                n_padded,
+                HEAD_DIM,
+                TAKE,
+                BLOCK_D,
+                HAS_STATISTICS,
+                DESCRIPTORS,
+            )
+            # Scores stand transposed, [keys, queries]: P^T and dS^T then feed the next products from registers.
+            scores = tl.dot(key, query.T, input_precision=PRECISION)
+            probabilities = recompute_probabilities(scores, log_sum[None, :], scale, query.dtype == tl.float32)
+            if masked:
+                keys = first_key + tl.arange(0, OWN)[:, None]
+                visible = keys < n_keys
+                if IS_CAUSAL:
+                    visible &= keys <= start + tl.arange(0, TAKE)[None, :]
+                probabilities = tl.where(visible, probabilities, 0.0)
+            dv_sum = tl.dot(probabilities.to(grad.dtype), grad, dv_sum, input_precision=PRECISION)
+            dp = tl.dot(value, grad.T, input_precision=PRECISION)
+            ds = (probabilities * (dp - delta[None, :])).to(query.dtype)
+            dk_sum = tl.dot(ds, query, dk_sum, input_precision=PRECISION)
     store_tile(dk, dk_sum * scale, dk_strides, batch, head, first_key, n_keys, HEAD_DIM, OWN, BLOCK_D)
     store_tile(dv, dv_sum, dv_strides, batch, head, first_key, n_keys, HEAD_DIM, OWN, BLOCK_D)

@@ -8,51 +8,6 @@ from cs336_systems.attention.triton_tiles import load_tile, store_tile
 
 
 @triton.jit
-def _add_keys(
-    dq,  # [OWN, BLOCK_D] fp32, running sum
-    query,  # [OWN, BLOCK_D]
-    grad,  # [OWN, BLOCK_D], the tile of dO
-    log_sum,  # [OWN] fp32, L
-    delta,  # [OWN] fp32, D
-    k,
-    v,
-    k_strides,
-    v_strides,
-    batch,
-    head,
-    first_query,
-    first_key,
-    last_key,  # exclusive
-    n_keys,
-    scale,
-    HEAD_DIM: tl.constexpr,
-    OWN: tl.constexpr,
-    TAKE: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    MASKED: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """Fold the keys first_key ... last_key into dQ of one tile of queries."""
-    for start in tl.range(first_key, last_key, TAKE):
-        key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
-        value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
-        scores = tl.dot(query, key.T, input_precision=PRECISION)
-        probabilities = recompute_probabilities(scores, log_sum[:, None], scale, query.dtype == tl.float32)
-        if MASKED:
-            keys = start + tl.arange(0, TAKE)[None, :]
-            visible = keys < n_keys
-            if IS_CAUSAL:
-                visible &= keys <= first_query + tl.arange(0, OWN)[:, None]
-            probabilities = tl.where(visible, probabilities, 0.0)
-        dp = tl.dot(grad, value.T, input_precision=PRECISION)
-        ds = (probabilities * (dp - delta[:, None])).to(key.dtype)
-        dq = tl.dot(ds, key, dq, input_precision=PRECISION)
-    return dq
-
-
-@triton.jit
 def query_gradients(
     tile,
     batch,
@@ -116,30 +71,18 @@ def query_gradients(
     )
     dq_sum = tl.zeros([OWN, BLOCK_D], tl.float32)
     for masked in tl.static_range(2):
-        dq_sum = _add_keys(
-            dq_sum,
-            query,
-            grad,
-            log_sum,
-            delta,
-            k,
-            v,
-            k_strides,
-            v_strides,
-            batch,
-            head,
-            first_query,
-            full if masked else 0,
-            stop if masked else full,
-            n_keys,
-            scale,
-            HEAD_DIM,
-            OWN,
-            TAKE,
-            BLOCK_D,
-            IS_CAUSAL,
-            masked == 1,
-            DESCRIPTORS,
-            PRECISION,
-        )
+        for start in tl.range(full if masked else 0, stop if masked else full, TAKE):
+            key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
+            value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
+            scores = tl.dot(query, key.T, input_precision=PRECISION)
+            probabilities = recompute_probabilities(scores, log_sum[:, None], scale, query.dtype == tl.float32)
+            if masked:
+                keys = start + tl.arange(0, TAKE)[None, :]
+                visible = keys < n_keys
+                if IS_CAUSAL:
+                    visible &= keys <= first_query + tl.arange(0, OWN)[:, None]
+                probabilities = tl.where(visible, probabilities, 0.0)
+            dp = tl.dot(grad, value.T, input_precision=PRECISION)
+            ds = (probabilities * (dp - delta[:, None])).to(key.dtype)
+            dq_sum = tl.dot(ds, key, dq_sum, input_precision=PRECISION)
     store_tile(dq, dq_sum * scale, dq_strides, batch, head, first_query, n_queries, HEAD_DIM, OWN, BLOCK_D)
