@@ -66,7 +66,7 @@ def forward_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # unnormalized output
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)  # of the scores, in units of log2
     row_sum = tl.zeros([BLOCK_M], tl.float32)  # of the exponentials
-    for masked in tl.static_range(2):
+    for masked in tl.static_range(2):  # first the tiles that need no mask, then those that do
         for start in tl.range(full if masked else 0, stop if masked else full, BLOCK_N):
             # The online softmax, lines 6 to 11 of Algorithm 1.
             key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)

@@ -57,7 +57,7 @@ def key_gradients(
     value = load_tile(v, v_strides, batch, head, first_key, n_keys, HEAD_DIM, OWN, BLOCK_D, DESCRIPTORS)
     dk_sum = tl.zeros([OWN, BLOCK_D], tl.float32)
     dv_sum = tl.zeros([OWN, BLOCK_D], tl.float32)
-    for masked in tl.static_range(2):
+    for masked in tl.static_range(2):  # first the tiles that need no mask, then those that do
         for start in tl.range(first_query if masked else masked_stop, masked_stop if masked else n_queries, TAKE):
             query = load_tile(q, q_strides, batch, head, start, n_queries, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
             grad = load_tile(grad_o, g_strides, batch, head, start, n_queries, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)

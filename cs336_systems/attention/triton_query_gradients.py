@@ -70,7 +70,7 @@ def query_gradients(
         DESCRIPTORS,
     )
     dq_sum = tl.zeros([OWN, BLOCK_D], tl.float32)
-    for masked in tl.static_range(2):
+    for masked in tl.static_range(2):  # first the tiles that need no mask, then those that do
         for start in tl.range(full if masked else 0, stop if masked else full, TAKE):
             key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
             value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, TAKE, BLOCK_D, DESCRIPTORS)
