@@ -391,10 +391,20 @@ def test_attention_is_timed_forward_and_backward(precision):
     assert metrics["memory_before_backward"].status == metrics["peak_memory"].status == "skipped"
 
 
-def test_flash_on_a_cpu_is_skipped_with_a_reason(launch):
-    (metrics,) = launch("flash", "--sequence", "16")
-    assert metrics["cell"].status == "skipped"
-    assert "CUDA device" in metrics["cell"].message
+def test_what_needs_a_gpu_is_skipped_on_a_cpu_with_a_reason(launch):
+    cells = launch("flash", "--sequence", "16", "--implementation", "triton", "flex", "flash_attention_4")
+    assert {metrics["cell"].status for metrics in cells} == {"skipped"}
+    assert all("CUDA device" in metrics["cell"].message for metrics in cells)
+
+
+@pytest.mark.parametrize("implementation", ["tiled", "plain", "sdpa_flash"])
+def test_flash_measures_time_on_a_cpu(implementation):
+    cell = Flash(sequence=40, d=16, implementation=implementation)
+    metrics = {measurement.metric: measurement for measurement in flash.measure(cell, torch.device("cpu"))}
+    both, parts = metrics["forward_backward"], [metrics[phase] for phase in ("forward", "backward")]
+    assert both.mean == pytest.approx(sum(part.mean for part in parts))
+    assert min(part.p20 for part in parts) > 0
+    assert metrics["peak_memory"].status == "skipped"
 
 
 def test_every_experiment_has_a_module_that_measures_it():

@@ -14,25 +14,31 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.flash import MATMUL, Flash
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
+from cs336_systems.measure.timing import time_phases
 
 CUDNN_AND_FLASH_ARE_HALF_ONLY = "this backend takes fp16 and bf16 only"
 HOST_BOUND = 4096
 """Sequences up to here keep the host as busy as the device, whose time is therefore taken from a replayed graph too."""
 HOST_CALLS = 50
+ON_CPU = ("tiled", "plain", "plain_compiled", "sdpa_flash")
+CPU_WARMUP, CPU_CALLS = 2, 10
 
 AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Forward, backward and both, by CUDA events around calls with a cold L2; peak memory of both; host time."""
-    if device.type != "cuda":
-        return measure_on_cpu(cell)
+    """Forward, backward and both; on a GPU their peak memory and what they cost the host too."""
+    return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
+
+
+def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
+    """Times by CUDA events around calls with a cold L2 cache."""
     from triton.testing import do_bench
 
     # The backward pass is timed alone, several times over one forward pass.
@@ -40,8 +46,7 @@ def measure(cell: Flash, device: torch.device) -> list[Measurement]:
     # Not this cell's: cuBLAS keeps a workspace for every stream, and capturing a graph takes a stream of its own.
     workspaces = in_use(device)
     call = build(cell)
-    shape = (1, cell.heads, cell.sequence, cell.d)
-    q, k, v = (torch.randn(shape, dtype=DTYPES[cell.precision], device=device, requires_grad=True) for _ in range(3))
+    q, k, v = make_inputs(cell, device)
 
     def forward() -> Tensor:
         return call(q, k, v)
@@ -102,9 +107,36 @@ def host_seconds(step: Callable[[], None]) -> float:
     return elapsed / HOST_CALLS
 
 
-def measure_on_cpu(cell: Flash) -> list[Measurement]:
-    """Nothing here is about a CPU: the kernels are Triton's, and so is the clock."""
-    raise Unavailable("the Triton kernels and the libraries they are compared with need a CUDA device")
+def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
+    """Times by the host's clock."""
+    if cell.implementation not in ON_CPU:
+        raise Unavailable(f"{cell.implementation} needs a CUDA device; on a CPU: {', '.join(ON_CPU)}")
+    call = build(cell)
+    q, k, v = make_inputs(cell, device)
+    o: Tensor
+
+    def forward() -> None:
+        nonlocal o
+        o = call(q, k, v)
+
+    def backward() -> None:
+        o.sum().backward()
+        q.grad = k.grad = v.grad = None
+
+    phases = {"forward": forward, "backward": backward}
+    _, seconds = time_phases(phases, warmup=CPU_WARMUP, steps=CPU_CALLS, device=device)
+    both = [sum(laps) for laps in zip(*seconds.values(), strict=True)]
+    return [
+        *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
+        summarize("forward_backward", "ms", [1e3 * lap for lap in both]),
+        peak_memory(device),
+    ]
+
+
+def make_inputs(cell: Flash, device: torch.device) -> list[Tensor]:
+    """Random q, k and v, [1, heads, sequence, d] each."""
+    shape = (1, cell.heads, cell.sequence, cell.d)
+    return [torch.randn(shape, dtype=DTYPES[cell.precision], device=device, requires_grad=True) for _ in range(3)]
 
 
 def build(cell: Flash) -> AttentionCall:
@@ -115,6 +147,10 @@ def build(cell: Flash) -> AttentionCall:
     """
     call = BUILDERS[cell.implementation](cell)
     return torch.compile(call, dynamic=False) if cell.compiled_call else call
+
+
+def _tiled(cell: Flash) -> AttentionCall:
+    return lambda q, k, v: TiledFlashAttention.apply(q, k, v, True)
 
 
 def _triton(cell: Flash) -> AttentionCall:
@@ -170,6 +206,7 @@ def _flash_attention_4(cell: Flash) -> AttentionCall:
 
 
 BUILDERS: dict[str, Callable[[Flash], AttentionCall]] = {
+    "tiled": _tiled,
     "triton": _triton,
     "triton_compiled_backward": _triton_compiled_backward,
     "plain": _plain,

@@ -26,8 +26,9 @@ class Flash(Experiment):
     compiled_call: bool = False
     """Whether the function of q, k and v runs through torch.compile, as the leaderboard has it."""
     rep: Positive = 100
-    """Milliseconds of timed calls that do_bench aims at."""
+    """Milliseconds of timed calls that do_bench aims at; on a CPU, ten calls are timed."""
     implementation: Literal[
+        "tiled",
         "triton",
         "triton_compiled_backward",
         "plain",
@@ -37,6 +38,7 @@ class Flash(Experiment):
         "flex",
         "flash_attention_4",
     ] = "triton"
-    """triton: this project's kernels; triton_compiled_backward: its forward kernel with the backward pass in compiled
-    PyTorch; plain and plain_compiled: the score matrix in memory; sdpa_flash and sdpa_cudnn: backends of PyTorch's
-    scaled_dot_product_attention; flex: FlexAttention, compiled; flash_attention_4: its package, if installed."""
+    """tiled: this project's PyTorch version; triton: its kernels; triton_compiled_backward: its forward kernel with the
+    backward pass in compiled PyTorch; plain and plain_compiled: the score matrix in memory; sdpa_flash and sdpa_cudnn:
+    backends of PyTorch's scaled_dot_product_attention; flex: FlexAttention, compiled; flash_attention_4: its package,
+    if installed."""

@@ -9,6 +9,7 @@ from scripts.data import select, statistic
 
 PHASES = ["forward", "backward", "forward_backward"]
 NAMES = {
+    "tiled": "ours (PyTorch)",
     "triton": "ours (Triton)",
     "triton_compiled_backward": "ours, backward in compiled PyTorch",
     "plain": "plain",

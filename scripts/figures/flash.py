@@ -30,7 +30,11 @@ def draw(table: str, output: str, quantity: str) -> None:
             if quantity == "throughput":
                 flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in rows["sequence"]]
                 values = [operations / value / 1e9 for operations, value in zip(flops, values, strict=True)]
-            style = {"color": COLOURS[index], "marker": MARKERS[index], "linewidth": 2.2 if name == "triton" else 1.1}
+            style = {
+                "color": COLOURS[index % len(COLOURS)],
+                "marker": MARKERS[index % len(MARKERS)],
+                "linewidth": 2.2 if name in ("tiled", "triton") else 1.1,
+            }
             axes.plot(rows["sequence"], values, label=title, **style)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
