@@ -9,7 +9,6 @@ from scripts.data import select, statistic
 
 PHASES = ["forward", "backward", "forward_backward"]
 NAMES = {
-    "tiled": "ours (PyTorch)",
     "triton": "ours (Triton)",
     "triton_compiled_backward": "ours, backward in compiled PyTorch",
     "plain": "plain",
@@ -18,6 +17,7 @@ NAMES = {
     "sdpa_cudnn": "SDPA cuDNN",
     "flex": "FlexAttention",
     "flash_attention_4": "FlashAttention-4",
+    "tiled": "ours (PyTorch)",
 }
 
 

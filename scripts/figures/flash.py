@@ -3,7 +3,7 @@
 from cs336_systems.accounting.attention import flash_flops
 from scripts.answers.flash import NAMES
 from scripts.data import load, select
-from scripts.figures.style import COLOURS, MARKERS, save, save_note, subplots
+from scripts.figures.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 from scripts.log import log_to
 
 QUANTITIES = {
@@ -37,7 +37,7 @@ def draw(table: str, output: str, quantity: str) -> None:
             }
             axes.plot(rows["sequence"], values, label=title, **style)
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
+        log_scale(axes.yaxis)
         axes.set_title(f"d = {d}")
         axes.set_xlabel("sequence / tokens")
     panels[0].set_ylabel(label)

@@ -59,9 +59,10 @@ def save_note(text: str, path: str | Path) -> None:
 
 
 def log_scale(axis: Axis) -> None:
-    """A logarithmic axis with ticks at 1, 2 and 5 times the powers of ten, written out."""
+    """A logarithmic axis for what is drawn, its ticks written out: powers of ten, and 2 and 5 times them if few."""
+    low, high = axis.get_data_interval()
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
