@@ -86,16 +86,8 @@ NUMERIC_TESTS = {
 
 
 def numeric_tests(wildcards):
-    """The test file behind an experiment, if any."""
-    name = NUMERIC_TESTS.get(wildcards.experiment)
-    return f"tests/{name}.py" if name else ""
-
-
-def correctness_stamp(wildcards):
-    """The file that says that an experiment's tests, and the code they test, have passed on this machine."""
-    name = NUMERIC_TESTS.get(wildcards.experiment)
-    digest = source_digest(f"tests.{name}", "cs336_systems.model") if name else ""
-    return f"{RESULTS}/correctness/{name}-{digest}.txt"
+    """The name of the test file behind an experiment, if any."""
+    return NUMERIC_TESTS.get(wildcards.experiment, "")
 
 
 FIGURES = []

@@ -24,12 +24,12 @@ if MEASURES:
             source=job_source,
             device=PLAN.device,
             seed=config["seed"],
-            stamp=correctness_stamp,
+            passed=f"{RESULTS}/correctness",
             tests=numeric_tests,
         message:
             "Measuring {wildcards.experiment}: {wildcards.job}"
         shell:
-            "rules/correctness.sh {params.stamp} {params.tests}"
+            "rules/correctness.sh {params.passed} {params.tests}"
             " && python -m cs336_systems.benchmarks.{wildcards.experiment} {params.arguments}"
             " --device {params.device} --seed {params.seed} --output {output} 2> {log}"
             " || (tail -n 30 {log} >&2; exit 1)"

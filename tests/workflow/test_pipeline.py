@@ -126,6 +126,11 @@ def test_an_edited_model_measures_what_imports_it(project):
     assert planned(project) & set(GRIDS) == {"end_to_end"}
 
 
+def test_edited_tests_measure_nothing_again(project):
+    edit(project / "tests/test_model.py", "import pytest\n", "import pytest\n\nEDITED = True\n")
+    assert planned(project) == set()
+
+
 def test_an_edited_closed_form_redoes_what_quotes_it(project):
     edit(project / "cs336_systems/accounting/attention.py", '"backward": 2.5', '"backward": 2')
     redone = planned(project)
