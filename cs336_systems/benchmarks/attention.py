@@ -11,7 +11,7 @@ from cs336_systems.attention.plain import plain_attention
 from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.memory import peak_memory, reset_peak
+from cs336_systems.measure.memory import in_use, peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import time_phases
 
@@ -24,7 +24,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     q, k, v = (torch.randn(shape, **options, requires_grad=True) for _ in range(3))
     grad_o = torch.randn(shape, **options)
     attention = torch.compile(plain_attention, dynamic=False) if cell.compiled else plain_attention
-    in_use: list[int] = []
+    held: list[int] = []
     o: Tensor
 
     def forward() -> None:
@@ -32,8 +32,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
         o = attention(q, k, v)
 
     def backward() -> None:
-        if device.type == "cuda":
-            in_use.append(torch.cuda.memory_allocated(device))
+        held.append(in_use(device))
         torch.autograd.backward(o, grad_o)
         q.grad = k.grad = v.grad = None
 
@@ -43,8 +42,8 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("warmup", "s", [warmup_seconds]),
-        summarize("memory_before_backward", "MiB", [in_use[-1] / MIB])
-        if in_use
+        summarize("memory_before_backward", "MiB", [held[-1] / MIB])
+        if device.type == "cuda"
         else Measurement(
             metric="memory_before_backward",
             unit="MiB",

@@ -16,15 +16,14 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.benchmarks.job import main
-from cs336_systems.experiments.flash import MATMUL, Flash
+from cs336_systems.experiments.flash import HOST_BOUND, MATMUL, Flash
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
 from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import time_phases
 
-CUDNN_AND_FLASH_ARE_HALF_ONLY = "this backend takes fp16 and bf16 only"
-HOST_BOUND = 4096
-"""Sequences up to here keep the host as busy as the device, whose time is therefore taken from a replayed graph too."""
+HALF_ONLY = ("sdpa_flash", "sdpa_cudnn", "flash_attention_4")
+"""On a GPU these take fp16 and bf16 alone."""
 HOST_CALLS = 50
 ON_CPU = ("tiled", "plain", "plain_compiled", "sdpa_flash")
 CPU_WARMUP, CPU_CALLS = 2, 10
@@ -41,6 +40,8 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     """Times by CUDA events around calls with a cold L2 cache."""
     from triton.testing import do_bench
 
+    if cell.implementation in HALF_ONLY and cell.precision == "fp32":
+        raise Unavailable("this backend takes fp16 and bf16 only")
     # The backward pass is timed alone, several times over one forward pass.
     torch._functorch.config.donated_buffer = False
     # Not this cell's: cuBLAS keeps a workspace for every stream, and capturing a graph takes a stream of its own.
@@ -172,9 +173,6 @@ def _plain_compiled(cell: Flash) -> AttentionCall:
 
 
 def _sdpa(backend: SDPBackend, cell: Flash) -> AttentionCall:
-    if cell.precision == "fp32":
-        raise Unavailable(CUDNN_AND_FLASH_ARE_HALF_ONLY)
-
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         with sdpa_kernel(backend):
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -193,8 +191,6 @@ def _flex(cell: Flash) -> AttentionCall:
 def _flash_attention_4(cell: Flash) -> AttentionCall:
     if find_spec("flash_attn") is None:
         raise Unavailable("the package flash-attn-4 is not installed")
-    if cell.precision == "fp32":
-        raise Unavailable(CUDNN_AND_FLASH_ARE_HALF_ONLY)
     from flash_attn.cute import flash_attn_func
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

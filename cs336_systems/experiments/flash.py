@@ -5,6 +5,8 @@ from typing import ClassVar, Literal
 
 from cs336_systems.experiments.base import Experiment, Positive
 
+HOST_BOUND = 4096
+"""Sequences up to here keep the host as busy as the device, whose time is therefore taken from a replayed graph too."""
 MATMUL = 4096
 """Rows and columns of the square matrices whose product, timed in every cell, says what rate multiplies reach."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
-from cs336_systems.experiments.flash import MATMUL
+from cs336_systems.experiments.flash import HOST_BOUND, MATMUL
 from scripts.answers import flash
 from scripts.answers.flash import NAMES, PHASES, times
 from scripts.answers.flash_ablation import ablation_table
@@ -33,6 +33,9 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "grids": {precision: grid_table(select(alone, precision=precision)) for precision in ("bf16", "fp32")},
         "rep": int(alone["rep"].min()),
         "longest": longest(alone),
+        "long": LONG,
+        "host_bound": HOST_BOUND,
+        "matmul": MATMUL,
         "record": COURSE_RECORD_MS,
         "leaderboard": leaderboard_table(select(table, compiled_call=True)),
         "board": {d: board_time(table, d, "triton") for d in (64, 128)},
@@ -76,7 +79,7 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
     body = []
     for d in sorted(rows["d"].unique()):
         cell = select(rows, d=d)
-        flash = times(cell, "forward_backward", implementation="sdpa_flash")
+        sdpa = times(cell, "forward_backward", implementation="sdpa_flash")
         for name, title in NAMES.items():
             own = select(cell, implementation=name)
             if not len(own):
@@ -88,7 +91,7 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
                 continue
             first = own.iloc[0]
             flops = flash_flops("forward_backward", 1, int(first["heads"]), int(first["sequence"]), int(d), causal=True)
-            speed = ratio(flash, values[2])
+            speed = ratio(sdpa, values[2])
             rate = flops / values[2]
             product = times(own, "matmul")
             share = ratio(rate, 2 * MATMUL**3 / product) if product else None
