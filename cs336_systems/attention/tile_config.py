@@ -91,7 +91,7 @@ def backward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int
             return BackwardTiles(own=64, take=64, warps=4, stages=2)
         return BackwardTiles(own=64, take=32, warps=4, stages=3)
     if rows < 4096:
-        return BackwardTiles(own=32, take=128, warps=4, stages=3 if block_d <= 64 else 2, statistics=True)
+        return BackwardTiles(own=32, take=128, warps=4, stages=3, statistics=True)
     # Three stages hide latency best but need so much shared memory at d 128 that one program fills a multiprocessor.
     stages = 3 if block_d <= 64 or rows <= 8192 else 2
     # Three programs a multiprocessor, once there are enough of them: 168 registers x 128 threads x 3.
@@ -115,5 +115,5 @@ def _backward_tiles_fp32(block_d: int, rows: int) -> BackwardTiles:
             return BackwardTiles(own=16 if rows < 4096 else 32, take=64, warps=8, stages=2, statistics=True)
         return BackwardTiles(own=32, take=32, warps=4, stages=2, statistics=True)
     if rows < 8192:
-        return BackwardTiles(own=16, take=64, warps=4, stages=2, statistics=rows >= 1024)
+        return BackwardTiles(own=16, take=64, warps=8 if block_d > 32 else 4, stages=2, statistics=rows >= 1024)
     return BackwardTiles(own=64, take=64, warps=4, stages=1, statistics=True)

@@ -23,8 +23,7 @@ def backward_kernel(
     v,  # [batch, heads, n_keys, HEAD_DIM]
     o,  # pointer, [batch, heads, n_queries, HEAD_DIM]; not read if HAS_STATISTICS
     grad_o,  # [batch, heads, n_queries, HEAD_DIM]
-    lse,  # as in triton_row_statistics.statistics, as is deltas
-    deltas,
+    row_statistics,  # as in triton_row_statistics.statistics
     dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     dk,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
     dv,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
@@ -92,8 +91,7 @@ def backward_kernel(
             v,
             o,
             grad_o,
-            lse,
-            deltas,
+            row_statistics,
             dk,
             dv,
             q_strides,
@@ -127,8 +125,7 @@ def backward_kernel(
             v,
             o,
             grad_o,
-            lse,
-            deltas,
+            row_statistics,
             dq,
             q_strides,
             k_strides,

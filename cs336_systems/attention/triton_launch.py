@@ -6,6 +6,7 @@ and remembered: a short sequence is computed faster than a host can say what to 
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -19,7 +20,7 @@ from cs336_systems.attention.triton_forward import forward_kernel
 from cs336_systems.attention.triton_row_statistics import statistics_kernel
 
 LOG2_E = math.log2(math.e)
-PADDED_ROWS = 128  # queries are padded to a multiple of this in the buffers of L and D: any tile divides it
+PADDED_ROWS = 128  # queries are padded to a multiple of this in the buffer of L and D: any tile divides it
 STATISTICS_ROWS = 32  # queries a program of statistics_kernel
 REMEMBERED = 4096  # problems; a bound for whoever feeds ever new lengths
 INTERPRETED = triton.knobs.runtime.interpret
@@ -43,7 +44,7 @@ class Launch:
         self.options = {"num_warps": warps, "num_stages": stages}
         if registers is not None:
             self.options["maxnreg"] = registers
-        self.compiled: dict[int, object] = {}  # by device
+        self.compiled: dict[int, Callable] = {}  # by device
 
     def __call__(self, *tensors: Tensor | TensorDescriptor) -> None:
         """Launch on the current device's current stream."""
@@ -61,11 +62,11 @@ class Launch:
                 arguments.append(address)
         device = torch.cuda.current_device()
         if aligned and device in self.compiled:
-            self.compiled[device][self.grid](*arguments, *self.rest)
+            self.compiled[device](*arguments, *self.rest)
             return
         compiled = self.kernel[self.grid](*tensors, *self.rest, **self.options)
         if aligned:
-            self.compiled[device] = compiled
+            self.compiled[device] = compiled[self.grid]
 
 
 def attention_forward(
@@ -106,28 +107,26 @@ def attention_backward(
     dq, dk, dv = empty_output(q), empty_output(k), empty_output(v)
     fit = _aligned if tiles.descriptors else _dense
     grad_o, q, k, v = fit(grad_o), fit(q), fit(k), fit(v)
-    deltas = lse  # not read without statistics
-    if tiles.statistics:
-        lse, deltas = _statistics(grad_o, o, lse)
-    sources = (q, k, v, o, grad_o, lse, deltas)
+    row_statistics = _row_statistics(grad_o, o, lse) if tiles.statistics else lse
+    sources = (q, k, v, o, grad_o, row_statistics)
     if tiles.descriptors:
         rows, block_d = tiles.own, _block_d(q.shape[-1], q.dtype)
         qkv = (_descriptor(x, rows, block_d) for x in (q, k, v))
-        statistics = (TensorDescriptor(x, [x.numel()], [1], [rows]) for x in (lse, deltas))
-        sources = (*qkv, o, _descriptor(grad_o, rows, block_d), *statistics)
+        statistics = TensorDescriptor(row_statistics, [row_statistics.numel()], [1], [rows])
+        sources = (*qkv, o, _descriptor(grad_o, rows, block_d), statistics)
     strides = (*(x.stride() for x in (q, k, v, o, grad_o)), dq.stride(), dk.stride(), dv.stride())
     launch = _backward_launch(tiles, precision, q.dtype, is_causal, q.shape, k.shape[-2], strides)
     launch(*sources, dq, dk, dv)
     return dq, dk, dv
 
 
-def _statistics(grad_o: Tensor, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """L and D of statistics_kernel, [batch x heads x n_padded] fp32 each."""
+def _row_statistics(grad_o: Tensor, o: Tensor, lse: Tensor) -> Tensor:
+    """L and D of statistics_kernel, flat, [batch x heads x 2 x n_padded] fp32."""
     n_queries = o.shape[-2]
     rows = o.numel() // (o.shape[-1] * n_queries) * _padded(n_queries)
-    log_sums, deltas = o.new_empty((2, rows), dtype=torch.float32)
-    _statistics_launch(o.dtype, o.shape, (o.stride(), grad_o.stride()))(o, grad_o, lse, log_sums, deltas)
-    return log_sums, deltas
+    row_statistics = lse.new_empty(2 * rows)
+    _statistics_launch(o.dtype, o.shape, (o.stride(), grad_o.stride()))(o, grad_o, lse, row_statistics)
+    return row_statistics
 
 
 @lru_cache(REMEMBERED)

@@ -42,8 +42,7 @@ def statistics_kernel(
     o,  # pointer, [batch, heads, n_queries, HEAD_DIM]
     grad_o,  # pointer, likewise
     lse,  # pointer, [batch, heads, n_queries] fp32, natural logarithm
-    log_sums,  # pointer, [batch, heads, n_padded] fp32, out: L
-    deltas,  # pointer, likewise: D
+    row_statistics,  # pointer, [batch, heads, 2, n_padded] fp32, out: L and D
     stride_ob,
     stride_oh,
     stride_on,
@@ -69,17 +68,16 @@ def statistics_kernel(
     log_sum, delta = compute_statistics(
         grad, o, lse, o_strides, batch, head, heads, start, n_queries, HEAD_DIM, ROWS, BLOCK_D
     )
-    rows = batch_head.to(tl.int64) * n_padded + start + tl.arange(0, ROWS)
-    tl.store(log_sums + rows, log_sum)
-    tl.store(deltas + rows, delta)
+    rows = batch_head.to(tl.int64) * 2 * n_padded + start + tl.arange(0, ROWS)
+    tl.store(row_statistics + rows, log_sum)
+    tl.store(row_statistics + n_padded + rows, delta)
 
 
 @triton.jit
 def statistics(
     grad,  # [ROWS, BLOCK_D], the tile of dO
     o,
-    lse,  # HAS_STATISTICS: log_sums of statistics_kernel, a descriptor if DESCRIPTORS; else as in compute_statistics
-    deltas,  # HAS_STATISTICS: of statistics_kernel, likewise; else not read
+    row_statistics,  # of statistics_kernel, a descriptor if DESCRIPTORS; not HAS_STATISTICS: lse of compute_statistics
     o_strides,
     batch,
     head,
@@ -95,17 +93,17 @@ def statistics(
 ):
     """L and D of one tile of queries, [ROWS] fp32 each, from statistics_kernel's memory or computed here."""
     if HAS_STATISTICS:
-        first = (batch * heads + head).to(tl.int64) * n_padded + start
+        first = (batch * heads + head).to(tl.int64) * 2 * n_padded + start
         if DESCRIPTORS:
             # As plain loads beside descriptors they would cost every thread one asynchronous copy a number.
-            log_sum = lse.load([first.to(tl.int32)])
-            delta = deltas.load([first.to(tl.int32)])
+            log_sum = row_statistics.load([first.to(tl.int32)])
+            delta = row_statistics.load([(first + n_padded).to(tl.int32)])
         else:
-            log_sum = tl.load(lse + first + tl.arange(0, ROWS))
-            delta = tl.load(deltas + first + tl.arange(0, ROWS))
+            log_sum = tl.load(row_statistics + first + tl.arange(0, ROWS))
+            delta = tl.load(row_statistics + first + n_padded + tl.arange(0, ROWS))
     else:
         log_sum, delta = compute_statistics(
-            grad, o, lse, o_strides, batch, head, heads, start, n_queries, HEAD_DIM, ROWS, BLOCK_D
+            grad, o, row_statistics, o_strides, batch, head, heads, start, n_queries, HEAD_DIM, ROWS, BLOCK_D
         )
     return log_sum, delta
 
