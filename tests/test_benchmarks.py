@@ -431,5 +431,7 @@ def test_a_cell_out_of_gpu_memory_is_a_row_and_frees_what_it_held(command, tmp_p
 @pytest.mark.parametrize("implementation", ["triton", "plain"])
 def test_flash_measures_time_and_memory_on_a_gpu(implementation):
     cell = Flash(sequence=256, d=64, implementation=implementation, rep=5)
+    torch._C._cuda_clearCublasWorkspaces()  # As before the first cell of a job.
     metrics = {measurement.metric: measurement for measurement in flash.measure(cell, torch.device("cuda"))}
-    assert all(metrics[name].mean > 0 for name in ("forward", "backward", "forward_backward", "peak_memory", "graph"))
+    assert all(metrics[name].mean > 0 for name in ("forward", "backward", "forward_backward", "graph"))
+    assert 0.1 < metrics["peak_memory"].mean < 1, "MiB: inputs, gradients, at most a few score matrices"
