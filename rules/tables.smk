@@ -53,11 +53,11 @@ rule checks:
     log:
         f"{RESULTS}/logs/checks.log",
     params:
-        source=source_digest("scripts.checks"),
+        source=source_digest("scripts.self_checks"),
     message:
         "Checking the measurements against each other and against closed forms"
     script:
-        "../scripts/checks.py"
+        "../scripts/self_checks.py"
 
 
 rule verdict:

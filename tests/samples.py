@@ -116,7 +116,10 @@ def measure_flash(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
         return [OOM]
     share = {"plain": 0.1, "plain_compiled": 0.15, "triton": 0.45}.get(cell.implementation, 0.4)
     phases = {
-        name: 0.005 + 1e3 * flash_flops(name, 1, cell.heads, cell.sequence, cell.d, causal=True) / (share * PEAK.bf16)
+        name: 0.005
+        + 1e3
+        * flash_flops(name, 1, cell.heads, cell.sequence, cell.d, causal=True)
+        / (share * PEAK.flops(cell.precision))
         for name in ("forward", "backward", "forward_backward")
     }
     times = [summarize(name, "ms", jittered(cell, name, ms, 20)) for name, ms in phases.items()]

@@ -11,20 +11,21 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
 from cs336_systems.sizes import parse_size
-from scripts import checks
+from scripts.checks import attention, end_to_end, every
 from scripts.coverage import OUTCOMES, cover
 from scripts.data import load
+from scripts.self_checks import all_checks, write_checks
 from scripts.tables import merge
 from scripts.verdict import judge
 from tests.samples import H200, PEAK, config, planned_cells, provenance, rows_of, write_raw
 
 END_TO_END = {
-    "phases": checks.phases_add_up,
-    "sizes": checks.larger_sizes_take_longer,
-    "compiled": checks.compiled_is_compiled,
-    "precision": checks.precision_is_what_it_says,
-    "roofline": checks.nothing_beats_the_roofline,
-    "memory": checks.memory_holds_the_state,
+    "phases": end_to_end.phases_add_up,
+    "sizes": end_to_end.larger_sizes_take_longer,
+    "compiled": end_to_end.compiled_is_compiled,
+    "precision": end_to_end.precision_is_what_it_says,
+    "roofline": end_to_end.nothing_beats_the_roofline,
+    "memory": end_to_end.memory_holds_the_state,
 }
 
 
@@ -70,21 +71,21 @@ CELL = {"size": "small", "context": 512, "precision": "fp32", "compiled": False,
 
 
 def test_sound_gpu_tables_pass_every_check(sound):
-    found = list(checks.all_checks(sound))
+    found = list(all_checks(sound))
     assert {check.outcome for check in found} == {"passed"}, found
     assert len({check.check for check in found}) == len(found)
 
 
 def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
-    outcomes = {check.check: check.outcome for check in checks.all_checks(sound_cpu)}
-    assert set(outcomes.values()) == {"passed", "not applicable"}
-    not_applicable = [name for name, outcome in outcomes.items() if outcome == "not applicable"]
-    assert all("peak" in name or "GPU" in name for name in not_applicable), not_applicable
+    found = list(all_checks(sound_cpu))
+    assert {check.outcome for check in found} == {"passed", "not applicable"}
+    why = [check.detail for check in found if check.outcome == "not applicable"]
+    assert all("CPU" in reason or "GPU" in reason for reason in why), why
 
 
 def test_nothing_applies_to_empty_tables(sound):
     empty = {name: table.iloc[:0] for name, table in sound.items()}
-    assert {check.outcome for check in checks.all_checks(empty)} == {"not applicable"}
+    assert {check.outcome for check in all_checks(empty)} == {"not applicable"}
 
 
 @pytest.mark.parametrize(
@@ -117,6 +118,94 @@ def test_a_doctored_row_fails_its_check_and_is_named(table, name, cell, column, 
     assert pandas.Series([check.detail]).str.contains(complaint).all(), check.detail
 
 
+FLASH_CELL = {"implementation": "triton", "sequence": 65536, "d": 64, "precision": "bf16"}
+PLAIN_CELL = {"sequence": 16384, "d": 64, "compiled": False}
+
+
+@pytest.mark.parametrize(
+    ("check", "experiment", "cell", "column", "value", "complaint"),
+    [
+        (
+            attention.phases_add_up,
+            "flash",
+            {"metric": "backward"},
+            "median",
+            1e3,
+            "triton, 1 × 65536 tokens, d 64, bf16: .* against",
+        ),
+        (
+            attention.phases_add_up,
+            "flash",
+            {"metric": "forward_backward"},
+            "median",
+            1.0,
+            "triton, 1 × 65536 tokens, d 64, bf16: .* against 1.00 ms",
+        ),
+        (
+            attention.nothing_beats_the_roofline,
+            "flash",
+            {"metric": "forward"},
+            "median",
+            0.5,
+            "triton, 1 × 65536 tokens, d 64, bf16, forward: 111% of the peak",
+        ),
+        (
+            attention.nothing_beats_the_roofline,
+            "attention",
+            {"metric": "backward"},
+            "median",
+            1.0,
+            "plain attention, 16384 tokens, d 64, fp32, eager, backward: .*% of the peak",
+        ),
+        (
+            attention.memory_holds_the_tensors,
+            "flash",
+            {"metric": "peak_memory"},
+            "mean",
+            47.9,
+            "triton, 1 × 65536 tokens, d 64, bf16: 47.90 MiB, not in 48.00 to 144384",
+        ),
+        (
+            attention.memory_holds_the_tensors,
+            "attention",
+            {"metric": "memory_before_backward"},
+            "mean",
+            8000.0,
+            "plain attention, 16384 tokens, d 64, fp32, eager: 8000.00 MiB, not in 8352.00",
+        ),
+        (
+            attention.memory_holds_the_tensors,
+            "attention",
+            {"metric": "memory_before_backward"},
+            "mean",
+            1e6,
+            "plain attention, 16384 tokens, d 64, fp32, eager: 1000000.00 MiB",
+        ),
+    ],
+)
+def test_a_doctored_attention_fails_its_check_and_is_named(sound, check, experiment, cell, column, value, complaint):
+    tables = {name: sound[name].copy() for name in ("attention", "flash")}
+    arguments = [tables["flash"]] if check is attention.phases_add_up else list(tables.values())
+    assert check(*arguments).outcome == "passed"
+    usual = FLASH_CELL if experiment == "flash" else PLAIN_CELL
+    table = tables[experiment]
+    table.loc[where(table, **usual, **cell), column] = value
+    found = check(*arguments)
+    assert found.outcome == "failed"
+    assert pandas.Series([found.detail]).str.contains(complaint).all(), found.detail
+
+
+def test_short_attention_need_not_add_up(sound):
+    flash = sound["flash"].copy()
+    short = where(flash, **(FLASH_CELL | {"sequence": 128}), metric="forward_backward")
+    flash.loc[short, "median"] = 0.9
+    assert attention.phases_add_up(flash).outcome == "passed"
+
+
+def test_fp32_attention_may_take_the_matrix_units():
+    assert attention.ceiling(PEAK, "fp32") == PEAK.bf16 / 6 > PEAK.fp32
+
+
 def test_the_roofline_is_the_peak_of_the_cells_precision(table):
     for precision in ("fp32", "bf16"):
         cell = CELL | {"metric": "step", "mode": "train_step", "precision": precision}
@@ -124,7 +213,7 @@ def test_the_roofline_is_the_peak_of_the_cells_precision(table):
         limit = 1e3 * flops / PEAK.flops(precision)
         for factor, outcome in ((1.01, "passed"), (0.99, "failed")):
             table.loc[where(table, **cell), "median"] = factor * limit
-            assert checks.nothing_beats_the_roofline(table).outcome == outcome
+            assert end_to_end.nothing_beats_the_roofline(table).outcome == outcome
         table.loc[where(table, **cell), "median"] = 10 * limit
 
 
@@ -133,37 +222,38 @@ def test_memory_may_be_just_the_state(table):
     least = state_bytes("train_step", parse_size("small"), 10_000) / MIB
     for factor, outcome in ((1.001, "passed"), (0.999, "failed")):
         table.loc[index, "mean"] = factor * least
-        assert checks.memory_holds_the_state(table).outcome == outcome
+        assert end_to_end.memory_holds_the_state(table).outcome == outcome
 
 
 def test_a_noisy_step_explains_a_difference_of_phases(table):
     table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= 1.5
-    assert checks.phases_add_up(table).outcome == "failed"
+    assert end_to_end.phases_add_up(table).outcome == "failed"
     table.loc[where(table, **CELL, metric="step", mode="train_step"), "std"] = 1e3
-    assert checks.phases_add_up(table).outcome == "passed"
+    assert end_to_end.phases_add_up(table).outcome == "passed"
 
 
 def test_more_than_three_complaints_are_counted(table):
     table["tf32"] = True
-    check = checks.precision_is_what_it_says(table)
+    check = end_to_end.precision_is_what_it_says(table)
     number = (table["metric"] == "logits_dtype").sum()
     assert check.detail.endswith(f"(and {number - 3} more)")
 
 
 def test_a_copied_timing_is_found(sound, table):
     steps = table[table["metric"] == "step"].index
-    table.loc[steps[3], "mean"] = table.loc[steps[7], "mean"]
+    copied = table.loc[steps[7], ["mean", "std"]]
+    table.loc[steps[3], ["mean", "std"]] = copied
     tables = sound | {"end_to_end": table}
-    assert checks.no_two_cells_identical(sound).outcome == "passed"
-    check = checks.no_two_cells_identical(tables)
-    assert (check.outcome, check.detail) == ("failed", f"{table.loc[steps[7], 'mean']} ms")
+    assert every.no_two_cells_identical(sound).outcome == "passed"
+    check = every.no_two_cells_identical(tables)
+    assert (check.outcome, check.detail) == ("failed", f"{copied['mean']} ± {copied['std']} ms")
 
 
 @pytest.mark.parametrize("other", ["NVIDIA A10", ""])
 def test_two_machines_are_found(sound, other):
-    assert checks.one_machine(sound).outcome == "passed"
+    assert every.one_machine(sound).outcome == "passed"
     flash = sound["flash"].assign(gpu=other)
-    check = checks.one_machine(sound | {"flash": flash})
+    check = every.one_machine(sound | {"flash": flash})
     assert (check.outcome, check.detail) == ("failed", " and ".join(sorted(["NVIDIA H200", other or "no GPU"])))
 
 
@@ -172,10 +262,10 @@ def test_all_outcomes_are_written(sound, tmp_path):
     for name in sound:
         raw = write_raw(tmp_path, name, rows_of(planned_cells(name, "handout")[:1], provenance(**H200)))
         merge(name, [str(raw)], str(paths[name]))
-    checks.write_checks({name: str(path) for name, path in paths.items()}, str(tmp_path / "checks.csv"))
+    write_checks({name: str(path) for name, path in paths.items()}, str(tmp_path / "checks.csv"))
     written = pandas.read_csv(tmp_path / "checks.csv", keep_default_na=False)
     assert list(written.columns) == ["check", "outcome", "detail"]
-    assert len(written) == len(list(checks.all_checks(sound)))
+    assert len(written) == len(list(all_checks(sound)))
 
 
 def test_coverage_counts_every_planned_cell_once(tmp_path):

@@ -14,10 +14,10 @@ from cs336_systems.measure.record import WHOLE_CELL, Measurement
 from cs336_systems.plan import plan_jobs
 from scripts import answers
 from scripts.answers import benchmarking_mixed_precision, benchmarking_script, pytorch_attention, torch_compile
-from scripts.checks import write_checks
 from scripts.coverage import write_coverage
 from scripts.data import load
 from scripts.figures import flash, speedup, step_context, step_phases, warmup
+from scripts.self_checks import write_checks
 from scripts.tables import merge
 from scripts.writeup import PARTS, environment, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw

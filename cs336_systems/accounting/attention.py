@@ -1,6 +1,6 @@
 """FLOPs and bytes of attention, from its shape alone."""
 
-from cs336_systems.accounting.units import FP32_BYTES
+from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 
 def forward_flops(batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
@@ -21,3 +21,8 @@ def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
     one quadratic tensor that the backward pass needs. The scores themselves are freed as soon as they are normalized.
     """
     return FP32_BYTES * (5 * batch * sequence * d + batch * sequence**2)
+
+
+def inputs_and_gradients_bytes(heads: int, sequence: int, d: int, precision: str) -> int:
+    """Bytes of q, k, v and their gradients, heads · sequence · d each: what the end of any backward pass must hold."""
+    return 6 * heads * sequence * d * BYTES[precision]

@@ -1,9 +1,7 @@
-"""Self-checks of the measurements: what must hold if the numbers are to be believed."""
+"""Self-checks of the whole model's training steps."""
 
 import itertools
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 
 from pandas import DataFrame
 
@@ -11,34 +9,20 @@ from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
-from scripts.data import load, measured_gpu, select, size_order, statistic
-from scripts.log import log_to
+from scripts.checks.check import TOLERANCE, Check, verdict
+from scripts.data import measured_gpu, select, size_order, statistic
 
-TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
-"""Relative disagreement between two measurements of one thing that needs no explanation; a CPU has other work too."""
 CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
 
 
-@dataclass(frozen=True)
-class Check:
-    """The outcome of one self-check."""
-
-    check: str
-    """What must hold."""
-    outcome: str
-    """passed, failed, or not applicable."""
-    detail: str
-    """The figures behind the outcome."""
-
-
-def verdict(check: str, complaints: list[str], examined: int, summary: str) -> Check:
-    """A check's outcome from the complaints of the cases it examined."""
-    if not examined:
-        return Check(check, "not applicable", summary)
-    if complaints:
-        more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
-        return Check(check, "failed", "; ".join(complaints[:3]) + more)
-    return Check(check, "passed", summary)
+def checks(table: DataFrame) -> Iterator[Check]:
+    """Every check of the experiment's table."""
+    yield phases_add_up(table)
+    yield larger_sizes_take_longer(table)
+    yield compiled_is_compiled(table)
+    yield precision_is_what_it_says(table)
+    yield nothing_beats_the_roofline(table)
+    yield memory_holds_the_state(table)
 
 
 def name_cell(row: Mapping) -> str:
@@ -71,14 +55,18 @@ def phases_add_up(table: DataFrame) -> Check:
     return verdict(check, complaints, examined, f"{examined} cells {limit}; largest difference {worst:.1%}")
 
 
-def no_two_cells_identical(tables: Mapping[str, DataFrame]) -> Check:
-    """Two cells with the same mean to the last digit were not both measured."""
-    # Whole steps only: a step of one phase has that phase's times by definition.
-    steps = [select(table, metric="step") for table in tables.values()]
-    counts = Counter(mean for table in steps for mean in table[table["n"] > 1]["mean"])
-    means = list(counts.elements())
-    repeated = sorted(f"{mean} ms" for mean, count in counts.items() if count > 1)
-    return verdict("no two timings are identical to the last digit", repeated, len(means), f"{len(means)} timings")
+def larger_sizes_take_longer(table: DataFrame) -> Check:
+    """In fp32 a larger model's training step takes longer, other things equal."""
+    check = "in fp32, at equal context, a larger model never has the shorter forward pass"
+    steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
+    complaints, examined = [], 0
+    for context, group in steps[steps["warmup"] == steps["warmup"].max()].groupby("context"):
+        medians = [(size, statistic(group, "median", size=size)) for size in size_order(group)]
+        for (small, fast), (large, slow) in itertools.pairwise(medians):
+            examined += 1
+            if fast >= slow:
+                complaints.append(f"context {context}: {small} {fast:.2f} ms, {large} {slow:.2f} ms")
+    return verdict(check, complaints, examined, f"{examined} pairs of neighbouring sizes")
 
 
 def compiled_is_compiled(table: DataFrame) -> Check:
@@ -147,48 +135,3 @@ def precision_is_what_it_says(table: DataFrame) -> Check:
         len(rows),
         f"{len(rows)} cells",
     )
-
-
-def one_machine(tables: Mapping[str, DataFrame]) -> Check:
-    """All rows come from one GPU model."""
-    machines = sorted({gpu or "no GPU" for table in tables.values() for gpu in table["gpu"]})
-    complaints = [" and ".join(machines)] if len(machines) > 1 else []
-    return verdict("all rows were measured on one GPU model", complaints, len(machines), ", ".join(machines))
-
-
-def larger_sizes_take_longer(table: DataFrame) -> Check:
-    """In fp32 a larger model's training step takes longer, other things equal."""
-    check = "in fp32, at equal context, a larger model never has the shorter forward pass"
-    steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
-    complaints, examined = [], 0
-    for context, group in steps[steps["warmup"] == steps["warmup"].max()].groupby("context"):
-        medians = [(size, statistic(group, "median", size=size)) for size in size_order(group)]
-        for (small, fast), (large, slow) in itertools.pairwise(medians):
-            examined += 1
-            if fast >= slow:
-                complaints.append(f"context {context}: {small} {fast:.2f} ms, {large} {slow:.2f} ms")
-    return verdict(check, complaints, examined, f"{examined} pairs of neighbouring sizes")
-
-
-def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every self-check of the report."""
-    end_to_end = tables["end_to_end"]
-    yield phases_add_up(end_to_end)
-    yield larger_sizes_take_longer(end_to_end)
-    yield no_two_cells_identical(tables)
-    yield compiled_is_compiled(end_to_end)
-    yield precision_is_what_it_says(end_to_end)
-    yield nothing_beats_the_roofline(end_to_end)
-    yield memory_holds_the_state(end_to_end)
-    yield one_machine(tables)
-
-
-def write_checks(tables: Mapping[str, str], output: str) -> None:
-    """Write the outcome of every check on the tables at the given paths."""
-    loaded = {name: load(name, path) for name, path in tables.items()}
-    DataFrame([asdict(check) for check in all_checks(loaded)]).to_csv(output, index=False)
-
-
-if __name__ == "__main__":
-    with log_to(snakemake.log[0]):
-        write_checks(tables=dict(snakemake.input.items()), output=snakemake.output[0])

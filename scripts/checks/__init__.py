@@ -1,0 +1,1 @@
+"""Self-checks of the measurements, one module for each kind of experiment."""

@@ -1,0 +1,100 @@
+"""Self-checks of attention measured alone, plain and against other implementations."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
+from cs336_systems.accounting.units import MIB
+from cs336_systems.measure.peaks import Peak, peak_of
+from scripts.checks.check import TOLERANCE, Check, verdict
+from scripts.data import measured_gpu, select
+
+DEVICE_BOUND_MS = 1.0
+"""Where a call takes this long, the device and not the host sets the pace, and its parts add up."""
+PHASES = ("forward", "backward", "forward_backward")
+FLASH_CELL = ["sequence", "d", "heads", "precision", "compiled_call", "implementation", "rep"]
+
+
+def checks(plain: DataFrame, flash: DataFrame) -> Iterator[Check]:
+    """Every check of the tables of the experiments `attention` and `flash`."""
+    yield phases_add_up(flash)
+    yield nothing_beats_the_roofline(plain, flash)
+    yield memory_holds_the_tensors(plain, flash)
+
+
+def phases_add_up(flash: DataFrame) -> Check:
+    """Forward and backward, timed alone, sum to both timed in one call."""
+    check = f"attention's forward + backward agree with both in one call, from {DEVICE_BOUND_MS:g} ms up"
+    if not measured_gpu({"": flash}):
+        # By the host's clock the sum of both is what is recorded.
+        return Check(check, "not applicable", "timed independently on GPUs only")
+    times = flash[flash["metric"].isin(PHASES)].pivot_table(index=FLASH_CELL, columns="metric", values="median")
+    times = times.reindex(columns=list(PHASES)).dropna()
+    times = times[times["forward_backward"] >= DEVICE_BOUND_MS]
+    errors = (times["forward"] + times["backward"] - times["forward_backward"]).abs() / times["forward_backward"]
+    wrong = times[errors > TOLERANCE["GPU"]].reset_index()
+    complaints = [
+        f"{name_flash(row)}: {row['forward'] + row['backward']:.2f} ms against {row['forward_backward']:.2f} ms"
+        for _, row in wrong.iterrows()
+    ]
+    worst = f"; largest difference {errors.max():.1%}" if len(errors) else ""
+    return verdict(check, complaints, len(times), f"{len(times)} cells within {TOLERANCE['GPU']:.0%}{worst}")
+
+
+def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
+    """No pass is faster than its unmasked products at the GPU's dense peak."""
+    check = "no attention is faster than its matrix multiplies at the data sheet's dense peak"
+    gpu = measured_gpu({"attention": plain, "flash": flash})
+    peak = peak_of(gpu)
+    if peak is None:
+        return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
+    complaints, best, examined = [], 0.0, 0
+    for table, name, causal in ((plain, name_plain, False), (flash, name_flash, True)):
+        for _, row in table[table["metric"].isin(PHASES)].dropna(subset="median").iterrows():
+            batch, heads = (1, row["heads"]) if causal else (row["batch_size"], 1)
+            flops = flash_flops(row["metric"], batch, heads, row["sequence"], row["d"], causal=causal)
+            share = flops / (row["median"] / 1e3) / ceiling(peak, row["precision"])
+            best, examined = max(best, share), examined + 1
+            if share > 1:
+                complaints.append(f"{name(row)}, {row['metric']}: {share:.0%} of the peak")
+    return verdict(check, complaints, examined, f"{examined} timings; the nearest reaches {best:.0%}")
+
+
+def ceiling(peak: Peak, precision: str) -> float:
+    """The most FLOP/s that attention can reach: in fp32 also by six bf16 products, which are as accurate."""
+    return peak.bf16 if precision == "bf16" else max(peak.fp32, peak.bf16 / 6)
+
+
+def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
+    """Memory is no less than what must be there, and no more than the device has."""
+    check = "attention's memory lies between the closed form of what it must hold and the device's memory"
+    complaints = []
+    before_backward = select(plain, metric="memory_before_backward", status="ok", compiled=False, precision="fp32")
+    peaks = select(flash, metric="peak_memory", status="ok")
+    for _, row in before_backward.iterrows():
+        least = plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"])
+        complaints += outside(row, name_plain(row), least)
+    for _, row in peaks.iterrows():
+        least = inputs_and_gradients_bytes(row["heads"], row["sequence"], row["d"], row["precision"])
+        complaints += outside(row, name_flash(row), least)
+    examined = len(before_backward) + len(peaks)
+    summary = f"{examined} cells" if examined else "memory is counted on GPUs only"
+    return verdict(check, complaints, examined, summary)
+
+
+def outside(row: Mapping, cell: str, least: int) -> list[str]:
+    """A complaint where memory lies outside `least` bytes and what the device has."""
+    low, high = least / MIB, row["gpu_memory"] / MIB
+    return [] if low <= row["mean"] <= high else [f"{cell}: {row['mean']:.2f} MiB, not in {low:.2f} to {high:.0f}"]
+
+
+def name_plain(row: Mapping) -> str:
+    """A cell of `attention` in words."""
+    compiled = "compiled" if row["compiled"] else "eager"
+    return f"plain attention, {row['sequence']} tokens, d {row['d']}, {row['precision']}, {compiled}"
+
+
+def name_flash(row: Mapping) -> str:
+    """A cell of `flash` in words."""
+    return f"{row['implementation']}, {row['heads']} × {row['sequence']} tokens, d {row['d']}, {row['precision']}"

@@ -1,0 +1,29 @@
+"""The self-checks: what must hold if the numbers are to be believed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+
+from pandas import DataFrame
+
+from scripts.checks import attention, end_to_end, every
+from scripts.checks.check import Check
+from scripts.data import load
+from scripts.log import log_to
+
+
+def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every self-check of the report."""
+    yield from end_to_end.checks(tables["end_to_end"])
+    yield from attention.checks(tables["attention"], tables["flash"])
+    yield from every.checks(tables)
+
+
+def write_checks(tables: Mapping[str, str], output: str) -> None:
+    """Write the outcome of every check on the tables at the given paths."""
+    loaded = {name: load(name, path) for name, path in tables.items()}
+    DataFrame([asdict(check) for check in all_checks(loaded)]).to_csv(output, index=False)
+
+
+if __name__ == "__main__":
+    with log_to(snakemake.log[0]):
+        write_checks(tables=dict(snakemake.input.items()), output=snakemake.output[0])
