@@ -5,14 +5,13 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
-from cs336_systems.accounting.units import MIB
-from cs336_systems.measure.peaks import Peak, peak_of
-from scripts.checks.check import TOLERANCE, Check, verdict
+from cs336_systems.measure.peaks import Peak
+from scripts.answers.flash import PHASES
+from scripts.checks.check import TOLERANCE, Check, Timing, outside, under_the_roofline, verdict
 from scripts.data import measured_gpu, select
 
 DEVICE_BOUND_MS = 1.0
 """Where a call takes this long, the device and not the host sets the pace, and its parts add up."""
-PHASES = ("forward", "backward", "forward_backward")
 FLASH_CELL = ["sequence", "d", "heads", "precision", "compiled_call", "implementation", "rep"]
 
 
@@ -29,8 +28,8 @@ def phases_add_up(flash: DataFrame) -> Check:
     if not measured_gpu({"": flash}):
         # By the host's clock the sum of both is what is recorded.
         return Check(check, "not applicable", "timed independently on GPUs only")
-    times = flash[flash["metric"].isin(PHASES)].pivot_table(index=FLASH_CELL, columns="metric", values="median")
-    times = times.reindex(columns=list(PHASES)).dropna()
+    times = timed(flash).pivot_table(index=FLASH_CELL, columns="metric", values="median")
+    times = times.reindex(columns=PHASES).dropna()
     times = times[times["forward_backward"] >= DEVICE_BOUND_MS]
     errors = (times["forward"] + times["backward"] - times["forward_backward"]).abs() / times["forward_backward"]
     wrong = times[errors > TOLERANCE["GPU"]].reset_index()
@@ -45,20 +44,29 @@ def phases_add_up(flash: DataFrame) -> Check:
 def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
     """No pass is faster than its unmasked products at the GPU's dense peak."""
     check = "no attention is faster than its matrix multiplies at the data sheet's dense peak"
-    gpu = measured_gpu({"attention": plain, "flash": flash})
-    peak = peak_of(gpu)
-    if peak is None:
-        return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
-    complaints, best, examined = [], 0.0, 0
-    for table, name, causal in ((plain, name_plain, False), (flash, name_flash, True)):
-        for _, row in table[table["metric"].isin(PHASES)].dropna(subset="median").iterrows():
-            batch, heads = (1, row["heads"]) if causal else (row["batch_size"], 1)
-            flops = flash_flops(row["metric"], batch, heads, row["sequence"], row["d"], causal=causal)
-            share = flops / (row["median"] / 1e3) / ceiling(peak, row["precision"])
-            best, examined = max(best, share), examined + 1
-            if share > 1:
-                complaints.append(f"{name(row)}, {row['metric']}: {share:.0%} of the peak")
-    return verdict(check, complaints, examined, f"{examined} timings; the nearest reaches {best:.0%}")
+    timings = [
+        Timing(
+            cell=f"{name_plain(row)}, {row['metric']}",
+            flops=flash_flops(row["metric"], row["batch_size"], 1, row["sequence"], row["d"], causal=False),
+            milliseconds=row["median"],
+            precision=row["precision"],
+        )
+        for _, row in timed(plain).iterrows()
+    ] + [
+        Timing(
+            cell=f"{name_flash(row)}, {row['metric']}",
+            flops=flash_flops(row["metric"], 1, row["heads"], row["sequence"], row["d"], causal=True),
+            milliseconds=row["median"],
+            precision=row["precision"],
+        )
+        for _, row in timed(flash).iterrows()
+    ]
+    return under_the_roofline(check, measured_gpu({"attention": plain, "flash": flash}), timings, ceiling)
+
+
+def timed(table: DataFrame) -> DataFrame:
+    """The rows that time a pass."""
+    return table[table["metric"].isin(PHASES) & (table["status"] == "ok")]
 
 
 def ceiling(peak: Peak, precision: str) -> float:
@@ -74,19 +82,13 @@ def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
     peaks = select(flash, metric="peak_memory", status="ok")
     for _, row in before_backward.iterrows():
         least = plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"])
-        complaints += outside(row, name_plain(row), least)
+        complaints += outside(row, name_plain(row), least, digits=2)
     for _, row in peaks.iterrows():
         least = inputs_and_gradients_bytes(row["heads"], row["sequence"], row["d"], row["precision"])
-        complaints += outside(row, name_flash(row), least)
+        complaints += outside(row, name_flash(row), least, digits=2)
     examined = len(before_backward) + len(peaks)
     summary = f"{examined} cells" if examined else "memory is counted on GPUs only"
     return verdict(check, complaints, examined, summary)
-
-
-def outside(row: Mapping, cell: str, least: int) -> list[str]:
-    """A complaint where memory lies outside `least` bytes and what the device has."""
-    low, high = least / MIB, row["gpu_memory"] / MIB
-    return [] if low <= row["mean"] <= high else [f"{cell}: {row['mean']:.2f} MiB, not in {low:.2f} to {high:.0f}"]
 
 
 def name_plain(row: Mapping) -> str:

@@ -1,9 +1,27 @@
 """What a self-check is, and what the checks share."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.measure.peaks import Peak, peak_of
 
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative disagreement between two measurements of one thing that needs no explanation; a CPU has other work too."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was computed, and how long it took."""
+
+    cell: str
+    """The cell in words."""
+    flops: float
+    """Operations of its matrix multiplies."""
+    milliseconds: float
+    """Its median."""
+    precision: str
+    """fp32 or bf16."""
 
 
 @dataclass(frozen=True)
@@ -26,3 +44,24 @@ def verdict(check: str, complaints: list[str], examined: int, summary: str) -> C
         more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
         return Check(check, "failed", "; ".join(complaints[:3]) + more)
     return Check(check, "passed", summary)
+
+
+def under_the_roofline(
+    check: str, gpu: str, timings: Iterable[Timing], ceiling: Callable[[Peak, str], float] = Peak.flops
+) -> Check:
+    """Whether no timing is faster than its matrix multiplies at the GPU's peak, `ceiling` of the precision, FLOP/s."""
+    peak = peak_of(gpu)
+    if peak is None:
+        return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
+    shares = [(t.cell, t.flops / (t.milliseconds / 1e3) / ceiling(peak, t.precision)) for t in timings]
+    complaints = [f"{cell}: {share:.0%} of the peak" for cell, share in shares if share > 1]
+    best = max((share for _, share in shares), default=0.0)
+    return verdict(check, complaints, len(shares), f"{len(shares)} timings; the nearest reaches {best:.0%}")
+
+
+def outside(row: Mapping, cell: str, least: int, digits: int = 0) -> list[str]:
+    """A complaint where a row's memory lies outside `least` bytes and what the device has."""
+    low, high = least / MIB, row["gpu_memory"] / MIB
+    if low <= row["mean"] <= high:
+        return []
+    return [f"{cell}: {row['mean']:.{digits}f} MiB, not in {low:.{digits}f} to {high:.0f}"]

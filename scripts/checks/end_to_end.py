@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
-from cs336_systems.accounting.units import MIB
-from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
-from scripts.checks.check import TOLERANCE, Check, verdict
+from scripts.checks.check import TOLERANCE, Check, Timing, outside, under_the_roofline, verdict
 from scripts.data import measured_gpu, select, size_order, statistic
 
 CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
@@ -56,7 +54,7 @@ def phases_add_up(table: DataFrame) -> Check:
 
 
 def larger_sizes_take_longer(table: DataFrame) -> Check:
-    """In fp32 a larger model's training step takes longer, other things equal."""
+    """In fp32 a larger model's forward pass takes longer, other things equal."""
     check = "in fp32, at equal context, a larger model never has the shorter forward pass"
     steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
     complaints, examined = [], 0
@@ -89,19 +87,18 @@ def compiled_is_compiled(table: DataFrame) -> Check:
 def nothing_beats_the_roofline(table: DataFrame) -> Check:
     """No step is faster than its matrix multiplies at the GPU's dense peak."""
     check = "no step is faster than its matrix multiplies at the data sheet's dense peak"
-    gpu = measured_gpu({"": table})
-    peak = peak_of(gpu)
-    if peak is None:
-        return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
-    complaints, best = [], 0.0
-    steps = select(table, metric="step")
-    for _, row in steps.iterrows():
-        flops = step_flops(row["mode"], parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"])
-        share = flops / (row["median"] / 1e3) / peak.flops(row["precision"])
-        best = max(best, share)
-        if share > 1:
-            complaints.append(f"{name_cell(row)}, {row['mode']}: {share:.0%} of the peak")
-    return verdict(check, complaints, len(steps), f"{len(steps)} cells; the nearest reaches {best:.0%}")
+    timings = [
+        Timing(
+            cell=f"{name_cell(row)}, {row['mode']}",
+            flops=step_flops(
+                row["mode"], parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"]
+            ),
+            milliseconds=row["median"],
+            precision=row["precision"],
+        )
+        for _, row in select(table, metric="step").iterrows()
+    ]
+    return under_the_roofline(check, measured_gpu({"": table}), timings)
 
 
 def memory_holds_the_state(table: DataFrame) -> Check:
@@ -110,12 +107,8 @@ def memory_holds_the_state(table: DataFrame) -> Check:
     complaints = []
     rows = select(table, metric="peak_memory", status="ok")
     for _, row in rows.iterrows():
-        least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"]) / MIB
-        most = row["gpu_memory"] / MIB
-        if not least <= row["mean"] <= most:
-            complaints.append(
-                f"{name_cell(row)}, {row['mode']}: {row['mean']:.0f} MiB, not in {least:.0f} to {most:.0f}"
-            )
+        least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"])
+        complaints += outside(row, f"{name_cell(row)}, {row['mode']}", least)
     summary = f"{len(rows)} cells" if len(rows) else "peak memory is counted on GPUs only"
     return verdict(check, complaints, len(rows), summary)
 
