@@ -6,6 +6,7 @@ import runpy
 import shutil
 import sys
 import time
+import typing
 from pathlib import Path
 
 import numpy
@@ -14,7 +15,8 @@ import torch
 import torch._inductor.config
 from torch._dynamo.exc import BackendCompilerFailed
 
-from cs336_systems.benchmarks import accumulation, attention, autocast_dtypes, end_to_end, flash
+from cs336_systems.attention.tile_config import backward_tiles, forward_tiles
+from cs336_systems.benchmarks import accumulation, attention, autocast_dtypes, end_to_end, flash, flash_ablation
 from cs336_systems.benchmarks.job import describe, first_line, measure_all, measure_or_explain, parse_command_line
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.attention import Attention
@@ -22,6 +24,7 @@ from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import Measurement, read_rows, summarize
@@ -405,6 +408,44 @@ def test_flash_measures_time_on_a_cpu(implementation):
     assert both.mean == pytest.approx(sum(part.mean for part in parts))
     assert min(part.p20 for part in parts) > 0
     assert metrics["peak_memory"].status == "skipped"
+
+
+@pytest.mark.parametrize("full_precision", [False, True])
+def test_one_decision_of_the_kernels_is_taken_back_at_a_time(full_precision):
+    problem = (full_precision, 64, 16 * 16384, 16384, True)
+    forward, backward = forward_tiles(*problem), backward_tiles(*problem)
+    for decision in typing.get_type_hints(FlashAblation)["without"].__args__:
+        for usual, changed in (
+            (forward, flash_ablation.forward_without(decision, forward)),
+            (backward, flash_ablation.backward_without(decision, backward)),
+        ):
+            different = {
+                field.name
+                for field in dataclasses.fields(usual)
+                if getattr(usual, field.name) != getattr(changed, field.name)
+            }
+            # What descriptors need goes only together with them.
+            assert len(different - {"descriptors"}) <= 1
+            if usual is backward and changed.descriptors:
+                assert changed.statistics
+                assert changed.own == changed.take
+            if decision in ("nothing", *flash_ablation.PRECISIONS):
+                assert not different
+
+
+@pytest.mark.parametrize("without", ["bf16x6", "own"])
+def test_kernels_without_a_decision_must_compute_the_same(without):
+    pytest.importorskip("triton")
+    cell = FlashAblation(precision="fp32", without=without)
+    tiles = forward_tiles(True, 64, 16384, 16384, True)
+    changed = flash_ablation.forward_without(without, tiles)
+
+    def call(own_tiles, precision):
+        right = own_tiles == tiles and precision is None
+        return (torch.full((3,), 1.0 if right else 1.1),)
+
+    with pytest.raises(AssertionError, match="not close"):
+        flash_ablation._time("forward", cell, call, tiles, changed)
 
 
 def test_every_experiment_has_a_module_that_measures_it():

@@ -32,12 +32,11 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     q, k, v, grad_o = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
     o, lse = attention_forward(q, k, v, True)
     usual_forward, usual_backward = usual_tiles(dtype, q.shape)
-    precision = PRECISIONS.get(cell.without)
 
-    def forward(tiles: ForwardTiles) -> tuple[Tensor, ...]:
+    def forward(tiles: ForwardTiles, precision: str | None) -> tuple[Tensor, ...]:
         return attention_forward(q, k, v, True, tiles=tiles, precision=precision)
 
-    def backward(tiles: BackwardTiles) -> tuple[Tensor, ...]:
+    def backward(tiles: BackwardTiles, precision: str | None) -> tuple[Tensor, ...]:
         return attention_backward(grad_o, q, k, v, o, lse, True, tiles=tiles, precision=precision)
 
     return [
@@ -74,7 +73,7 @@ def backward_without(decision: str, usual: BackwardTiles) -> BackwardTiles:
 def _time(
     phase: str,
     cell: FlashAblation,
-    call: Callable[[Any], tuple[Tensor, ...]],
+    call: Callable[[Any, str | None], tuple[Tensor, ...]],
     usual: ForwardTiles | BackwardTiles,
     tiles: ForwardTiles | BackwardTiles,
 ) -> Measurement:
@@ -86,9 +85,10 @@ def _time(
             return _skipped(phase, "products of bf16 numbers take one product")
     elif cell.without != "nothing" and tiles == usual:
         return _skipped(phase, "not a decision of this pass here")
-    for got, expected in zip(call(tiles), call(usual), strict=True):
+    precision = PRECISIONS.get(cell.without)
+    for got, expected in zip(call(tiles, precision), call(usual, None), strict=True):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
-    return summarize(phase, "ms", do_bench(lambda: call(tiles), warmup=25, rep=cell.rep, return_mode="all"))
+    return summarize(phase, "ms", do_bench(lambda: call(tiles, precision), warmup=25, rep=cell.rep, return_mode="all"))
 
 
 def _skipped(phase: str, message: str) -> Measurement:
