@@ -110,7 +110,7 @@ def measure_flash(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
     """Contenders at 10 to 45 % of an H200's peak, what cannot run skipped; on a CPU times alone."""
     if not on_gpu and cell.implementation not in flash.ON_CPU:
         return [Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CUDA device")]
-    if cell.implementation in ("sdpa_flash", "sdpa_cudnn", "flash_attention_4") and cell.precision == "fp32":
+    if cell.implementation in flash.HALF_ONLY and cell.precision == "fp32":
         return [Measurement(metric=WHOLE_CELL, status="skipped", message="this backend takes fp16 and bf16 only")]
     if cell.implementation == "plain" and cell.sequence > 32_768:
         return [OOM]
