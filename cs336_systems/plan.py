@@ -1,8 +1,9 @@
 """From config.yaml to the list of measurement jobs, every value checked before anything runs. No torch here."""
 
 import dataclasses
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,16 @@ from typing import Any
 import jsonschema
 import yaml
 
-from cs336_systems.experiments.base import Experiment, combinations, expand
+from cs336_systems.experiments.base import Experiment, combinations, expand, make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.machine import detect
+from cs336_systems.measure.machine import detect, machine_label
 from cs336_systems.measure.source import source_digest
 from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_name
 
-AUTO = "auto"
-CPU = "cpu"
+AUTO, NONE, CPU = "auto", "none", "cpu"
 JOB_KEY = "one_job_per"
-SCHEMA = Path(__file__).parents[1] / "rules" / "config.schema.yaml"
+PROCESSES = "processes"
+SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
@@ -29,7 +30,7 @@ Validator = jsonschema.validators.extend(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One process, one CSV: cells that are measured one after the other."""
+    """One launch, one CSV: cells that are measured one after the other."""
 
     experiment: str
     name: str
@@ -37,60 +38,163 @@ class Job:
     grid: str
     """The grid of config.yaml that it is part of."""
     cells: tuple[Experiment, ...]
+    """All of one number of processes."""
     arguments: str
     """Its options on the command line of the experiment."""
 
     @property
+    def path(self) -> str:
+        """Where its CSV lies below `raw`, without the suffix."""
+        return f"{self.experiment}/{self.name}"
+
+    @property
+    def processes(self) -> int:
+        """Processes that it runs as."""
+        return self.cells[0].processes
+
+    @property
     def command(self) -> str:
-        """The command that repeats the measurement by hand and prints it."""
-        return f"python -m cs336_systems.benchmarks.{self.experiment} {self.arguments}"
+        """The command that measures it; without further options it prints the measurements."""
+        module = f"cs336_systems.benchmarks.{self.experiment}"
+        launcher = f"torchrun --standalone --nproc-per-node={self.processes}" if self.processes > 1 else "python"
+        return f"{launcher} -m {module} {self.arguments}"
+
+    @property
+    def modules(self) -> list[str]:
+        """The modules whose code, with all that they import, decides what it measures."""
+        models = {cell.model.partition(":")[0] for cell in self.cells if hasattr(cell, "model")}
+        return [*measured_modules(self.experiment), *sorted(models)]
+
+
+def measured_modules(experiment: str) -> list[str]:
+    """The modules whose code decides what an experiment measures, whichever model it is given."""
+    return [f"cs336_systems.benchmarks.{experiment}", "cs336_systems.benchmarks.runner"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run is about: where its results lie, whether it measures, and every job."""
+    """What a run is about: the machine that measures, where its results lie, and every job."""
 
     machine: str
-    """Label of the machine: the folder under `results`."""
+    """Label of the machine."""
+    gpus: int
+    """GPUs that it has; 0 for a CPU, and for recorded results."""
+    recorded: bool
+    """Whether the report is made of recorded results, so that nothing is measured."""
     scale: str
     """smoke or handout."""
-    measures: bool
-    """False for a report from recorded CSVs."""
-    device: str
-    """cpu or cuda."""
     jobs: dict[str, dict[str, Job]]
     """By experiment, then by name."""
 
+    @property
+    def device(self) -> str:
+        """cpu or cuda."""
+        return CPU if self.machine == CPU else "cuda"
 
-def make_plan(config: Mapping[str, Any], results: Path = Path("results")) -> Plan:
+    @property
+    def raw(self) -> Path:
+        """The folder of the jobs' CSV files."""
+        return Path("recorded" if self.recorded else "results", self.machine, "raw")
+
+    @property
+    def results(self) -> Path:
+        """The folder of what is made from them."""
+        return Path("results", "recorded" if self.recorded else "", self.machine)
+
+    def all_jobs(self) -> Iterator[Job]:
+        """Every job."""
+        for jobs in self.jobs.values():
+            yield from jobs.values()
+
+    def csv(self, job: Job) -> Path:
+        """The CSV file of a job."""
+        return self.raw / f"{job.path}.csv"
+
+    def obstacle(self, job: Job) -> str:
+        """Why a job is not measured in this run; empty if it is."""
+        if self.recorded:
+            return "not among the recorded results"
+        if self.device != CPU and job.processes > self.gpus:
+            return f"it needs {job.processes} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
+        return ""
+
+
+def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> Plan:
     """The plan that a configuration asks for on this machine.
+
+    Args:
+        config: the content of config.yaml.
+        recorded: the folder of recorded results.
 
     Raises:
         ValueError: a key, a value or a label that is not allowed, in one sentence that names it.
     """
     check_structure(config)
-    here = detect().label if config["machine"] == AUTO else None
-    machine = here or config["machine"]
-    if here is None:
-        recorded = sorted({path.parts[-4] for path in results.glob("*/raw/*/*.csv")})
-        if machine not in recorded:
-            raise ValueError(
-                f"config.yaml: machine is {machine!r}, which has no recorded results in {results}/{machine}/raw; "
-                f"allowed: auto{''.join(f', {label}' for label in recorded)}"
-            )
+    measures = config["recorded"] == NONE
+    if measures:
+        machine, gpus = measuring_machine(config["machine"])
+    else:
+        machine, gpus = config["recorded"], 0
+        labels = sorted({path.parts[-4] for path in recorded.glob("*/raw/*/*.csv")})
+        if machine not in labels:
+            raise ValueError(f"config.yaml: recorded is {machine!r}; allowed: {', '.join([NONE, *labels])}")
     scale = config["scale"]
     if scale == AUTO:
         scale = "smoke" if machine == CPU else "handout"
     plan = Plan(
         machine=machine,
+        gpus=gpus,
+        recorded=not measures,
         scale=scale,
-        measures=here is not None,
-        device=CPU if machine == CPU else "cuda",
         jobs={name: plan_jobs(name, config, scale) for name in config["experiments"]},
     )
-    if plan.measures:
+    if measures:
         check_models(plan)
     return plan
+
+
+def measuring_machine(machine: str) -> tuple[str, int]:
+    """Label and number of GPUs of the machine that the configuration's key `machine` names."""
+    if machine == AUTO:
+        here = detect()
+        return here.label, len(here.gpus)
+    if machine == CPU:
+        return CPU, 0
+    count, _, gpu = machine.partition(" x ")
+    return machine_label(gpu), int(count)
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Write a plan as JSON, for the scripts that need it after it was made."""
+    path.write_text(plan_to_json(plan), encoding="utf-8")
+
+
+def plan_to_json(plan: Plan) -> str:
+    """A plan as JSON text."""
+    return json.dumps(dataclasses.asdict(plan), indent=1) + "\n"
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan that `write_plan` wrote."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    jobs = {
+        experiment: {
+            name: Job(**job | {"cells": tuple(make_cell(EXPERIMENTS[experiment], cell) for cell in job["cells"])})
+            for name, job in named.items()
+        }
+        for experiment, named in content["jobs"].items()
+    }
+    return Plan(**content | {"jobs": jobs})
+
+
+def schema() -> dict[str, Any]:
+    """The schema of config.yaml, with the names of all experiments."""
+    content = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
+    content["properties"]["experiments"]["properties"] = {
+        name: {"$ref": "#/$defs/experiment"} for name in sorted(EXPERIMENTS)
+    }
+    content["properties"]["experiments"]["required"] = sorted(EXPERIMENTS)
+    return content
 
 
 def check_structure(config: Mapping[str, Any]) -> None:
@@ -99,8 +203,7 @@ def check_structure(config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the first complaint, in one sentence.
     """
-    schema = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
-    error = jsonschema.exceptions.best_match(Validator(schema).iter_errors(config))
+    error = jsonschema.exceptions.best_match(Validator(schema()).iter_errors(config))
     if error is None:
         return
     where = ".".join(str(part) for part in error.absolute_path)
@@ -124,7 +227,7 @@ def check_models(plan: Plan) -> None:
     Raises:
         ValueError: the first model of which it cannot, in one sentence.
     """
-    cells = [cell for jobs in plan.jobs.values() for job in jobs.values() for cell in job.cells]
+    cells = [cell for job in plan.all_jobs() for cell in job.cells]
     for model in dict.fromkeys(cell.model for cell in cells if hasattr(cell, "model")):
         try:
             source_digest(model.partition(":")[0])
@@ -178,9 +281,14 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 def _grid_jobs(
     kind: type[Experiment], name: str, grid: Mapping[str, Any], sizes: Mapping[str, str], model: str
 ) -> list[Job]:
-    """Split a grid into jobs: one for each combination of the values of the parameters that `one_job_per` names."""
-    split = grid.get(JOB_KEY, [])
+    """Split a grid into jobs: one for each combination of the values of the parameters that `one_job_per` names.
+
+    A job is one launch, so several numbers of processes are several jobs whether they are named there or not.
+    """
     values = {key: list(items) for key, items in grid.items() if key != JOB_KEY}
+    split = list(grid.get(JOB_KEY, []))
+    if len(values.get(PROCESSES, [])) > 1 and PROCESSES not in split:
+        split.append(PROCESSES)
     if "size" in values:
         values["size"] = [sizes.get(item, item) if isinstance(item, str) else item for item in values["size"]]
     if "model" in {field.name for field in dataclasses.fields(kind)}:
@@ -212,4 +320,6 @@ def _grid_jobs(
 
 def _label(key: str, value: Any) -> str:
     """What a value adds to the name of its job, which is a file's: a size's name, a class's path in dots."""
+    if key == PROCESSES:
+        return f"{value}_processes"
     return size_name(value) if key == "size" else str(value).replace(":", ".")

@@ -1,7 +1,8 @@
 """Parameters of the plain-attention experiment."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cs336_systems.experiments.base import Experiment, NonNegative, Positive
 
@@ -11,6 +12,16 @@ class Attention(Experiment):
     """Time attention that materializes its score matrix, and account for its memory."""
 
     name: ClassVar[str] = "attention"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "forward": "ms",
+        "backward": "ms",
+        "warmup": "s",
+        "memory_before_backward": "MiB",
+        "peak_memory": "MiB",
+    }
+    timed: ClassVar[str] = "forward"
+    settings: ClassVar[tuple[str, ...]] = ("batch_size", "precision", "warmup", "steps")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention",)
 
     sequence: Positive = 1024
     """Queries, and keys, a sequence."""
@@ -26,3 +37,8 @@ class Attention(Experiment):
     """Forward and backward passes run before timing begins."""
     steps: Positive = 100
     """Forward and backward passes timed."""
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Each step is a sample."""
+        return cell.steps if metric in ("forward", "backward") else None

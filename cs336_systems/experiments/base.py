@@ -43,6 +43,25 @@ class Experiment:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
     name: ClassVar[str]
     """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
+    metrics: ClassVar[Mapping[str, str]]
+    """Every metric that it measures, and its unit; what all experiments share is in `measure.measurement`."""
+    timed: ClassVar[str] = ""
+    """Of the metrics, one that times a cell: two cells with the same mean to the last digit were not both measured."""
+    settings: ClassVar[tuple[str, ...]] = ()
+    """Parameters that the report does not compare: a table or figure shows cells of one value of each."""
+    numeric_tests: ClassVar[tuple[str, ...]] = ()
+    """The modules of `tests` that must pass on a machine before anything is measured there; none where the experiment
+    measures PyTorch alone."""
+    added_later: ClassVar[Mapping[str, Any]] = {}
+    """Parameters that results were recorded without, and the value that those results stand for."""
+    processes: ClassVar[int] = 1
+    """Processes that measure a cell together, one per GPU on a machine with GPUs. An experiment that varies their number
+    has a field of this name instead."""
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """How many samples a metric of a cell must have, or None where their number is not planned."""
+        return None
 
 
 E = TypeVar("E", bound="Experiment")

@@ -1,7 +1,8 @@
 """Parameters of the end-to-end timing experiment."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 
@@ -11,6 +12,21 @@ class EndToEnd(Experiment):
     """Time the forward pass, the backward pass and the whole training step of a Transformer language model."""
 
     name: ClassVar[str] = "end_to_end"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "forward": "ms",
+        "backward": "ms",
+        "optimizer": "ms",
+        "step": "ms",
+        "first_step": "ms",
+        "build": "s",
+        "warmup": "s",
+        "peak_memory": "MiB",
+        "compiled_graphs": "",
+        "logits_dtype": "dtype",
+    }
+    timed: ClassVar[str] = "step"
+    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "steps", "model")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step")
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
@@ -36,3 +52,8 @@ class EndToEnd(Experiment):
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["train_step", "forward_backward", "forward"] = "train_step"
     """What a step is: forward pass and loss; the backward pass too; AdamW's update too."""
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Each step is a sample."""
+        return cell.steps if metric in ("forward", "backward", "optimizer", "step") else None

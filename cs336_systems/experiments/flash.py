@@ -1,5 +1,6 @@
 """Parameters of the FlashAttention experiment."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -16,6 +17,18 @@ class Flash(Experiment):
     """Time attention implementations against each other: forward, backward, both, and peak memory."""
 
     name: ClassVar[str] = "flash"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "forward": "ms",
+        "backward": "ms",
+        "forward_backward": "ms",
+        "peak_memory": "MiB",
+        "first_call": "s",
+        "matmul": "ms",
+        "host": "us",
+        "graph": "ms",
+    }
+    timed: ClassVar[str] = "forward_backward"
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention", "test_attention_gpu")
 
     sequence: Positive = 1024
     """Queries, and keys, a sequence."""

@@ -1,5 +1,6 @@
 """Parameters of the experiment that takes one decision of the attention kernels back at a time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -11,6 +12,9 @@ class FlashAblation(Experiment):
     """Time this project's attention kernels as they are, and with one decision taken back; causal."""
 
     name: ClassVar[str] = "flash_ablation"
+    metrics: ClassVar[Mapping[str, str]] = {"forward": "ms", "backward": "ms"}
+    timed: ClassVar[str] = "forward"
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention_gpu",)
 
     sequence: Positive = 16384
     """Queries, and keys, a sequence."""

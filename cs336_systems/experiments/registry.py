@@ -1,14 +1,23 @@
-"""Every experiment by name. To add one: its parameters here, its measurement in `benchmarks` under the same name."""
+"""Every experiment by name, found among the modules of this package: to add one is to add its module."""
 
-from cs336_systems.experiments.accumulation import Accumulation
-from cs336_systems.experiments.attention import Attention
-from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from cs336_systems import experiments
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.experiments.flash import Flash
-from cs336_systems.experiments.flash_ablation import FlashAblation
 
-EXPERIMENTS: dict[str, type[Experiment]] = {
-    experiment.name: experiment
-    for experiment in (EndToEnd, Accumulation, AutocastDtypes, Attention, Flash, FlashAblation)
-}
+
+def _experiments() -> Iterator[type[Experiment]]:
+    for found in pkgutil.iter_modules(experiments.__path__, f"{experiments.__name__}."):
+        if found.name != __name__:
+            module = importlib.import_module(found.name)
+            yield from (
+                value
+                for value in vars(module).values()
+                if isinstance(value, type) and issubclass(value, Experiment) and value.__module__ == found.name
+                if value is not Experiment
+            )
+
+
+EXPERIMENTS: dict[str, type[Experiment]] = {experiment.name: experiment for experiment in _experiments()}

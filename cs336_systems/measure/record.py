@@ -1,57 +1,35 @@
-"""The CSV record: one schema, one writer and one reader for the measurements of every experiment. No torch here."""
+"""The CSV record: one schema, one writer and one reader for the measurements of every experiment. No torch here.
+
+A job's rows are a file of their own, with a digest beside it (`x.csv.sha256`, which `sha256sum -c` reads too). Every row
+is checked when it is written and when it is read.
+"""
 
 import csv
 import dataclasses
+import hashlib
 import os
-import statistics
 import tempfile
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, create_model
 
 from cs336_systems.experiments.base import Experiment, explain
-
-Status = Literal["ok", "oom", "skipped", "failed"]
-WHOLE_CELL = "cell"
-"""Metric of the one row that a cell leaves when it could not be measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """One metric of one cell: either statistics of n samples, or a value that is no number."""
-
-    metric: str
-    """What was measured."""
-    unit: str = ""
-    """Unit of the statistics."""
-    n: int = 0
-    """Number of samples."""
-    mean: float | None = None
-    """Arithmetic mean."""
-    std: float | None = None
-    """Sample standard deviation (n - 1); empty for one sample."""
-    median: float | None = None
-    """Median."""
-    p20: float | None = None
-    """20th percentile."""
-    p80: float | None = None
-    """80th percentile."""
-    value: str = ""
-    """An observation that is no number, such as a dtype."""
-    status: Status = "ok"
-    """ok; oom: memory ran out; skipped: this machine lacks something; failed: a tool such as a compiler failed."""
-    message: str = ""
-    """Reason of any status but ok."""
+from cs336_systems.measure.machine import machine_label
+from cs336_systems.measure.measurement import Measurement
+from cs336_systems.measure.validation import first_fault
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
     """The columns that every row of a job shares."""
+
+    added_later: ClassVar[Mapping[str, Any]] = {}
+    """As in Measurement."""
 
     gpu: str = ""
     """GPU model; empty when measured on the CPU."""
@@ -87,22 +65,6 @@ class Provenance:
     """From the start of the job's process to its first cell: imports, mostly."""
 
 
-def summarize(metric: str, unit: str, samples: Sequence[float]) -> Measurement:
-    """Statistics of samples (at least one)."""
-    ordered = sorted(samples)
-    quintiles = statistics.quantiles(ordered, n=5, method="inclusive") if len(ordered) > 1 else ordered * 4
-    return Measurement(
-        metric=metric,
-        unit=unit,
-        n=len(ordered),
-        mean=statistics.fmean(ordered),
-        std=statistics.stdev(ordered) if len(ordered) > 1 else None,
-        median=statistics.median(ordered),
-        p20=quintiles[0],
-        p80=quintiles[3],
-    )
-
-
 @cache
 def row_model(experiment: type[Experiment]) -> type[BaseModel]:
     """The schema of an experiment's rows: its parameters, the measurement, the provenance, in column order."""
@@ -127,15 +89,111 @@ def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance)
     return row_model(type(cell))(**readable)
 
 
-def write_rows(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
-    """Write a CSV that is either absent or whole: a temporary file in the same folder, flushed, then renamed."""
+def parameters(experiment: type[Experiment]) -> list[str]:
+    """The names of an experiment's parameters, in column order."""
+    return [field.name for field in dataclasses.fields(experiment)]
+
+
+def write_job(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
+    """Write a job's CSV and its digest. The digest comes first: no CSV is ever there without one.
+
+    Raises:
+        ValueError: a row that cannot be a measurement, named with its column and value; nothing is written.
+    """
+    text = _to_csv(path, experiment, rows)
+    _write_atomically(digest_path(path), f"{_digest(text)}  {path.name}\n".encode())
+    _write_atomically(path, text)
+
+
+def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str | None = None) -> list[BaseModel]:
+    """All rows of the jobs' CSV files, validated.
+
+    Args:
+        experiment: whose rows they are.
+        paths: the CSV files.
+        machine: label of the machine that must have made them, where one is given.
+
+    Raises:
+        ValueError: a file without digest, or changed since it was written; a missing or unknown column, a line with too
+            many or too few fields, or a value that no measurement has, named with file, line, column and value; a
+            metric of a cell that is there twice; rows of two GPU models, or of another machine.
+    """
+    rows: list[BaseModel] = []
+    seen: dict[tuple[Any, ...], str] = {}
+    for path in map(Path, paths):
+        _check_digest(path)
+        for line, row in _read(experiment, path):
+            where = f"{path}, line {line}"
+            label = machine_label(row.gpu)
+            if machine not in (None, label):
+                raise ValueError(f"{where}: gpu is {row.gpu!r}; allowed: the GPU model of the folder, {machine}")
+            key = (*(getattr(row, name) for name in parameters(experiment)), row.metric)
+            if key in seen:
+                raise ValueError(f"{where}: metric is {row.metric!r}, which {seen[key]} has of the same cell already")
+            seen[key] = where
+            rows.append(row)
+    _check_one_gpu_model(rows, seen.values())
+    return rows
+
+
+def write_table(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
+    """Write the rows of several jobs as one CSV that is either absent or whole."""
+    _write_atomically(path, _to_csv(path, experiment, rows))
+
+
+def read_table(experiment: type[Experiment], path: Path) -> list[BaseModel]:
+    """The rows that `write_table` wrote; raises as `read_jobs` does."""
+    return [row for _, row in _read(experiment, path)]
+
+
+def digest_path(path: Path) -> Path:
+    """Where the digest of a job's CSV lies."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_digest(path: Path) -> None:
+    beside = digest_path(path)
+    if not beside.is_file():
+        raise ValueError(f"{path}: there is no {beside.name} beside it; a measurement writes both")
+    written = beside.read_text(encoding="utf-8").partition(" ")[0]
+    found = _digest(path.read_bytes())
+    if found != written:
+        raise ValueError(f"{path}: changed since it was written: its SHA-256 is {found}, and {beside.name} has {written}")
+
+
+def _check_one_gpu_model(rows: Sequence[BaseModel], places: Iterable[str]) -> None:
+    first_with: dict[str, str] = {}
+    for row, place in zip(rows, places, strict=True):
+        first_with.setdefault(row.gpu, place)
+    if len(first_with) > 1:
+        found = " and ".join(f"{gpu or 'no GPU'} ({place})" for gpu, place in first_with.items())
+        raise ValueError(f"one table would hold rows of two GPU models: {found}; allowed: one model per folder")
+
+
+def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> bytes:
+    for row in rows:
+        if fault := first_fault(experiment, row):
+            raise ValueError(f"{path}: {fault}")
+    columns = list(row_model(experiment).model_fields)
+    with tempfile.TemporaryFile("w+", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(row.model_dump() for row in rows)
+        file.seek(0)
+        return file.read().encode()
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that is either absent or whole: a temporary file in the same folder, flushed, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(row_model(experiment).model_fields), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(row.model_dump() for row in rows)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).chmod(0o644)
@@ -145,44 +203,34 @@ def write_rows(path: Path, experiment: type[Experiment], rows: Sequence[BaseMode
         raise
 
 
-def read_rows(experiment: type[Experiment], paths: Iterable[Path]) -> list[BaseModel]:
-    """All rows of the CSV files, validated.
-
-    Raises:
-        ValueError: a file with a missing or unknown column, a line with too many or too few fields or a value out of
-            its range, named with file and line; or rows of two GPU models.
-    """
-    rows: list[BaseModel] = []
-    first_with: dict[str, Path] = {}
-    for path in paths:
-        for row in _read_file(experiment, Path(path)):
-            first_with.setdefault(row.gpu, Path(path))
-            rows.append(row)
-    if len(first_with) > 1:
-        seen = " and ".join(f"{gpu or 'no GPU'} ({path})" for gpu, path in first_with.items())
-        raise ValueError(f"one table would hold rows of two GPU models: {seen}; allowed: one model a results folder")
-    return rows
-
-
-def _read_file(experiment: type[Experiment], path: Path) -> Iterable[BaseModel]:
+def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, BaseModel]]:
+    """Each row of a CSV with the line on which it ends."""
     model = row_model(experiment)
+    absent: dict[str, Any] = {}
+    for part in (experiment, Measurement, Provenance):
+        absent |= part.added_later
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         try:
-            _check_header(reader.fieldnames or [], list(model.model_fields))
+            header = reader.fieldnames or []
+            _check_header(header, list(model.model_fields), absent)
+            older = {name: value for name, value in absent.items() if name not in header}
             for record in reader:
                 # What DictReader puts where fields and columns do not pair off.
                 if None in record or None in record.values():
-                    raise ValueError(f"more or fewer fields than the {len(model.model_fields)} columns")
+                    raise ValueError(f"more or fewer fields than the {len(header)} columns")
                 # An empty field stands for the default: None or an empty string.
-                yield model(**{key: value for key, value in record.items() if value != ""})
+                row = model(**older, **{key: value for key, value in record.items() if value != ""})
+                if fault := first_fault(experiment, row):
+                    raise ValueError(fault)
+                yield reader.line_num, row
         except (ValueError, csv.Error) as error:
             raise ValueError(f"{path}, line {reader.line_num}: {explain(error)}") from None
 
 
-def _check_header(header: Sequence[str], columns: Sequence[str]) -> None:
+def _check_header(header: Sequence[str], columns: Sequence[str], may_be_absent: Iterable[str]) -> None:
     for column in columns:
-        if header.count(column) != 1:
+        if header.count(column) > 1 or (column not in header and column not in may_be_absent):
             raise ValueError(f"column {column!r} is {'twice there' if column in header else 'missing'}")
     for column in header:
         if column not in columns:

@@ -1,0 +1,98 @@
+"""What an experiment says of one metric of one cell: statistics of its samples, or why there are none. No torch here."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+Status = Literal["ok", "oom", "skipped", "failed"]
+
+WHOLE_CELL = "cell"
+"""Metric of the one row that a cell leaves when it could not be measured."""
+WALL = "wall"
+"""Metric of the row that says how long a cell took in all, with what is not timed: build, compilation, release."""
+SM_CLOCK, POWER = "sm_clock", "power"
+"""Metrics of the rows that say how the GPU ran during a cell, its build and warm-up included."""
+COMMON_UNITS: Mapping[str, str] = {WHOLE_CELL: "", WALL: "s", SM_CLOCK: "MHz", POWER: "W"}
+"""Metrics that every experiment has, and their units."""
+
+ORDERED_SAMPLES = 256
+"""Up to here samples are kept in the order of measurement; more of them are sorted, which lets equal ones be counted."""
+SAMPLE_DIGITS = 5
+"""Significant digits of a kept sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One metric of one cell: either statistics of n samples, or a value that is no number."""
+
+    added_later: ClassVar[Mapping[str, Any]] = {"samples": ""}
+    """Columns that older files lack, and the value that they stand for."""
+
+    metric: str
+    """What was measured."""
+    unit: str = ""
+    """Unit of the statistics."""
+    n: int = 0
+    """Number of samples."""
+    mean: float | None = None
+    """Arithmetic mean."""
+    std: float | None = None
+    """Sample standard deviation (n - 1); empty for one sample."""
+    median: float | None = None
+    """Median."""
+    p20: float | None = None
+    """20th percentile."""
+    p80: float | None = None
+    """80th percentile."""
+    value: str = ""
+    """An observation that is no number, such as a dtype."""
+    status: Status = "ok"
+    """ok; oom: memory ran out; skipped: this machine lacks something; failed: a tool such as a compiler failed."""
+    message: str = ""
+    """Reason of any status but ok."""
+    samples: str = ""
+    """The samples as `format_samples` writes them; empty for a single one, which is the mean."""
+
+
+def summarize(metric: str, unit: str, samples: Sequence[float]) -> Measurement:
+    """Statistics of samples (at least one), and the samples themselves."""
+    ordered = sorted(samples)
+    quintiles = statistics.quantiles(ordered, n=5, method="inclusive") if len(ordered) > 1 else ordered * 4
+    return Measurement(
+        metric=metric,
+        unit=unit,
+        n=len(ordered),
+        mean=statistics.fmean(ordered),
+        std=statistics.stdev(ordered) if len(ordered) > 1 else None,
+        median=statistics.median(ordered),
+        p20=quintiles[0],
+        p80=quintiles[3],
+        samples=format_samples(samples) if len(ordered) > 1 else "",
+    )
+
+
+def format_samples(samples: Sequence[float]) -> str:
+    """Samples as text, equal neighbours counted.
+
+    >>> format_samples([1.5, 2.0, 2.0, 1.25])
+    '1.5 2*2 1.25'
+    """
+    kept = sorted(samples) if len(samples) > ORDERED_SAMPLES else samples
+    texts = [f"{sample:.{SAMPLE_DIGITS}g}" for sample in kept]
+    counted = ((text, len(list(group))) for text, group in itertools.groupby(texts))
+    return " ".join(text if count == 1 else f"{text}*{count}" for text, count in counted)
+
+
+def parse_samples(text: str) -> list[float]:
+    """The samples that `format_samples` wrote.
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
+    samples: list[float] = []
+    for part in text.split():
+        number, _, count = part.partition("*")
+        samples += [float(number)] * int(count or 1)
+    return samples
