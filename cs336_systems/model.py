@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.sizes import ModelShape
+
+ROPE_THETA = 10_000.0
 
 AttentionFunction = Callable[..., Tensor]
 """(q, k, v, is_causal=...) with [batch, heads, sequence, d_head] each, to the same shape."""
@@ -164,3 +167,37 @@ def load_model_class(spec: str) -> Callable[..., nn.Module]:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"model {spec!r} cannot be loaded: {error}") from None
+
+
+def build_model(
+    model: str,
+    shape: ModelShape,
+    *,
+    vocab_size: int,
+    context_length: int,
+    attention: str = "plain",
+    device: torch.device,
+) -> nn.Module:
+    """A model with random weights, made on the device: the largest would not fit a small host.
+
+    Args:
+        model: the class, as `load_model_class` takes it.
+        shape: its size.
+        vocab_size: rows of the embedding and of the output head.
+        context_length: the longest sequence that it takes, tokens.
+        attention: a key of ATTENTION; models other than TransformerLM bring their own and take `plain` alone.
+        device: where its weights are made and stay.
+    """
+    # Only our own model is known to take an attention function; others bring theirs, whatever they call it.
+    options = {} if attention == "plain" else {"attention": ATTENTION[attention]}
+    with device:
+        return load_model_class(model)(
+            vocab_size=vocab_size,
+            context_length=context_length,
+            d_model=shape.d_model,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            d_ff=shape.d_ff,
+            rope_theta=ROPE_THETA,
+            **options,
+        )

@@ -1,16 +1,19 @@
 """Shared by all rules: the plan of this run, the names of its files, and the environment of its jobs.
 
-Needs `config`; makes PLAN, RESULTS, MEASURES, FIGURES and the functions that turn wildcards into job properties.
+Needs `config`; makes PLAN, PLAN_JSON, RESULTS and the functions that turn wildcards into job properties.
 """
 
-import hashlib
 import os
+import re
 import sys
 from pathlib import Path
 
-from cs336_systems.leftovers import clear_leftovers
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import make_plan
+from cs336_systems.plan import AUTO, make_plan, plan_to_json
+from cs336_systems.progress import ProgressMonitor
+from cs336_systems.run_lock import note_owner, remove_lock_of_dead_owner
 from snakemake.exceptions import WorkflowError
 
 try:
@@ -18,89 +21,94 @@ try:
 except ValueError as error:
     raise WorkflowError(str(error))
 
-clear_leftovers()
-
-RESULTS = f"results/{PLAN.machine}"
-# `snakemake writeup` takes the CSV files as they are: the rules that could make them are not even defined.
-MEASURES = PLAN.measures and "writeup" not in sys.argv
+PLAN_JSON = plan_to_json(PLAN)
+RESULTS = str(PLAN.results)
+JOBS = {job.path: job for job in PLAN.all_jobs()}
+PROGRESS = ProgressMonitor(PLAN)
 # Jobs run this interpreter, and import this folder's package and scripts.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
     PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
 )
 
+if workflow.is_main_process:
+    announce_run()
+    if not workflow.output_settings.dryrun:
+        if message := remove_lock_of_dead_owner():
+            print(message, file=sys.stderr)
+
 
 wildcard_constraints:
     experiment="|".join(PLAN.jobs),
 
 
+onstart:
+    note_owner(workflow.persistence._lockfile.values())
+    pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
+    PROGRESS.follow(pending)
+
+
+onsuccess:
+    PROGRESS.finish()
+
+
+onerror:
+    PROGRESS.finish()
+
+
 def planned_csvs(*experiments):
-    """The CSV file of each planned job, of all experiments or of the named ones; none where nothing is measured."""
+    """The CSV file of each job that this run may measure, of all experiments or of the named ones."""
     return [
-        f"{RESULTS}/raw/{job.experiment}/{job.name}.csv"
+        str(PLAN.csv(job))
         for experiment in (experiments or PLAN.jobs)
         for job in PLAN.jobs[experiment].values()
-        if MEASURES
+        if not PLAN.obstacle(job)
     ]
 
 
 def raw_csvs(wildcards):
-    """What a table is made of: the planned files, or the files that are there where nothing is measured."""
-    if MEASURES:
-        return planned_csvs(wildcards.experiment)
-    return sorted(glob_files(f"{RESULTS}/raw/{wildcards.experiment}"))
+    """What a table is made of: the CSV files that are there, and those that this run measures."""
+    folder = PLAN.raw / wildcards.experiment
+    present = [str(path) for path in folder.glob("*.csv")]
+    return sorted({*present, *([] if measures_nothing() else planned_csvs(wildcards.experiment))})
 
 
-def glob_files(folder):
-    """The CSV files of a folder."""
-    return (
-        [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".csv")]
-        if os.path.isdir(folder)
-        else []
-    )
+def measures_nothing():
+    """Whether `snakemake writeup` runs, which takes the CSV files as they are."""
+    targets = set(workflow.dag_settings.targets)
+    return PLAN.recorded or targets == {"writeup"}
 
 
-def job_of(wildcards):
-    """The planned job that a CSV file's path names."""
-    return PLAN.jobs[wildcards.experiment][wildcards.job]
+def obstacles(wildcards):
+    """What a job lacks to be measured in this run: no input, or one that cannot be there, its name the reason.
+
+    Where an input is missing Snakemake takes an output that is there as it is, and else quotes the missing name. So
+    results of a wider machine stay, and `snakemake writeup` measures nothing.
+    """
+    if measures_nothing():
+        return ["(nothing is measured for `snakemake writeup`, nor where results are recorded)"]
+    if obstacle := PLAN.obstacle(JOBS[wildcards.job]):
+        return [f"({obstacle})"]
+    if not workflow.local_exec and config["machine"] == AUTO:
+        raise WorkflowError("config.yaml: machine is 'auto', but jobs run elsewhere; say on what, see the key's comment")
+    return []
 
 
-def job_arguments(wildcards):
-    """Command-line options of a job."""
-    return job_of(wildcards).arguments
+def job_command(wildcards):
+    """What measures a job."""
+    return JOBS[wildcards.job].command
 
 
 def job_source(wildcards):
-    """Digest of the code that a job runs: when it changes, the job is stale."""
-    models = {cell.model.partition(":")[0] for cell in job_of(wildcards).cells if hasattr(cell, "model")}
-    return source_digest(f"cs336_systems.benchmarks.{wildcards.experiment}", *sorted(models))
+    """Digest of the code that decides what a job measures: when it changes, the job is stale."""
+    return source_digest(*JOBS[wildcards.job].modules)
 
 
-# The tests that must pass on a machine before an experiment measures there; the others measure PyTorch alone.
-NUMERIC_TESTS = {
-    "end_to_end": "test_model",
-    "attention": "test_attention",
-    "flash": "test_attention_gpu" if PLAN.device == "cuda" else "test_attention",
-    "flash_ablation": "test_attention_gpu",
-}
+def job_tests(wildcards):
+    """The test modules that must pass on the machine before the job measures there."""
+    return " ".join(EXPERIMENTS[JOBS[wildcards.job].experiment].numeric_tests)
 
 
-def numeric_tests(wildcards):
-    """The name of the test file behind an experiment, if any."""
-    return NUMERIC_TESTS.get(wildcards.experiment, "")
-
-
-FIGURES = []
-
-
-def figure(name, category):
-    """The output of a figure: an SVG in the interactive report, and in the list of the writeup's figures."""
-    path = f"{RESULTS}/figures/{name}.svg"
-    FIGURES.append(path)
-    return report(path, category=category, labels={"figure": name}, caption=f"../report/captions/{name}.rst")
-
-
-def plan_digest():
-    """A digest of all planned jobs: when the plan changes, its coverage does."""
-    commands = "\n".join(job.command for jobs in PLAN.jobs.values() for job in jobs.values())
-    return hashlib.sha256(commands.encode()).hexdigest()
+def job_gpus(wildcards):
+    """GPUs that a job takes."""
+    return JOBS[wildcards.job].processes if PLAN.device == "cuda" else 0

@@ -1,48 +1,65 @@
-"""Measurements: one job a process, one process a CSV file.
+"""Measurements: one launch per job, one CSV file per launch.
 
-Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv. A target named after each experiment measures that experiment alone.
+Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256. A target named after each
+experiment measures that experiment alone.
 """
 
-if MEASURES:
 
-    rule measure:
-        """Run an experiment's module over the cells of one job, once its code has passed its tests on this machine.
+rule measure:
+    """Run an experiment's module over the cells of one job, once its code has passed its tests on this machine.
 
-        The tests are part of the job rather than a rule: a stamp among a job's inputs would make recorded CSV files
-        look outdated on a machine where the stamp is not there yet.
-        """
-        output:
-            f"{RESULTS}/raw/{{experiment}}/{{job}}.csv",
-        log:
-            f"{RESULTS}/logs/{{experiment}}/{{job}}.log",
-        # All cores: nothing else may run beside a measurement.
-        threads: workflow.cores
-        resources:
-            gpu=int(PLAN.device == "cuda"),
-        params:
-            arguments=job_arguments,
-            source=job_source,
-            device=PLAN.device,
-            seed=config["seed"],
-            passed=f"{RESULTS}/correctness",
-            tests=numeric_tests,
-        message:
-            "Measuring {wildcards.experiment}: {wildcards.job}"
-        shell:
-            "rules/correctness.sh {params.passed} {params.tests}"
-            " && python -m cs336_systems.benchmarks.{wildcards.experiment} {params.arguments}"
-            " --device {params.device} --seed {params.seed} --output {output} 2> {log}"
-            " || (tail -n 30 {log} >&2; exit 1)"
+    The tests are part of the job rather than a rule: a stamp among a job's inputs would make CSV files look outdated on a
+    machine where the stamp is not there yet.
+    """
+    input:
+        obstacles,
+    output:
+        csv=f"{RESULTS}/raw/{{job}}.csv",
+        sha256=f"{RESULTS}/raw/{{job}}.csv.sha256",
+    log:
+        f"{RESULTS}/logs/{{job}}.log",
+    wildcard_constraints:
+        job="|".join(map(re.escape, JOBS)),
+    # All cores: nothing else may run beside a measurement.
+    threads: workflow.cores
+    resources:
+        gpu=job_gpus,
+    params:
+        command=job_command,
+        source=job_source,
+        device=PLAN.device,
+        seed=config["seed"],
+        passed=f"{RESULTS}/correctness",
+        tests=job_tests,
+    message:
+        "Measuring {wildcards.job}"
+    shell:
+        "rules/correctness.sh {params.passed} {params.tests}"
+        " && {params.command} --device {params.device} --seed {params.seed} --output {output.csv} 2> {log}"
+        " || (tail -n 30 {log} >&2; exit 1)"
 
-    for experiment in PLAN.jobs:
 
-        rule:
-            name:
-                experiment
-            input:
-                planned_csvs(experiment),
+for experiment in PLAN.jobs:
 
-    rule measurements:
-        """Every planned measurement, without the report."""
+    rule:
+        name:
+            experiment
         input:
-            planned_csvs(),
+            planned_csvs(experiment),
+
+
+rule measurements:
+    """Every planned measurement, without the report."""
+    input:
+        planned_csvs(),
+
+
+if not PLAN.recorded:
+
+    rule promote:
+        """Put what was measured here among the recorded results, in place of earlier ones of the same jobs."""
+        params:
+            raw=str(PLAN.raw),
+            recorded=f"recorded/{PLAN.machine}/raw",
+        shell:
+            "python -m scripts.promote {params.raw} {params.recorded}"

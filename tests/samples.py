@@ -22,7 +22,8 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.peaks import PEAKS
-from cs336_systems.measure.record import WHOLE_CELL, Measurement, Provenance, make_row, summarize, write_rows
+from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
+from cs336_systems.measure.record import Provenance, make_row, write_job as write_rows
 from cs336_systems.plan import plan_jobs
 from cs336_systems.sizes import parse_size
 

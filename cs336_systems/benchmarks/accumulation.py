@@ -5,10 +5,9 @@ Launch: python -m cs336_systems.benchmarks.accumulation --accumulator fp32 fp16 
 
 import torch
 
-from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.record import Measurement, summarize
+from cs336_systems.measure.measurement import Measurement, summarize
 
 ADDEND = 0.01
 
@@ -28,4 +27,6 @@ def measure(cell: Accumulation, device: torch.device) -> list[Measurement]:
 
 
 if __name__ == "__main__":
-    main(Accumulation, measure, "cs336_systems.benchmarks.accumulation")
+    from cs336_systems.benchmarks.command_line import main
+
+    main(Accumulation, measure)

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
-from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.measure.dtypes import DTYPES
+from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, peak_memory, reset_peak
-from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import time_phases
 
 
@@ -55,4 +54,6 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
 
 
 if __name__ == "__main__":
-    main(Attention, measure, "cs336_systems.benchmarks.attention")
+    from cs336_systems.benchmarks.command_line import main
+
+    main(Attention, measure)

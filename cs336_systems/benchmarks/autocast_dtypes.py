@@ -6,10 +6,9 @@ Launch: python -m cs336_systems.benchmarks.autocast_dtypes --autocast fp16 bf16
 import torch
 from torch import Tensor, nn
 
-from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.measure.dtypes import DTYPES, dtype_name
-from cs336_systems.measure.record import Measurement
+from cs336_systems.measure.measurement import Measurement
 
 D_IN, D_HIDDEN, D_OUT, BATCH = 20, 10, 5, 8
 
@@ -50,4 +49,6 @@ def measure(cell: AutocastDtypes, device: torch.device) -> list[Measurement]:
 
 
 if __name__ == "__main__":
-    main(AutocastDtypes, measure, "cs336_systems.benchmarks.autocast_dtypes")
+    from cs336_systems.benchmarks.command_line import main
+
+    main(AutocastDtypes, measure)

@@ -16,11 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
-from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.flash import HOST_BOUND, MATMUL, Flash
 from cs336_systems.measure.dtypes import DTYPES
+from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
-from cs336_systems.measure.record import Measurement, summarize
 from cs336_systems.measure.timing import time_phases
 
 HALF_ONLY = ("sdpa_flash", "sdpa_cudnn", "flash_attention_4")
@@ -223,4 +222,6 @@ BUILDERS: dict[str, Callable[[Flash], AttentionCall]] = {
 
 
 if __name__ == "__main__":
-    main(Flash, measure, "cs336_systems.benchmarks.flash")
+    from cs336_systems.benchmarks.command_line import main
+
+    main(Flash, measure)

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
-from cs336_systems.benchmarks.job import main
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.dtypes import DTYPES
+from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
-from cs336_systems.measure.record import Measurement, summarize
 
 PRECISIONS = {"bf16x6": "tf32x3", "matrix_units": "ieee"}
 """Of the products, by what is taken back."""
@@ -96,4 +95,6 @@ def _skipped(phase: str, message: str) -> Measurement:
 
 
 if __name__ == "__main__":
-    main(FlashAblation, measure, "cs336_systems.benchmarks.flash_ablation")
+    from cs336_systems.benchmarks.command_line import main
+
+    main(FlashAblation, measure)

@@ -55,7 +55,7 @@ class Experiment:
     added_later: ClassVar[Mapping[str, Any]] = {}
     """Parameters that results were recorded without, and the value that those results stand for."""
     processes: ClassVar[int] = 1
-    """Processes that measure a cell together, one per GPU on a machine with GPUs. An experiment that varies their number
+    """Processes that measure a cell together, one per GPU where there are GPUs. An experiment that varies their number
     has a field of this name instead."""
 
     @classmethod

@@ -1,4 +1,7 @@
-"""What this machine is, found without importing torch, so that the pipeline can ask before anything runs."""
+"""What this machine is, found without importing torch, so that the pipeline can ask before anything runs.
+
+Launch: python -m cs336_systems.measure.machine, which prints it as config.yaml's key `machine` takes it.
+"""
 
 import os
 import platform
@@ -95,3 +98,8 @@ def _cpu_model() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    found = detect()
+    print(f"{len(found.gpus)} x {found.gpus[0]}" if found.gpus else "cpu")

@@ -1,4 +1,4 @@
-"""What an experiment says of one metric of one cell: statistics of its samples, or why there are none. No torch here."""
+"""What an experiment says of a metric of a cell: statistics of its samples, or why there are none. No torch here."""
 
 import itertools
 import statistics
@@ -18,7 +18,7 @@ COMMON_UNITS: Mapping[str, str] = {WHOLE_CELL: "", WALL: "s", SM_CLOCK: "MHz", P
 """Metrics that every experiment has, and their units."""
 
 ORDERED_SAMPLES = 256
-"""Up to here samples are kept in the order of measurement; more of them are sorted, which lets equal ones be counted."""
+"""Up to here samples are kept in the order of measurement; more are sorted, which lets equal ones be counted."""
 SAMPLE_DIGITS = 5
 """Significant digits of a kept sample."""
 

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from cs336_systems.measure.record import Provenance
 from cs336_systems.measure.source import source_digest
 
 
-def collect(module: str, device: torch.device, *, processes: int, seed: int, startup_seconds: float) -> Provenance:
-    """The provenance of a job that ran `module` on `device` with one process a GPU."""
+def collect(
+    modules: Sequence[str], device: torch.device, *, processes: int, seed: int, startup_seconds: float
+) -> Provenance:
+    """The provenance of a job that ran `modules` on `device`, with one process per GPU."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
@@ -32,7 +35,7 @@ def collect(module: str, device: torch.device, *, processes: int, seed: int, sta
         tf32=rounds_to_tf32(device),
         git_commit=commit,
         git_dirty=dirty,
-        source_digest=source_digest(module),
+        source_digest=source_digest(*modules),
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=seed,
         startup_seconds=startup_seconds,
@@ -58,7 +61,7 @@ def _git_state() -> tuple[str, bool | None]:
     git = ["git", "-C", str(Path(__file__).parents[2])]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)results"]
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)recorded"]
         changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("GIT_COMMIT", ""), None

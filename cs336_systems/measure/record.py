@@ -1,7 +1,7 @@
 """The CSV record: one schema, one writer and one reader for the measurements of every experiment. No torch here.
 
-A job's rows are a file of their own, with a digest beside it (`x.csv.sha256`, which `sha256sum -c` reads too). Every row
-is checked when it is written and when it is read.
+A job's rows are a file of their own, with a digest beside it (`x.csv.sha256`, which `sha256sum -c` reads too). Every
+row is checked when it is written and when it is read.
 """
 
 import csv
@@ -162,7 +162,9 @@ def _check_digest(path: Path) -> None:
     written = beside.read_text(encoding="utf-8").partition(" ")[0]
     found = _digest(path.read_bytes())
     if found != written:
-        raise ValueError(f"{path}: changed since it was written: its SHA-256 is {found}, and {beside.name} has {written}")
+        raise ValueError(
+            f"{path}: changed since it was written: its SHA-256 is {found}, and {beside.name} has {written}"
+        )
 
 
 def _check_one_gpu_model(rows: Sequence[BaseModel], places: Iterable[str]) -> None:

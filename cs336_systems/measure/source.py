@@ -11,13 +11,15 @@ DIGEST_CHARACTERS = 12
 
 
 def source_digest(*modules: str) -> str:
-    """A digest of the modules and of all they import from their own top-level packages and this one, without comments.
+    """A digest of the modules and of all they import from their own top-level packages and this one.
+
+    Comments, docstrings, layout and what a module does only when it is run as a program leave it as it is.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
 
     Returns:
-        12 hexadecimal digits; the same for sources that differ only in comments, docstrings and layout.
+        12 hexadecimal digits.
 
     Raises:
         ValueError: a module's source cannot be found, or is not Python.
@@ -56,6 +58,7 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree.body = [statement for statement in tree.body if not _is_main_block(statement)]
         imported = [name for node in ast.walk(tree) for name in _imported(node, package)]
     except (SyntaxError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -88,3 +91,10 @@ def _normalize(node: object) -> str:
 def _is_bare_string(node: object) -> bool:
     """Whether a statement is only a string: a docstring, also one under a dataclass field."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_main_block(statement: ast.stmt) -> bool:
+    """Whether a statement is what a module does as a program: its command line and its printing measure nothing."""
+    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
+        return False
+    return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"

@@ -1,0 +1,173 @@
+"""The command line of every experiment: cells in, one CSV (or a printed table) out.
+
+Each field of the experiment's dataclass is an option that takes one value or several; all combinations are measured.
+An experiment of several processes is launched by torchrun; rank 0 writes and prints.
+"""
+
+import dataclasses
+import os
+import sys
+import tempfile
+import time
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import pandas
+import psutil
+import torch
+import tyro
+from pydantic import BaseModel
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from cs336_systems.benchmarks.runner import Measure, measure_cells
+from cs336_systems.experiments.base import Experiment, expand, field_docs
+from cs336_systems.lifeline import end_with_the_run
+from cs336_systems.measure import provenance
+from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
+from cs336_systems.measure.record import make_row, parameters, write_job
+from cs336_systems.parallel.process_group import Rank, current_rank, process_group
+from cs336_systems.plan import measured_modules
+from cs336_systems.progress import describe, finished_line
+
+E = TypeVar("E", bound=Experiment)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """What a job is told besides its cells."""
+
+    output: Path | None = None
+    """CSV file to write, with its SHA-256 beside it; without it a table is printed."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to measure; auto takes a GPU if PyTorch sees one."""
+    seed: int = 0
+    """Seed of random weights and data."""
+
+
+@record  # torchrun then reports the error of the rank that died first.
+def main(experiment: type[E], measure: Measure, check: Callable[[E], object] = lambda cell: None) -> None:
+    """Parse the command line, measure all its cells, and write or print their rows.
+
+    Args:
+        experiment: parameters of a cell.
+        measure: measures one cell.
+        check: raises ValueError for a cell that asks for what does not exist, before any is measured.
+
+    Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
+    """
+    end_with_the_run()
+    rank = current_rank()
+    try:
+        cells, options = parse_command_line(experiment, sys.argv[1:])
+        device = resolve_device(options.device, rank)
+        for cell in cells:
+            check_processes(cell, rank)
+            check(cell)
+    except ValueError as error:
+        if rank.number == 0:
+            print(f"{experiment.name}: {error}", file=sys.stderr)
+        sys.exit(2)
+    startup_seconds = time.time() - psutil.Process().create_time()
+
+    with tempfile.TemporaryDirectory() as cache, process_group(rank, device):
+        # Compilation starts from an empty cache, so that what it costs does not depend on earlier runs.
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        cells_measured = measure_cells(cells, measure, device, options.seed)
+        measured = list(report_progress(cells_measured, cells) if rank.number == 0 else cells_measured)
+    if rank.number == 0:
+        origin = provenance.collect(
+            measured_modules(experiment.name),
+            device,
+            processes=rank.processes,
+            seed=options.seed,
+            startup_seconds=startup_seconds,
+        )
+        rows = [make_row(cell, measurement, origin) for cell, measurements in measured for measurement in measurements]
+        if options.output:
+            write_job(options.output, experiment, rows)
+        else:
+            print(format_table(experiment, rows))
+
+
+def parse_command_line(experiment: type[E], arguments: Sequence[str]) -> tuple[list[E], JobOptions]:
+    """Cells and options that a command line asks for.
+
+    Raises:
+        ValueError: a value that the experiment does not allow, in one sentence.
+    """
+    docs = field_docs(experiment) | field_docs(JobOptions)
+    hints = typing.get_type_hints(experiment, include_extras=True)
+    sweep = [
+        (
+            parameter.name,
+            Annotated[tuple[hints[parameter.name], ...], tyro.conf.arg(help=docs[parameter.name])],
+            (parameter.default,),
+        )
+        for parameter in dataclasses.fields(experiment)
+    ]
+    settings = [
+        (option.name, Annotated[option.type, tyro.conf.arg(help=docs[option.name])], option.default)
+        for option in dataclasses.fields(JobOptions)
+    ]
+    command = make_dataclass(
+        "Command", [(name, kind, field(default=default)) for name, kind, default in [*sweep, *settings]], kw_only=True
+    )
+    description = f"{experiment.__doc__} Options take several values; all combinations are measured."
+    program = f"python -m cs336_systems.benchmarks.{experiment.name}"
+    parsed: Any = tyro.cli(command, prog=program, args=list(arguments), description=description)
+    grid = {name: getattr(parsed, name) for name, *_ in sweep}
+    return expand(experiment, grid), JobOptions(**{name: getattr(parsed, name) for name, *_ in settings})
+
+
+def resolve_device(device: str, rank: Rank) -> torch.device:
+    """The device on which this rank measures.
+
+    Raises:
+        ValueError: a GPU was asked for and PyTorch sees none, or fewer than there are processes.
+    """
+    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        device = "cuda" if visible else "cpu"
+    if device == "cuda" and not visible:
+        raise ValueError(f"device is cuda, but PyTorch {torch.__version__} sees no GPU; allowed here: cpu")
+    if device == "cuda" and rank.local_number >= visible:
+        raise ValueError(f"{rank.processes} processes need a GPU each, but PyTorch sees {visible}")
+    return torch.device(device, rank.local_number) if device == "cuda" and rank.processes > 1 else torch.device(device)
+
+
+def check_processes(cell: Experiment, rank: Rank) -> None:
+    """Check that the cell was launched with as many processes as it asks for.
+
+    Raises:
+        ValueError: it was not; the sentence says how to launch it.
+    """
+    if cell.processes != rank.processes:
+        launcher = f"torchrun --standalone --nproc-per-node={cell.processes}" if cell.processes > 1 else "python"
+        raise ValueError(
+            f"processes is {cell.processes}, but {rank.processes} were launched; "
+            f"launch with {launcher} -m cs336_systems.benchmarks.{cell.name}"
+        )
+
+
+def report_progress(
+    measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
+) -> Iterator[tuple[E, list[Measurement]]]:
+    """What is measured, with one line per cell on the standard error."""
+    for number, (cell, measurements) in enumerate(measured, start=1):
+        first, wall = measurements[0], measurements[-1]
+        outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
+        print(finished_line(number, len(cells), describe(cell, cells), outcome, wall.mean), file=sys.stderr, flush=True)
+        yield cell, measurements
+
+
+def format_table(experiment: type[Experiment], rows: Sequence[BaseModel]) -> str:
+    """Rows as a plain-text table: the parameters and the measurement, columns that say nothing left out."""
+    table = pandas.DataFrame([row.model_dump() for row in rows])
+    statistics = ["metric", "unit", "n", "mean", "std", "median", "value", "status", "message"]
+    varying = [name for name in parameters(experiment) if table[name].nunique() > 1]
+    constant = ", ".join(f"{name} {table[name].iloc[0]}" for name in parameters(experiment) if name not in varying)
+    said = [name for name in statistics if not table[name].isin(["", None]).all()]
+    return f"{constant}\n{table[varying + said].to_string(index=False, na_rep='', float_format='{:.4g}'.format)}"

@@ -1,0 +1,71 @@
+"""How any experiment's cells are measured: one after the other, each from the same seed and from empty memory.
+
+What a cell lacks to be measured is a result; a bug is an exception.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.measure.gpu_monitor import GpuMonitor
+from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement, summarize
+from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
+
+E = TypeVar("E", bound=Experiment)
+Measure = Callable[[E, torch.device], list[Measurement]]
+"""Measures one cell on a device. It may raise `Unavailable`, run out of memory, or fail to compile."""
+
+
+def measure_cells(
+    cells: Sequence[E], measure: Measure, device: torch.device, seed: int
+) -> Iterator[tuple[E, list[Measurement]]]:
+    """Each cell with its measurements; nothing of a cell stays in memory when the next one begins."""
+    # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32.
+    torch.set_float32_matmul_precision("highest")
+    for cell in cells:
+        torch.manual_seed(seed)
+        start = time.perf_counter()
+        with GpuMonitor(device) as monitor:
+            measurements = measure_or_explain(measure, cell, device)
+            release(device)
+        seconds = time.perf_counter() - start
+        yield cell, [*measurements, *monitor.measurements(), summarize(WALL, "s", [seconds])]
+
+
+def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device) -> list[Measurement]:
+    """What a cell measures, or the one row that says why it could not be measured.
+
+    Only outcomes that are results are caught: no memory, a missing device or tool, a compiler that fails.
+    """
+    try:
+        return measure(cell, device)
+    except Unavailable as error:
+        return [Measurement(metric=WHOLE_CELL, status="skipped", message=str(error))]
+    except (RuntimeError, MemoryError) as error:
+        in_compiler = is_compiler_failure(error)
+        # The compiler's own out-of-memory reaches us wrapped.
+        if is_out_of_memory(error) or (in_compiler and is_out_of_memory(error.__cause__)):
+            status = "oom"
+        elif in_compiler:
+            status = "failed"
+        else:
+            raise
+        return [Measurement(metric=WHOLE_CELL, status=status, message=first_line(error))]
+
+
+def is_compiler_failure(error: BaseException) -> bool:
+    """Whether an exception says that torch.compile failed, or a tool that it needs."""
+    # Imported when there is something to explain: it takes a second, which an experiment that compiles nothing saves.
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+
+    return isinstance(error, (TorchDynamoException, CppCompileError, InvalidCxxCompiler))
+
+
+def first_line(error: BaseException) -> str:
+    """The first two sentences of an error's first line; an allocator's second one says how much it wanted."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ". ".join(line.split(". ")[:2])[:300]

@@ -1,0 +1,180 @@
+"""How far a run is: cells done of planned, the current job and cell, and the time left.
+
+A job writes one line per cell to its log (`finished_line`). The run, which may be on another machine than its jobs,
+follows these logs and says where it is on the terminal and in `progress.log`. No torch here.
+"""
+
+import csv
+import dataclasses
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WALL
+from cs336_systems.plan import CPU, Job, Plan
+
+INTERVAL_S = 0.5
+FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*: (?P<outcome>[^,]+.*), (?P<seconds>[\d.]+) s$")
+
+Walls = dict[tuple[str, ...], float]
+"""Seconds that cells took, by experiment and parameters as text."""
+
+
+def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
+    """The parameters in which a cell differs from the others of its job; those of a lone cell from their defaults."""
+    shown = {}
+    for parameter in dataclasses.fields(cell):
+        values = {getattr(other, parameter.name) for other in cells}
+        if len(values) > 1 or (len(cells) == 1 and values != {parameter.default}):
+            shown[parameter.name] = getattr(cell, parameter.name)
+    return " ".join(f"{key}={value}" for key, value in shown.items())
+
+
+def finished_line(number: int, cells: int, cell: str, outcome: str, seconds: float) -> str:
+    """A job's line on a cell that is done, its `number`-th of `cells`."""
+    return f"[{number}/{cells}] {cell}: {outcome}, {seconds:.1f} s"
+
+
+class ProgressMonitor:
+    """Follows the logs of a run's jobs and says how far the run is whenever a cell begins."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self._log = plan.results / "progress.log"
+        self._pending: list[Job] = []
+        self._done_before = 0
+        self._finished: dict[str, list[float]] = {}
+        self._walls: Walls = {}
+        self._began = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def follow(self, pending: Iterable[Job], recorded: Path = Path("recorded")) -> None:
+        """Begin to follow the jobs that this run measures; cells of other jobs are done where their CSV is there."""
+        self._pending = list(pending)
+        if not self._pending:
+            return
+        measured = [job for job in self._plan.all_jobs() if job not in self._pending and self._plan.csv(job).exists()]
+        self._done_before = sum(len(job.cells) for job in measured)
+        self._walls = read_walls(nearest(self._plan, recorded))
+        self._began = time.time()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self._log.write_text("", encoding="utf-8")
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Stop after a last look."""
+        if self._thread.is_alive():
+            self._ended.set()
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self.look()
+        self.look()
+
+    def look(self) -> None:
+        """Say what the logs show that they did not show before."""
+        for job in self._pending:
+            seen = self._finished.get(job.path)
+            if seen is not None and len(seen) == len(job.cells):
+                continue
+            lines = self._lines(job)
+            if lines is None:
+                continue
+            finished = [match for match in map(FINISHED.match, lines) if match]
+            self._finished[job.path] = [float(match["seconds"]) for match in finished]
+            for match in finished[len(seen or []) :]:
+                if match["outcome"] != "ok":
+                    self._say(f"{job.path}, cell {match['number']}: {match['outcome']}")
+            if seen is None or len(finished) > len(seen):
+                self._say(self._position(job, len(finished)))
+
+    def _lines(self, job: Job) -> list[str] | None:
+        """The lines of a job's log, or None before this run has begun it: a log may be left from an earlier run."""
+        log = self._plan.results / "logs" / f"{job.path}.log"
+        try:
+            if log.stat().st_mtime < self._began:
+                return None
+            return log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return None
+
+    def _position(self, job: Job, finished: int) -> str:
+        done = self._done_before + sum(map(len, self._finished.values()))
+        total = self._done_before + sum(len(pending.cells) for pending in self._pending)
+        place = f"{done} of {total} cells done"
+        if done < total:
+            place += f", {duration(self.seconds_left())}"
+        if finished == len(job.cells):
+            return f"{place} | {job.path}: done"
+        cell = describe(job.cells[finished], job.cells)
+        return f"{place} | {job.path}, cell {finished + 1} of {len(job.cells)}: {cell}"
+
+    def seconds_left(self) -> float | None:
+        """What the cells to come will take: as recorded, at the pace of this run; unknown ones as this run's mean."""
+        taken = expected = 0.0
+        spent: list[float] = []
+        left: list[float | None] = []
+        for job in self._pending:
+            seconds = self._finished.get(job.path, [])
+            known = [self._walls.get(wall_key(cell)) for cell in job.cells]
+            spent += seconds
+            left += known[len(seconds) :]
+            for here, there in zip(seconds, known, strict=False):
+                if there is not None:
+                    taken, expected = taken + here, expected + there
+        mean = sum(spent) / len(spent) if spent else None
+        if mean is None and None in left:
+            return None
+        pace = taken / expected if expected else 1.0
+        return sum(mean or 0.0 if wall is None else pace * wall for wall in left)
+
+    def _say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
+
+
+def duration(seconds: float | None) -> str:
+    """A time left in words."""
+    if seconds is None:
+        return "time left not known yet"
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s left"
+    return f"about {round(seconds / 60)} min left"
+
+
+def nearest(plan: Plan, recorded: Path) -> Path:
+    """The folder of CSV files recorded on this machine's model, or on some GPU for a GPU."""
+    own = recorded / plan.machine / "raw"
+    if own.is_dir() or plan.machine == CPU:
+        return own
+    others = sorted(path for path in recorded.glob("*/raw") if path.parent.name != CPU)
+    return others[0] if others else own
+
+
+def read_walls(raw: Path) -> Walls:
+    """What cells took on the machine of a folder of CSV files; nothing where it holds none."""
+    walls: Walls = {}
+    for name, experiment in EXPERIMENTS.items():
+        parameters = [field.name for field in dataclasses.fields(experiment)]
+        for path in sorted((raw / name).glob("*.csv")):
+            with path.open(newline="", encoding="utf-8") as file:
+                for row in csv.DictReader(file):
+                    if row["metric"] == WALL:
+                        older = {key: str(value) for key, value in experiment.added_later.items()}
+                        values = older | row
+                        walls[(name, *(values[key] for key in parameters))] = float(row["mean"])
+    return walls
+
+
+def wall_key(cell: Experiment) -> tuple[str, ...]:
+    """The key of a cell in `Walls`."""
+    return (cell.name, *(str(getattr(cell, field.name)) for field in dataclasses.fields(cell)))

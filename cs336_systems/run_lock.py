@@ -1,0 +1,63 @@
+"""Snakemake's lock of a run that was killed: removed when its owner is provably dead, and only then.
+
+Snakemake locks a folder while it works there, and a kill leaves the lock behind. A run therefore notes whose its locks
+are. Whether that process lives can be told only from the same boot of the same machine and the same PID namespace;
+elsewhere the lock is left alone, and Snakemake says how to remove it.
+"""
+
+import json
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from cs336_systems.lifeline import is_alive
+
+OWNER = Path(".snakemake", "lock_owner.json")
+
+
+def note_owner(locks: Iterable[str | Path]) -> None:
+    """Note that the lock files are this process's."""
+    process = psutil.Process()
+    owner = {
+        "where": process_space(),
+        "pid": process.pid,
+        "start": process.create_time(),
+        "locks": {str(lock): _identity(Path(lock)) for lock in locks},
+    }
+    OWNER.write_text(json.dumps(owner), encoding="utf-8")
+
+
+def remove_lock_of_dead_owner() -> str:
+    """Remove the locks that `note_owner` noted if their owner is provably dead, and say so; else do nothing."""
+    try:
+        owner = json.loads(OWNER.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    if owner["where"] != process_space() or is_alive(owner["pid"], owner["start"]):
+        return ""
+    dead = [Path(lock) for lock, identity in owner["locks"].items() if _identity(Path(lock)) == identity]
+    for lock in dead:
+        lock.unlink(missing_ok=True)
+    OWNER.unlink(missing_ok=True)
+    return f"Removed the lock of a run that was killed (process {owner['pid']})." if dead else ""
+
+
+def process_space() -> str:
+    """What tells apart machines, their boots and PID namespaces: the same process id means the same process there."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = Path("/proc/self/ns/pid").readlink()
+    except OSError:  # not Linux
+        boot, namespace = str(round(psutil.boot_time(), -1)), ""
+    return f"{socket.gethostname()} {boot} {namespace}"
+
+
+def _identity(path: Path) -> list[int] | None:
+    """What a file replaced by another of its name does not keep."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return [status.st_ino, status.st_mtime_ns]

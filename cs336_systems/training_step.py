@@ -1,0 +1,74 @@
+"""One step of training a language model, in the phases that experiments time, profile and trace."""
+
+import contextlib
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+PHASES_OF_MODE = {
+    "forward": ("forward",),
+    "forward_backward": ("forward", "backward"),
+    "train_step": ("forward", "backward", "optimizer"),
+}
+"""What each kind of step consists of."""
+
+
+class TrainingStep:
+    """The phases of a step, which share the loss: forward makes it, backward consumes it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: Tensor,
+        *,
+        precision: str = "fp32",
+        compiled: bool = False,
+        optimizer: Optimizer | None = None,
+    ):
+        """Prepare a step; nothing runs yet.
+
+        Args:
+            model: token ids [batch, context] to logits [batch, context, vocabulary].
+            tokens: [batch, context + 1] integers: inputs, and the targets one position on.
+            precision: fp32, or bf16 for autocast over the weights as they are.
+            compiled: whether the model runs through torch.compile.
+            optimizer: updates the model's parameters; needed for the phase `optimizer` alone.
+        """
+        self.model = model
+        self.forward_model = torch.compile(model) if compiled else model
+        self.inputs, self.targets = tokens[:, :-1], tokens[:, 1:]
+        self.precision = precision
+        self.optimizer = optimizer
+        self.loss: Tensor | None = None
+        self.logits_dtype: torch.dtype | None = None
+
+    def phases(self, mode: str) -> dict[str, Callable[[], None]]:
+        """The phases of a kind of step (a key of PHASES_OF_MODE), in order."""
+        phases = {"forward": self.forward, "backward": self.backward, "optimizer": self.update}
+        return {name: phases[name] for name in PHASES_OF_MODE[mode]}
+
+    def forward(self) -> None:
+        """Logits and cross-entropy, with the graph that a backward pass needs in every kind of step."""
+        # What the last step left goes first, as a loop that begins with zero_grad has it: neither its gradients nor
+        # its graph may lie beside this step's activations.
+        self.loss = None
+        self.model.zero_grad(set_to_none=True)
+        with precision_context(self.precision, self.inputs.device):
+            logits = self.forward_model(self.inputs)
+            self.loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.targets.flatten())
+        self.logits_dtype = logits.dtype
+
+    def backward(self) -> None:
+        """Gradients, freshly allocated."""
+        self.loss.backward()
+
+    def update(self) -> None:
+        """The optimizer's step."""
+        self.optimizer.step()
+
+
+def precision_context(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
+    """Autocast to bf16, or nothing."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

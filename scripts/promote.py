@@ -1,0 +1,40 @@
+"""Put measured results among the recorded ones.
+
+Launch: python -m scripts.promote results/nvidia-h200/raw recorded/nvidia-h200/raw
+
+Every file is read and checked first; recorded files of other jobs stay.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import digest_path, read_jobs
+
+
+def promote(raw: Path, recorded: Path) -> list[Path]:
+    """Copy the CSV files of a results folder, and their digests, among recorded ones; returns where they lie now.
+
+    Raises:
+        ValueError: a file that cannot be what a measurement on this machine wrote; nothing is copied then.
+    """
+    found = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
+    for name, csvs in found.items():
+        read_jobs(EXPERIMENTS[name], csvs, machine=raw.parent.name)
+    copies = []
+    for name, csvs in found.items():
+        for csv in csvs:
+            copies.append(recorded / name / csv.name)
+            copies[-1].parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(digest_path(csv), digest_path(copies[-1]))
+            shutil.copy2(csv, copies[-1])
+    return copies
+
+
+if __name__ == "__main__":
+    try:
+        copied = promote(Path(sys.argv[1]), Path(sys.argv[2]))
+    except ValueError as error:
+        sys.exit(str(error))
+    print(f"{len(copied)} files of {sys.argv[1]} are recorded in {sys.argv[2]}")

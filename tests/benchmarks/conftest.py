@@ -1,0 +1,39 @@
+"""Running an experiment's command in this process."""
+
+import runpy
+import sys
+
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import parameters, read_jobs
+from tests.samples import ROOT
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """`python -m cs336_systems.benchmarks.NAME ARGUMENTS`, run in this process, which has imported PyTorch already."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # a job sets it: have it restored
+
+    def run(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        runpy.run_path(str(ROOT / "cs336_systems" / "benchmarks" / f"{name}.py"), run_name="__main__")
+
+    return run
+
+
+@pytest.fixture
+def launch(command, tmp_path):
+    """Runs an experiment's command on the CPU and gives back its rows by cell and metric."""
+    output = tmp_path / "rows.csv"
+
+    def run(name, *arguments):
+        command(name, *arguments, "--device", "cpu", "--output", str(output))
+        cells = {}
+        for row in read_jobs(EXPERIMENTS[name], [output]):
+            cell = tuple(getattr(row, parameter) for parameter in parameters(EXPERIMENTS[name]))
+            cells.setdefault(cell, {})[row.metric] = row
+        return list(cells.values())
+
+    run.output = output
+    return run

@@ -1,0 +1,30 @@
+"""The experiment on plain attention."""
+
+import pytest
+import torch
+
+from cs336_systems.benchmarks import attention
+from cs336_systems.experiments.attention import Attention
+from cs336_systems.measure.record import read_jobs
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_attention_is_timed_forward_and_backward(precision):
+    cell = Attention(sequence=16, d=8, steps=4, precision=precision)
+    metrics = {measurement.metric: measurement for measurement in attention.measure(cell, CPU)}
+    assert {metrics[phase].n for phase in ("forward", "backward")} == {4}
+    assert metrics["forward"].mean > 0
+    assert metrics["memory_before_backward"].status == metrics["peak_memory"].status == "skipped"
+
+
+@pytest.mark.gpu
+def test_a_cell_out_of_gpu_memory_is_a_row_and_frees_what_it_held(command, tmp_path):
+    output = tmp_path / "rows.csv"
+    arguments = ["--sequence", "64", "2000000", "128", "--d", "16", "--steps", "2", "--device", "cuda"]
+    command("attention", *arguments, "--output", str(output))
+    outcomes = {row.sequence: row.status for row in read_jobs(Attention, [output]) if row.metric in ("cell", "forward")}
+    assert outcomes == {64: "ok", 2_000_000: "oom", 128: "ok"}
+    # Each input of the lost cell alone takes a gigabyte; cuBLAS keeps its workspaces.
+    assert torch.cuda.memory_allocated() < 2**28

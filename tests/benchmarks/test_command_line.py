@@ -1,0 +1,104 @@
+"""The command line that all experiments share."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from cs336_systems.benchmarks.command_line import check_processes, parse_command_line, resolve_device
+from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.experiments.base import field_docs
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import parameters
+from cs336_systems.parallel.process_group import Rank
+from tests.samples import ROOT
+
+
+@pytest.mark.parametrize(
+    ("experiment", "arguments", "complaint"),
+    [
+        ("end_to_end", ["--context", "0"], "end_to_end: context is 0; allowed: greater than or equal to 1"),
+        ("end_to_end", ["--size", "nano", "huge"], "end_to_end: size is 'huge'; allowed: nano, micro"),
+        ("end_to_end", ["--model", "nowhere"], "end_to_end: model is 'nowhere'; allowed: "),
+        ("end_to_end", ["--model", "no.such:Model"], "end_to_end: model 'no.such:Model' cannot be loaded: No module"),
+        ("end_to_end", ["--precision", "fp8"], "invalid choice 'fp8'"),
+        ("end_to_end", ["--steps", "many"], "many"),
+        ("accumulation", ["--colour", "blue"], "--colour"),
+    ],
+)
+def test_a_bad_value_ends_in_a_sentence_and_status_two(command, capsys, experiment, arguments, complaint):
+    with pytest.raises(SystemExit) as status:
+        command(experiment, *arguments)
+    assert status.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(command, capsys):
+    with pytest.raises(SystemExit) as status:
+        command("accumulation", "--device", "cuda")
+    assert status.value.code == 2
+    assert capsys.readouterr().err == (
+        f"accumulation: device is cuda, but PyTorch {torch.__version__} sees no GPU; allowed here: cpu\n"
+    )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_help_explains_every_option(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as status:
+        parse_command_line(EXPERIMENTS[name], ["--help"])
+    assert status.value.code == 0
+    text = capsys.readouterr().out
+    assert f"python -m cs336_systems.benchmarks.{name}" in text
+    docs = field_docs(EXPERIMENTS[name])
+    for option in parameters(EXPERIMENTS[name]):
+        assert f"--{option.replace('_', '-')}" in text
+        assert docs[option].split(";")[0].split("\n")[0] in text
+
+
+def test_without_output_a_table_is_printed(command, capsys):
+    command("accumulation", "--addend", "fp32", "fp16", "--device", "cpu")
+    constant, header, *lines = capsys.readouterr().out.splitlines()
+    assert constant == "accumulator fp32, cast False, additions 1000"
+    assert header.split() == ["addend", "metric", "unit", "n", "mean", "median", "status"]
+    sums = {line.split()[0]: line.split() for line in lines if " sum " in line}
+    assert set(sums) == {"fp32", "fp16"}
+    assert "10" in sums["fp32"]
+
+
+def test_every_experiment_has_a_module_that_measures_it():
+    for name, kind in EXPERIMENTS.items():
+        module = importlib.import_module(f"cs336_systems.benchmarks.{name}")
+        assert callable(module.measure)
+        assert module.__doc__.count(f"Launch: python -m cs336_systems.benchmarks.{name}") == 1
+        assert kind.name == name
+    assert {path.stem for path in Path(ROOT, "cs336_systems", "benchmarks").glob("[!_]*.py")} == {
+        *EXPERIMENTS,
+        "command_line",
+        "runner",
+    }
+
+
+@pytest.mark.parametrize(
+    ("processes", "launched", "launcher"),
+    [(4, 1, "torchrun --standalone --nproc-per-node=4"), (1, 2, "python")],
+)
+def test_another_number_of_processes_is_answered_with_the_right_launch(monkeypatch, processes, launched, launcher):
+    monkeypatch.setattr(Accumulation, "processes", processes)
+    check_processes(Accumulation(), Rank(number=0, processes=processes, local_number=0))
+    with pytest.raises(
+        ValueError, match=f"processes is {processes}, but {launched} were launched; launch with {launcher} "
+    ):
+        check_processes(Accumulation(), Rank(number=0, processes=launched, local_number=0))
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    ranks = [Rank(number=number, processes=3, local_number=number) for number in range(3)]
+    assert [resolve_device("auto", rank) for rank in ranks[:2]] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    with pytest.raises(ValueError, match="3 processes need a GPU each, but PyTorch sees 2"):
+        resolve_device("cuda", ranks[2])
+    assert resolve_device("cpu", ranks[2]) == torch.device("cpu")

@@ -1,0 +1,118 @@
+"""The experiment on the whole model, on a CPU."""
+
+import shutil
+import time
+
+import pytest
+import torch
+import torch._inductor.config
+
+from cs336_systems.benchmarks import end_to_end
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
+from tests.models import ConvolutionLM
+
+CPU = torch.device("cpu")
+TINY = "tiny:d_model=8,d_ff=8,num_layers=1,num_heads=2"
+COMPILER = next(filter(shutil.which, ["g++", "c++", "clang++"]), None)
+
+
+def tiny(**parameters):
+    return EndToEnd(**({"size": TINY, "context": 8, "vocab_size": 32, "warmup": 1, "steps": 3} | parameters))
+
+
+def measured(cell):
+    torch.manual_seed(0)
+    return {measurement.metric: measurement for measurement in end_to_end.measure(cell, CPU)}
+
+
+@pytest.mark.parametrize("mode", PHASES_OF_MODE)
+def test_a_step_is_the_sum_of_the_phases_of_its_mode(mode):
+    metrics = measured(tiny(mode=mode))
+    phases = PHASES_OF_MODE[mode]
+    assert list(metrics)[: len(phases) + 1] == [*phases, "step"]
+    laps = zip(*(parse_samples(metrics[phase].samples) for phase in phases), strict=True)
+    assert parse_samples(metrics["step"].samples) == pytest.approx([sum(lap) for lap in laps], rel=1e-3)
+    assert {metrics[name].n for name in (*phases, "step")} == {3}
+    assert all(metrics[name].mean > 0 for name in (*phases, "step", "first_step", "build", "warmup"))
+    assert metrics["first_step"].n == 1
+    assert metrics["compiled_graphs"].mean == 0
+    assert metrics["peak_memory"].status == "skipped"
+    assert "CUDA" in metrics["peak_memory"].message
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_logits_have_the_cells_precision(precision, dtype):
+    assert measured(tiny(precision=precision, mode="forward"))["logits_dtype"].value == dtype
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_slow_first_step_counts_only_without_warm_up(monkeypatch, warmup):
+    forward = TrainingStep.forward
+    calls = []
+
+    def slow_at_first(step):
+        calls.append(step)
+        if len(calls) == 1:
+            time.sleep(0.2)
+        forward(step)
+
+    monkeypatch.setattr(TrainingStep, "forward", slow_at_first)
+    metrics = measured(tiny(warmup=warmup, mode="forward"))
+    assert len(calls) == warmup + 3
+    timed = warmup == 0
+    assert (metrics["first_step"].mean > 200) == timed
+    assert (metrics["step"].mean > 200 / 3) == timed
+    assert (metrics["warmup"].mean > 0.2) != timed
+
+
+def test_another_model_class_is_measured_by_name(launch):
+    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "2", "--mode", "train_step"]
+    (metrics,) = launch("end_to_end", *arguments, "--model", "tests.models:ConvolutionLM")
+    assert metrics["step"].mean > 0
+    assert metrics["step"].model == "tests.models:ConvolutionLM"
+    assert isinstance(end_to_end.build_step(tiny(model="tests.models:ConvolutionLM"), CPU).model, ConvolutionLM)
+
+
+def test_a_cell_out_of_memory_is_a_row_between_its_neighbours(launch, capsys):
+    # Scores of 8 million by 8 million tokens are 233 TiB: more than an address can name, whatever the system promises.
+    size = "flat:d_model=2,d_ff=1,num_layers=1,num_heads=1"
+    arguments = ["--size", size, "--batch-size", "1", "--vocab-size", "4", "--steps", "2", "--warmup", "0"]
+    before, lost, after = launch("end_to_end", *arguments, "--context", "4", "8000000", "8", "--mode", "forward")
+    assert {"step", "wall"} <= set(before) & set(after)
+    assert set(lost) == {"cell", "wall"}
+    assert lost["cell"].status == "oom"
+    assert "can't allocate memory: you tried to allocate 256000000000000 bytes" in lost["cell"].message
+    assert "[2/3] context=8000000: oom: " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler, which torch.compile needs on a CPU")
+def test_compiled_cells_run_captured_graphs(launch):
+    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "2", "--mode", "forward"]
+    arguments += ["--model", "tests.models:TableLM"]
+    # Finding out the processor's vector instructions and precompiling headers would take ten seconds.
+    with torch._inductor.config.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}):
+        eager, compiled = launch("end_to_end", *arguments, "--compiled", "False", "True")
+    assert eager["compiled_graphs"].mean == 0
+    assert compiled["compiled_graphs"].mean > 0
+    assert compiled["warmup"].mean > 10 * eager["warmup"].mean  # where the compiler works
+
+
+def test_a_compiler_that_fails_costs_only_the_compiled_cell(launch):
+    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "forward"]
+    arguments += ["--model", "tests.models:TableLM"]
+    with torch._inductor.config.patch({"cpp.cxx": ("/bin/false",)}):  # what the environment's CXX sets
+        compiled, eager = launch("end_to_end", *arguments, "--compiled", "True", "False")
+    assert set(compiled) == {"cell", "wall"}
+    assert compiled["cell"].status == "failed"
+    assert "C++ compiler" in compiled["cell"].message
+    assert "\n" not in compiled["cell"].message
+    assert eager["step"].status == "ok"
+
+
+def test_a_bug_ends_the_job_and_leaves_no_file(launch):
+    arguments = ["--size", TINY, "--context", "8", "--model", "tests.models:BrokenLM"]
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        launch("end_to_end", *arguments)
+    assert list(launch.output.parent.iterdir()) == []

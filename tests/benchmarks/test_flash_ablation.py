@@ -1,0 +1,49 @@
+"""The experiment that takes one decision of the attention kernels back at a time."""
+
+import dataclasses
+import typing
+
+import pytest
+import torch
+
+from cs336_systems.attention.tile_config import backward_tiles, forward_tiles
+from cs336_systems.benchmarks import flash_ablation
+from cs336_systems.experiments.flash_ablation import FlashAblation
+
+
+@pytest.mark.parametrize("full_precision", [False, True])
+def test_one_decision_of_the_kernels_is_taken_back_at_a_time(full_precision):
+    problem = (full_precision, 64, 16 * 16384, 16384, True)
+    forward, backward = forward_tiles(*problem), backward_tiles(*problem)
+    for decision in typing.get_type_hints(FlashAblation)["without"].__args__:
+        for usual, changed in (
+            (forward, flash_ablation.forward_without(decision, forward)),
+            (backward, flash_ablation.backward_without(decision, backward)),
+        ):
+            different = {
+                field.name
+                for field in dataclasses.fields(usual)
+                if getattr(usual, field.name) != getattr(changed, field.name)
+            }
+            # What descriptors need goes only together with them.
+            assert len(different - {"descriptors"}) <= 1
+            if usual is backward and changed.descriptors:
+                assert changed.statistics
+                assert changed.own == changed.take
+            if decision in ("nothing", *flash_ablation.PRECISIONS):
+                assert not different
+
+
+@pytest.mark.parametrize("without", ["bf16x6", "own"])
+def test_kernels_without_a_decision_must_compute_the_same(without):
+    pytest.importorskip("triton")
+    cell = FlashAblation(precision="fp32", without=without)
+    tiles = forward_tiles(True, 64, 16384, 16384, True)
+    changed = flash_ablation.forward_without(without, tiles)
+
+    def call(own_tiles, precision):
+        right = own_tiles == tiles and precision is None
+        return (torch.full((3,), 1.0 if right else 1.1),)
+
+    with pytest.raises(AssertionError, match="not close"):
+        flash_ablation._time("forward", cell, call, tiles, changed)

@@ -1,0 +1,68 @@
+"""How cells are measured one after the other, and what becomes of those that cannot be measured."""
+
+import pytest
+import torch
+from torch._dynamo.exc import BackendCompilerFailed
+
+from cs336_systems.benchmarks.runner import first_line, measure_cells, measure_or_explain
+from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import Unavailable, is_out_of_memory
+
+CPU = torch.device("cpu")
+
+
+def test_every_cell_starts_from_the_same_seed_with_the_memory_of_none():
+    def draw(cell, device):
+        return [summarize("draw", "", [torch.rand(1).item()])]
+
+    cells = [Accumulation(additions=number) for number in (1, 2, 3)]
+    drawn = [measurements[0].mean for _, measurements in measure_cells(cells, draw, CPU, seed=5)]
+    other = [measurements[0].mean for _, measurements in measure_cells(cells[:1], draw, CPU, seed=6)]
+    assert len(set(drawn)) == 1
+    assert other[0] != drawn[0]
+
+
+def test_what_a_machine_lacks_is_skipped_with_its_reason():
+    def measure(cell, device):
+        if cell.additions == 2:
+            raise Unavailable("no abacus here")
+        return [Measurement(metric="beads", n=1, value="many")]
+
+    cells = [Accumulation(additions=number) for number in (1, 2, 3)]
+    found = [measurements for _, measurements in measure_cells(cells, measure, CPU, seed=0)]
+    assert [[one.metric for one in measurements] for measurements in found] == [
+        ["beads", "wall"],
+        ["cell", "wall"],
+        ["beads", "wall"],
+    ]
+    assert (found[1][0].status, found[1][0].message) == ("skipped", "no abacus here")
+
+
+@pytest.mark.parametrize(
+    ("error", "out_of_memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("shapes cannot be multiplied"), False),
+        (ValueError("can't allocate memory"), False),
+    ],
+)
+def test_out_of_memory_is_told_from_bugs(error, out_of_memory):
+    assert is_out_of_memory(error) is out_of_memory
+
+
+@pytest.mark.parametrize(("cause", "status"), [(MemoryError(), "oom"), (None, "failed"), (KeyError(), "failed")])
+def test_what_ends_a_compilation_is_told(cause, status):
+    def measure(cell, device):
+        raise BackendCompilerFailed(measure, RuntimeError("inside"), None) from cause
+
+    (row,) = measure_or_explain(measure, Accumulation(), CPU)
+    assert (row.metric, row.status) == ("cell", status)
+
+
+def test_messages_are_one_short_line():
+    assert first_line(RuntimeError("No memory. Tried 2 GiB. GPU 0 has none.\nTraceback")) == "No memory. Tried 2 GiB"
+    assert first_line(MemoryError()) == "MemoryError"
+    assert len(first_line(RuntimeError("x" * 1000))) == 300

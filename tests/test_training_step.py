@@ -1,0 +1,106 @@
+"""The training step: that it trains as a loop written out does, and what it keeps alive."""
+
+import weakref
+
+import pytest
+import torch
+
+from cs336_systems.model import build_model
+from cs336_systems.sizes import ModelShape
+from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
+
+pytestmark = pytest.mark.numeric
+
+CPU = torch.device("cpu")
+TIED = "tests.models:ConvolutionLM"
+CONTEXT, VOCABULARY, BATCH = 8, 32, 4
+
+
+def make_model(attention="plain", model="cs336_systems.model:TransformerLM"):
+    torch.manual_seed(1)
+    return build_model(
+        model,
+        ModelShape(d_model=8, d_ff=8, num_layers=1, num_heads=2),
+        vocab_size=VOCABULARY,
+        context_length=CONTEXT,
+        attention=attention,
+        device=CPU,
+    )
+
+
+def make_tokens():
+    return torch.randint(VOCABULARY, (BATCH, CONTEXT + 1))
+
+
+def run(step, mode):
+    for phase in step.phases(mode).values():
+        phase()
+
+
+@pytest.mark.parametrize(
+    "model", ["cs336_systems.model:TransformerLM", "tests.models:ConvolutionLM"]
+)  # with tied weights
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_phases_train_the_model_as_a_loop_written_out_does(precision, model):
+    tokens = make_tokens()
+    stepped, looped = make_model(model=model), make_model(model=model)
+    before = [parameter.detach().clone() for parameter in looped.parameters()]
+
+    step = TrainingStep(stepped, tokens, precision=precision, optimizer=torch.optim.AdamW(stepped.parameters()))
+    for _ in range(2):
+        run(step, "train_step")
+
+    optimizer = torch.optim.AdamW(looped.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+            logits = looped(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), tokens[:, 1:].reshape(-1))
+        loss.backward()
+        optimizer.step()
+
+    for old, mine, theirs in zip(before, stepped.parameters(), looped.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+        torch.testing.assert_close(mine, theirs)
+        assert not torch.equal(mine, old)
+
+
+def test_backward_leaves_one_steps_gradients_and_the_weights_alone():
+    model = make_model()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step = TrainingStep(model, make_tokens())
+    gradients = []
+    for _ in range(2):
+        run(step, "forward_backward")
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(gradient.abs().sum() > 0 for gradient in gradients[0])
+    for first, second, old, new in zip(*gradients, before, model.parameters(), strict=True):
+        assert torch.equal(first, second)  # not added up
+        assert torch.equal(old, new)
+
+
+@pytest.mark.parametrize("mode", PHASES_OF_MODE)
+def test_nothing_of_the_last_step_lives_during_the_next_forward_pass(mode):
+    model = make_model()
+    step = TrainingStep(model, make_tokens(), optimizer=torch.optim.AdamW(model.parameters()))
+    run(step, mode)
+    loss = weakref.ref(step.loss)  # which holds the graph
+    alive = []
+    hook = model.register_forward_pre_hook(
+        lambda *_: alive.extend([loss(), *(parameter.grad for parameter in model.parameters())])
+    )
+    step.forward()
+    hook.remove()
+    assert len(alive) > 1
+    assert all(thing is None for thing in alive)
+
+
+@pytest.mark.parametrize("name", ["sdpa", "flash"])
+def test_every_attention_function_makes_the_same_model(name):
+    tokens = make_tokens()
+    losses = []
+    for attention in ("plain", name):
+        step = TrainingStep(make_model(attention=attention), tokens)
+        step.forward()
+        losses.append(step.loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
