@@ -7,11 +7,11 @@ BIN := .venv/bin
 .PHONY: report test clean
 
 report: .venv/installed
-	$(BIN)/snakemake
-	@$(BIN)/python -m scripts.where
+	$(BIN)/python -m snakemake
+	@cat results/*/verdict.txt
 
 test: .venv/installed
-	$(BIN)/pytest
+	$(BIN)/python -m pytest
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
@@ -20,6 +20,6 @@ test: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
 
-# Removes the environment and what was built or measured here, not the recorded results.
+# Removes the environment and Snakemake's records; what was measured stays.
 clean:
-	rm -rf .venv .snakemake results/cpu
+	rm -rf .venv .snakemake

@@ -20,7 +20,7 @@ from cs336_systems.measure.measurement import WALL
 from cs336_systems.plan import CPU, Job, Plan
 
 INTERVAL_S = 0.5
-FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*: (?P<outcome>[^,]+.*), (?P<seconds>[\d.]+) s$")
+FINISHED = re.compile(r"^\[(?P<number>\d+)/\d+\] .*?: (?P<outcome>.*), (?P<seconds>[\d.]+) s$")
 
 Walls = dict[tuple[str, ...], float]
 """Seconds that cells took, by experiment and parameters as text."""

@@ -2,13 +2,16 @@
 
 import dataclasses
 import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
-from cs336_systems.benchmarks.job import parse_command_line
-from cs336_systems.experiments.base import field_docs
+from cs336_systems.benchmarks.command_line import parse_command_line
+from cs336_systems.experiments.base import Experiment, Positive, field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import make_plan
+from cs336_systems.plan import make_plan, read_plan, write_plan
 from cs336_systems.sizes import parse_size
 from tests.samples import config
 
@@ -68,11 +71,14 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, scale"),
+        ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, recorded"),
         ({"scale": "large"}, "scale is 'large'; allowed: auto, smoke or handout"),
         ({"strict": "yes"}, "strict is 'yes'; allowed: true or false"),
         ({"model": "nowhere"}, "model is 'nowhere'; allowed: a model class as package.module:Class"),
-        ({"machine": "pdp-11"}, "machine is 'pdp-11', which has no recorded results in .*; allowed: auto"),
+        ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
+        ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: auto, or"),
+        ({"recorded": "pdp-11"}, "recorded is 'pdp-11'; allowed: none$"),
+        ({"recorded": "../x"}, "recorded is '../x'; allowed: none, or the label of a folder of recorded/"),
         ({"model": "no.such:Model"}, "model is 'no.such:Model': no source file found for module 'no.such'"),
         ({"seed": 1.0}, "seed is 1.0; allowed: a whole number from 0"),
         ({"sizes": {"a": {"d_model": 8}}}, "'d_ff' is a required property in sizes.a"),
@@ -85,7 +91,7 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
         ({"sizes": {2.7: MINE}}, "sizes has the key 2.7; allowed: text"),
         ({"experiments": grids({"a-b": GRID})}, "end_to_end.smoke has the key 'a-b'; allowed: letters, digits"),
         ({"experiments": grids({2026: GRID})}, "end_to_end.smoke has the key 2026; allowed: letters, digits"),
-        ({"experiments": {}}, "'end_to_end' is a required property in experiments"),
+        ({"experiments": {}}, "'accumulation' is a required property in experiments"),
     ],
 )
 def test_a_wrong_setting_is_answered_in_a_sentence(tmp_path, changes, complaint):
@@ -126,8 +132,79 @@ def test_each_model_has_a_job_of_its_own(tmp_path):
 def test_recorded_results_are_not_measured(tmp_path):
     (tmp_path / "nvidia-l4/raw/end_to_end").mkdir(parents=True)
     (tmp_path / "nvidia-l4/raw/end_to_end/a.csv").touch()
-    plan = make_plan(config(machine="nvidia-l4"), tmp_path)
-    assert (plan.measures, plan.scale, plan.device) == (False, "handout", "cuda")
+    plan = make_plan(config(recorded="nvidia-l4"), tmp_path)
+    assert (plan.machine, plan.recorded, plan.scale, plan.device) == ("nvidia-l4", True, "handout", "cuda")
+    assert (str(plan.raw), str(plan.results)) == ("recorded/nvidia-l4/raw", "results/recorded/nvidia-l4")
+    assert all(plan.obstacle(job) for job in plan.all_jobs())
+
+
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_what_the_jobs_run_on_may_be_another_machine(monkeypatch, gpus):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a login node
+    plan = make_plan(config(machine=f"{gpus} x NVIDIA H200"))
+    assert (plan.machine, plan.gpus, plan.scale, plan.device) == ("nvidia-h200", gpus, "handout", "cuda")
+    assert str(plan.raw) == "results/nvidia-h200/raw"
+    plan = make_plan(config(machine="cpu"))
+    assert (plan.machine, plan.gpus, plan.scale, plan.device) == ("cpu", 0, "smoke", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks(Experiment):
+    """An experiment that varies its number of processes."""
+
+    name: ClassVar[str] = "ranks"
+    metrics: ClassVar[Mapping[str, str]] = {}
+
+    processes: Positive = 2
+    """Processes."""
+    megabytes: Positive = 1
+    """Size of a message."""
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Plans the experiment `ranks`, with a grid of two and four processes, for a machine."""
+    monkeypatch.setitem(EXPERIMENTS, "ranks", Ranks)
+    grid = {"processes": [2, 4], "megabytes": [1, 10]}
+
+    def plan(machine):
+        experiments = config()["experiments"] | {"ranks": {"smoke": {"all": grid}, "handout": {"all": grid}}}
+        return make_plan(config(experiments=experiments, machine=machine))
+
+    return plan
+
+
+def test_a_launch_has_one_number_of_processes(ranks):
+    jobs = ranks("cpu").jobs["ranks"]
+    assert {name: [(cell.processes, cell.megabytes) for cell in job.cells] for name, job in jobs.items()} == {
+        "all-2_processes": [(2, 1), (2, 10)],
+        "all-4_processes": [(4, 1), (4, 10)],
+    }
+    assert jobs["all-4_processes"].command == (
+        "torchrun --standalone --nproc-per-node=4 -m cs336_systems.benchmarks.ranks --processes 4 --megabytes 1 10"
+    )
+    assert all(job.command.startswith("python -m ") for job in ranks("cpu").jobs["end_to_end"].values())
+
+
+@pytest.mark.parametrize(
+    ("machine", "obstacles"),
+    [
+        ("cpu", ["", ""]),
+        ("1 x NVIDIA H200", ["it needs 2 GPUs, and 1 is visible", "it needs 4 GPUs, and 1 is visible"]),
+        ("2 x NVIDIA H200", ["", "it needs 4 GPUs, and 2 are visible"]),
+        ("4 x NVIDIA H200", ["", ""]),
+    ],
+)
+def test_a_job_of_more_gpus_than_there_are_is_not_measured(ranks, machine, obstacles):
+    plan = ranks(machine)
+    assert [plan.obstacle(job) for job in plan.jobs["ranks"].values()] == obstacles
+
+
+@pytest.mark.parametrize("scale", ["smoke", "handout"])
+def test_a_plan_survives_its_file(tmp_path, ranks, scale):
+    plan = dataclasses.replace(ranks("4 x NVIDIA H200"), scale=scale)
+    write_plan(plan, tmp_path / "plan.json")
+    assert read_plan(tmp_path / "plan.json") == plan
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)

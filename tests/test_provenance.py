@@ -15,7 +15,7 @@ MODULE = "cs336_systems.benchmarks.accumulation"
 
 
 def collect(device=CPU):
-    return provenance.collect(MODULE, device, processes=1, seed=7, startup_seconds=1.5)
+    return provenance.collect([MODULE], device, processes=1, seed=7, startup_seconds=1.5)
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def repository(tmp_path, monkeypatch):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init", "--quiet")
-    (tmp_path / "results").mkdir()
-    for name in ("code.py", "results/recorded.csv"):
+    (tmp_path / "recorded").mkdir()
+    for name in ("code.py", "recorded/a.csv"):
         (tmp_path / name).write_text("1\n")
     git("add", ".")
     git("commit", "--quiet", "--message", "first")
@@ -78,7 +78,7 @@ def test_a_measurement_on_the_gpu_names_it():
 
 
 @pytest.mark.parametrize(
-    ("name", "dirty"), [(None, False), ("code.py", True), ("results/recorded.csv", False), ("untracked.py", False)]
+    ("name", "dirty"), [(None, False), ("code.py", True), ("recorded/a.csv", False), ("untracked.py", False)]
 )
 def test_changes_to_tracked_code_are_flagged(repository, tmp_path, name, dirty):
     if name:

@@ -54,6 +54,16 @@ def test_code_counts_wherever_it_is_imported(edit, module):
     assert edit(**{module: FILES[module] + "\nextra = 1\n"}) != edit()
 
 
+MAIN = "\nif __name__ == '__main__':\n    from digested import unrelated\n    print({})\n"
+
+
+def test_what_a_module_does_as_a_program_does_not_count(edit):
+    plain = edit()
+    assert edit(top=FILES["top"] + MAIN.format(1)) == plain
+    assert edit(top=FILES["top"] + MAIN.format(2), unrelated="value = 5\n") == plain
+    assert edit(top=FILES["top"] + "\nif value:\n    print(1)\n") != plain
+
+
 def test_modules_that_are_not_imported_do_not_count(edit):
     assert edit(unrelated="value = 5\n") == edit()
 

@@ -21,6 +21,7 @@ import torch
 import tyro
 from pydantic import BaseModel
 from torch.distributed.elastic.multiprocessing.errors import record
+from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
@@ -155,12 +156,18 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
 def report_progress(
     measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """What is measured, with one line per cell on the standard error."""
-    for number, (cell, measurements) in enumerate(measured, start=1):
-        first, wall = measurements[0], measurements[-1]
-        outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
-        print(finished_line(number, len(cells), describe(cell, cells), outcome, wall.mean), file=sys.stderr, flush=True)
-        yield cell, measurements
+    """What is measured, with a bar on a terminal, and one line per cell elsewhere."""
+    with tqdm(total=len(cells), unit="cell", disable=not sys.stderr.isatty()) as bar:
+        bar.set_description(describe(cells[0], cells))
+        for number, (cell, measurements) in enumerate(measured, start=1):
+            first, wall = measurements[0], measurements[-1]
+            outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
+            if bar.disable:
+                line = finished_line(number, len(cells), describe(cell, cells), outcome, wall.mean)
+                print(line, file=sys.stderr, flush=True)
+            bar.update()
+            bar.set_description(describe(cells[min(number, len(cells) - 1)], cells))
+            yield cell, measurements
 
 
 def format_table(experiment: type[Experiment], rows: Sequence[BaseModel]) -> str:

@@ -1,0 +1,130 @@
+"""Jobs end with their run; a run touches no process and no lock but its own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cs336_systems import run_lock
+from cs336_systems.lifeline import RUN, announce_run, is_alive
+from tests.samples import ROOT
+
+JOB = """
+import time
+from cs336_systems.lifeline import end_with_the_run
+end_with_the_run()
+print("up", flush=True)
+time.sleep(SECONDS)
+print("done")
+"""
+RUN_OF_A_JOB = """
+import subprocess, sys
+from cs336_systems.lifeline import announce_run
+announce_run()
+subprocess.run(["bash", "-c", f"{sys.executable} {sys.argv[1]}; true"])
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose job has begun, behind a shell as Snakemake's; both are gone after the test."""
+    job = tmp_path / "job.py"
+    job.write_text(JOB.replace("SECONDS", "60"))
+    environment = {**os.environ, RUN: "", "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, "-c", RUN_OF_A_JOB, job], env=environment, stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"up\n"
+    family = psutil.Process(process.pid).children(recursive=True)
+    yield process, family
+    for member in [process, *family]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait()
+
+
+def test_a_job_dies_with_a_killed_run(run):
+    process, family = run
+    assert len(family) >= 1
+    process.kill()
+    process.wait()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert alive == []
+
+
+def test_a_job_lives_as_long_as_its_run(run):
+    _, family = run
+    time.sleep(2.5)  # two looks
+    assert all(member.is_running() for member in family)
+
+
+@pytest.mark.parametrize("announced", ["", "elsewhere 1 0.0"])
+def test_without_a_run_on_this_host_a_process_goes_on(announced):
+    environment = {**os.environ, RUN: announced}
+    code = JOB.replace("SECONDS", "1.5")
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout == "up\ndone\n"
+
+
+def test_a_process_id_used_again_is_another_process():
+    me = psutil.Process()
+    assert is_alive(me.pid, me.create_time())
+    assert not is_alive(me.pid, me.create_time() - 60)
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    start = psutil.Process(child.pid).create_time()
+    time.sleep(0.5)
+    assert not is_alive(child.pid, start)  # not even before anybody has waited for it
+    child.wait()
+    assert not is_alive(child.pid, start)
+
+
+def test_a_run_announces_itself(monkeypatch):
+    monkeypatch.setenv(RUN, "")
+    announce_run()
+    _, pid, start = os.environ[RUN].split()
+    assert int(pid) == os.getpid()
+    assert is_alive(int(pid), float(start))
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch):
+    """A lock and the note of its owner, a process that has ended; a function that changes the note."""
+    monkeypatch.chdir(tmp_path)
+    lock = tmp_path / ".snakemake/locks/0.output.lock"
+    lock.parent.mkdir(parents=True)
+    lock.write_text("results/cpu/writeup.pdf\n")
+    run_lock.note_owner([lock])
+    note = json.loads(run_lock.OWNER.read_text())
+
+    def owner(**changes):
+        run_lock.OWNER.write_text(json.dumps(note | {"start": note["start"] - 60} | changes))
+
+    owner()
+    return lock, owner, note
+
+
+def test_the_lock_of_a_dead_run_is_removed_and_said(lock):
+    path, _, note = lock
+    assert run_lock.remove_lock_of_dead_owner() == f"Removed the lock of a run that was killed (process {note['pid']})."
+    assert not path.exists()
+    assert run_lock.remove_lock_of_dead_owner() == ""
+
+
+def test_a_lock_whose_owner_may_live_is_left_alone(lock):
+    path, owner, note = lock
+    for changes in (
+        {"start": note["start"]},  # this process, which lives
+        {"where": note["where"] + "0"},  # another host, boot or PID namespace, where nothing is known of it
+        {"locks": {str(path): [1, 2]}},  # another lock of the same name
+        {"locks": {}},
+    ):
+        owner(**changes)
+        assert run_lock.remove_lock_of_dead_owner() == ""
+        assert path.exists()
+    for content in (None, "{"):
+        run_lock.OWNER.write_text(content) if content else run_lock.OWNER.unlink(missing_ok=True)
+        assert run_lock.remove_lock_of_dead_owner() == ""
+        assert path.exists()
