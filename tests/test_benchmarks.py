@@ -433,7 +433,7 @@ def test_one_decision_of_the_kernels_is_taken_back_at_a_time(full_precision):
                 assert not different
 
 
-@pytest.mark.parametrize("without", ["bf16x6", "own"])
+@pytest.mark.parametrize("without", ["bf16x6", "block_outer"])
 def test_kernels_without_a_decision_must_compute_the_same(without):
     pytest.importorskip("triton")
     cell = FlashAblation(precision="fp32", without=without)

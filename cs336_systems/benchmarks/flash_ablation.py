@@ -1,6 +1,6 @@
 """Time the attention kernels with one decision taken back at a time.
 
-Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without nothing descriptors statistics
+Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without nothing descriptors preprocess
 """
 
 import dataclasses
@@ -49,10 +49,10 @@ def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
     """The default tiles with one decision taken back; unchanged where it is no decision of theirs."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
-        "registers": {"maxnreg": None},
+        "register_limit": {"maxnreg": None},
         "stage": {"num_stages": max(1, default.num_stages - 1)},
-        "own": {"block_m": default.block_m // 2},
-        "take": {"block_n": default.block_n // 2},
+        "block_outer": {"block_m": default.block_m // 2},
+        "block_inner": {"block_n": default.block_n // 2},
     }
     return dataclasses.replace(default, **changes.get(decision, {}))
 
@@ -61,11 +61,11 @@ def backward_without(decision: str, default: BackwardTiles) -> BackwardTiles:
     """As forward_without; what needs descriptors or equal tiles gives them up too."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
-        "statistics": {"preprocess": False, "descriptors": False},
-        "registers": {"maxnreg": None},
+        "preprocess": {"preprocess": False, "descriptors": False},
+        "register_limit": {"maxnreg": None},
         "stage": {"num_stages": max(1, default.num_stages - 1)},
-        "own": {"block_outer": default.block_outer // 2, "descriptors": False},
-        "take": {"block_inner": default.block_inner // 2, "descriptors": False},
+        "block_outer": {"block_outer": default.block_outer // 2, "descriptors": False},
+        "block_inner": {"block_inner": default.block_inner // 2, "descriptors": False},
     }
     return dataclasses.replace(default, **changes.get(decision, {}))
 
