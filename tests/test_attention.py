@@ -182,7 +182,8 @@ def test_the_package_imports_without_triton():
 
 
 # The kernels, interpreted. The interpreter must be chosen before the kernels are defined, hence one process of their
-# own for all cases, which is this file run as a script. Tiles are those of the tables, and those of every kernel.
+# own for all cases, which is this file run as a script. Tiles come from the tables, or are what the tables give larger
+# problems.
 
 
 def test_the_cases_on_a_gpu_reach_every_row_of_the_tile_tables():
@@ -202,11 +203,11 @@ def test_the_cases_on_a_gpu_reach_every_row_of_the_tile_tables():
 
 
 INTERPRETED = {
-    "usual": ((2, 70, 24), 45, torch.float32, True),
+    "default": ((2, 70, 24), 45, torch.float32, True),
     "all keys": ((1, 33, 16), 80, torch.float16, False),
     "one query": ((1, 1, 16), 40, torch.float32, True),
     "one key": ((1, 40, 16), 1, torch.float32, False),
-    "statistics": ((1, 2, 150, 16), 70, torch.float16, True),
+    "preprocess": ((1, 2, 150, 16), 70, torch.float16, True),
     "descriptors": ((2, 130, 16), 150, torch.float16, True),
     "descriptors, all keys": ((2, 70, 32), 130, torch.float32, False),
     "large scores": ((2, 100, 32), 70, torch.float32, True),
@@ -220,14 +221,16 @@ def run_interpreted() -> None:
     from cs336_systems.attention.triton_attention import TritonFlashAttention
 
     torch.set_num_threads(1)
-    usual = triton_launch.usual_tiles
-    forward = tile_config.ForwardTiles(queries=64, keys=64, warps=4, stages=2, descriptors=True)
-    backward = tile_config.BackwardTiles(own=64, take=64, warps=4, stages=2, statistics=True, descriptors=True)
-    pointers = dataclasses.replace(backward, take=32, descriptors=False)
-    # What the tables choose for more rows than an interpreter can do.
-    many_rows = {
+    default = triton_launch.default_tiles
+    forward = tile_config.ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=2, descriptors=True)
+    backward = tile_config.BackwardTiles(
+        block_outer=64, block_inner=64, num_warps=4, num_stages=2, preprocess=True, descriptors=True
+    )
+    pointers = dataclasses.replace(backward, block_inner=32, descriptors=False)
+    # What the tables choose for more queries than an interpreter can compute.
+    many_queries = {
         "descriptors": lambda *_: (forward, backward),
-        "statistics": lambda *problem: (usual(*problem)[0], pointers),
+        "preprocess": lambda *problem: (default(*problem)[0], pointers),
     }
     report = {}
     for case, (shape, n_keys, dtype, is_causal) in INTERPRETED.items():
@@ -235,7 +238,7 @@ def run_interpreted() -> None:
         if case == "strided":
             inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
             inputs.append(torch.ones(()).expand(shape))  # the gradient of a sum
-        triton_launch.usual_tiles = many_rows.get(case.partition(",")[0], usual)
+        triton_launch.default_tiles = many_queries.get(case.partition(",")[0], default)
         got = function_results(TritonFlashAttention, inputs, is_causal)
         report[case] = excess(got, inputs, is_causal, large_scores=case == "large scores")
     print(json.dumps(report))

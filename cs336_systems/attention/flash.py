@@ -47,7 +47,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
         return q * k.sum() * v.sum()  # empty, and differentiable
     leading = q.shape[:-2]
     if len(leading) not in (1, 2):
-        # The kernels know a batch axis and a heads axis.
+        # The kernels take one batch axis and at most one heads axis.
         q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
     o = function.apply(q, k, v, is_causal)
     return o if len(leading) in (1, 2) else o.reshape(*leading, *o.shape[-2:])

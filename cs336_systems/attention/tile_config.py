@@ -1,10 +1,10 @@
 """Which tile sizes serve a problem: a fixed table, so that nothing is timed or compiled at run time.
 
-The table was filled from sweeps on an H200 (some 100 forward and 200 backward shapes a cell: tiles of 16 to 256 rows, 4
-or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with 1 and 16 heads of
-512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions take the row above them.
-Work is counted in rows, batch x heads x queries: with few rows a small tile keeps more multiprocessors busy, and plain
-pointers save the 8 microseconds that each descriptor costs the host.
+The table was filled from sweeps on an H200 (for each of its entries some 100 forward and 200 backward shapes: tiles of
+16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with
+1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions use the
+entry of the next larger one. Work is counted in queries, batch x heads x n_queries: with few of them a small tile keeps
+more multiprocessors busy, and plain pointers save the 8 microseconds that each descriptor costs the host.
 """
 
 from dataclasses import dataclass
@@ -14,106 +14,116 @@ from dataclasses import dataclass
 class ForwardTiles:
     """How forward_kernel is launched."""
 
-    queries: int
-    """Queries that a program owns."""
-    keys: int
-    """Keys that it takes at a time."""
-    warps: int
-    stages: int
+    block_m: int
+    """Queries per program."""
+    block_n: int
+    """Keys per iteration."""
+    num_warps: int
+    num_stages: int
     """Depth of the software pipeline."""
     descriptors: bool = False
-    """Load through the copy engine instead of by pointers."""
-    registers: int | None = None
-    """Registers a thread may use; fewer let another program share the multiprocessor."""
+    """Load through tensor descriptors, by the copy engine, instead of by pointers."""
+    maxnreg: int | None = None
+    """Registers that a thread may use; with fewer, another program fits on the multiprocessor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardTiles:
     """How backward_kernel is launched."""
 
-    own: int
-    """Keys, or queries, that a program owns."""
-    take: int
-    """Queries, or keys, that it takes at a time."""
-    warps: int
-    stages: int
-    statistics: bool = False
-    """L and D come from a kernel that runs first, instead of being computed again for every tile of keys."""
+    block_outer: int
+    """Rows per program: keys where it computes dK and dV, queries where it computes dQ."""
+    block_inner: int
+    """Rows per iteration: queries where it computes dK and dV, keys where it computes dQ."""
+    num_warps: int
+    num_stages: int
+    preprocess: bool = False
+    """L and D come from preprocess_kernel, which runs first, instead of being computed again for every key tile."""
     descriptors: bool = False
-    """Load through the copy engine; needs statistics, and own = take."""
-    registers: int | None = None
+    """Load through tensor descriptors; needs preprocess, and block_outer = block_inner."""
+    maxnreg: int | None = None
 
 
-def forward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int, aligned: bool) -> ForwardTiles:
+def forward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> ForwardTiles:
     """The forward kernel's tiles.
 
     Args:
-        full_precision: inputs are fp32 rather than bf16 or fp16.
+        is_fp32: inputs are fp32 rather than bf16 or fp16.
         block_d: head dimension, rounded up to a power of two.
-        rows: batch x heads x queries.
+        total_queries: batch x heads x n_queries.
         n_queries: length of one sequence of queries.
-        aligned: rows of the inputs start at multiples of 16 bytes, as descriptors need it.
+        aligned: rows of the inputs start at multiples of 16 bytes, as descriptors require.
     """
-    if full_precision:
+    if is_fp32:
         if block_d > 128:
-            return ForwardTiles(queries=32, keys=16, warps=4, stages=1)
-        if rows >= 8192:
-            return ForwardTiles(queries=128, keys=64, warps=8, stages=1)
+            return ForwardTiles(block_m=32, block_n=16, num_warps=4, num_stages=1)
+        if total_queries >= 8192:
+            return ForwardTiles(block_m=128, block_n=64, num_warps=8, num_stages=1)
         if block_d > 64:
-            return ForwardTiles(queries=16, keys=64, warps=8, stages=2)
-        return ForwardTiles(queries=16, keys=128, warps=4, stages=2)
+            return ForwardTiles(block_m=16, block_n=64, num_warps=8, num_stages=2)
+        return ForwardTiles(block_m=16, block_n=128, num_warps=4, num_stages=2)
     if block_d > 128:
-        return ForwardTiles(queries=64, keys=32, warps=4, stages=2)
-    if not _descriptors_pay(rows, n_queries, aligned):
-        few = rows <= 2048 and n_queries > 256
+        return ForwardTiles(block_m=64, block_n=32, num_warps=4, num_stages=2)
+    if not _descriptors_pay(total_queries, n_queries, aligned):
+        if total_queries <= 2048 and n_queries > 256:
+            if block_d > 64:
+                return ForwardTiles(block_m=16, block_n=128, num_warps=4, num_stages=3)
+            return ForwardTiles(block_m=16, block_n=256, num_warps=4, num_stages=2)
         if block_d > 64:
-            return ForwardTiles(queries=16 if few else 64, keys=128 if few else 64, warps=4, stages=3)
-        return ForwardTiles(queries=16 if few else 64, keys=256 if few else 128, warps=4, stages=2)
-    if rows < 65536:
+            return ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=3)
+        return ForwardTiles(block_m=64, block_n=128, num_warps=4, num_stages=2)
+    if total_queries < 65536:
         if block_d <= 64:
-            return ForwardTiles(queries=64, keys=128, warps=4, stages=3, descriptors=True)
+            return ForwardTiles(block_m=64, block_n=128, num_warps=4, num_stages=3, descriptors=True)
         if n_queries <= 2048:
-            return ForwardTiles(queries=64, keys=64, warps=4, stages=3, descriptors=True)
-        return ForwardTiles(queries=64, keys=128, warps=4, stages=2, descriptors=True)
+            return ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=3, descriptors=True)
+        return ForwardTiles(block_m=64, block_n=128, num_warps=4, num_stages=2, descriptors=True)
     if block_d <= 64:
-        return ForwardTiles(queries=128, keys=128, warps=8, stages=3, descriptors=True, registers=128)
-    return ForwardTiles(queries=128, keys=64, warps=4, stages=2, descriptors=True)
+        return ForwardTiles(block_m=128, block_n=128, num_warps=8, num_stages=3, descriptors=True, maxnreg=128)
+    return ForwardTiles(block_m=128, block_n=64, num_warps=4, num_stages=2, descriptors=True)
 
 
-def backward_tiles(full_precision: bool, block_d: int, rows: int, n_queries: int, aligned: bool) -> BackwardTiles:
+def backward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> BackwardTiles:
     """The backward kernel's tiles; arguments as in forward_tiles."""
-    if full_precision:
-        return _backward_tiles_fp32(block_d, rows)
+    if is_fp32:
+        return _backward_tiles_fp32(block_d, total_queries)
     if block_d > 128:
-        return BackwardTiles(own=64, take=32, warps=8, stages=1)
-    if n_queries <= 512 and rows <= 16384:
+        return BackwardTiles(block_outer=64, block_inner=32, num_warps=8, num_stages=1)
+    if n_queries <= 512 and total_queries <= 16384:
         if block_d <= 64:
-            return BackwardTiles(own=64, take=64, warps=4, stages=2)
-        return BackwardTiles(own=64, take=32, warps=4, stages=3)
-    if rows < 4096:
-        return BackwardTiles(own=32, take=128, warps=4, stages=3, statistics=True)
-    # Three stages hide latency best but need so much shared memory at d 128 that one program fills a multiprocessor.
-    stages = 3 if block_d <= 64 or rows <= 8192 else 2
-    # Three programs a multiprocessor, once there are enough of them: 168 registers x 128 threads x 3.
-    registers = 168 if block_d <= 64 and rows > 16384 else None
-    descriptors = _descriptors_pay(rows, n_queries, aligned)
+            return BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=2)
+        return BackwardTiles(block_outer=64, block_inner=32, num_warps=4, num_stages=3)
+    if total_queries < 4096:
+        return BackwardTiles(block_outer=32, block_inner=128, num_warps=4, num_stages=3, preprocess=True)
     return BackwardTiles(
-        own=64, take=64, warps=4, stages=stages, statistics=True, descriptors=descriptors, registers=registers
+        block_outer=64,
+        block_inner=64,
+        num_warps=4,
+        # Three stages hide latency best but need so much shared memory at d 128 that only one program fits on a
+        # multiprocessor.
+        num_stages=3 if block_d <= 64 or total_queries <= 8192 else 2,
+        preprocess=True,
+        descriptors=_descriptors_pay(total_queries, n_queries, aligned),
+        # Three programs per multiprocessor, once there are enough of them: 168 registers x 128 threads x 3.
+        maxnreg=168 if block_d <= 64 and total_queries > 16384 else None,
     )
 
 
-def _descriptors_pay(rows: int, n_queries: int, aligned: bool) -> bool:
+def _descriptors_pay(total_queries: int, n_queries: int, aligned: bool) -> bool:
     """Whether the kernels run long enough to hide what making descriptors costs the host."""
-    return aligned and (rows > 16384 or n_queries > 4096)
+    return aligned and (total_queries > 16384 or n_queries > 4096)
 
 
-def _backward_tiles_fp32(block_d: int, rows: int) -> BackwardTiles:
+def _backward_tiles_fp32(block_d: int, total_queries: int) -> BackwardTiles:
     if block_d > 128:
-        return BackwardTiles(own=16, take=16, warps=4, stages=1)
+        return BackwardTiles(block_outer=16, block_inner=16, num_warps=4, num_stages=1)
     if block_d > 64:
-        if rows < 8192:
-            return BackwardTiles(own=16 if rows < 4096 else 32, take=64, warps=8, stages=2, statistics=True)
-        return BackwardTiles(own=32, take=32, warps=4, stages=2, statistics=True)
-    if rows < 8192:
-        return BackwardTiles(own=16, take=64, warps=8 if block_d > 32 else 4, stages=2, statistics=rows >= 1024)
-    return BackwardTiles(own=64, take=64, warps=4, stages=1, statistics=True)
+        if total_queries < 4096:
+            return BackwardTiles(block_outer=16, block_inner=64, num_warps=8, num_stages=2, preprocess=True)
+        if total_queries < 8192:
+            return BackwardTiles(block_outer=32, block_inner=64, num_warps=8, num_stages=2, preprocess=True)
+        return BackwardTiles(block_outer=32, block_inner=32, num_warps=4, num_stages=2, preprocess=True)
+    if total_queries < 8192:
+        num_warps, preprocess = 8 if block_d > 32 else 4, total_queries >= 1024
+        return BackwardTiles(block_outer=16, block_inner=64, num_warps=num_warps, num_stages=2, preprocess=preprocess)
+    return BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=1, preprocess=True)

@@ -6,8 +6,8 @@ import math
 import torch
 from torch import Tensor
 
-QUERIES = 64  # rows of a tile of queries
-KEYS = 64  # rows of a tile of keys
+BLOCK_M = 64  # queries per tile
+BLOCK_N = 64  # keys per tile
 
 
 class TiledFlashAttention(torch.autograd.Function):
@@ -28,10 +28,10 @@ class TiledFlashAttention(torch.autograd.Function):
             [..., n_queries, d], in the dtype of q.
         """
         o = torch.empty_like(q)
-        lse = torch.empty(q.shape[:-1], dtype=_accumulator(q), device=q.device)
-        for start in range(0, q.shape[-2], QUERIES):
-            tile = slice(start, start + QUERIES)
-            o[..., tile, :], lse[..., tile] = _attend(q[..., tile, :], k, v, start if is_causal else None)
+        lse = torch.empty(q.shape[:-1], dtype=_accumulator_dtype(q), device=q.device)
+        for start_m in range(0, q.shape[-2], BLOCK_M):
+            tile = slice(start_m, start_m + BLOCK_M)
+            o[..., tile, :], lse[..., tile] = _forward_tile(q[..., tile, :], k, v, start_m if is_causal else None)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal = is_causal
         return o
@@ -42,36 +42,36 @@ class TiledFlashAttention(torch.autograd.Function):
         return *attention_gradients(grad_o, *ctx.saved_tensors, ctx.is_causal), None
 
 
-def _accumulator(x: Tensor) -> torch.dtype:
+def _accumulator_dtype(x: Tensor) -> torch.dtype:
     """Dtype of sums: fp32, or fp64 for inputs in fp64."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _attend(query: Tensor, k: Tensor, v: Tensor, first_query: int | None) -> tuple[Tensor, Tensor]:
-    """One tile of queries, [..., rows, d], against all keys; first_query is its index if causal, else None.
+def _forward_tile(q_tile: Tensor, k: Tensor, v: Tensor, start_m: int | None) -> tuple[Tensor, Tensor]:
+    """One tile of queries, [..., rows, d], against all keys; start_m is its first query's index if causal, else None.
 
     Returns:
         The output tile, [..., rows, d], and its log-sum-exp L, [..., rows], natural logarithm.
     """
-    dtype = _accumulator(query)
-    rows, d = query.shape[-2:]
-    n_keys = k.shape[-2] if first_query is None else min(k.shape[-2], first_query + rows)
-    query = query.to(dtype) / math.sqrt(d)
-    acc = torch.zeros_like(query)  # output before its division by row_sum
-    row_max = torch.full(query.shape[:-1], -torch.inf, dtype=dtype, device=query.device)  # m
+    dtype = _accumulator_dtype(q_tile)
+    rows, d = q_tile.shape[-2:]
+    n_keys = k.shape[-2] if start_m is None else min(k.shape[-2], start_m + rows)
+    q_tile = q_tile.to(dtype) / math.sqrt(d)
+    acc = torch.zeros_like(q_tile)  # output before its division by row_sum
+    row_max = torch.full(q_tile.shape[:-1], -torch.inf, dtype=dtype, device=q_tile.device)  # m
     row_sum = torch.zeros_like(row_max)  # l
-    for start in range(0, n_keys, KEYS):
-        key, value = (x[..., start : min(start + KEYS, n_keys), :].to(dtype) for x in (k, v))
-        scores = query @ key.transpose(-2, -1)
-        if first_query is not None and start + KEYS > first_query:
-            keys = torch.arange(start, start + scores.shape[-1], device=query.device)
-            queries = torch.arange(first_query, first_query + rows, device=query.device)
-            scores = scores.masked_fill(keys > queries[:, None], -torch.inf)
+    for start_n in range(0, n_keys, BLOCK_N):
+        k_tile, v_tile = (x[..., start_n : min(start_n + BLOCK_N, n_keys), :].to(dtype) for x in (k, v))
+        scores = q_tile @ k_tile.transpose(-2, -1)
+        if start_m is not None and start_n + BLOCK_N > start_m:
+            offs_n = torch.arange(start_n, start_n + scores.shape[-1], device=q_tile.device)
+            offs_m = torch.arange(start_m, start_m + rows, device=q_tile.device)
+            scores = scores.masked_fill(offs_n > offs_m[:, None], -torch.inf)
         new_max = torch.maximum(row_max, scores.amax(-1))
-        probabilities = torch.exp(scores - new_max[..., None])
+        p = torch.exp(scores - new_max[..., None])
         correction = torch.exp(row_max - new_max)
-        row_sum = correction * row_sum + probabilities.sum(-1)
-        acc = correction[..., None] * acc + probabilities @ value
+        row_sum = correction * row_sum + p.sum(-1)
+        acc = correction[..., None] * acc + p @ v_tile
         row_max = new_max
     return acc / row_sum[..., None], row_max + row_sum.log()
 
@@ -80,17 +80,17 @@ def _recompute_gradients(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Equations 13 to 19 of the handout, on whole matrices; products in the inputs' dtype, sums in fp32."""
-    scale = 1 / math.sqrt(q.shape[-1])
-    scores = (q @ k.transpose(-2, -1)).to(lse.dtype) * scale
+    softmax_scale = 1 / math.sqrt(q.shape[-1])
+    scores = (q @ k.transpose(-2, -1)).to(lse.dtype) * softmax_scale
     if is_causal:
-        queries = torch.arange(q.shape[-2], device=q.device)
-        keys = torch.arange(k.shape[-2], device=q.device)
-        scores = scores.masked_fill(keys > queries[:, None], -torch.inf)
-    probabilities = torch.exp(scores - lse[..., None])
-    dv = probabilities.to(q.dtype).transpose(-2, -1) @ grad_o
+        offs_m = torch.arange(q.shape[-2], device=q.device)
+        offs_n = torch.arange(k.shape[-2], device=q.device)
+        scores = scores.masked_fill(offs_n > offs_m[:, None], -torch.inf)
+    p = torch.exp(scores - lse[..., None])
+    dv = p.to(q.dtype).transpose(-2, -1) @ grad_o
     dp = grad_o @ v.transpose(-2, -1)
     delta = (o.to(lse.dtype) * grad_o).sum(-1, keepdim=True)  # D = rowsum(O * dO)
-    ds = (probabilities * (dp - delta) * scale).to(q.dtype)
+    ds = (p * (dp - delta) * softmax_scale).to(q.dtype)
     return ds @ k, ds.transpose(-2, -1) @ q, dv
 
 

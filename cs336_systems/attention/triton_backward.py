@@ -1,4 +1,4 @@
-"""FlashAttention-2's backward pass as one Triton kernel, with the same bits every time.
+"""FlashAttention-2's backward pass as one Triton kernel; the same inputs give the same bits every time.
 
 With P = exp(S - L) recomputed tile by tile and D = rowsum(O * dO), the gradients are (FlashAttention-2, Algorithm 2)
 
@@ -7,23 +7,32 @@ With P = exp(S - L) recomputed tile by tile and D = rowsum(O * dO), the gradient
 Some programs own a tile of keys and sum dK and dV over the queries, the others own a tile of queries and sum dQ over
 the keys. So S and dO V^T are computed twice, 7 products instead of 5; a single pass, in which every program adds its
 share of dQ to one buffer, was built too and is slower on an H200 (docs/kernel-notes.md).
+
+In all kernels BLOCK_M counts queries and BLOCK_N counts keys. A program here owns BLOCK_OUTER rows and loops over
+BLOCK_INNER rows at a time, so that
+
+                    BLOCK_M      BLOCK_N
+    backward_dkdv   BLOCK_INNER  BLOCK_OUTER
+    backward_dq     BLOCK_OUTER  BLOCK_INNER
 """
 
 import triton
 import triton.language as tl
 
-from cs336_systems.attention.triton_key_gradients import key_gradients
-from cs336_systems.attention.triton_query_gradients import query_gradients
+from cs336_systems.attention.triton_backward_dkdv import backward_dkdv
+from cs336_systems.attention.triton_backward_dq import backward_dq
+from cs336_systems.attention.triton_backward_preprocess import LseDelta
+from cs336_systems.attention.triton_load_store import Head
 
 
 @triton.jit
 def backward_kernel(
-    q,  # [batch, heads, n_queries, HEAD_DIM]: a descriptor if DESCRIPTORS, else a pointer; so are k, v and grad_o
+    q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k, v and do
     k,  # [batch, heads, n_keys, HEAD_DIM]
     v,  # [batch, heads, n_keys, HEAD_DIM]
-    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]; not read if HAS_STATISTICS
-    grad_o,  # [batch, heads, n_queries, HEAD_DIM]
-    row_statistics,  # as in triton_row_statistics.statistics
+    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]; not read if PREPROCESSED
+    do,  # [batch, heads, n_queries, HEAD_DIM]
+    lse_delta,  # [batch, heads, 2, n_queries_rounded] fp32 if PREPROCESSED, else lse, [batch, heads, n_queries]
     dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     dk,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
     dv,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
@@ -39,9 +48,9 @@ def backward_kernel(
     stride_ob,
     stride_oh,
     stride_on,
-    stride_gb,
-    stride_gh,
-    stride_gn,
+    stride_dob,
+    stride_doh,
+    stride_don,
     stride_dqb,
     stride_dqh,
     stride_dqn,
@@ -51,98 +60,50 @@ def backward_kernel(
     stride_dvb,
     stride_dvh,
     stride_dvn,
-    batch_heads,
+    batch_heads,  # batch x heads
     heads,
     n_queries,
-    n_padded,
+    n_queries_rounded,  # n_queries rounded up to whole tiles
     n_keys,
-    key_tiles,
-    query_tiles,
-    scale,  # 1 / sqrt(HEAD_DIM)
+    key_tiles,  # number of programs per head that compute dK and dV
+    query_tiles,  # number of programs per head that compute dQ
+    softmax_scale,  # 1 / sqrt(HEAD_DIM)
     HEAD_DIM: tl.constexpr,
-    OWN: tl.constexpr,  # keys, or queries, that a program owns
-    TAKE: tl.constexpr,  # queries, or keys, that it takes at a time
-    BLOCK_D: tl.constexpr,
+    BLOCK_OUTER: tl.constexpr,  # keys per program for dK and dV, queries per program for dQ
+    BLOCK_INNER: tl.constexpr,  # queries per iteration for dK and dV, keys per iteration for dQ
+    BLOCK_D: tl.constexpr,  # HEAD_DIM padded to a power of two
     IS_CAUSAL: tl.constexpr,
-    HAS_STATISTICS: tl.constexpr,
+    PREPROCESSED: tl.constexpr,  # preprocess_kernel has run
     DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,  # of the products, as in tl.dot
 ):
-    """Grid ((key_tiles + query_tiles) x batch x heads): all tiles of keys, then all tiles of queries."""
-    q_strides = (stride_qb, stride_qh, stride_qn)
-    k_strides = (stride_kb, stride_kh, stride_kn)
-    v_strides = (stride_vb, stride_vh, stride_vn)
-    o_strides = (stride_ob, stride_oh, stride_on)
-    g_strides = (stride_gb, stride_gh, stride_gn)
+    """All tiles of keys, then all tiles of queries; the grid is ((key_tiles + query_tiles) x batch x heads)."""
     batch_head = tl.program_id(0) % batch_heads
     batch = batch_head // heads
     head = batch_head % heads
-    # If causal, the first keys are seen by the most queries and the last queries see the most keys: longest tiles
-    # first, so that what starts last is short and the multiprocessors finish together.
+    q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
+    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, head, n_keys)
+    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, head, n_keys)
+    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
+    do_head = Head(do, (stride_dob, stride_doh, stride_don), batch, head, n_queries)
+    dq_head = Head(dq, (stride_dqb, stride_dqh, stride_dqn), batch, head, n_queries)
+    dk_head = Head(dk, (stride_dkb, stride_dkh, stride_dkn), batch, head, n_keys)
+    dv_head = Head(dv, (stride_dvb, stride_dvh, stride_dvn), batch, head, n_keys)
+    lse_delta_head = LseDelta(lse_delta, o_head, heads, n_queries_rounded)
+    inputs = (q_head, k_head, v_head, do_head, lse_delta_head, softmax_scale)
+
+    # With a causal mask the first keys are seen by the most queries and the last queries see the most keys, so the
+    # longest tiles come first: what starts last is short, and the multiprocessors finish together.
     tile = tl.program_id(0) // batch_heads
     if tile < key_tiles:
-        key_gradients(
-            tile,
-            batch,
-            head,
-            heads,
-            q,
-            k,
-            v,
-            o,
-            grad_o,
-            row_statistics,
-            dk,
-            dv,
-            q_strides,
-            k_strides,
-            v_strides,
-            o_strides,
-            g_strides,
-            (stride_dkb, stride_dkh, stride_dkn),
-            (stride_dvb, stride_dvh, stride_dvn),
-            n_queries,
-            n_padded,
-            n_keys,
-            scale,
-            HEAD_DIM,
-            OWN,
-            TAKE,
-            BLOCK_D,
-            IS_CAUSAL,
-            HAS_STATISTICS,
-            DESCRIPTORS,
-            PRECISION,
+        start_n = tile * BLOCK_OUTER
+        backward_dkdv(
+            *(start_n, inputs, dk_head, dv_head, HEAD_DIM, BLOCK_INNER, BLOCK_OUTER, BLOCK_D),
+            *(IS_CAUSAL, PREPROCESSED, DESCRIPTORS, INPUT_PRECISION),
         )
     else:
-        query_gradients(
-            key_tiles + query_tiles - 1 - tile,
-            batch,
-            head,
-            heads,
-            q,
-            k,
-            v,
-            o,
-            grad_o,
-            row_statistics,
-            dq,
-            q_strides,
-            k_strides,
-            v_strides,
-            o_strides,
-            g_strides,
-            (stride_dqb, stride_dqh, stride_dqn),
-            n_queries,
-            n_padded,
-            n_keys,
-            scale,
-            HEAD_DIM,
-            OWN,
-            TAKE,
-            BLOCK_D,
-            IS_CAUSAL,
-            HAS_STATISTICS,
-            DESCRIPTORS,
-            PRECISION,
+        start_m = (key_tiles + query_tiles - 1 - tile) * BLOCK_OUTER
+        backward_dq(
+            *(start_m, inputs, dq_head, HEAD_DIM, BLOCK_OUTER, BLOCK_INNER, BLOCK_D),
+            *(IS_CAUSAL, PREPROCESSED, DESCRIPTORS, INPUT_PRECISION),
         )

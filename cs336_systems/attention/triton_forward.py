@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from cs336_systems.attention.triton_tiles import load_tile, store_tile
+from cs336_systems.attention.triton_load_store import Head, load_tile, store_tile
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -27,68 +27,68 @@ def forward_kernel(
     stride_ob,
     stride_oh,
     stride_on,
-    batch_heads,
+    batch_heads,  # batch x heads
     heads,
     n_queries,
     n_keys,
-    scale_log2,  # log2(e) / sqrt(HEAD_DIM)
+    softmax_scale_log2,  # log2(e) / sqrt(HEAD_DIM)
     HEAD_DIM: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # queries that a program owns
-    BLOCK_N: tl.constexpr,  # keys that it takes at a time
-    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # queries per program
+    BLOCK_N: tl.constexpr,  # keys per iteration
+    BLOCK_D: tl.constexpr,  # HEAD_DIM padded to a power of two
     IS_CAUSAL: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    INPUT_PRECISION: tl.constexpr,  # of the products, as in tl.dot
 ):
-    """One tile of queries against all its keys; grid (query tiles x batch x heads)."""
-    q_strides = (stride_qb, stride_qh, stride_qn)
-    k_strides = (stride_kb, stride_kh, stride_kn)
-    v_strides = (stride_vb, stride_vh, stride_vn)
-    o_strides = (stride_ob, stride_oh, stride_on)
+    """One tile of queries against all its keys; the grid is (query tiles x batch x heads)."""
     batch_head = tl.program_id(0) % batch_heads
     batch = batch_head // heads
     head = batch_head % heads
-    # Tile by tile over all heads. If causal, the last queries see the most keys: longest tiles first, so that what
-    # starts last is short and the multiprocessors finish together.
+    q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
+    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, head, n_keys)
+    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, head, n_keys)
+    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
+
+    # One tile of all heads after the other. With a causal mask the last queries see the most keys, so the longest
+    # tiles come first: what starts last is short, and the multiprocessors finish together.
     tile = tl.program_id(0) // batch_heads
     if IS_CAUSAL:
         tile = tl.cdiv(n_queries, BLOCK_M) - 1 - tile
-    first_query = tile * BLOCK_M
+    start_m = tile * BLOCK_M
 
-    # Keys 0 ... full are visible to every query of the tile, full ... stop to some of them.
-    stop = n_keys
-    full = n_keys // BLOCK_N * BLOCK_N
+    # Keys 0 ... end_unmasked are visible to every query of the tile, end_unmasked ... end_n to some of them.
+    end_n = n_keys
+    end_unmasked = n_keys // BLOCK_N * BLOCK_N
     if IS_CAUSAL:
-        stop = tl.minimum(n_keys, first_query + BLOCK_M)
-        full = tl.minimum(full, (first_query + 1) // BLOCK_N * BLOCK_N)
+        end_n = tl.minimum(n_keys, start_m + BLOCK_M)
+        end_unmasked = tl.minimum(end_unmasked, (start_m + 1) // BLOCK_N * BLOCK_N)
 
-    query = load_tile(q, q_strides, batch, head, first_query, n_queries, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
+    q_tile = load_tile(q_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # unnormalized output
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)  # of the scores, in units of log2
     row_sum = tl.zeros([BLOCK_M], tl.float32)  # of the exponentials
     for masked in tl.static_range(2):  # first the tiles that need no mask, then those that do
-        for start in tl.range(full if masked else 0, stop if masked else full, BLOCK_N):
+        for start_n in tl.range(end_unmasked if masked else 0, end_n if masked else end_unmasked, BLOCK_N):
             # The online softmax, lines 6 to 11 of Algorithm 1.
-            key = load_tile(k, k_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
-            scores = tl.dot(query, key.T, input_precision=PRECISION)
+            k_tile = load_tile(k_head, start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            scores = tl.dot(q_tile, k_tile.T, input_precision=INPUT_PRECISION)
             if masked:
-                keys = start + tl.arange(0, BLOCK_N)[None, :]
-                visible = keys < n_keys
+                offs_n = start_n + tl.arange(0, BLOCK_N)[None, :]
+                visible = offs_n < n_keys
                 if IS_CAUSAL:
-                    visible &= keys <= first_query + tl.arange(0, BLOCK_M)[:, None]
+                    visible &= offs_n <= start_m + tl.arange(0, BLOCK_M)[:, None]
                 scores = tl.where(visible, scores, float("-inf"))
-            new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2)
+            new_max = tl.maximum(row_max, tl.max(scores, 1) * softmax_scale_log2)
             # exp2 is one instruction where exp is two; the scale joins the subtraction in one fused multiply-add.
-            probabilities = tl.exp2(scores * scale_log2 - new_max[:, None])
+            p = tl.exp2(scores * softmax_scale_log2 - new_max[:, None])
             correction = tl.exp2(row_max - new_max)
-            row_sum = row_sum * correction + tl.sum(probabilities, 1)
+            row_sum = row_sum * correction + tl.sum(p, 1)
             acc = acc * correction[:, None]
-            value = load_tile(v, v_strides, batch, head, start, n_keys, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
-            acc = tl.dot(probabilities.to(value.dtype), value, acc, input_precision=PRECISION)
+            v_tile = load_tile(v_head, start_n, HEAD_DIM, BLOCK_N, BLOCK_D, DESCRIPTORS)
+            acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=INPUT_PRECISION)
             row_max = new_max
 
-    out = acc / row_sum[:, None]
-    store_tile(o, out, o_strides, batch, head, first_query, n_queries, HEAD_DIM, BLOCK_M, BLOCK_D)
-    queries = first_query + tl.arange(0, BLOCK_M)
-    natural = (row_max + tl.log2(row_sum)) * LN_2
-    tl.store(lse + batch_head.to(tl.int64) * n_queries + queries, natural, mask=queries < n_queries)
+    store_tile(o_head, acc / row_sum[:, None], start_m, HEAD_DIM, BLOCK_M, BLOCK_D)
+    offs_m = start_m + tl.arange(0, BLOCK_M)
+    lse_tile = (row_max + tl.log2(row_sum)) * LN_2
+    tl.store(lse + batch_head.to(tl.int64) * n_queries + offs_m, lse_tile, mask=offs_m < n_queries)

@@ -1,6 +1,6 @@
 """Time the attention kernels with one decision taken back at a time.
 
-Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without nothing descriptors statistics
+Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without nothing descriptors preprocess
 """
 
 import dataclasses
@@ -17,20 +17,20 @@ from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
 
 PRECISIONS = {"bf16x6": "tf32x3", "matrix_units": "ieee"}
-"""Of the products, by what is taken back."""
+"""Precision of the products, by what is taken back."""
 
 
 def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     """Time of either pass's kernels, or that the decision is not one of that pass here."""
     if device.type != "cuda":
         raise Unavailable("the Triton kernels need a CUDA device")
-    from cs336_systems.attention.triton_launch import attention_backward, attention_forward, usual_tiles
+    from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
 
     dtype = DTYPES[cell.precision]
     shape = (1, cell.heads, cell.sequence, cell.d)
     q, k, v, grad_o = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
     o, lse = attention_forward(q, k, v, True)
-    usual_forward, usual_backward = usual_tiles(dtype, q.shape)
+    default_forward, default_backward = default_tiles(dtype, q.shape)
 
     def forward(tiles: ForwardTiles, precision: str | None) -> tuple[Tensor, ...]:
         return attention_forward(q, k, v, True, tiles=tiles, precision=precision)
@@ -39,53 +39,53 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
         return attention_backward(grad_o, q, k, v, o, lse, True, tiles=tiles, precision=precision)
 
     return [
-        _time("forward", cell, forward, usual_forward, forward_without(cell.without, usual_forward)),
-        _time("backward", cell, backward, usual_backward, backward_without(cell.without, usual_backward)),
+        _time("forward", cell, forward, default_forward, forward_without(cell.without, default_forward)),
+        _time("backward", cell, backward, default_backward, backward_without(cell.without, default_backward)),
     ]
 
 
-def forward_without(decision: str, usual: ForwardTiles) -> ForwardTiles:
-    """The usual tiles with one decision taken back; unchanged where it is no decision of theirs."""
+def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
+    """The default tiles with one decision taken back; unchanged where it is no decision of theirs."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
-        "registers": {"registers": None},
-        "stage": {"stages": max(1, usual.stages - 1)},
-        "own": {"queries": usual.queries // 2},
-        "take": {"keys": usual.keys // 2},
+        "register_limit": {"maxnreg": None},
+        "stage": {"num_stages": max(1, default.num_stages - 1)},
+        "block_outer": {"block_m": default.block_m // 2},
+        "block_inner": {"block_n": default.block_n // 2},
     }
-    return dataclasses.replace(usual, **changes.get(decision, {}))
+    return dataclasses.replace(default, **changes.get(decision, {}))
 
 
-def backward_without(decision: str, usual: BackwardTiles) -> BackwardTiles:
+def backward_without(decision: str, default: BackwardTiles) -> BackwardTiles:
     """As forward_without; what needs descriptors or equal tiles gives them up too."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
-        "statistics": {"statistics": False, "descriptors": False},
-        "registers": {"registers": None},
-        "stage": {"stages": max(1, usual.stages - 1)},
-        "own": {"own": usual.own // 2, "descriptors": False},
-        "take": {"take": usual.take // 2, "descriptors": False},
+        "preprocess": {"preprocess": False, "descriptors": False},
+        "register_limit": {"maxnreg": None},
+        "stage": {"num_stages": max(1, default.num_stages - 1)},
+        "block_outer": {"block_outer": default.block_outer // 2, "descriptors": False},
+        "block_inner": {"block_inner": default.block_inner // 2, "descriptors": False},
     }
-    return dataclasses.replace(usual, **changes.get(decision, {}))
+    return dataclasses.replace(default, **changes.get(decision, {}))
 
 
 def _time(
     phase: str,
     cell: FlashAblation,
     call: Callable[[Any, str | None], tuple[Tensor, ...]],
-    usual: ForwardTiles | BackwardTiles,
+    default: ForwardTiles | BackwardTiles,
     tiles: ForwardTiles | BackwardTiles,
 ) -> Measurement:
-    """A pass's time, once the changed kernels are seen to compute what the usual ones do."""
+    """A pass's time, once the changed kernels are seen to compute what the default ones do."""
     from triton.testing import do_bench
 
     if cell.without in PRECISIONS:
         if cell.precision != "fp32":
             return _skipped(phase, "products of bf16 numbers take one product")
-    elif cell.without != "nothing" and tiles == usual:
+    elif cell.without != "nothing" and tiles == default:
         return _skipped(phase, "not a decision of this pass here")
     precision = PRECISIONS.get(cell.without)
-    for got, expected in zip(call(tiles, precision), call(usual, None), strict=True):
+    for got, expected in zip(call(tiles, precision), call(default, None), strict=True):
         torch.testing.assert_close(got, expected, rtol=2e-2, atol=2e-2)
     return summarize(phase, "ms", do_bench(lambda: call(tiles, precision), warmup=25, rep=cell.rep, return_mode="all"))
 

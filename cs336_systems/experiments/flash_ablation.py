@@ -17,7 +17,7 @@ class FlashAblation(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention_gpu",)
 
     sequence: Positive = 16384
-    """Queries, and keys, a sequence."""
+    """Queries, and keys, per sequence."""
     d: Positive = 64
     """Head dimension."""
     heads: Positive = 16
@@ -29,15 +29,15 @@ class FlashAblation(Experiment):
     without: Literal[
         "nothing",
         "descriptors",
-        "statistics",
-        "registers",
+        "preprocess",
+        "register_limit",
         "stage",
-        "own",
-        "take",
+        "block_outer",
+        "block_inner",
         "bf16x6",
         "matrix_units",
     ] = "nothing"
-    """What is taken back. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; statistics: L
-    and D are computed again for every tile of keys; registers: no limit a thread; stage: the pipeline is a stage
-    shorter; own, take: half as many rows owned, or taken at a time; bf16x6: fp32 products are three of TF32;
-    matrix_units: fp32 products run on the fp32 units."""
+    """What is taken back. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; preprocess: L
+    and D are computed again for every tile of keys; register_limit: no limit on registers per thread; stage: the
+    pipeline has one stage less; block_outer, block_inner: half as many rows per program, or per iteration; bf16x6: each
+    fp32 product is computed as three TF32 products; matrix_units: fp32 products run on the fp32 units."""

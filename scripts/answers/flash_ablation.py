@@ -8,11 +8,11 @@ from scripts.typst import Table
 DECISIONS = {
     "nothing": "as it is",
     "descriptors": "tiles loaded by pointers",
-    "statistics": "L and D computed for every tile",
-    "registers": "no limit on registers",
-    "stage": "a pipeline stage less",
-    "own": "half as many rows owned",
-    "take": "half as many rows taken at a time",
+    "preprocess": "L and D computed for every tile",
+    "register_limit": "no limit on registers",
+    "stage": "one pipeline stage less",
+    "block_outer": "half as many rows per program",
+    "block_inner": "half as many rows per iteration",
     "bf16x6": "products of three TF32 products",
     "matrix_units": "products on the fp32 units",
 }

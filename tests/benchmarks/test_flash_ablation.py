@@ -28,21 +28,21 @@ def test_one_decision_of_the_kernels_is_taken_back_at_a_time(full_precision):
             # What descriptors need goes only together with them.
             assert len(different - {"descriptors"}) <= 1
             if usual is backward and changed.descriptors:
-                assert changed.statistics
-                assert changed.own == changed.take
+                assert changed.preprocess
+                assert changed.block_outer == changed.block_inner
             if decision in ("nothing", *flash_ablation.PRECISIONS):
                 assert not different
 
 
-@pytest.mark.parametrize("without", ["bf16x6", "own"])
+@pytest.mark.parametrize("without", ["bf16x6", "block_outer"])
 def test_kernels_without_a_decision_must_compute_the_same(without):
     pytest.importorskip("triton")
     cell = FlashAblation(precision="fp32", without=without)
     tiles = forward_tiles(True, 64, 16384, 16384, True)
     changed = flash_ablation.forward_without(without, tiles)
 
-    def call(own_tiles, precision):
-        right = own_tiles == tiles and precision is None
+    def call(given, precision):
+        right = given == tiles and precision is None
         return (torch.full((3,), 1.0 if right else 1.1),)
 
     with pytest.raises(AssertionError, match="not close"):

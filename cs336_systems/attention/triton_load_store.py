@@ -1,0 +1,60 @@
+"""Loads and stores of [rows, head_dim] tiles, shared by the forward and backward kernels."""
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Head(NamedTuple):
+    """One head of a [batch, heads, n_rows, HEAD_DIM] tensor, as a kernel passes it to its helpers.
+
+    Constexprs are passed separately, because Triton turns those in an assigned tuple into tensors.
+    """
+
+    data: Any
+    """Pointer to the whole tensor, or a tensor descriptor."""
+    strides: Any
+    """Of batch, head and row, in elements; the last axis has stride 1."""
+    batch: Any
+    head: Any
+    n_rows: Any
+    """Rows beyond read as zero and are not written."""
+
+
+@triton.jit
+def load_tile(
+    x,  # a Head
+    start,  # first row
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,  # rows
+    BLOCK_D: tl.constexpr,  # HEAD_DIM padded to a power of two; columns beyond HEAD_DIM read as zero
+    DESCRIPTORS: tl.constexpr,  # x.data is a tensor descriptor
+):
+    """One tile, [BLOCK, BLOCK_D]."""
+    if DESCRIPTORS:
+        tile = x.data.load([x.batch, x.head, start, 0]).reshape([BLOCK, BLOCK_D])
+    else:
+        pointers, mask = _pointers_and_mask(x, start, HEAD_DIM, BLOCK, BLOCK_D)
+        tile = tl.load(pointers, mask=mask, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(x, tile, start, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write a tile, [BLOCK, BLOCK_D], to x, a Head of a pointer: the part that exists there, cast to its dtype."""
+    pointers, mask = _pointers_and_mask(x, start, HEAD_DIM, BLOCK, BLOCK_D)
+    tl.store(pointers, tile.to(x.data.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _pointers_and_mask(x, start, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Pointers to a tile's elements, and which of them exist."""
+    rows = start + tl.arange(0, BLOCK)
+    columns = tl.arange(0, BLOCK_D)
+    base = x.data + (x.batch.to(tl.int64) * x.strides[0] + x.head.to(tl.int64) * x.strides[1])
+    pointers = base + rows.to(tl.int64)[:, None] * x.strides[2] + columns[None, :]
+    mask = rows[:, None] < x.n_rows
+    if HEAD_DIM < BLOCK_D:
+        mask &= columns[None, :] < HEAD_DIM
+    return pointers, mask
