@@ -1,0 +1,103 @@
+"""Made-up measurements of every planned cell, plausible enough to pass the report's self-checks.
+
+Each experiment has a module of its name here, whose `measure(cell, on_gpu=...)` makes up what the experiment measures.
+"""
+
+import importlib
+import random
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pypdf import PdfReader
+
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL, Measurement, summarize
+from cs336_systems.measure.peaks import PEAKS
+from cs336_systems.measure.record import Provenance, make_row, write_job
+from cs336_systems.plan import plan_jobs
+
+ROOT = Path(__file__).parents[2]
+PEAK = PEAKS["NVIDIA H200"]
+H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
+OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")
+NO_CPU_MEMORY = Measurement(metric="peak_memory", unit="MiB", status="skipped", message="on CUDA devices only")
+NEEDS_GPU = Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CUDA device")
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """The project's config.yaml, read anew, with some top-level keys changed."""
+    return yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8")) | changes
+
+
+def provenance(**changes: Any) -> Provenance:
+    """A job's provenance, on a CPU unless `changes` say otherwise."""
+    values = {
+        "cpu": "AMD EPYC",
+        "torch": "2.11.0",
+        "python": "3.12.3",
+        "tf32": False,
+        "git_commit": "0123abc",
+        "git_dirty": False,
+        "source_digest": "0123456789ab",
+        "utc": "2026-01-02T03:04:05+00:00",
+        "seed": 0,
+        "startup_seconds": 2.5,
+    }
+    return Provenance(**(values | changes))
+
+
+def jittered(cell: Experiment, metric: str, milliseconds: float, n: int, first: float = 1.0) -> list[float]:
+    """Samples about a time, the first one `first` times as long; the same at each call."""
+    noise = random.Random(f"{cell} {metric}")
+    return [milliseconds * factor * noise.uniform(0.99, 1.01) for factor in [first, *[1.0] * (n - 1)]]
+
+
+def planned_cells(experiment: str, scale: str) -> list[Any]:
+    """Every cell that config.yaml plans of an experiment."""
+    return [cell for job in plan_jobs(experiment, config(), scale).values() for cell in job.cells]
+
+
+def measurements_of(cell: Experiment, lost: Measurement | None, *, on_gpu: bool) -> list[Measurement]:
+    """What a job makes of a cell; `lost` is the one measurement of a cell that could not be measured."""
+    found = [lost] if lost else importlib.import_module(f"{__name__}.{cell.name}").measure(cell, on_gpu=on_gpu)
+    if found[0].metric == WHOLE_CELL:
+        return [*found, summarize(WALL, "s", [0.1])]
+    found = [*found, summarize(WALL, "s", [1.0])]
+    if on_gpu:
+        found += [summarize(SM_CLOCK, "MHz", [1980.0, 1980.0, 1965.0]), summarize(POWER, "W", [320.0, 540.5, 610.0])]
+    return found
+
+
+def rows_of(
+    cells: Iterable[Experiment],
+    origin: Provenance,
+    outcome: Callable[[Any], Measurement | None] = lambda cell: None,
+) -> list[BaseModel]:
+    """The rows of cells; `outcome` may give the one measurement of a cell that could not be measured."""
+    return [
+        make_row(cell, measurement, origin)
+        for cell in cells
+        for measurement in measurements_of(cell, outcome(cell), on_gpu=bool(origin.gpu))
+    ]
+
+
+def write_raw(results: Path, experiment: str, rows: list[BaseModel]) -> Path:
+    """Put an experiment's rows into the one raw CSV file of a results folder."""
+    path = results / "raw" / experiment / "all.csv"
+    write_job(path, EXPERIMENTS[experiment], rows)
+    return path
+
+
+def pdf_text(path: Path) -> str:
+    """A PDF's text without white space, since a typeset line may break anywhere."""
+    return squeeze("".join(page.extract_text() for page in PdfReader(path).pages))
+
+
+def squeeze(text: str) -> str:
+    """A text without white space."""
+    return re.sub(r"\s+", "", text)
