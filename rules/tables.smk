@@ -1,13 +1,30 @@
-"""Tables: the CSV files of an experiment merged and validated, what was covered, and the self-checks.
+"""Tables: the CSV files of an experiment merged and validated, the plan, what of it was covered, and the self-checks.
 
-Needs results/<machine>/raw; makes results/<machine>/tables/*.csv, coverage.csv, checks.csv and verdict.txt.
+Needs raw/; makes results/<machine>/tables/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
 """
 
+from scripts.discovery import modules
+
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
+# Found by name, so no script imports them by a statement that its digest would follow.
+EXPERIMENT_MODULES = modules("cs336_systems.experiments")
+
+
+rule plan:
+    """The plan of this run as a file."""
+    output:
+        f"{RESULTS}/plan.json",
+    log:
+        f"{RESULTS}/logs/plan.log",
+    params:
+        plan=PLAN_JSON,
+        source=source_digest("scripts.plan"),
+    script:
+        "../scripts/plan.py"
 
 
 rule table:
-    """One validated table an experiment."""
+    """One validated table per experiment."""
     input:
         raw_csvs,
     output:
@@ -20,7 +37,8 @@ rule table:
     log:
         f"{RESULTS}/logs/tables/{{experiment}}.log",
     params:
-        source=source_digest("scripts.tables"),
+        machine=PLAN.machine,
+        source=lambda wildcards: source_digest("scripts.tables", f"cs336_systems.experiments.{wildcards.experiment}"),
     message:
         "Merging the measurements of {wildcards.experiment}"
     script:
@@ -31,13 +49,14 @@ rule coverage:
     """Planned cells against measured ones."""
     input:
         **TABLES,
+        plan=rules.plan.output[0],
     output:
         f"{RESULTS}/coverage.csv",
     log:
         f"{RESULTS}/logs/coverage.log",
     params:
-        source=source_digest("scripts.coverage"),
-        plan=plan_digest(),
+        experiments=list(PLAN.jobs),
+        source=source_digest("scripts.coverage", *EXPERIMENT_MODULES),
     message:
         "Comparing what was planned with what was measured"
     script:
@@ -53,7 +72,7 @@ rule checks:
     log:
         f"{RESULTS}/logs/checks.log",
     params:
-        source=source_digest("scripts.self_checks"),
+        source=source_digest("scripts.self_checks", *modules("scripts.checks"), *EXPERIMENT_MODULES),
     message:
         "Checking the measurements against each other and against closed forms"
     script:
@@ -61,7 +80,7 @@ rule checks:
 
 
 rule verdict:
-    """The self-checks' outcome in a line; with `strict: true` a failed check fails the run."""
+    """Where the report is and how its self-checks went; with `strict: true` a failed check fails the run."""
     input:
         rules.checks.output,
     output:
@@ -69,6 +88,7 @@ rule verdict:
     log:
         f"{RESULTS}/logs/verdict.log",
     params:
+        report=f"{RESULTS}/writeup.pdf",
         source=source_digest("scripts.verdict"),
         strict=config["strict"],
     script:

@@ -1,6 +1,6 @@
 """The report: templates filled with the tables' numbers and typeset.
 
-Needs tables, figures, coverage and self-checks; makes results/<machine>/writeup.typ and writeup.pdf.
+Needs the plan, tables, figures, coverage and self-checks; makes results/<machine>/writeup.typ and writeup.pdf.
 """
 
 TEMPLATES = [str(path) for path in sorted(Path("report").rglob("*.typ*"))]
@@ -9,10 +9,12 @@ TEMPLATES = [str(path) for path in sorted(Path("report").rglob("*.typ*"))]
 rule writeup:
     """The report as a PDF."""
     input:
-        FIGURES,
+        FIGURES.values(),
         TEMPLATES,
+        "report/contents.yaml",
         "report/references.bib",
         **TABLES,
+        plan=rules.plan.output[0],
         coverage=rules.coverage.output[0],
         checks=rules.checks.output[0],
     output:
@@ -22,8 +24,7 @@ rule writeup:
         f"{RESULTS}/logs/writeup.log",
     params:
         experiments=list(PLAN.jobs),
-        source=source_digest("scripts.writeup"),
-        plan=plan_digest(),
+        source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),
     message:
         "Typesetting {output.pdf}"
     script:

@@ -3,26 +3,30 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.measure.record import WHOLE_CELL
-from cs336_systems.plan import Plan, make_plan
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.measure.record import parameters
+from cs336_systems.plan import Plan, read_plan
 from scripts.data import load
 from scripts.log import log_to
 
-OUTCOMES = ["ok", "oom", "skipped", "failed", "not run"]
+NOT_RUN = "not run"
+OUTCOMES = ["ok", "oom", "skipped", "failed", NOT_RUN]
 
 
 def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """One row a grid: experiment, grid, planned cells, and cells of each outcome."""
+    """One row per grid: experiment, grid, planned cells, and cells of each outcome."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for experiment, jobs in plan.jobs.items():
-        outcomes = cell_outcomes(tables[experiment])
+        outcomes = cell_outcomes(experiment, tables[experiment])
         for job in jobs.values():
             counter = counts.setdefault((experiment, job.grid), Counter())
-            counter.update(outcomes.get(dataclasses.astuple(cell), "not run") for cell in job.cells)
+            counter.update(outcomes.get(dataclasses.astuple(cell), NOT_RUN) for cell in job.cells)
     return DataFrame(
         {"experiment": experiment, "grid": grid, "planned": counter.total()}
         | {outcome: counter[outcome] for outcome in OUTCOMES}
@@ -30,26 +34,60 @@ def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     )
 
 
-def cell_outcomes(table: DataFrame) -> dict[tuple[Any, ...], str]:
+def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], str]:
     """Status of each cell of a table, by its parameters: that of the row for the whole cell, or ok."""
-    columns = list(table.columns)
-    parameters = columns[columns.index("experiment") + 1 : columns.index("metric")]
     outcomes: dict[tuple[Any, ...], str] = {}
-    for row in table.itertuples(index=False):
-        cell = tuple(getattr(row, name) for name in parameters)
-        if row.metric == WHOLE_CELL:
-            outcomes[cell] = row.status
+    for cell, metric, status in zip(cells_of(experiment, table), table["metric"], table["status"], strict=True):
+        if metric == WHOLE_CELL:
+            outcomes[cell] = status
         else:
             outcomes.setdefault(cell, "ok")
     return outcomes
 
 
-def write_coverage(config: Mapping[str, Any], tables: Mapping[str, str], output: str) -> None:
-    """Write the coverage of the tables at the given paths."""
+def cells_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
+    """The parameters of each row of a table."""
+    return list(table[parameters(EXPERIMENTS[experiment])].itertuples(index=False, name=None))
+
+
+def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
+    """Why cells or single metrics have no number.
+
+    One row per experiment, grid, metric and status, with the number of cells and the first reason; of the cells that
+    were not run, one row per reason.
+    """
+    counts: Counter[tuple[str, ...]] = Counter()
+    first_reasons: dict[tuple[str, ...], str] = {}
+    for experiment, jobs in plan.jobs.items():
+        grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
+        table = tables[experiment]
+        lost = table[table["status"] != "ok"]
+        for cell, row in zip(cells_of(experiment, lost), lost.itertuples(index=False), strict=True):
+            # A cell that was measured once and is planned no more has no grid.
+            key = (experiment, grids.get(cell, "–"), row.metric, row.status)
+            counts[key] += 1
+            first_reasons.setdefault(key, row.message)
+        measured = set(cells_of(experiment, table))
+        for job in jobs.values():
+            if missing := sum(dataclasses.astuple(cell) not in measured for cell in job.cells):
+                why = plan.obstacle(job) or NOT_RUN
+                key = (experiment, job.grid, WHOLE_CELL, NOT_RUN, why)
+                counts[key] += missing
+                first_reasons[key] = why
+    columns = ["experiment", "grid", "metric", "status", "cells", "reason"]
+    return DataFrame(([*key[:4], count, first_reasons[key]] for key, count in counts.items()), columns=columns)
+
+
+def write_coverage(plan: str, tables: Mapping[str, str], output: str) -> None:
+    """Write the coverage of the plan at a path by the tables at others."""
     loaded = {name: load(name, path) for name, path in tables.items()}
-    cover(make_plan(config), loaded).to_csv(output, index=False)
+    cover(read_plan(Path(plan)), loaded).to_csv(output, index=False)
 
 
 if __name__ == "__main__":
     with log_to(snakemake.log[0]):
-        write_coverage(config=snakemake.config, tables=dict(snakemake.input.items()), output=snakemake.output[0])
+        write_coverage(
+            plan=snakemake.input.plan,
+            tables={name: snakemake.input[name] for name in snakemake.params.experiments},
+            output=snakemake.output[0],
+        )

@@ -8,7 +8,8 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import WHOLE_CELL, read_rows, row_model
+from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.measure.record import read_table, row_model
 from cs336_systems.sizes import SIZES, parse_size, size_name
 
 HANDOUT_CONTEXT = 512
@@ -21,29 +22,21 @@ MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_
 def load(experiment: str, path: str | Path) -> DataFrame:
     """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
     kind = EXPERIMENTS[experiment]
-    rows = [row.model_dump() for row in read_rows(kind, [Path(path)])]
+    rows = [row.model_dump() for row in read_table(kind, Path(path))]
     table = DataFrame(rows, columns=list(row_model(kind).model_fields))
     if "size" in table:
         table["label"] = [size_name(size) for size in table["size"]]
     return table
 
 
-SETTINGS = {
-    "end_to_end": ["batch_size", "vocab_size", "steps", "model"],
-    "accumulation": ["additions"],
-    "attention": ["batch_size", "precision", "warmup", "steps"],
-}
-"""Parameters that the report does not compare: a table or figure shows cells of one value of each."""
+def load_at_one_setting(experiment: str, path: str | Path) -> DataFrame:
+    """An experiment's table, reduced to one value of each of its settings."""
+    return at_one_setting(experiment, load(experiment, path))
 
 
-def load_typical(experiment: str, path: str | Path) -> DataFrame:
-    """An experiment's table, reduced to the most frequent value of each of its `SETTINGS`."""
-    return typical(experiment, load(experiment, path))
-
-
-def typical(experiment: str, table: DataFrame) -> DataFrame:
+def at_one_setting(experiment: str, table: DataFrame) -> DataFrame:
     """The rows that have the most frequent value of each parameter that the report does not compare."""
-    for column in SETTINGS.get(experiment, []):
+    for column in EXPERIMENTS[experiment].settings:
         if len(table):
             table = table[table[column] == table[column].mode().iloc[0]]
     return table

@@ -1,21 +1,21 @@
 """The self-checks: what must hold if the numbers are to be believed."""
 
+import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 
 from pandas import DataFrame
 
-from scripts.checks import attention, end_to_end, every
-from scripts.checks.check import Check
+from scripts.check import Check
 from scripts.data import load
+from scripts.discovery import modules
 from scripts.log import log_to
 
 
 def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every self-check of the report."""
-    yield from end_to_end.checks(tables["end_to_end"])
-    yield from attention.checks(tables["attention"], tables["flash"])
-    yield from every.checks(tables)
+    """Every self-check of the report: the checks of each module of scripts/checks."""
+    for module in modules("scripts.checks"):
+        yield from importlib.import_module(module).checks(tables)
 
 
 def write_checks(tables: Mapping[str, str], output: str) -> None:

@@ -3,16 +3,21 @@
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import read_rows, write_rows
+from cs336_systems.measure.record import read_jobs, write_table
 from scripts.log import log_to
 
 
-def merge(experiment: str, csvs: list[str], output: str) -> None:
-    """Write the table; without files, one that has columns and no rows."""
+def merge(experiment: str, csvs: list[str], output: str, machine: str) -> None:
+    """Write the table of what the labelled machine measured; without files, one that has columns and no rows."""
     kind = EXPERIMENTS[experiment]
-    write_rows(Path(output), kind, read_rows(kind, map(Path, csvs)))
+    write_table(Path(output), kind, read_jobs(kind, map(Path, csvs), machine))
 
 
 if __name__ == "__main__":
     with log_to(snakemake.log[0]):
-        merge(experiment=snakemake.wildcards.experiment, csvs=list(snakemake.input), output=snakemake.output[0])
+        merge(
+            experiment=snakemake.wildcards.experiment,
+            csvs=list(snakemake.input),
+            output=snakemake.output[0],
+            machine=snakemake.params.machine,
+        )

@@ -1,4 +1,4 @@
-"""The outcome of the self-checks in one line, and a failed run where the configuration is strict."""
+"""Where the report is and how its self-checks went, in one line, and a failed run where the configuration is strict."""
 
 import sys
 from pathlib import Path
@@ -8,8 +8,8 @@ import pandas
 from scripts.log import log_to
 
 
-def judge(checks: str, output: str, strict: bool) -> None:
-    """Write the verdict.
+def judge(checks: str, output: str, report: str, strict: bool) -> None:
+    """Write the verdict on the report at a path.
 
     Raises:
         SystemExit: a check failed and the configuration is strict.
@@ -20,9 +20,15 @@ def judge(checks: str, output: str, strict: bool) -> None:
         complaints = "; ".join(f"{row.check}: {row.detail}" for row in failed.itertuples())
         sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {complaints}")
     applicable = (table["outcome"] != "not applicable").sum()
-    Path(output).write_text(f"{applicable - len(failed)} of {applicable} self-checks passed\n", encoding="utf-8")
+    passed = f"{applicable - len(failed)} of {applicable} self-checks passed"
+    Path(output).write_text(f"The report is {report} ({passed})\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     with log_to(snakemake.log[0]):
-        judge(checks=snakemake.input[0], output=snakemake.output[0], strict=snakemake.params.strict)
+        judge(
+            checks=snakemake.input[0],
+            output=snakemake.output[0],
+            report=snakemake.params.report,
+            strict=snakemake.params.strict,
+        )

@@ -1,44 +1,19 @@
 """Render the report: Jinja fills Typst templates with values computed from the tables, Typst typesets the PDF."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pandas
 import typst
 
-from cs336_systems.plan import Plan, make_plan
-from scripts.answers import (
-    benchmarking_mixed_precision,
-    benchmarking_script,
-    flash,
-    flash_backward,
-    flash_benchmarking,
-    mixed_precision_accumulation,
-    pytorch_attention,
-    summary,
-    torch_compile,
-)
-from scripts.data import load, typical
+from cs336_systems.plan import Plan, read_plan
+from scripts.contents import Contents, read_contents
+from scripts.data import at_one_setting, load
 from scripts.log import log_to
-from scripts.typst import FILTERS, FONT_FOLDER, finalize
-
-PARTS: dict[str, dict[str, Callable[[Mapping[str, pandas.DataFrame]], dict[str, Any]]]] = {
-    "Benchmarking and profiling, one device": {
-        "benchmarking_script": benchmarking_script.answers,
-        "mixed_precision_accumulation": mixed_precision_accumulation.answers,
-        "benchmarking_mixed_precision": benchmarking_mixed_precision.answers,
-    },
-    "Attention": {
-        "pytorch_attention": pytorch_attention.answers,
-        "torch_compile": torch_compile.answers,
-        "flash_forward": flash.answers,
-        "flash_backward": flash_backward.answers,
-        "flash_benchmarking": flash_benchmarking.answers,
-    },
-}
-"""The report's parts and their sections, in order: each section has a template of its name in report/sections."""
+from scripts.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
+from scripts.summary import summarize
 
 
 def environment(templates: Path) -> jinja2.Environment:
@@ -63,20 +38,43 @@ def environment(templates: Path) -> jinja2.Environment:
 
 
 def render(
-    plan: Plan, tables: Mapping[str, pandas.DataFrame], coverage: pandas.DataFrame, checks: pandas.DataFrame
+    contents: Contents,
+    plan: Plan,
+    tables: Mapping[str, pandas.DataFrame],
+    coverage: pandas.DataFrame,
+    checks: pandas.DataFrame,
 ) -> str:
     """The report as Typst source."""
-    shown = {name: typical(name, table) for name, table in tables.items()}
+    shown = {name: at_one_setting(name, table) for name, table in tables.items()}
+    summary = summarize(tables, plan, coverage, checks)
+    modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
+    sections = {name: module.answers(shown) for name, module in modules.items()}
+    tiles = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
     return (
         environment(Path("report"))
         .get_template("writeup.typ.j2")
         .render(
-            summary=summary.answers(tables, plan, coverage, checks),
-            parts={part: list(sections) for part, sections in PARTS.items()},
-            sections={name: answers(shown) for part in PARTS.values() for name, answers in part.items()},
+            summary=summary,
+            parts=contents.parts,
+            sections=sections,
+            tiles=[tile for of_a_section in tiles for tile in of_a_section],
+            figure=picture_of(contents, summary["machine"]),
             commands={name: [job.command for job in jobs.values()] for name, jobs in plan.jobs.items()},
         )
     )
+
+
+def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
+    """The function by which a section shows a figure: from the figure's name to Typst markup."""
+
+    def figure(name: str) -> Typst:
+        if name not in contents.figures:
+            raise ValueError(f"a template shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
+        shown = contents.figures[name]
+        caption = escape(f"{shown.caption}, on {machine}.")
+        return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
+
+    return figure
 
 
 def typeset(source: Path, output: Path) -> None:
@@ -92,12 +90,11 @@ def typeset(source: Path, output: Path) -> None:
         raise RuntimeError(f"{source}: {error.diagnostic}") from None
 
 
-def write(
-    config: Mapping[str, Any], tables: Mapping[str, str], coverage: str, checks: str, source: str, output: str
-) -> None:
-    """Render and typeset the report of the tables at the given paths."""
+def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, source: str, output: str) -> None:
+    """Render and typeset the report of the plan and the tables at the given paths."""
     loaded = {name: load(name, path) for name, path in tables.items()}
-    text = render(make_plan(config), loaded, pandas.read_csv(coverage), pandas.read_csv(checks, keep_default_na=False))
+    outcomes = pandas.read_csv(checks, keep_default_na=False)
+    text = render(read_contents(), read_plan(Path(plan)), loaded, pandas.read_csv(coverage), outcomes)
     Path(source).write_text(text, encoding="utf-8")
     typeset(Path(source), Path(output))
 
@@ -105,7 +102,7 @@ def write(
 if __name__ == "__main__":
     with log_to(snakemake.log[0]):
         write(
-            config=snakemake.config,
+            plan=snakemake.input.plan,
             tables={name: snakemake.input[name] for name in snakemake.params.experiments},
             coverage=snakemake.input.coverage,
             checks=snakemake.input.checks,

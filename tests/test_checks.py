@@ -7,13 +7,16 @@ import pytest
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.attention import Attention
+from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import WHOLE_CELL, Measurement
+from cs336_systems.measure.machine import machine_label
+from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
 from cs336_systems.sizes import parse_size
-from scripts.checks import attention, end_to_end, every
-from scripts.coverage import OUTCOMES, cover
-from scripts.data import load
+from scripts.checks import all_experiments, attention, end_to_end
+from scripts.coverage import cover, losses
+from scripts.data import load, select
 from scripts.self_checks import all_checks, write_checks
 from scripts.tables import merge
 from scripts.verdict import judge
@@ -32,9 +35,10 @@ END_TO_END = {
 def load_tables(folder, scale, **origin):
     """Each experiment's table of made-up measurements, through the files that the pipeline reads."""
     tables = {}
+    machine = machine_label(origin.get("gpu", ""))
     for name in EXPERIMENTS:
         raw = write_raw(folder, name, rows_of(planned_cells(name, scale), provenance(**origin)))
-        merge(name, [str(raw)], str(folder / f"{name}.csv"))
+        merge(name, [str(raw)], str(folder / f"{name}.csv"), machine)
         tables[name] = load(name, folder / f"{name}.csv")
     return tables
 
@@ -240,20 +244,22 @@ def test_more_than_three_complaints_are_counted(table):
     assert check.detail.endswith(f"(and {number - 3} more)")
 
 
-def test_a_copied_timing_is_found(sound, table):
-    steps = table[table["metric"] == "step"].index
-    table.loc[steps[3], "mean"] = table.loc[steps[7], "mean"]
-    tables = sound | {"end_to_end": table}
-    assert every.no_two_cells_identical(sound).outcome == "passed"
-    check = every.no_two_cells_identical(tables)
-    assert (check.outcome, check.detail) == ("failed", f"{table.loc[steps[7], 'mean']} ms")
+@pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.timed])
+def test_a_copied_timing_is_found(sound, name):
+    assert all_experiments.no_two_cells_identical(sound).outcome == "passed"
+    table = sound[name].copy()
+    first, second, *_ = select(table, metric=EXPERIMENTS[name].timed, status="ok").index
+    table.loc[first, "mean"] = table.loc[second, "mean"]
+    check = all_experiments.no_two_cells_identical(sound | {name: table})
+    unit = EXPERIMENTS[name].metrics[EXPERIMENTS[name].timed]
+    assert (check.outcome, check.detail) == ("failed", f"{table.loc[second, 'mean']} {unit}")
 
 
 @pytest.mark.parametrize("other", ["NVIDIA A10", ""])
 def test_two_machines_are_found(sound, other):
-    assert every.one_machine(sound).outcome == "passed"
+    assert all_experiments.one_machine(sound).outcome == "passed"
     flash = sound["flash"].assign(gpu=other)
-    check = every.one_machine(sound | {"flash": flash})
+    check = all_experiments.one_machine(sound | {"flash": flash})
     assert (check.outcome, check.detail) == ("failed", " and ".join(sorted(["NVIDIA H200", other or "no GPU"])))
 
 
@@ -261,7 +267,7 @@ def test_all_outcomes_are_written(sound, tmp_path):
     paths = {name: tmp_path / f"{name}.csv" for name in sound}
     for name in sound:
         raw = write_raw(tmp_path, name, rows_of(planned_cells(name, "handout")[:1], provenance(**H200)))
-        merge(name, [str(raw)], str(paths[name]))
+        merge(name, [str(raw)], str(paths[name]), "nvidia-h200")
     write_checks({name: str(path) for name, path in paths.items()}, str(tmp_path / "checks.csv"))
     written = pandas.read_csv(tmp_path / "checks.csv", keep_default_na=False)
     assert list(written.columns) == ["check", "outcome", "detail"]
@@ -278,8 +284,8 @@ def test_coverage_counts_every_planned_cell_once(tmp_path):
     run = [cell for cell in cells if cell.size != "10B"]
     rows = rows_of(run, provenance(**H200), lambda cell: lost.get(cell.context) if cell.size == "xl" else None)
     tables = {name: load(name, write_raw(tmp_path, name, rows if name == "end_to_end" else [])) for name in EXPERIMENTS}
-    found = cover(make_plan(config(scale="handout")), tables).set_index(["experiment", "grid"])
-    # Six training modes and precisions a size and context; nothing of 10B was run.
+    found = cover(make_plan(config(machine="1 x NVIDIA H200")), tables).set_index(["experiment", "grid"])
+    # Six training modes and precisions per size and context; nothing of 10B was run.
     assert found.loc[("end_to_end", "eager")].to_dict() == {
         "planned": 144,
         "ok": 102,
@@ -290,8 +296,63 @@ def test_coverage_counts_every_planned_cell_once(tmp_path):
     }
     assert found.loc[("end_to_end", "compiled"), "skipped"] == 6
     assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
-    assert (found["planned"] == found[OUTCOMES].sum(axis=1)).all()
     assert found["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """A plan for one GPU in which the ablation takes four, and its cells."""
+    monkeypatch.setattr(FlashAblation, "processes", 4)
+    return make_plan(config(machine="1 x NVIDIA H200")), planned_cells("flash_ablation", "handout")
+
+
+def coverage_of(name, rows, plan, folder):
+    """The coverage of an experiment's grids and what its cells lack, where only these rows were measured."""
+    tables = {other: load(other, write_raw(folder, other, rows if other == name else [])) for other in EXPERIMENTS}
+    covered, lost = cover(plan, tables), losses(plan, tables)
+    return select(covered, experiment=name), select(lost, experiment=name)
+
+
+def test_cells_that_need_more_gpus_are_not_run_and_say_so(wide, tmp_path):
+    plan, cells = wide
+    covered, lost = coverage_of("flash_ablation", [], plan, tmp_path)
+    assert covered["not run"].sum() == len(cells)
+    assert lost["cells"].sum() == len(cells)
+    assert set(lost["grid"]) == {job.grid for job in plan.jobs["flash_ablation"].values()}
+    assert set(lost["reason"]) == {"it needs 4 GPUs, and 1 is visible"}
+
+
+def test_what_a_wider_machine_measured_counts(wide, tmp_path):
+    plan, cells = wide
+    covered, lost = coverage_of("flash_ablation", rows_of(cells[1:], provenance(**H200)), plan, tmp_path)
+    assert (covered["ok"].sum(), covered["not run"].sum()) == (len(cells) - 1, 1)
+    assert list(lost["cells"]) == [1]
+
+
+def test_a_cell_that_is_planned_no_more_has_no_grid(tmp_path):
+    cell = Attention(sequence=7)
+    lost = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
+    rows = rows_of([cell], provenance(), lambda cell: lost)
+    covered, lost = coverage_of("attention", rows, make_plan(config(machine="cpu")), tmp_path)
+    assert covered["failed"].sum() == 0
+    assert lost[lost["status"] == "failed"][["grid", "cells", "reason"]].values.tolist() == [["–", 1, "no compiler"]]
+
+
+def test_lost_metrics_are_told_from_lost_cells(tmp_path):
+    plan = make_plan(config(machine="cpu"))
+    cells = planned_cells("end_to_end", "smoke")
+    failed = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
+    rows = rows_of(cells, provenance(), lambda cell: failed if cell.compiled else None)
+    covered, lost = coverage_of("end_to_end", rows, plan, tmp_path)
+    compiled = sum(cell.compiled for cell in cells)
+    assert covered["failed"].sum() == compiled
+    found = {(row.grid, row.metric, row.status): (row.cells, row.reason) for row in lost.itertuples()}
+    varied = sum(cell.warmup < 3 for cell in cells)
+    assert found == {
+        ("eager", "peak_memory", "skipped"): (len(cells) - compiled - varied, "on CUDA devices only"),
+        ("compiled", WHOLE_CELL, "failed"): (compiled, "no compiler"),
+        ("warmup", "peak_memory", "skipped"): (varied, "on CUDA devices only"),
+    }
 
 
 @pytest.fixture
@@ -301,7 +362,7 @@ def judged(tmp_path):
     def run(*outcomes, strict=False):
         rows = [{"check": f"check {index}", "outcome": name, "detail": "why"} for index, name in enumerate(outcomes)]
         pandas.DataFrame(rows).to_csv(tmp_path / "checks.csv", index=False)
-        judge(str(tmp_path / "checks.csv"), str(tmp_path / "verdict.txt"), strict)
+        judge(str(tmp_path / "checks.csv"), str(tmp_path / "verdict.txt"), "results/cpu/writeup.pdf", strict)
         return (tmp_path / "verdict.txt").read_text()
 
     run.verdict = tmp_path / "verdict.txt"
@@ -310,11 +371,12 @@ def judged(tmp_path):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_the_verdict_counts_what_applies(judged, strict):
-    assert judged("passed", "not applicable", "passed", strict=strict) == "2 of 2 self-checks passed\n"
+    line = "The report is results/cpu/writeup.pdf (2 of 2 self-checks passed)\n"
+    assert judged("passed", "not applicable", "passed", strict=strict) == line
 
 
 def test_a_failed_check_fails_a_strict_run_only(judged):
-    assert judged("passed", "failed", "not applicable") == "1 of 2 self-checks passed\n"
+    assert "(1 of 2 self-checks passed)" in judged("passed", "failed", "not applicable")
     judged.verdict.unlink()
     with pytest.raises(SystemExit) as status:
         judged("passed", "failed", strict=True)

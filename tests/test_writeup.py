@@ -1,6 +1,7 @@
 """The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
 
 import contextlib
+import dataclasses
 import re
 import shutil
 from pathlib import Path
@@ -10,41 +11,34 @@ import pandas
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import WHOLE_CELL, Measurement
-from cs336_systems.plan import plan_jobs
-from scripts import answers
+from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
+from cs336_systems.plan import Plan, make_plan, write_plan
 from scripts.answers import benchmarking_mixed_precision, benchmarking_script, pytorch_attention, torch_compile
+from scripts.contents import read_contents
 from scripts.coverage import write_coverage
-from scripts.data import load
-from scripts.figures import flash, speedup, step_context, step_phases, warmup
+from scripts.data import at_one_setting, load
+from scripts.discovery import modules
+from scripts.draw import draw
 from scripts.self_checks import write_checks
 from scripts.tables import merge
-from scripts.writeup import PARTS, environment, typeset, write
+from scripts.writeup import environment, picture_of, render, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
-SECTIONS = [name for part in PARTS.values() for name in part]
+CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
+H200_PLAN = make_plan(config(machine="1 x NVIDIA H200"))
+CPU_PLAN = make_plan(config(machine="cpu"))
 NASTY = (
     "#panic() $x_1$ @tab-times <checks> {{a}} << b >> <% set c %> <# d #> \"q\" 'r' \\n \\ *bold* _e_ `f` [g] // h "
     "Ωмега"
 )
 CHINESE, SHOWN_CHINESE = "测 中", "[U+6D4B] [U+4E2D]"
-FIGURES = {
-    "step_phases": (step_phases, "end_to_end", {}),
-    "step_context": (step_context, "end_to_end", {}),
-    "warmup": (warmup, "end_to_end", {}),
-    "precision_speedup": (speedup, "end_to_end", {"comparison": "precision"}),
-    "compile_speedup": (speedup, "end_to_end", {"comparison": "compile"}),
-    "flash_latency": (flash, "flash", {"quantity": "latency"}),
-    "flash_throughput": (flash, "flash", {"quantity": "throughput"}),
-    "flash_memory": (flash, "flash", {"quantity": "memory"}),
-}
-"""Module, table and options of each picture."""
 
 
 class Report:
     """A finished report and what it was made of."""
 
     def __init__(self, results: Path):
+        self.results = results
         self.pdf = results / "writeup.pdf"
         self.source = results / "writeup.typ"
         self.text = pdf_text(self.pdf)
@@ -55,24 +49,35 @@ class Report:
         return squeeze(text) in self.text
 
 
-def write_report(folder: Path, label: str, rows: dict) -> Report:
-    """The report that the pipeline's scripts make of rows, by experiment; the label `cpu` is this machine."""
+def typeset_again(plan: Plan) -> None:
+    """Fill and typeset the report from the tables, coverage and self-checks that are there."""
+    results = plan.results
+    write(
+        plan=str(results / "plan.json"),
+        tables={name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS},
+        coverage=str(results / "coverage.csv"),
+        checks=str(results / "checks.csv"),
+        source=str(results / "writeup.typ"),
+        output=str(results / "writeup.pdf"),
+    )
+
+
+def write_report(folder: Path, plan: Plan, rows: dict) -> Report:
+    """The report that the pipeline's scripts make of rows, by experiment."""
     shutil.copytree(ROOT / "report", folder / "report")
-    results = Path("results", label)
-    settings = config(scale="smoke") if label == "cpu" else config(machine=label)
-    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+    results = plan.results
+    with contextlib.chdir(folder):
         tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
         for name, path in tables.items():
-            raw = [str(write_raw(results, name, rows[name]))] if name in rows else []
-            merge(name, raw, path)
+            raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
+            merge(name, raw, path, plan.machine)
+        write_plan(plan, results / "plan.json")
         (results / "figures").mkdir()
-        for picture, (module, experiment, options) in FIGURES.items():
-            module.draw(table=tables[experiment], output=str(results / "figures" / f"{picture}.svg"), **options)
-        write_coverage(settings, tables, str(results / "coverage.csv"))
+        for name, figure in CONTENTS.figures.items():
+            draw(figure.script, figure.options, tables[figure.table], str(results / "figures" / f"{name}.svg"))
+        write_coverage(str(results / "plan.json"), tables, str(results / "coverage.csv"))
         write_checks(tables, str(results / "checks.csv"))
-        ends = {"source": str(results / "writeup.typ"), "output": str(results / "writeup.pdf")}
-        write(settings, tables, str(results / "coverage.csv"), str(results / "checks.csv"), **ends)
+        typeset_again(plan)
     return Report(folder / results)
 
 
@@ -86,20 +91,20 @@ def h200(tmp_path_factory):
         name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
         for name in EXPERIMENTS
     }
-    return write_report(tmp_path_factory.mktemp("h200"), "nvidia-h200", rows)
+    return write_report(tmp_path_factory.mktemp("h200"), H200_PLAN, rows)
 
 
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory):
     """The report of the smoke grids on a processor with a nasty name."""
     rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
-    return write_report(tmp_path_factory.mktemp("cpu"), "cpu", rows)
+    return write_report(tmp_path_factory.mktemp("cpu"), CPU_PLAN, rows)
 
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory):
     """The report of a machine on which nothing was measured."""
-    return write_report(tmp_path_factory.mktemp("nothing"), "cpu", {})
+    return write_report(tmp_path_factory.mktemp("nothing"), CPU_PLAN, {})
 
 
 @pytest.fixture(params=["h200", "cpu", "nothing"])
@@ -108,36 +113,36 @@ def report(request):
 
 
 def test_every_report_has_every_section(report):
-    for part in PARTS:
+    for part in CONTENTS.parts:
         assert report.says(part)
-    for name in SECTIONS:
+    for name in CONTENTS.sections:
         assert report.says(name)
     for heading in ("Machine and versions", "Coverage", "Self-checks", "Commands", "References"):
         assert report.says(heading)
 
 
-def test_sections_are_templates_and_answers():
-    assert {path.name.removesuffix(".typ.j2") for path in (ROOT / "report" / "sections").glob("*")} == set(SECTIONS)
-    sources = {path.stem: path.read_text() for path in Path(answers.__file__).parent.glob("[!_]*.py")}
-    used = {function.__module__.rpartition(".")[2] for part in PARTS.values() for function in part.values()}
-    parts = {
-        name for name in sources if any(f"from scripts.answers.{name} import" in text for text in sources.values())
-    }
-    assert used | parts | {"summary"} == set(sources)
+def test_no_template_module_or_caption_is_left_over():
+    templates = {path.name.removesuffix(".typ.j2") for path in (ROOT / "report" / "sections").glob("*")}
+    assert templates == set(CONTENTS.sections)
+    assert {path.stem for path in (ROOT / "report" / "captions").glob("*")} == {"figure", "table", "checks"}
+    assert modules("scripts.answers") == sorted(f"scripts.answers.{name}" for name in CONTENTS.sections)
+    used = {f"scripts.figures.{figure.script}" for figure in CONTENTS.figures.values()}
+    assert modules("scripts.figures") == sorted(used)
 
 
-def test_every_picture_of_the_templates_is_drawn_and_captioned(h200, nothing):
+def test_every_picture_is_shown_once_and_drawn(h200, nothing):
     templates = "".join(path.read_text() for path in (ROOT / "report").rglob("*.j2"))
-    assert set(re.findall(r'#picture\("(\w+)"', templates)) == set(FIGURES)
-    assert {path.stem for path in (ROOT / "report" / "captions").glob("*.rst")} == {*FIGURES, "table", "checks"}
-    for name in FIGURES:
+    assert sorted(re.findall(r'<< figure\("(\w+)"\) >>', templates)) == sorted(CONTENTS.figures)
+    for name, figure in CONTENTS.figures.items():
         drawn, note = ((report.figures / f"{name}.svg").read_bytes() for report in (h200, nothing))
         assert drawn.count(b"<path") > 2 * note.count(b"<path"), name
         assert b"<image" not in drawn  # vectors only
+        assert h200.says(f"{figure.caption}, on NVIDIA H200.")
 
 
-def test_every_number_in_the_report_was_computed(report):
-    assert not re.search(r"\bnan\b|\binf\b|\bNone\b|Undefined", report.source.read_text())
+def test_a_picture_that_is_not_listed_is_told():
+    with pytest.raises(ValueError, match="a template shows the figure 'flash_speed'; allowed: step_phases, "):
+        picture_of(CONTENTS, "x")("flash_speed")
 
 
 def test_a_failures_words_come_out_literally(h200):
@@ -153,18 +158,51 @@ def test_a_processors_name_comes_out_literally(cpu):
 
 def test_a_report_of_nothing_says_so(nothing):
     assert nothing.says("not run")
-    assert nothing.text.count(squeeze("measured on this machine")) >= len(SECTIONS) - 2
+    assert nothing.text.count(squeeze("measured on this machine")) >= len(CONTENTS.sections) - 2
     planned = sum(len(planned_cells(name, "smoke")) for name in EXPERIMENTS)
     assert nothing.says(f"0 of {planned} planned cells measured")
     assert nothing.says("0 of 0 applicable self-checks passed")
 
 
 def test_the_machine_is_named_and_doubts_are_told(h200, cpu):
-    assert h200.says("measured on NVIDIA H200")
+    assert h200.says("Measured on this machine: NVIDIA H200, 2026-01-02, commit 0123abc.")
     assert h200.says("uncommitted changes")
     assert not cpu.says("uncommitted changes")
     assert cpu.says("The smoke scale")
     assert not h200.says("The smoke scale")
+
+
+def rendered(report: Report, plan: Plan, tables: dict) -> str:
+    """The Typst source of other tables under another plan, with the coverage and self-checks of a report."""
+    coverage, checks = (pandas.read_csv(report.results / f"{name}.csv") for name in ("coverage", "checks"))
+    with contextlib.chdir(ROOT):
+        return render(CONTENTS, plan, tables, coverage, checks)
+
+
+def test_recorded_results_are_told_from_a_runs_own(h200):
+    text = rendered(h200, dataclasses.replace(H200_PLAN, recorded=True, gpus=0), h200.tables)
+    assert 'Recorded results of #"nvidia-h200";, measured' in text
+    assert "; nothing was measured for this report." in text
+    assert "Measured on this machine" not in text
+    assert '"results/recorded/nvidia-h200"' in text  # where its pictures are
+
+
+def test_several_commits_are_named_in_the_order_of_measurement(h200):
+    later = h200.tables["flash"].assign(git_commit="9876543210", utc="2026-01-04T00:00:00+00:00")
+    text = rendered(h200, H200_PLAN, h200.tables | {"flash": later.assign(git_dirty=None)})
+    assert '#"2026-01-02"; to #"2026-01-04";' in text
+    assert 'commits #"0123abc"; and #"9876543"; (see @versions)' in text
+    without_git = {name: table.assign(git_commit="") for name, table in h200.tables.items()}
+    assert 'commit #"unknown";' in rendered(h200, H200_PLAN, without_git)
+
+
+def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
+    utilization, inflation = "of the dense peak in the", "how much timing without warm-up inflates"
+    gain, step = "as fast as PyTorch’s", "with our attention kernels instead of plain attention"
+    assert [h200.says(text) for text in (utilization, inflation, gain, step)] == [True, False, True, True]
+    assert [cpu.says(text) for text in (utilization, inflation, gain, step)] == [False, True, False, False]
+    tiles = [report.source.read_text().count("\ntile(") for report in (h200, cpu, nothing)]
+    assert tiles == [6, 5, 1]
 
 
 def test_lost_cells_are_counted_and_explained(h200):
@@ -178,20 +216,16 @@ def test_lost_cells_are_counted_and_explained(h200):
 
 def test_every_job_can_be_repeated_by_its_command(h200):
     for name in EXPERIMENTS:
-        for job in plan_jobs(name, config(), "handout").values():
+        for job in H200_PLAN.jobs[name].values():
             assert h200.says(job.command)
 
 
-def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
-    folder = cpu.pdf.parents[2]
+def test_the_same_tables_give_the_same_bytes(cpu):
     first = cpu.pdf.read_bytes(), cpu.source.read_bytes()
-    results = Path("results", "cpu")
-    tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
-    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        ends = {"source": str(results / "writeup.typ"), "output": str(tmp_path / "again.pdf")}
-        write(config(scale="smoke"), tables, str(results / "coverage.csv"), str(results / "checks.csv"), **ends)
-    assert ((tmp_path / "again.pdf").read_bytes(), cpu.source.read_bytes()) == first
+    cpu.pdf.unlink()
+    with contextlib.chdir(cpu.pdf.parents[2]):
+        typeset_again(CPU_PLAN)
+    assert (cpu.pdf.read_bytes(), cpu.source.read_bytes()) == first
 
 
 def test_an_undefined_name_is_an_error(tmp_path):
@@ -259,6 +293,17 @@ def test_the_second_step_is_quoted_only_where_one_warm_up_step_was_measured(h200
     found = benchmarking_script.answers(without)
     assert found["warmup_values"] == ["0", "2", "5"]
     assert found["after_one_worst"] is None
+
+
+def test_the_slowest_step_is_quoted_where_samples_were_kept(h200):
+    table = at_one_setting("end_to_end", h200.tables["end_to_end"]).copy()
+    wanted = {"metric": "step", "size": "large", "context": 256, "precision": "bf16", "mode": "forward", "warmup": 5}
+    (index,) = table[(table[list(wanted)] == list(wanted.values())).all(axis=1) & ~table["compiled"]].index
+    table.loc[index, ["samples", "median"]] = ["2*8 9 1", 2.0]
+    found = benchmarking_script.answers(h200.tables | {"end_to_end": table})["outlier"]
+    assert found == {"factor": 4.5, "cell": "large, context 256, bf16, forward"}
+    recorded = table.assign(samples="")
+    assert benchmarking_script.answers(h200.tables | {"end_to_end": recorded})["outlier"] is None
 
 
 def test_utilization_is_the_share_that_the_samples_were_made_with(h200):

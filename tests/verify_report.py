@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas
 from pypdf import PdfReader
 
-SECTIONS = Path("report/sections")
+from scripts.contents import read_contents
 
 
 def complaints(results: Path) -> list[str]:
@@ -18,11 +18,10 @@ def complaints(results: Path) -> list[str]:
     if not pdf.is_file():
         return [f"{pdf} does not exist"]
     text = "".join(page.extract_text() for page in PdfReader(pdf).pages)
-    names = [path.name.removesuffix(".typ.j2") for path in sorted(SECTIONS.glob("*.typ.j2"))]
     checks = pandas.read_csv(results / "checks.csv")
     failed = checks[checks["outcome"] == "failed"]
     return [
-        *(f"{pdf} has no section {name}" for name in names if name not in text),
+        *(f"{pdf} has no section {name}" for name in read_contents().sections if name not in text),
         *(f"self-check failed: {row.check}: {row.detail}" for row in failed.itertuples()),
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame
 
 from scripts.data import MODES, one, ratio, reason, reference_context, select, size_order, statistic, steady_warmup
-from scripts.typst import Table
+from scripts.markup import Table, Tile, times
 
 COMPONENTS = {
     "parameters": "parameters",
@@ -21,6 +21,15 @@ COMPONENTS = {
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     return {**dtype_answers(tables["autocast_dtypes"]), **speed_answers(tables["end_to_end"])}
+
+
+def tiles(found: Mapping[str, Any]) -> list[Tile]:
+    """What bf16 gains at the largest size, and at the smallest."""
+    if not found["largest"]:
+        return []
+    (small, less), (large, more) = found["smallest"], found["largest"]
+    what = f"bf16 autocast over fp32, forward and backward of the {large} model"
+    return [Tile(times(more), f"{what} ({times(less)} for {small})")]
 
 
 def dtype_answers(table: DataFrame) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import parameters, step_flops
+from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
 from scripts.data import (
@@ -19,7 +20,7 @@ from scripts.data import (
     statistic,
     steady_warmup,
 )
-from scripts.typst import NOT_MEASURED, Table, fixed, mean_std, significant
+from scripts.markup import NOT_MEASURED, Table, Tile, fixed, mean_std, percent, significant, times
 
 PHASES_OF = {"forward": PHASES[:1], "forward_backward": PHASES[:2], "train_step": PHASES}
 SMALL_SPREAD = 0.05
@@ -34,8 +35,6 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     steady = select(eager, warmup=warmup)
     return {
         "context": context,
-        "batch_size": int(eager["batch_size"].iloc[0]) if len(eager) else None,
-        "vocab_size": int(eager["vocab_size"].iloc[0]) if len(eager) else None,
         "warmup": warmup,
         "steps": int(steady["steps"].max()) if len(steady) else None,
         "times": times_table(select(steady, context=context)),
@@ -46,6 +45,21 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **warmup_answers(eager),
         **overhead(table),
     }
+
+
+def tiles(found: Mapping[str, Any]) -> list[Tile]:
+    """The best utilization; where no peak rate is known, what warm-up does and how far repeated steps scatter."""
+    if best := found["best_utilization"]:
+        what = f"of the dense peak in the {best['cell']} training step: the best utilization here"
+        return [Tile(percent(best["share"]), what)]
+    shown = []
+    if found["warmup_table"]:
+        inflation = f"how much timing without warm-up inflates the mean of {found['steps']} steps, at worst"
+        shown.append(Tile(times(found["most_inflated"]), inflation))
+    if found["cells"]:
+        scatter = f"standard deviation over mean of repeated steps: the median of {found['cells']} cells"
+        shown.append(Tile(percent(found["typical_variation"]), scatter))
+    return shown
 
 
 def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float | None]:
@@ -59,7 +73,7 @@ def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float |
 
 
 def times_table(rows: DataFrame) -> Table:
-    """Mean ± std of each phase and the utilization of the whole step, a row a size and precision."""
+    """Mean ± std of each phase and the utilization of the whole step, one row per size and precision."""
     cells = [(size, precision) for size in size_order(rows) for precision in ("fp32", "bf16")]
     columns: dict[str, list] = {phase: [] for phase in PHASES}
     texts, utilization, reasons = [], [], []
@@ -157,12 +171,26 @@ def spread(steady: DataFrame) -> dict[str, Any]:
         "cells": len(steps),
         "typical_variation": steps["variation"].median(),
         "worst_variation": worst["variation"],
-        "worst_cell": f"{worst['label']}, context {worst['context']}, {worst['precision']}, "
-        f"{worst['mode'].replace('_', ' ')}",
+        "worst_cell": name_of(worst),
         "worst_step": worst["mean"],
         "wide_cells": wide,
         "small_spread": SMALL_SPREAD,
+        "outlier": outlier(steps),
     }
+
+
+def outlier(steps: DataFrame) -> dict[str, Any] | None:
+    """The sample that exceeds the median of its cell by the largest factor; None where no samples were kept."""
+    kept = steps[steps["samples"] != ""]
+    if not len(kept):
+        return None
+    factors = kept["samples"].map(lambda samples: max(parse_samples(samples))) / kept["median"]
+    return {"factor": factors.max(), "cell": name_of(kept.loc[factors.idxmax()])}
+
+
+def name_of(step: Mapping[str, Any]) -> str:
+    """A cell in words."""
+    return f"{step['label']}, context {step['context']}, {step['precision']}, {step['mode'].replace('_', ' ')}"
 
 
 def warmup_answers(eager: DataFrame) -> dict[str, Any]:

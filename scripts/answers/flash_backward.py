@@ -5,14 +5,15 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers import flash
 from scripts.data import ratio, select, statistic
-from scripts.typst import Table
+from scripts.implementations import availability
+from scripts.markup import Table
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
-    return flash.answers(tables) | backward_ways(select(tables["flash"], compiled_call=False))
+    table = tables["flash"]
+    return availability(table) | backward_ways(select(table, compiled_call=False))
 
 
 def backward_ways(rows: DataFrame) -> dict[str, Any]:

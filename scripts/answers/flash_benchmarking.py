@@ -8,12 +8,11 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash import HOST_BOUND, MATMUL
-from scripts.answers import flash
-from scripts.answers.flash import NAMES, PHASES, times
-from scripts.answers.flash_ablation import ablation_table
-from scripts.answers.flash_model import model_answers
+from scripts.answers.helpers.flash_ablation import ablation_table
+from scripts.answers.helpers.flash_model import model_answers
 from scripts.data import ratio, reason, select, statistic
-from scripts.typst import Table, significant
+from scripts.implementations import NAMES, PASSES, availability, median_time
+from scripts.markup import Table, Tile, Typst, milliseconds, significant, times
 
 COURSE_RECORD_MS = 5.364
 """Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
@@ -23,10 +22,10 @@ LONG = 1024
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
-    found = flash.answers(tables)
+    table, ablations = tables["flash"], tables["flash_ablation"]
+    found = availability(table)
     if not found["measured"]:
         return found
-    table, ablations = tables["flash"], tables["flash_ablation"]
     alone = select(table, compiled_call=False)
     return {
         **found,
@@ -49,6 +48,20 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
+def tiles(found: Mapping[str, Any]) -> list[Tile]:
+    """The leaderboard's cell and the training step, where they were measured."""
+    shown = []
+    if found["measured"] and found["board_gain"]:
+        cell = "causal attention, 16 heads of 16\u202f384 tokens at d = 64, forward and backward"
+        against = Typst(f"{cell}: {times(found['board_gain'])} as fast as PyTorch's FlashAttention")
+        shown.append(Tile(milliseconds(found["board"][64]), against))
+    if found["measured"] and found["model_gain"]:
+        gain, size, context = found["model_gain"]
+        step = f"the training step of {size} at context {context}"
+        shown.append(Tile(times(gain), f"{step} with our attention kernels instead of plain attention"))
+    return shown
+
+
 def grid_table(rows: DataFrame) -> Table | None:
     """Ours (the kernels, or the PyTorch version where they cannot run) beside plain attention, at every shape."""
     rows = select(rows, heads=1)
@@ -62,9 +75,9 @@ def grid_table(rows: DataFrame) -> Table | None:
         line = [str(sequence), str(d)]
         for name in (ours, "plain"):
             own = select(cell, implementation=name)
-            values = [times(own, phase) for phase in PHASES]
+            values = [median_time(own, timed_pass) for timed_pass in PASSES]
             line += [f"{value:.3f}" if value else reason(own) for value in values]
-        both = [times(cell, "forward_backward", implementation=name) for name in ("plain", ours)]
+        both = [median_time(cell, "forward_backward", implementation=name) for name in ("plain", ours)]
         gain = ratio(*both)
         line.append(f"{gain:.1f}×" if gain else "–")
         body.append(line)
@@ -79,12 +92,12 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
     body = []
     for d in sorted(rows["d"].unique()):
         cell = select(rows, d=d)
-        sdpa = times(cell, "forward_backward", implementation="sdpa_flash")
+        sdpa = median_time(cell, "forward_backward", implementation="sdpa_flash")
         for name, title in NAMES.items():
             own = select(cell, implementation=name)
             if not len(own):
                 continue
-            values = [times(own, phase) for phase in PHASES]
+            values = [median_time(own, timed_pass) for timed_pass in PASSES]
             line = [title, str(d)]
             if values[2] is None:
                 body.append([*line, *[reason(own)] * 6])
@@ -93,7 +106,7 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
             flops = flash_flops("forward_backward", 1, int(first["heads"]), int(first["sequence"]), int(d), causal=True)
             speed = ratio(sdpa, values[2])
             rate = flops / values[2]
-            product = times(own, "matmul")
+            product = median_time(own, "matmul")
             share = ratio(rate, 2 * MATMUL**3 / product) if product else None
             body.append(
                 [
@@ -110,7 +123,7 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
 
 def board_time(table: DataFrame, d: int, name: str) -> float | None:
     """Forward and backward of the leaderboard's cell, ms."""
-    return times(table, "forward_backward", compiled_call=True, d=d, implementation=name)
+    return median_time(table, "forward_backward", compiled_call=True, d=d, implementation=name)
 
 
 def rivalry(rows: DataFrame) -> dict[str, Any]:

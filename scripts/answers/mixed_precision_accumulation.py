@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame
 
 from scripts.data import select, statistic
-from scripts.typst import Table
+from scripts.markup import Table
 
 WAYS = [
     ("fp32 + fp32", {"accumulator": "fp32", "addend": "fp32", "cast": False}),

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import plain_bytes_before_backward
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from scripts.data import reason, select, statistic
-from scripts.typst import Table, fixed
+from scripts.markup import Table, fixed
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

@@ -6,12 +6,21 @@ from typing import Any
 from pandas import DataFrame
 
 from scripts.data import MODES, ratio, reason, select, size_order, statistic
-from scripts.typst import Table
+from scripts.markup import Table, Tile, Typst, escape, times
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     return {"attention": attention_table(tables["attention"]), **model_answers(tables["end_to_end"])}
+
+
+def tiles(found: Mapping[str, Any]) -> list[Tile]:
+    """The most that compiling gains, and the least."""
+    if not found["times"] or not found["best"]:
+        return []
+    (most, where), (least, elsewhere) = found["best"], found["worst"]
+    extremes = escape(f"{where} (the least: {times(least)}, {elsewhere})")
+    return [Tile(times(most), Typst(f"the most that `torch.compile` gains: {extremes}"))]
 
 
 def attention_table(table: DataFrame) -> Table | None:

@@ -6,17 +6,18 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
 from cs336_systems.measure.peaks import Peak
-from scripts.answers.flash import PHASES
-from scripts.checks.check import TOLERANCE, Check, Timing, outside, under_the_roofline, verdict
+from scripts.check import TOLERANCE, Check, Timing, conclude, outside, under_the_roofline
 from scripts.data import measured_gpu, select
+from scripts.implementations import PASSES
 
 DEVICE_BOUND_MS = 1.0
 """Where a call takes this long, the device and not the host sets the pace, and its parts add up."""
 FLASH_CELL = ["sequence", "d", "heads", "precision", "compiled_call", "implementation", "rep"]
 
 
-def checks(plain: DataFrame, flash: DataFrame) -> Iterator[Check]:
-    """Every check of the tables of the experiments `attention` and `flash`."""
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiments `attention` and `flash`."""
+    plain, flash = tables["attention"], tables["flash"]
     yield phases_add_up(flash)
     yield nothing_beats_the_roofline(plain, flash)
     yield memory_holds_the_tensors(plain, flash)
@@ -29,7 +30,7 @@ def phases_add_up(flash: DataFrame) -> Check:
         # By the host's clock the sum of both is what is recorded.
         return Check(check, "not applicable", "timed independently on GPUs only")
     times = timed(flash).pivot_table(index=FLASH_CELL, columns="metric", values="median")
-    times = times.reindex(columns=PHASES).dropna()
+    times = times.reindex(columns=PASSES).dropna()
     times = times[times["forward_backward"] >= DEVICE_BOUND_MS]
     errors = (times["forward"] + times["backward"] - times["forward_backward"]).abs() / times["forward_backward"]
     wrong = times[errors > TOLERANCE["GPU"]].reset_index()
@@ -38,7 +39,7 @@ def phases_add_up(flash: DataFrame) -> Check:
         for _, row in wrong.iterrows()
     ]
     worst = f"; largest difference {errors.max():.1%}" if len(errors) else ""
-    return verdict(check, complaints, len(times), f"{len(times)} cells within {TOLERANCE['GPU']:.0%}{worst}")
+    return conclude(check, complaints, len(times), f"{len(times)} cells within {TOLERANCE['GPU']:.0%}{worst}")
 
 
 def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
@@ -66,7 +67,7 @@ def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
 
 def timed(table: DataFrame) -> DataFrame:
     """The rows that time a pass."""
-    return table[table["metric"].isin(PHASES) & (table["status"] == "ok")]
+    return table[table["metric"].isin(PASSES) & (table["status"] == "ok")]
 
 
 def ceiling(peak: Peak, precision: str) -> float:
@@ -88,7 +89,7 @@ def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
         complaints += outside(row, name_flash(row), least, digits=2)
     examined = len(before_backward) + len(peaks)
     summary = f"{examined} cells" if examined else "memory is counted on GPUs only"
-    return verdict(check, complaints, examined, summary)
+    return conclude(check, complaints, examined, summary)
 
 
 def name_plain(row: Mapping) -> str:

@@ -7,14 +7,15 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.sizes import parse_size
-from scripts.checks.check import TOLERANCE, Check, Timing, outside, under_the_roofline, verdict
+from scripts.check import TOLERANCE, Check, Timing, conclude, outside, under_the_roofline
 from scripts.data import measured_gpu, select, size_order, statistic
 
 CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
 
 
-def checks(table: DataFrame) -> Iterator[Check]:
-    """Every check of the experiment's table."""
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    table = tables["end_to_end"]
     yield phases_add_up(table)
     yield larger_sizes_take_longer(table)
     yield compiled_is_compiled(table)
@@ -50,7 +51,7 @@ def phases_add_up(table: DataFrame) -> Check:
         if error > max(tolerance * together, 3 * (spread or 0)):
             complaints.append(f"{name_cell(step)}: {alone + backward:.2f} ms against {together:.2f} ms")
     limit = f"within {tolerance:.0%} or three standard deviations"
-    return verdict(check, complaints, examined, f"{examined} cells {limit}; largest difference {worst:.1%}")
+    return conclude(check, complaints, examined, f"{examined} cells {limit}; largest difference {worst:.1%}")
 
 
 def larger_sizes_take_longer(table: DataFrame) -> Check:
@@ -64,7 +65,7 @@ def larger_sizes_take_longer(table: DataFrame) -> Check:
             examined += 1
             if fast >= slow:
                 complaints.append(f"context {context}: {small} {fast:.2f} ms, {large} {slow:.2f} ms")
-    return verdict(check, complaints, examined, f"{examined} pairs of neighbouring sizes")
+    return conclude(check, complaints, examined, f"{examined} pairs of neighbouring sizes")
 
 
 def compiled_is_compiled(table: DataFrame) -> Check:
@@ -76,7 +77,7 @@ def compiled_is_compiled(table: DataFrame) -> Check:
         if (row["mean"] > 0) != row["compiled"]
     ]
     compiled = int(rows["compiled"].sum())
-    return verdict(
+    return conclude(
         "compiled cells ran captured graphs and eager cells none",
         complaints,
         compiled,
@@ -110,7 +111,7 @@ def memory_holds_the_state(table: DataFrame) -> Check:
         least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"])
         complaints += outside(row, f"{name_cell(row)}, {row['mode']}", least)
     summary = f"{len(rows)} cells" if len(rows) else "peak memory is counted on GPUs only"
-    return verdict(check, complaints, len(rows), summary)
+    return conclude(check, complaints, len(rows), summary)
 
 
 def precision_is_what_it_says(table: DataFrame) -> Check:
@@ -122,7 +123,7 @@ def precision_is_what_it_says(table: DataFrame) -> Check:
         for _, row in rows.iterrows()
         if row["value"] != expected[row["precision"]] or row["tf32"]
     ]
-    return verdict(
+    return conclude(
         "bf16 cells computed in bf16, fp32 cells in fp32 with TF32 off (probed by a multiplication)",
         complaints,
         len(rows),

@@ -1,1 +1,1 @@
-"""One module a figure of the report: a pure function of a table's path and the picture's path."""
+"""One module per kind of figure: `draw` is a pure function of a table's path, the picture's path and options."""

@@ -1,10 +1,9 @@
 """Attention implementations against sequence length: latency, throughput or peak memory."""
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.answers.flash import NAMES
 from scripts.data import load, select
-from scripts.figures.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
-from scripts.log import log_to
+from scripts.implementations import NAMES
+from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 
 QUANTITIES = {
     "latency": ("forward_backward", "forward + backward / ms"),
@@ -44,8 +43,3 @@ def draw(table: str, output: str, quantity: str) -> None:
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, ncols=4, loc="outside lower center", fontsize=7.5)
     save(figure, output)
-
-
-if __name__ == "__main__":
-    with log_to(snakemake.log[0]):
-        draw(table=snakemake.input.table, output=snakemake.output[0], quantity=snakemake.params.quantity)

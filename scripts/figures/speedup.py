@@ -2,9 +2,17 @@
 
 from pandas import DataFrame
 
-from scripts.data import MODES, load_typical, ratio, reference_context, select, size_order, statistic, steady_warmup
-from scripts.figures.style import grouped_bars, save, save_note, subplots
-from scripts.log import log_to
+from scripts.data import (
+    MODES,
+    load_at_one_setting,
+    ratio,
+    reference_context,
+    select,
+    size_order,
+    statistic,
+    steady_warmup,
+)
+from scripts.style import grouped_bars, save, save_note, subplots
 
 
 def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str]) -> dict[str, list[float | None]]:
@@ -22,8 +30,8 @@ def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str])
 
 
 def draw(table: str, output: str, comparison: str) -> None:
-    """Grouped bars; `comparison` is `precision` (one panel) or `compile` (a panel a precision)."""
-    data = load_typical("end_to_end", table)
+    """Grouped bars; `comparison` is `precision` (one panel) or `compile` (one panel per precision)."""
+    data = load_at_one_setting("end_to_end", table)
     data = select(data, attention="plain", context=reference_context(data))
     data = data[data["warmup"] == steady_warmup(data)]
     if comparison == "precision":
@@ -54,8 +62,3 @@ def draw(table: str, output: str, comparison: str) -> None:
     handles, names = axes_row[0].get_legend_handles_labels()
     figure.legend(handles, names, ncols=3, loc="outside lower center")
     save(figure, output)
-
-
-if __name__ == "__main__":
-    with log_to(snakemake.log[0]):
-        draw(table=snakemake.input.table, output=snakemake.output[0], comparison=snakemake.params.comparison)

@@ -1,13 +1,12 @@
-"""Training-step time against context length, a line a size."""
+"""Training-step time against context length, one line per size."""
 
-from scripts.data import load_typical, select, size_order, steady_warmup
-from scripts.figures.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
-from scripts.log import log_to
+from scripts.data import load_at_one_setting, select, size_order, steady_warmup
+from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
     """Forward and backward, log-log, fp32 beside bf16; a size that ran out of memory ends early."""
-    data = load_typical("end_to_end", table)
+    data = load_at_one_setting("end_to_end", table)
     data = select(data, compiled=False, attention="plain", metric="step", mode="forward_backward")
     data = data[data["warmup"] == steady_warmup(data)]
     if not len(data):
@@ -32,8 +31,3 @@ def draw(table: str, output: str) -> None:
     panels[0].set_ylabel("forward + backward / ms")
     panels[1].legend(fontsize=7, title="size", title_fontsize=7)
     save(figure, output)
-
-
-if __name__ == "__main__":
-    with log_to(snakemake.log[0]):
-        draw(table=snakemake.input.table, output=snakemake.output[0])

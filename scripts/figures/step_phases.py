@@ -1,14 +1,13 @@
-"""Where a training step's time goes, a bar a size and precision."""
+"""Where a training step's time goes, one bar per size and precision."""
 
-from scripts.data import PHASES, load_typical, reference_context, select, size_order, statistic, steady_warmup
-from scripts.figures.style import COLOURS, HATCHES, save, save_note, subplots
-from scripts.log import log_to
-from scripts.typst import significant
+from scripts.data import PHASES, load_at_one_setting, reference_context, select, size_order, statistic, steady_warmup
+from scripts.markup import significant
+from scripts.style import COLOURS, HATCHES, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
     """Stacked shares of forward, backward and optimizer; the step's total above each bar."""
-    data = load_typical("end_to_end", table)
+    data = load_at_one_setting("end_to_end", table)
     context = reference_context(data)
     data = select(data, compiled=False, attention="plain", mode="train_step", context=context)
     data = data[data["warmup"] == steady_warmup(data)]
@@ -43,8 +42,3 @@ def draw(table: str, output: str) -> None:
     handles, names = next((handles for axes in panels if (handles := axes.get_legend_handles_labels())[0]), ([], []))
     figure.legend(handles, names, ncols=3, loc="outside lower center")
     save(figure, output)
-
-
-if __name__ == "__main__":
-    with log_to(snakemake.log[0]):
-        draw(table=snakemake.input.table, output=snakemake.output[0])

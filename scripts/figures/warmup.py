@@ -1,13 +1,12 @@
 """How slow the first timed step is after few warm-up steps."""
 
-from scripts.data import load_typical, ratio, select, size_order, statistic
-from scripts.figures.style import grouped_bars, log_scale, save, save_note, subplots
-from scripts.log import log_to
+from scripts.data import load_at_one_setting, ratio, select, size_order, statistic
+from scripts.style import grouped_bars, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
-    """First timed step over the median step of the same run, by warm-up steps, a group a size; log scale."""
-    data = load_typical("end_to_end", table)
+    """First timed step over the median step of the same run, by warm-up steps, one group per size; log scale."""
+    data = load_at_one_setting("end_to_end", table)
     data = select(data, compiled=False, attention="plain", mode="forward_backward", precision="fp32")
     cold = data[data["warmup"] == data["warmup"].min()]
     if not len(cold) or data["warmup"].nunique() < 2:
@@ -33,8 +32,3 @@ def draw(table: str, output: str) -> None:
     axes.legend(ncols=len(series), fontsize=7, loc="upper right")
     axes.margins(y=0.25)
     save(figure, output)
-
-
-if __name__ == "__main__":
-    with log_to(snakemake.log[0]):
-        draw(table=snakemake.input.table, output=snakemake.output[0])

@@ -1,13 +1,12 @@
-"""What the FlashAttention sections share: the implementations' names, and whether any was measured here."""
+"""Attention implementations as figures, answers and checks know them: names, timed passes, what was measured."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pandas import DataFrame
 
 from scripts.data import select, statistic
 
-PHASES = ["forward", "backward", "forward_backward"]
+PASSES = ["forward", "backward", "forward_backward"]
 NAMES = {
     "triton": "ours (Triton)",
     "triton_compiled_backward": "ours, backward in compiled PyTorch",
@@ -21,15 +20,14 @@ NAMES = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Whether this machine measured FlashAttention, and if not, why."""
-    table = tables["flash"]
+def availability(table: DataFrame) -> dict[str, Any]:
+    """Whether the experiment `flash` was measured here, and if not, why."""
     if len(select(table, metric="forward_backward")):
         return {"measured": True}
     why = table[table["status"] != "ok"]["message"]
     return {"measured": False, "why": why.iloc[0] if len(why) else "not run"}
 
 
-def times(rows: DataFrame, phase: str, **cell: Any) -> float | None:
-    """Median time of a phase, ms."""
-    return statistic(rows, "median", metric=phase, **cell)
+def median_time(rows: DataFrame, timed_pass: str, **cell: Any) -> float | None:
+    """Median time of a pass, ms."""
+    return statistic(rows, "median", metric=timed_pass, **cell)

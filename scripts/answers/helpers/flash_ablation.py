@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from scripts.data import select, statistic
-from scripts.typst import Table
+from scripts.markup import Table
 
 DECISIONS = {
     "nothing": "as it is",

@@ -5,7 +5,7 @@ from typing import Any
 from pandas import DataFrame
 
 from scripts.data import ratio, select, size_order, statistic
-from scripts.typst import Table
+from scripts.markup import Table
 
 
 def model_answers(table: DataFrame) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Check:
     """The figures behind the outcome."""
 
 
-def verdict(check: str, complaints: list[str], examined: int, summary: str) -> Check:
+def conclude(check: str, complaints: list[str], examined: int, summary: str) -> Check:
     """A check's outcome from the complaints of the cases it examined."""
     if not examined:
         return Check(check, "not applicable", summary)
@@ -56,7 +56,7 @@ def under_the_roofline(
     shares = [(t.cell, t.flops / (t.milliseconds / 1e3) / ceiling(peak, t.precision)) for t in timings]
     complaints = [f"{cell}: {share:.0%} of the peak" for cell, share in shares if share > 1]
     best = max((share for _, share in shares), default=0.0)
-    return verdict(check, complaints, len(shares), f"{len(shares)} timings; the nearest reaches {best:.0%}")
+    return conclude(check, complaints, len(shares), f"{len(shares)} timings; the nearest reaches {best:.0%}")
 
 
 def outside(row: Mapping, cell: str, least: int, digits: int = 0) -> list[str]:

@@ -6,8 +6,8 @@ import pytest
 import typst
 from pypdf import PdfReader
 
-from scripts import typst as markup
-from scripts.typst import FONT_FOLDER, Table, Typst, escape, finalize, fixed, listing, mean_std, significant, string
+from scripts import markup
+from scripts.markup import FONT_FOLDER, Table, Typst, escape, finalize, fixed, listing, mean_std, significant, string
 from tests.samples import squeeze
 
 NASTY = [

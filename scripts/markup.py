@@ -108,6 +108,16 @@ def listing(items: Sequence[str]) -> Typst:
     return Typst(f"{', '.join(escaped[:-1])} and {escaped[-1]}")
 
 
+@dataclass(frozen=True)
+class Tile:
+    """A headline figure of the title page."""
+
+    number: Typst
+    """The figure with its unit."""
+    meaning: str
+    """What it is: markup, or any other string, which is escaped."""
+
+
 FILTERS = {
     "sig": significant,
     "ms": milliseconds,

@@ -1,0 +1,93 @@
+"""What the report holds: its parts, their sections and the figures, as report/contents.yaml lists them.
+
+The rules read this too, before anything runs: no pandas and no matplotlib here.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cs336_systems.experiments.base import explain
+from cs336_systems.experiments.registry import EXPERIMENTS
+from scripts.discovery import modules
+
+CONTENTS = Path("report/contents.yaml")
+
+
+class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
+    """One picture of the report."""
+
+    script: str
+    """The module of scripts/figures that draws it."""
+    table: str
+    """The experiment whose table it is drawn from."""
+    category: str
+    """Its heading in Snakemake's interactive report."""
+    caption: str
+    """Plain text without a full stop, as the machine's name follows."""
+    alt: str
+    """What a reader who cannot see the picture is told."""
+    options: dict[str, str] = {}
+    """What `draw` of the module is called with, besides paths."""
+
+
+class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
+    """All that the report holds, in order."""
+
+    parts: dict[str, list[str]]
+    """The names of the sections, by the title of their part."""
+    figures: dict[str, Figure]
+    """By name."""
+
+    @property
+    def sections(self) -> list[str]:
+        """The name of every section."""
+        return [name for names in self.parts.values() for name in names]
+
+
+def read_contents(path: Path = CONTENTS) -> Contents:
+    """The contents of the report.
+
+    Raises:
+        ValueError: an unknown key or value, or a name without its file, in one sentence.
+    """
+    try:
+        contents = Contents.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        _check_files(contents, path.parent / "sections")
+    except ValidationError as error:
+        raise ValueError(f"{path}: {_explain(error)}") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return contents
+
+
+def _check_files(contents: Contents, templates: Path) -> None:
+    for name, figure in contents.figures.items():
+        _check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
+        _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
+    for name in contents.sections:
+        _check_name("a section", name, _stems("scripts.answers"))
+        if not (templates / f"{name}.typ.j2").is_file():
+            raise ValueError(f"a section is {name!r}, and there is no {templates / name}.typ.j2")
+        if contents.sections.count(name) > 1:
+            raise ValueError(f"the section {name!r} is there twice")
+
+
+def _check_name(what: str, name: str, allowed: Iterable[str]) -> None:
+    if name not in allowed:
+        raise ValueError(f"{what} is {name!r}; allowed: {', '.join(sorted(allowed))}")
+
+
+def _stems(package: str) -> list[str]:
+    return [name.rpartition(".")[2] for name in modules(package)]
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    if first["type"] != "extra_forbidden":
+        return explain(error)
+    *owner, key = map(str, first["loc"])
+    known = Figure if owner else Contents
+    return f"unknown key {key!r} in {'.'.join(owner) or 'the top level'}; allowed: {', '.join(known.model_fields)}"

@@ -1,0 +1,10 @@
+"""Modules found by being in a package: to add a figure, a section's answers or a check is to add its module."""
+
+import importlib
+import pkgutil
+
+
+def modules(package: str) -> list[str]:
+    """The dotted name of each module of a package, in alphabetical order, without importing it; no sub-packages."""
+    folders = importlib.import_module(package).__path__
+    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(folders) if not found.ispkg]

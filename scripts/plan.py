@@ -1,0 +1,15 @@
+"""Keep the plan of this run in a file, for what is made from its results."""
+
+from pathlib import Path
+
+from scripts.log import log_to
+
+
+def keep(plan: str, output: str) -> None:
+    """Write the plan, which is JSON already."""
+    Path(output).write_text(plan, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    with log_to(snakemake.log[0]):
+        keep(plan=snakemake.params.plan, output=snakemake.output[0])

@@ -1,0 +1,98 @@
+"""What the title page and the last pages say: machine, versions, coverage, self-checks, commands."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.measure.peaks import peak_of
+from cs336_systems.plan import Plan
+from scripts.coverage import OUTCOMES, losses
+from scripts.data import at_one_setting, measured_gpu, measured_machine
+from scripts.markup import Table
+
+VERSIONS = {
+    "gpu": "GPU",
+    "gpu_count": "GPUs used",
+    "cpu": "processor",
+    "driver": "NVIDIA driver",
+    "cuda": "CUDA of PyTorch",
+    "torch": "PyTorch",
+    "triton": "Triton",
+    "python": "Python",
+    "git_commit": "commit",
+    "source_digest": "digests of the measured code",
+    "seed": "seed",
+}
+SHORT_COMMIT = 7
+"""Characters of a commit on the title page."""
+
+
+def summarize(tables: Mapping[str, DataFrame], plan: Plan, coverage: DataFrame, checks: DataFrame) -> dict[str, Any]:
+    """Values and tables that belong to no one section."""
+    gpu = measured_gpu(tables)
+    return {
+        "machine": measured_machine(tables),
+        "label": plan.machine,
+        "recorded": plan.recorded,
+        "results": plan.results.as_posix(),
+        "scale": plan.scale,
+        "gpu": gpu,
+        "peak": peak_of(gpu),
+        **model_settings(tables["end_to_end"]),
+        **origin(tables),
+        "cells_planned": int(coverage["planned"].sum()),
+        "cells_ok": int(coverage["ok"].sum()),
+        "cells_oom": int(coverage["oom"].sum()),
+        "coverage": coverage_table(coverage),
+        "not_measured": not_measured_table(losses(plan, tables)),
+        "checks": checks.to_dict("records"),
+        "checks_failed": int((checks["outcome"] == "failed").sum()),
+        "checks_applicable": int((checks["outcome"] != "not applicable").sum()),
+        "jobs": list(plan.all_jobs()),
+    }
+
+
+def model_settings(end_to_end: DataFrame) -> dict[str, int | None]:
+    """What all models of the report have in common."""
+    shown = at_one_setting("end_to_end", end_to_end)
+    return {name: int(shown[name].iloc[0]) if len(shown) else None for name in ("batch_size", "vocab_size")}
+
+
+def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """When, with which code and with which versions the rows were measured."""
+    rows = pandas.concat(tables.values()).sort_values("utc", kind="stable")
+    days = [utc[:10] for utc in rows["utc"]]
+    return {
+        "measured_from": days[0] if days else None,
+        "measured_to": days[-1] if days else None,
+        "commits": [commit[:SHORT_COMMIT] or "unknown" for commit in dict.fromkeys(rows["git_commit"])],
+        "dirty": bool(rows["git_dirty"].eq(True).any()),  # may be None
+        "versions": versions_table(rows),
+    }
+
+
+def versions_table(rows: DataFrame) -> Table:
+    """Hardware and software, every value that occurs in the rows."""
+    body = []
+    for column, title in VERSIONS.items():
+        values = sorted({str(value) for value in rows[column]} - {""})
+        body.append([title, ", ".join(values) or "–"])
+    return Table(["what", "value"], body, text_columns=2)
+
+
+def coverage_table(coverage: DataFrame) -> Table:
+    """Planned cells and outcomes, one row per grid and a total."""
+    counts = ["planned", *OUTCOMES]
+    body = [[row["experiment"], row["grid"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
+    body.append(["all", "", *(str(int(coverage[name].sum())) for name in counts)])
+    return Table(["experiment", "grid", *counts], body, text_columns=2)
+
+
+def not_measured_table(lost: DataFrame) -> Table | None:
+    """Each reason for cells without a measurement, and how many cells it cost."""
+    body = [list(map(str, line)) for line in lost.itertuples(index=False, name=None)]
+    if not body:
+        return None
+    return Table(["experiment", "grid", "what", "status", "cells", "reason (the first one)"], body, text_columns=6)
