@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from scripts.contents import read_contents
 
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
@@ -136,6 +137,23 @@ def test_an_edited_closed_form_redoes_what_quotes_it(project):
     redone = planned(project)
     assert {"flash_throughput", "writeup"} <= redone
     assert not redone & {"warmup", *GRIDS}
+
+
+@pytest.mark.parametrize(
+    ("module", "redone"),
+    [
+        ("scripts/answers/flash_backward.py", {"writeup"}),
+        ("scripts/checks/attention.py", {"checks", "writeup"}),
+        ("scripts/figures/warmup.py", {"warmup", "writeup"}),
+        ("scripts/style.py", {*read_contents().figures, "writeup"}),
+        ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", "writeup"}),
+    ],
+)
+def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):
+    with (project / module).open("a") as file:
+        file.write("\n\nEDITED = True\n")
+    stats = re.findall(r"^(\w+) +\d+$", snakemake(project, "-n", "writeup"), re.M)
+    assert set(stats) == redone | {"total"}
 
 
 def test_recorded_results_are_only_read_and_need_not_be_complete(project):
