@@ -3,7 +3,7 @@
 Needs raw/; makes results/<machine>/tables/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
 """
 
-from scripts.discovery import modules
+from cs336_systems.discovery import modules
 
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
 # Found by name, so no script imports them by a statement that its digest would follow.

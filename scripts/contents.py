@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
-from scripts.discovery import modules
 
 CONTENTS = Path("report/contents.yaml")
 

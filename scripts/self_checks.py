@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 from pandas import DataFrame
 
+from cs336_systems.discovery import modules
 from scripts.check import Check
 from scripts.data import load
-from scripts.discovery import modules
 from scripts.log import log_to
 
 

@@ -10,6 +10,7 @@ import jinja2
 import pandas
 import pytest
 
+from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.plan import Plan, make_plan, write_plan
@@ -17,7 +18,6 @@ from scripts.answers import benchmarking_mixed_precision, benchmarking_script, p
 from scripts.contents import read_contents
 from scripts.coverage import write_coverage
 from scripts.data import at_one_setting, load
-from scripts.discovery import modules
 from scripts.draw import draw
 from scripts.self_checks import write_checks
 from scripts.tables import merge

@@ -1,4 +1,4 @@
-"""Modules found by being in a package: to add a figure, a section's answers or a check is to add its module."""
+"""Modules found by being in a package: to add an experiment, a figure or a check is to add its module."""
 
 import importlib
 import pkgutil

@@ -1,0 +1,23 @@
+"""A finished project, made once, and copies of it to change."""
+
+import shutil
+
+import pytest
+
+from tests.workflow.project import copy_project, snakemake
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """A project whose report is made, in a folder whose name is not plain. Not to be changed."""
+    folder = copy_project(tmp_path_factory.mktemp("a fine ü"))
+    snakemake(folder)
+    return folder
+
+
+@pytest.fixture
+def project(finished, tmp_path):
+    """A copy of the finished project, Snakemake's records included."""
+    folder = tmp_path / "project"
+    shutil.copytree(finished, folder)  # copy2: modification times stay
+    return folder

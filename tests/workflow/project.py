@@ -1,0 +1,122 @@
+"""Copies of the project in which Snakemake runs for real, with a configuration of a few tiny cells.
+
+Launch: python -m tests.workflow.project FOLDER, which makes a copy with the toy experiment alone.
+"""
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+
+ROOT = Path(__file__).parents[2]
+TOY = Path(__file__).with_name("toy")
+STAND_INS = Path(__file__).with_name("stand_ins")
+SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+CELL = {"size": ["nano"], "context": [16], "warmup": [1], "steps": [2], "mode": ["forward"]}
+GRIDS = {
+    # Those whose correctness gate takes half a minute have no cells; they are measured like the others.
+    **{name: {} for name in EXPERIMENTS},
+    "end_to_end": {"eager": {**CELL, "precision": ["fp32", "bf16"]}},
+    "accumulation": {"all": {"additions": [10], "cast": [False, True]}},
+    "autocast_dtypes": {"all": {"autocast": ["bf16"]}},
+}
+
+
+def copy_project(folder: Path, grids: dict = GRIDS) -> Path:
+    """The project as a clone has it, with the given grids at both scales."""
+    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
+    tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    copy_files(ROOT, folder, filter(None, tracked.split("\0")))
+    edit_yaml(
+        folder / "config.yaml", experiments={name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
+    )
+    return folder
+
+
+def copy_files(source: Path, target: Path, names: Iterable[str | Path]) -> None:
+    """Copy the named files that exist, with their modification times."""
+    for name in names:
+        if (source / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name)
+
+
+def edit_yaml(path: Path, **changes: object) -> None:
+    """Change top-level keys of a YAML file."""
+    content = yaml.safe_load(path.read_text()) | changes
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def add_toy_experiment(folder: Path) -> None:
+    """Add an experiment with a figure, a section, a tile and a check, by the steps of CONTRIBUTING.md."""
+    files = [path.relative_to(TOY) for path in TOY.rglob("*") if path.suffix in (".py", ".j2")]
+    assert not any((folder / name).exists() for name in files)
+    copy_files(TOY, folder, files)
+    additions = yaml.safe_load((TOY / "additions.yaml").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    edit_yaml(folder / "config.yaml", experiments=config["experiments"] | additions["config"])
+    contents = yaml.safe_load((folder / "report/contents.yaml").read_text())
+    merged = {key: contents[key] | additions["contents"][key] for key in contents}
+    edit_yaml(folder / "report/contents.yaml", **merged)
+
+
+def environment(folder: Path, gpus: int = 0) -> dict[str, str]:
+    """The environment of a run in a folder; with GPUs, a stand-in for the driver reports so many H200s."""
+    path = [str(folder)]
+    variables = {"CUDA_VISIBLE_DEVICES": ""}
+    if gpus:
+        path.insert(0, str(STAND_INS))
+        variables = {"STAND_IN_GPUS": str(gpus)}
+    inherited = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    return {**inherited, **variables, "PYTHONPATH": os.pathsep.join(path)}
+
+
+def snakemake(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) -> str:
+    """Run Snakemake in a project and return all that it prints."""
+    done = subprocess.run(
+        [*SNAKEMAKE, *arguments], cwd=folder, env=environment(folder, gpus), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    assert not check or done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def planned_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
+    """The measurements that a dry run plans, as experiment/job."""
+    return set(re.findall(r"Measuring (\S+)", snakemake(folder, "-n", *arguments, gpus=gpus)))
+
+
+def planned_rules(folder: Path, *arguments: str) -> set[str]:
+    """The rules of which a dry run plans a job."""
+    return set(re.findall(r"^(\w+) +\d+$", snakemake(folder, "-n", *arguments), re.M)) - {"total"}
+
+
+def rows(raw: Path) -> set[tuple]:
+    """Every measured row below a folder, without its numbers: file, parameters, metric and status."""
+    found = set()
+    for path in sorted(raw.rglob("*.csv")):
+        with path.open() as file:
+            for row in csv.DictReader(file):
+                keys = list(row)
+                found.add((path.name, *(row[key] for key in keys[: keys.index("unit")]), row["status"]))
+    return found
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace a text that is there."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+if __name__ == "__main__":
+    copy = copy_project(Path(sys.argv[1]), {name: {} for name in EXPERIMENTS})
+    add_toy_experiment(copy)

@@ -1,0 +1,27 @@
+"""Takes the place of a benchmark where there is no GPU: launched like it, it writes what a GPU might say."""
+
+import os
+import sys
+from pathlib import Path
+
+from cs336_systems.experiments.ping import Ping
+
+from cs336_systems.measure.record import write_job
+from tests.samples import H200, provenance, rows_of
+
+
+def option(name: str) -> list[str]:
+    """The values behind an option of the command line."""
+    rest = sys.argv[sys.argv.index(name) + 1 :]
+    stop = next((index for index, word in enumerate(rest) if word.startswith("--")), len(rest))
+    return rest[:stop]
+
+
+if __name__ == "__main__":
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    assert option("--processes") == [str(processes)]
+    assert option("--device") == ["cuda"]
+    if os.environ.get("RANK", "0") == "0":
+        cells = [Ping(processes=processes, numbers=int(numbers)) for numbers in option("--numbers")]
+        origin = provenance(**H200 | {"gpu_count": processes})
+        write_job(Path(option("--output")[0]), Ping, rows_of(cells, origin))

@@ -1,0 +1,100 @@
+"""A killed run goes on where it stopped; what is not its own it leaves alone."""
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.workflow.project import SNAKEMAKE, environment, rows, snakemake
+
+pytestmark = pytest.mark.workflow
+
+JOB = "cs336_systems.benchmarks.accumulation"
+
+
+def start(command, folder):
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def wait_for(condition, seconds=90.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_killed_run_goes_on(project):
+    undisturbed = rows(project / "results/cpu/raw")
+    raw = project / "results/cpu/raw"
+    jobs = [raw / "accumulation/all.csv", raw / "autocast_dtypes/all.csv"]
+    for job in jobs:
+        job.unlink()
+    run = start([*SNAKEMAKE, "measurements"], project)
+    wait_for(lambda: any(job.exists() for job in jobs))
+    time.sleep(1)  # into the next job
+    family = psutil.Process(run.pid).children(recursive=True)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    (measured,) = filter(Path.exists, jobs)
+    first = measured.stat().st_mtime_ns
+    assert list((project / ".snakemake/locks").iterdir())
+    _, orphans = psutil.wait_procs(family, timeout=10)
+    assert orphans == []
+    assert "Nothing to be done" not in snakemake(project, "-n", "measurements")
+    assert list((project / ".snakemake/locks").iterdir())  # a dry run touches nothing
+    assert f"Removed the lock of a run that was killed (process {run.pid})." in snakemake(project, "measurements")
+    assert rows(raw) == undisturbed
+    assert measured.stat().st_mtime_ns == first
+    assert not list(raw.rglob(".*.csv.*"))
+
+
+@pytest.fixture
+def strangers(project):
+    """Processes in the project's folder that are not a run's: a measurement typed by hand, a loop around one, tmux."""
+    long = f"{sys.executable} -m {JOB} --additions 100000000 --output results/cpu/raw/accumulation/mine.csv"
+    found = [
+        start(shlex.split(long), project),
+        start(["bash", "-c", f"while true; do sleep 60; done; {long}"], project),
+    ]
+    tmux = ["tmux", "-L", f"test-{os.getpid()}"]
+    if shutil.which("tmux"):
+        subprocess.run([*tmux, "new-session", "-d", "-s", long.replace(".", "_")], cwd=project, check=True)
+        (server,) = [p for p in psutil.process_iter() if p.name() == "tmux: server" and tmux[2] in p.cmdline()]
+        found.append(server)
+    time.sleep(3)
+    yield found
+    if shutil.which("tmux"):
+        subprocess.run([*tmux, "kill-server"], check=False)
+    for process in found[:2]:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("arguments", [["-n"], ["--list"], ["accumulation"]])
+def test_processes_of_others_survive(project, strangers, arguments):
+    if arguments == ["accumulation"]:
+        (project / "results/cpu/raw/accumulation/all.csv").unlink()
+    snakemake(project, *arguments)
+    assert all(process.poll() is None if hasattr(process, "poll") else process.is_running() for process in strangers)
+
+
+@pytest.mark.parametrize("arguments", [["-n"], ["--list"], ["accumulation"]])
+def test_a_lock_of_unknown_owner_is_left_alone(project, arguments):
+    csv = "results/cpu/raw/accumulation/all.csv"
+    (project / csv).unlink()
+    lock = project / ".snakemake/locks/0.output.lock"
+    lock.parent.mkdir(exist_ok=True)
+    lock.write_text(f"{csv}\n")
+    printed = snakemake(project, *arguments, check=False)
+    assert lock.read_text() == f"{csv}\n"
+    assert ("cannot be locked" in printed) == (arguments == ["accumulation"])
+    assert (project / csv).exists() is False

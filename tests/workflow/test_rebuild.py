@@ -1,0 +1,90 @@
+"""What a change re-runs, and what it leaves alone."""
+
+import re
+import time
+
+import pytest
+
+from scripts.contents import read_contents
+from tests.workflow.project import edit, planned_jobs, planned_rules, snakemake
+
+pytestmark = pytest.mark.workflow
+
+
+def test_everything_is_made_once(finished):
+    assert (finished / "results/cpu/writeup.pdf").read_bytes().startswith(b"%PDF")
+    verdict = (finished / "results/cpu/verdict.txt").read_text()
+    assert re.fullmatch(r"The report is results/cpu/writeup\.pdf \((\d+) of \1 self-checks passed\)\n", verdict)
+    assert "Nothing to be done" in snakemake(finished)
+
+
+def test_a_run_says_how_far_it_is(finished):
+    lines = (finished / "results/cpu/progress.log").read_text().splitlines()
+    assert re.search(r"^[-0-9]{10} [:0-9]{8} 0 of 5 cells done, .* left.* \| \w+/\w+, cell 1 of \d: \w+=", lines[0])
+    assert "5 of 5 cells done | " in lines[-1]
+
+
+def test_an_edited_section_is_only_typeset(project):
+    edit(project / "report/sections/torch_compile.typ.j2", "alone.]", "by itself.]")
+    assert planned_rules(project, "writeup") == {"writeup"}
+    start = time.monotonic()
+    snakemake(project, "writeup")
+    assert time.monotonic() - start < 12  # twice the promise: the machine may be busy with other tests
+
+
+def test_an_edited_benchmark_measures_its_experiment_only(project):
+    module = project / "cs336_systems/benchmarks/accumulation.py"
+    module.write_text("# A comment changes nothing.\n" + module.read_text())
+    edit(module, "    main(Accumulation", "    print('nor does what is printed')\n    main(Accumulation")
+    assert planned_rules(project) == set()
+    edit(module, "ADDEND = 0.01", "ADDEND = 0.02")
+    assert planned_jobs(project) == {"accumulation/all"}
+    assert planned_rules(project, "writeup") == set()
+
+
+def test_an_edited_command_line_measures_nothing(project):
+    edit(project / "cs336_systems/benchmarks/command_line.py", "float_format='{:.4g}'", "float_format='{:.3g}'")
+    assert planned_rules(project) == set()
+
+
+def test_an_edited_runner_measures_everything(project):
+    edit(project / "cs336_systems/benchmarks/runner.py", '"highest"', '"high"')
+    assert planned_jobs(project) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
+
+
+def test_an_edited_model_measures_what_imports_it(project):
+    edit(project / "cs336_systems/model.py", "eps: float = 1e-5", "eps: float = 1e-6")
+    assert planned_jobs(project) == {"end_to_end/eager"}
+
+
+def test_edited_tests_measure_nothing_again(project):
+    edit(project / "tests/test_model.py", "import pytest\n", "import pytest\n\nEDITED = True\n")
+    assert planned_rules(project) == set()
+
+
+def test_an_edited_closed_form_redoes_what_quotes_it(project):
+    edit(project / "cs336_systems/accounting/attention.py", '"backward": 2.5', '"backward": 2')
+    redone = planned_rules(project)
+    assert {"flash_throughput", "writeup"} <= redone
+    assert not redone & {"warmup", "measure"}
+
+
+@pytest.mark.parametrize(
+    ("module", "redone"),
+    [
+        ("scripts/answers/flash_backward.py", {"writeup"}),
+        ("scripts/checks/attention.py", {"checks", "writeup"}),
+        ("scripts/figures/warmup.py", {"warmup", "writeup"}),
+        ("scripts/style.py", {*read_contents().figures, "writeup"}),
+        ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", "writeup"}),
+    ],
+)
+def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):
+    with (project / module).open("a") as file:
+        file.write("\n\nEDITED = True\n")
+    assert planned_rules(project, "writeup") == redone
+
+
+def test_lint_finds_nothing_but_conda(finished):
+    findings = re.findall(r"^    \* (.*)$", snakemake(finished, "--lint", check=False), re.M)
+    assert {finding for finding in findings if "conda" not in finding} == set()

@@ -1,0 +1,73 @@
+"""Recorded results: used only when they are named, never as what this machine measured."""
+
+import csv
+import shutil
+
+import pytest
+import yaml
+
+from cs336_systems.plan import make_plan
+from tests.samples import ROOT, config
+from tests.workflow.project import CELL, copy_project, edit, edit_yaml, planned_jobs, rows, snakemake
+
+pytestmark = pytest.mark.workflow
+
+
+def test_a_fresh_clone_on_an_h200_plans_every_measurement(tmp_path):
+    clone = copy_project(tmp_path, {})
+    shutil.copy2(ROOT / "config.yaml", clone / "config.yaml")
+    everything = {job.path for job in make_plan(config(machine="1 x NVIDIA H200")).all_jobs()}
+    assert (clone / "recorded/nvidia-h200/raw").is_dir()
+    assert planned_jobs(clone, gpus=1) == everything
+    assert planned_jobs(clone, "--config", "recorded=nvidia-h200", gpus=1) == set()
+
+
+@pytest.fixture
+def recorded(project):
+    """A project with results that are recorded under the label cpu, and none of its own."""
+    (project / "recorded/cpu").mkdir()
+    (project / "results/cpu/raw").rename(project / "recorded/cpu/raw")
+    shutil.rmtree(project / "results")
+    return project
+
+
+def test_recorded_results_are_only_read_and_need_not_be_complete(recorded):
+    grids = yaml.safe_load((recorded / "config.yaml").read_text())["experiments"]
+    grids["end_to_end"]["smoke"]["longer"] = {**CELL, "context": [32]}
+    edit_yaml(recorded / "config.yaml", experiments=grids)
+    before = {path: path.read_bytes() for path in (recorded / "recorded").rglob("*.csv*")}
+    snakemake(recorded, "--config", "recorded=cpu")
+    assert (recorded / "results/recorded/cpu/writeup.pdf").is_file()
+    assert not (recorded / "results/cpu").exists()
+    assert {path: path.read_bytes() for path in (recorded / "recorded").rglob("*.csv*")} == before
+    with (recorded / "results/recorded/cpu/coverage.csv").open() as file:
+        coverage = {row["grid"]: row for row in csv.DictReader(file) if row["experiment"] == "end_to_end"}
+    assert coverage["eager"]["ok"] == coverage["eager"]["planned"] == "2"
+    assert coverage["longer"]["not run"] == coverage["longer"]["planned"] == "1"
+
+
+def test_recorded_results_do_not_count_as_measured_here(recorded):
+    assert planned_jobs(recorded) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
+
+
+def test_a_changed_recorded_file_is_named(recorded):
+    edit(recorded / "recorded/cpu/raw/accumulation/all.csv", "accumulation,fp32", "accumulation,fp16")
+    printed = snakemake(recorded, "writeup", "--config", "recorded=cpu", check=False)
+    assert "recorded/cpu/raw/accumulation/all.csv: changed since it was written" in printed
+
+
+def test_what_was_measured_here_is_promoted_on_request(project):
+    (project / "recorded/cpu/raw/accumulation").mkdir(parents=True)
+    (project / "recorded/cpu/raw/accumulation/all.csv").write_text("an earlier recording of the same job\n")
+    (project / "recorded/cpu/raw/accumulation/other.csv").write_text("another job\n")
+    snakemake(project, "promote")
+    assert (project / "recorded/cpu/raw/accumulation/other.csv").read_text() == "another job\n"
+    (project / "recorded/cpu/raw/accumulation/other.csv").unlink()
+    assert rows(project / "recorded/cpu/raw") == rows(project / "results/cpu/raw") != set()
+    snakemake(project, "writeup", "--config", "recorded=cpu")
+
+
+def test_nothing_is_promoted_that_no_measurement_wrote(project):
+    edit(project / "results/cpu/raw/accumulation/all.csv", "accumulation,fp32", "accumulation,fp16")
+    assert "all.csv: changed since it was written" in snakemake(project, "promote", check=False)
+    assert not (project / "recorded/cpu").exists()

@@ -1,0 +1,56 @@
+"""CONTRIBUTING's steps, from end to end: an experiment of two processes, a figure, a section, a tile and a check."""
+
+import csv
+
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from tests.samples import pdf_text, squeeze
+from tests.workflow.project import TOY, add_toy_experiment, copy_project, snakemake
+
+pytestmark = pytest.mark.workflow
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    folder = copy_project(tmp_path_factory.mktemp("toy"), {name: {} for name in EXPERIMENTS})
+    add_toy_experiment(folder)
+    snakemake(folder)
+    return folder
+
+
+def test_it_is_measured_by_as_many_processes_as_it_asks_for(project):
+    sums = {}
+    for path in (project / "results/cpu/raw/ping").glob("*.csv"):
+        with path.open() as file:
+            sums |= {
+                (int(row["processes"]), int(row["numbers"])): float(row["mean"])
+                for row in csv.DictReader(file)
+                if row["metric"] == "sum"
+            }
+    assert sums == {(1, 10): 1, (1, 1000): 1, (2, 10): 2, (2, 1000): 2}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A part with toys",
+        "toy_problem",
+        "Does a ping come back from every process?",
+        "Time of an all-reduce against the size of its message",
+        "4 pings came back",
+        "every process was counted once by a ping passed 4 cells",
+        "torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping --processes 2 --numbers 10 1000",
+    ],
+)
+def test_all_of_it_is_in_the_report(project, text):
+    assert squeeze(text) in pdf_text(project / "results/cpu/writeup.pdf")
+
+
+def test_its_figure_is_drawn(project):
+    assert "2 processes" in (project / "results/cpu/figures/ping.svg").read_text()
+
+
+def test_its_steps_are_few():
+    # Two more are lists that it is added to: config.yaml and report/contents.yaml.
+    assert sum(path.suffix in (".py", ".j2") for path in TOY.rglob("*")) + 2 <= 12

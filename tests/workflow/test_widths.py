@@ -1,0 +1,44 @@
+"""Machines of one, two and four GPUs: what each of them measures, and that none of them loses what another measured."""
+
+import shutil
+
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from tests.workflow.project import STAND_INS, add_toy_experiment, copy_project, planned_jobs, rows, snakemake
+
+pytestmark = pytest.mark.workflow
+
+JOBS = {1: "ping/all-1_processes", 2: "ping/all-2_processes", 4: "ping/all-4_processes"}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of the toy experiment alone; its benchmark and the driver are stand-ins, as there is no GPU."""
+    folder = copy_project(tmp_path, {name: {} for name in EXPERIMENTS})
+    add_toy_experiment(folder)
+    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
+    return folder
+
+
+@pytest.mark.parametrize("order", [(2, 1, 4, 1), (4, 1, 2)])
+def test_no_order_of_runs_loses_or_overwrites_a_row(project, order):
+    raw = project / "results/nvidia-h200/raw"
+    measured: set[int] = set()
+    for gpus in order:
+        before = {path: path.stat().st_mtime_ns for path in raw.rglob("*.csv")}
+        fresh = {width for width in JOBS if width <= gpus} - measured
+        assert planned_jobs(project, gpus=gpus) == {JOBS[width] for width in fresh}
+        snakemake(project, gpus=gpus)
+        measured |= fresh
+        assert {path.stem for path in raw.rglob("*.csv")} == {JOBS[width].split("/")[1] for width in measured}
+        assert before.items() <= {path: path.stat().st_mtime_ns for path in raw.rglob("*.csv")}.items()
+        source = (project / "results/nvidia-h200/writeup.typ").read_text()
+        for width in JOBS:
+            assert (f"it needs {width} GPUs, and {gpus} " in source) == (width not in measured)
+        assert len({row[1:4] for row in rows(raw)}) == 2 * len(measured)  # cells: two sizes of message
+
+
+def test_a_job_too_wide_for_the_machine_says_why_when_it_is_asked_for(project):
+    target = f"results/nvidia-h200/raw/{JOBS[4]}.csv"
+    assert "(it needs 4 GPUs, and 2 are visible)" in snakemake(project, "-n", target, check=False, gpus=2)

@@ -1,0 +1,34 @@
+"""Time an all-reduce between processes.
+
+Launch: python -m cs336_systems.benchmarks.ping --processes 1
+"""
+
+import torch
+import torch.distributed as dist
+from cs336_systems.experiments.ping import Ping
+
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.timing import time_phases
+
+
+def measure(cell: Ping, device: torch.device) -> list[Measurement]:
+    """Time of an all-reduce, and what it sums ones to."""
+    numbers = torch.ones(cell.numbers, device=device)
+
+    def all_reduce() -> None:
+        if cell.processes > 1:
+            dist.all_reduce(numbers)
+
+    all_reduce()
+    total = numbers[0].item()
+    _, seconds = time_phases({"all_reduce": all_reduce}, warmup=2, steps=cell.steps, device=device)
+    return [
+        summarize("all_reduce", "ms", [1e3 * lap for lap in seconds["all_reduce"]]),
+        summarize("sum", "", [total]),
+    ]
+
+
+if __name__ == "__main__":
+    from cs336_systems.benchmarks.command_line import main
+
+    main(Ping, measure)

@@ -1,0 +1,21 @@
+"""Answers to the toy problem."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame
+
+from scripts.data import select
+from scripts.markup import Table, Tile
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """The sum by number of processes."""
+    rows = select(tables["ping"], metric="sum").sort_values(["processes", "numbers"])
+    body = [[str(row["processes"]), str(row["numbers"]), f"{row['mean']:.0f}"] for _, row in rows.iterrows()]
+    return {"sums": Table(["processes", "numbers", "sum of ones"], body), "cells": len(rows)}
+
+
+def tiles(answers: Mapping[str, Any]) -> list[Tile]:
+    """How many pings there were."""
+    return [Tile(str(answers["cells"]), "pings came back")]

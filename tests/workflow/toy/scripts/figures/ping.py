@@ -1,0 +1,19 @@
+"""All-reduce time against message size."""
+
+from scripts.data import load_at_one_setting, select
+from scripts.style import MARKERS, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """One line per number of processes."""
+    data = select(load_at_one_setting("ping", table), metric="all_reduce")
+    if not len(data):
+        save_note("no ping was measured", output)
+        return
+    figure, (axes,) = subplots()
+    for index, (processes, rows) in enumerate(data.groupby("processes")):
+        axes.plot(rows["numbers"], rows["median"], marker=MARKERS[index], label=f"{processes} processes")
+    axes.set_xlabel("numbers")
+    axes.set_ylabel("all-reduce / ms")
+    axes.legend()
+    save(figure, output)
