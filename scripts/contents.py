@@ -65,6 +65,8 @@ def read_contents(path: Path = CONTENTS) -> Contents:
 
 def _check_files(contents: Contents, templates: Path) -> None:
     for name, figure in contents.figures.items():
+        if name in EXPERIMENTS:
+            raise ValueError(f"a figure is named {name!r}; allowed: no experiment's name, as both are targets")
         _check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
         _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
     for name in contents.sections:

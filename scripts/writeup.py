@@ -33,7 +33,6 @@ def environment(templates: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     jinja.filters.update(FILTERS)
-    jinja.tests["search"] = lambda text, part: part in text
     return jinja
 
 
@@ -59,7 +58,7 @@ def render(
             sections=sections,
             tiles=[tile for of_a_section in tiles for tile in of_a_section],
             figure=picture_of(contents, summary["machine"]),
-            commands={name: [job.command for job in jobs.values()] for name, jobs in plan.jobs.items()},
+            reproduce=command_of(plan),
         )
     )
 
@@ -75,6 +74,19 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
 
     return figure
+
+
+def command_of(plan: Plan) -> Callable[..., Typst]:
+    """The function by which a section says how a result is repeated: from an experiment to Typst markup.
+
+    It shows the first job whose command holds the given text, and nothing where no job does.
+    """
+
+    def reproduce(experiment: str, holding: str = "") -> Typst:
+        commands = [job.command for job in plan.jobs[experiment].values() if holding in job.command]
+        return Typst(f"#reproduce({string(experiment)}, {string(commands[0])})" if commands else "")
+
+    return reproduce
 
 
 def typeset(source: Path, output: Path) -> None:

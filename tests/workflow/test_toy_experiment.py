@@ -48,7 +48,7 @@ def test_all_of_it_is_in_the_report(project, text):
 
 
 def test_its_figure_is_drawn(project):
-    assert "2 processes" in (project / "results/cpu/figures/ping.svg").read_text()
+    assert "2 processes" in (project / "results/cpu/figures/ping_time.svg").read_text()
 
 
 def test_its_steps_are_few():
