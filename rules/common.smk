@@ -90,7 +90,9 @@ def obstacles(wildcards):
     if obstacle := PLAN.obstacle(JOBS[wildcards.job]):
         return [f"({obstacle})"]
     if not workflow.local_exec and config["machine"] == AUTO:
-        raise WorkflowError("config.yaml: machine is 'auto', but jobs run elsewhere; say on what, see the key's comment")
+        raise WorkflowError(
+            "config.yaml: machine is 'auto', but jobs run elsewhere; say on what, see the key's comment"
+        )
     return []
 
 

@@ -58,8 +58,10 @@ if not PLAN.recorded:
 
     rule promote:
         """Put what was measured here among the recorded results, in place of earlier ones of the same jobs."""
+        log:
+            f"{RESULTS}/logs/promote.log",
         params:
             raw=str(PLAN.raw),
             recorded=f"recorded/{PLAN.machine}/raw",
         shell:
-            "python -m scripts.promote {params.raw} {params.recorded}"
+            "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"

@@ -6,6 +6,8 @@ import pytest
 
 from tests.workflow.project import copy_project, snakemake
 
+collect_ignore = ["toy"]  # what a copy of the project gets
+
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):

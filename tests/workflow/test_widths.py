@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from tests.workflow.project import STAND_INS, add_toy_experiment, copy_project, planned_jobs, rows, snakemake
+from tests.workflow.project import STAND_INS, add_toy_experiment, copy_project, edit, planned_jobs, rows, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -18,6 +18,7 @@ def project(tmp_path):
     folder = copy_project(tmp_path, {name: {} for name in EXPERIMENTS})
     add_toy_experiment(folder)
     shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
+    edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")  # which tests the real benchmark
     return folder
 
 
