@@ -67,10 +67,13 @@ def planned_csvs(*experiments):
 
 
 def raw_csvs(wildcards):
-    """What a table is made of: the CSV files that are there, and those that this run measures."""
-    folder = PLAN.raw / wildcards.experiment
-    present = [str(path) for path in folder.glob("*.csv")]
-    return sorted({*present, *([] if measures_nothing() else planned_csvs(wildcards.experiment))})
+    """What a table is made of: the planned jobs' CSV files that are there or will be; of recorded results, all."""
+    experiment = wildcards.experiment
+    if PLAN.recorded:
+        return sorted(str(path) for path in (PLAN.raw / experiment).glob("*.csv"))
+    coming = [] if measures_nothing() else planned_csvs(experiment)
+    csvs = [str(PLAN.csv(job)) for job in PLAN.jobs[experiment].values()]
+    return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
 
 
 def measures_nothing():

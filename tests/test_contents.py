@@ -19,7 +19,11 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
         (["figures", "warmup", "script"], "pie", "figures.warmup.script is 'pie'; allowed: flash, speedup, "),
         (["figures", "warmup", "table"], "pie", "figures.warmup.table is 'pie'; allowed: accumulation, attention, "),
         (["figures", "warmup", "alt"], 3, "figures.warmup.alt is 3; allowed: a valid string"),
-        (["figures", "flash"], CONTENTS["figures"]["warmup"], "a figure is named 'flash'; allowed: no experiment's name"),
+        (
+            ["figures", "flash"],
+            CONTENTS["figures"]["warmup"],
+            "a figure is named 'flash'; allowed: no experiment's name",
+        ),
         (["figures", "pie"], {"script": "flash"}, "figures.pie.table is missing"),
         (["pictures"], {}, "unknown key 'pictures' in the top level; allowed: parts, figures"),
         (["parts"], ["flash_forward"], r"parts is \['flash_forward'\]; allowed: a valid dictionary"),

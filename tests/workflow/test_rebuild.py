@@ -6,7 +6,7 @@ import time
 import pytest
 
 from scripts.contents import read_contents
-from tests.workflow.project import edit, planned_jobs, planned_rules, snakemake
+from tests.workflow.project import GRIDS, edit, edit_yaml, planned_jobs, planned_rules, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -40,6 +40,18 @@ def test_an_edited_benchmark_measures_its_experiment_only(project):
     edit(module, "ADDEND = 0.01", "ADDEND = 0.02")
     assert planned_jobs(project) == {"accumulation/all"}
     assert planned_rules(project, "writeup") == set()
+
+
+def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
+    grids = GRIDS | {"accumulation": {"every": GRIDS["accumulation"]["all"]}}
+    experiments = {name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
+    edit_yaml(project / "config.yaml", experiments=experiments)
+    assert planned_jobs(project) == {"accumulation/every"}
+    snakemake(project, "writeup")
+    assert len((project / "results/cpu/tables/accumulation.csv").read_text().splitlines()) == 1
+    snakemake(project)
+    assert len((project / "results/cpu/tables/accumulation.csv").read_text().splitlines()) == 1 + 2 * 4
+    assert (project / "results/cpu/raw/accumulation/all.csv").exists()
 
 
 def test_an_edited_command_line_measures_nothing(project):
