@@ -1,6 +1,6 @@
 """One command from this machine to results/<machine>/writeup.pdf: `snakemake`.
 
-`snakemake writeup` rebuilds the report from the CSV files that are there; `snakemake measurements` only measures;
+`snakemake writeup` rebuilds the report from the existing CSV files; `snakemake measurements` only measures;
 `snakemake end_to_end` (or another experiment's name) measures that experiment.
 """
 
@@ -20,7 +20,7 @@ include: "rules/writeup.smk"
 
 
 rule all:
-    """The report, and every measurement it is made of."""
+    """The report, and every measurement it is made from."""
     default_target: True
     input:
         planned_csvs(),

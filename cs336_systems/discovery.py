@@ -1,4 +1,4 @@
-"""Modules found by being in a package: to add an experiment, a figure or a check is to add its module."""
+"""Modules are found by being in a package: to add an experiment, a figure or a check, add its module."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""A job of a run ends when the run does, even if the run was killed: no orphan disturbs the next one's timings."""
+"""A run's jobs end when the run does, even if it was killed: no orphan disturbs the timings of the next run."""
 
 import os
 import socket
@@ -8,20 +8,20 @@ import time
 import psutil
 
 RUN = "CS336_SYSTEMS_RUN"
-"""Environment variable that names the run which a process belongs to: host, process id and start time."""
+"""Environment variable that identifies the run a process belongs to: host, process id and start time."""
 INTERVAL_S = 1.0
 CLOCK_STEP_S = 2.0
-"""By how much two readings of a start time may differ: it is counted from the boot, whose time follows the clock."""
+"""How far apart two readings of a start time may be: it is counted from boot time, which moves with the clock."""
 
 
 def announce_run() -> None:
-    """Make this process the run to which the processes that it starts belong."""
+    """Make this process the run that the processes it starts belong to."""
     process = psutil.Process()
     os.environ[RUN] = f"{socket.gethostname()} {process.pid} {process.create_time()}"
 
 
 def end_with_the_run() -> None:
-    """End this process at once when the run that started it is gone; without one it goes on as it is.
+    """End this process at once when the run that started it is gone; does nothing outside a run.
 
     Jobs that a cluster started on another host belong to the cluster, which ends them itself.
     """
@@ -32,7 +32,7 @@ def end_with_the_run() -> None:
 
 
 def is_alive(pid: int, start: float) -> bool:
-    """Whether the process with this id is the one that started then, and not one that came after it."""
+    """Whether the process with this id is the one that started then, and not a later one with the same id."""
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - start) < CLOCK_STEP_S
@@ -44,4 +44,4 @@ def is_alive(pid: int, start: float) -> bool:
 def _watch(pid: int, start: float) -> None:
     while is_alive(pid, start):
         time.sleep(INTERVAL_S)
-    os._exit(1)  # Nobody is left to hear of it.
+    os._exit(1)  # Nobody is left to report to.

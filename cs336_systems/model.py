@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 class RotaryEmbedding(nn.Module):
-    """Turns each pair of features by an angle that grows with the position (Su et al. 2021, section 3.2)."""
+    """Rotates each pair of features by an angle that grows with the position (Su et al. 2021, section 3.2)."""
 
     def __init__(self, context_length: int, d_head: int, theta: float):
         super().__init__()
@@ -178,14 +178,14 @@ def build_model(
     attention: str = "plain",
     device: torch.device,
 ) -> nn.Module:
-    """A model with random weights, made on the device: the largest would not fit a small host.
+    """A model with random weights, made on the device: the largest would not fit on a small host.
 
     Args:
         model: the class, as `load_model_class` takes it.
         shape: its size.
         vocab_size: rows of the embedding and of the output head.
-        context_length: the longest sequence that it takes, tokens.
-        attention: a key of ATTENTION; models other than TransformerLM bring their own and take `plain` alone.
+        context_length: the longest sequence that it takes, in tokens.
+        attention: a key of ATTENTION; models other than TransformerLM bring their own and take only `plain`.
         device: where its weights are made and stay.
     """
     # Only our own model is known to take an attention function; others bring theirs, whatever they call it.

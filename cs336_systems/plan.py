@@ -30,7 +30,7 @@ Validator = jsonschema.validators.extend(
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One launch, one CSV: cells that are measured one after the other."""
+    """One launch, one CSV: cells that are measured one after another."""
 
     experiment: str
     name: str
@@ -38,18 +38,18 @@ class Job:
     grid: str
     """The grid of config.yaml that it is part of."""
     cells: tuple[Experiment, ...]
-    """All of one number of processes."""
+    """All with the same number of processes."""
     arguments: str
     """Its options on the command line of the experiment."""
 
     @property
     def path(self) -> str:
-        """Where its CSV lies below `raw`, without the suffix."""
+        """Where its CSV is below `raw`, without the suffix."""
         return f"{self.experiment}/{self.name}"
 
     @property
     def processes(self) -> int:
-        """Processes that it runs as."""
+        """Number of processes it runs as."""
         return self.cells[0].processes
 
     @property
@@ -73,12 +73,12 @@ def measured_modules(experiment: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run is about: the machine that measures, where its results lie, and every job."""
+    """What a run will do: the machine that measures, where its results go, and every job."""
 
     machine: str
     """Label of the machine."""
     gpus: int
-    """GPUs that it has; 0 for a CPU, and for recorded results."""
+    """Number of its GPUs; 0 for a CPU, and for recorded results."""
     recorded: bool
     """Whether the report is made of recorded results, so that nothing is measured."""
     scale: str
@@ -165,7 +165,7 @@ def measuring_machine(machine: str) -> tuple[str, int]:
 
 
 def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as JSON, for the scripts that need it after it was made."""
+    """Write a plan as JSON, for the scripts that need it later."""
     path.write_text(plan_to_json(plan), encoding="utf-8")
 
 
@@ -222,10 +222,10 @@ def check_structure(config: Mapping[str, Any]) -> None:
 
 
 def check_models(plan: Plan) -> None:
-    """Check that the source of every planned model can be found and read, which tells when a job is stale.
+    """Check that the source of every planned model can be found and read: it decides when a job is stale.
 
     Raises:
-        ValueError: the first model of which it cannot, in one sentence.
+        ValueError: the first model whose source cannot, in one sentence.
     """
     cells = [cell for job in plan.all_jobs() for cell in job.cells]
     for model in dict.fromkeys(cell.model for cell in cells if hasattr(cell, "model")):
@@ -239,8 +239,8 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
     """The jobs of one experiment, by name.
 
     Raises:
-        ValueError: a parameter that is not the experiment's, a value it does not allow, a size of one's own that is
-            no shape, a cell planned twice, or two jobs of one name.
+        ValueError: a parameter that the experiment does not have, a value it does not allow, a custom size that is
+            not a valid shape, a cell planned twice, or two jobs with the same name.
     """
     kind = EXPERIMENTS[experiment]
     sizes = own_sizes(config["sizes"])
@@ -263,7 +263,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
 
 
 def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
-    """The sizes that the configuration defines itself, written out as the experiments take them, by name.
+    """The custom sizes that the configuration defines, written out as the experiments take them, by name.
 
     Raises:
         ValueError: a name or a shape that is not allowed, in one sentence.
@@ -283,7 +283,7 @@ def _grid_jobs(
 ) -> list[Job]:
     """Split a grid into jobs: one for each combination of the values of the parameters that `one_job_per` names.
 
-    A job is one launch, so several numbers of processes are several jobs whether they are named there or not.
+    A job is one launch, so different numbers of processes are different jobs, whether it names them or not.
     """
     values = {key: list(items) for key, items in grid.items() if key != JOB_KEY}
     split = list(grid.get(JOB_KEY, []))
@@ -319,7 +319,7 @@ def _grid_jobs(
 
 
 def _label(key: str, value: Any) -> str:
-    """What a value adds to the name of its job, which is a file's: a size's name, a class's path in dots."""
+    """What a value adds to its job's name, which is also a file name: a size's name, a class's dotted path."""
     if key == PROCESSES:
         return f"{value}_processes"
     return size_name(value) if key == "size" else str(value).replace(":", ".")

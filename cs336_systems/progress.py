@@ -1,7 +1,7 @@
-"""How far a run is: cells done of planned, the current job and cell, and the time left.
+"""The progress of a run: cells done out of those planned, the current job and cell, and the time left.
 
-A job writes one line per cell to its log (`finished_line`). The run, which may be on another machine than its jobs,
-follows these logs and says where it is on the terminal and in `progress.log`. No torch here.
+A job writes one line per cell to its log (`finished_line`). The run, which may be on a different machine from its
+jobs, follows these logs and reports its progress on the terminal and in `progress.log`. No torch here.
 """
 
 import csv
@@ -27,7 +27,7 @@ Walls = dict[tuple[str, ...], float]
 
 
 def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
-    """The parameters in which a cell differs from the others of its job; those of a lone cell from their defaults."""
+    """The parameters in which a cell differs from the others in its job; for a lone cell, from the defaults."""
     shown = {}
     for parameter in dataclasses.fields(cell):
         values = {getattr(other, parameter.name) for other in cells}
@@ -37,12 +37,12 @@ def describe(cell: Experiment, cells: Sequence[Experiment]) -> str:
 
 
 def finished_line(number: int, cells: int, cell: str, outcome: str, seconds: float) -> str:
-    """A job's line on a cell that is done, its `number`-th of `cells`."""
+    """A job's log line for a finished cell, the `number`-th of `cells`."""
     return f"[{number}/{cells}] {cell}: {outcome}, {seconds:.1f} s"
 
 
 class ProgressMonitor:
-    """Follows the logs of a run's jobs and says how far the run is whenever a cell begins."""
+    """Follows the logs of a run's jobs and reports the run's progress whenever a cell begins."""
 
     def __init__(self, plan: Plan):
         self._plan = plan
@@ -56,7 +56,7 @@ class ProgressMonitor:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def follow(self, pending: Iterable[Job], recorded: Path = Path("recorded")) -> None:
-        """Begin to follow the jobs that this run measures; cells of other jobs are done where their CSV is there."""
+        """Begin to follow the jobs that this run measures; cells of other jobs count as done if their CSV exists."""
         self._pending = list(pending)
         if not self._pending:
             return
@@ -69,7 +69,7 @@ class ProgressMonitor:
         self._thread.start()
 
     def finish(self) -> None:
-        """Stop after a last look."""
+        """Stop after one last look."""
         if self._thread.is_alive():
             self._ended.set()
             self._thread.join()
@@ -80,7 +80,7 @@ class ProgressMonitor:
         self.look()
 
     def look(self) -> None:
-        """Say what the logs show that they did not show before."""
+        """Report what is new in the logs."""
         for job in self._pending:
             seen = self._finished.get(job.path)
             if seen is not None and len(seen) == len(job.cells):
@@ -97,7 +97,7 @@ class ProgressMonitor:
                 self._say(self._position(job, len(finished)))
 
     def _lines(self, job: Job) -> list[str] | None:
-        """The lines of a job's log, or None before this run has begun it: a log may be left from an earlier run."""
+        """The lines of a job's log, or None before this run has begun it: the log may be an earlier run's."""
         log = self._plan.results / "logs" / f"{job.path}.log"
         try:
             if log.stat().st_mtime < self._began:
@@ -118,7 +118,7 @@ class ProgressMonitor:
         return f"{place} | {job.path}, cell {finished + 1} of {len(job.cells)}: {cell}"
 
     def seconds_left(self) -> float | None:
-        """What the cells to come will take: as recorded, at the pace of this run; unknown ones as this run's mean."""
+        """How long the remaining cells will take: as recorded, at this run's pace; unknown ones, this run's mean."""
         taken = expected = 0.0
         spent: list[float] = []
         left: list[float | None] = []
@@ -143,7 +143,7 @@ class ProgressMonitor:
 
 
 def duration(seconds: float | None) -> str:
-    """A time left in words."""
+    """The time left, in words."""
     if seconds is None:
         return "time left not known yet"
     if seconds < 90:
@@ -152,7 +152,7 @@ def duration(seconds: float | None) -> str:
 
 
 def nearest(plan: Plan, recorded: Path) -> Path:
-    """The folder of CSV files recorded on this machine's model, or on some GPU for a GPU."""
+    """The folder of CSV files recorded on this machine's model or, for a GPU, on some other GPU."""
     own = recorded / plan.machine / "raw"
     if own.is_dir() or plan.machine == CPU:
         return own
@@ -161,7 +161,7 @@ def nearest(plan: Plan, recorded: Path) -> Path:
 
 
 def read_walls(raw: Path) -> Walls:
-    """What cells took on the machine of a folder of CSV files; nothing where it holds none."""
+    """How long cells took on the machine that a folder of CSV files is from; empty if the folder has none."""
     walls: Walls = {}
     for name, experiment in EXPERIMENTS.items():
         parameters = [field.name for field in dataclasses.fields(experiment)]

@@ -1,7 +1,7 @@
 """Snakemake's lock of a run that was killed: removed when its owner is provably dead, and only then.
 
-Snakemake locks a folder while it works there, and a kill leaves the lock behind. A run therefore notes whose its locks
-are. Whether that process lives can be told only from the same boot of the same machine and the same PID namespace;
+Snakemake locks a folder while it works there, and a kill leaves the lock behind. A run therefore notes who owns its
+locks. Whether that process is alive can be told only in the same boot of the same machine and the same PID namespace;
 elsewhere the lock is left alone, and Snakemake says how to remove it.
 """
 
@@ -18,7 +18,7 @@ OWNER = Path(".snakemake", "lock_owner.json")
 
 
 def note_owner(locks: Iterable[str | Path]) -> None:
-    """Note that the lock files are this process's."""
+    """Note that this process owns the lock files."""
     process = psutil.Process()
     owner = {
         "where": process_space(),
@@ -45,7 +45,7 @@ def remove_lock_of_dead_owner() -> str:
 
 
 def process_space() -> str:
-    """What tells apart machines, their boots and PID namespaces: the same process id means the same process there."""
+    """Names the machine, its boot and the PID namespace: what process ids must share to be compared."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = Path("/proc/self/ns/pid").readlink()
@@ -55,7 +55,7 @@ def process_space() -> str:
 
 
 def _identity(path: Path) -> list[int] | None:
-    """What a file replaced by another of its name does not keep."""
+    """What changes when a file is replaced by another of the same name."""
     try:
         status = path.stat()
     except OSError:

@@ -9,7 +9,7 @@ class ModelShape:
     """The four numbers that fix a Transformer's size.
 
     Raises:
-        ValueError: a number below 1, or heads that do not divide d_model into even-sized heads.
+        ValueError: a number below 1, or a num_heads that does not divide d_model into heads of even width.
     """
 
     d_model: int
@@ -19,7 +19,7 @@ class ModelShape:
     num_layers: int
     """Number of Transformer blocks."""
     num_heads: int
-    """Attention heads a block."""
+    """Attention heads per block."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -54,13 +54,13 @@ SPEC = "NAME:" + ",".join(f"{field.name}=N" for field in fields(ModelShape))
 
 
 def parse_size(size: str) -> ModelShape:
-    """The shape that a size names: a name of `SIZES`, or one's own shape written out as `SPEC` says.
+    """The shape that a size names: a name in `SIZES`, or a custom shape written out as in `SPEC`.
 
     >>> parse_size("mine:d_model=512,d_ff=2048,num_layers=8,num_heads=8").d_model
     512
 
     Raises:
-        ValueError: no such name, a malformed specification, a name that is taken or unfit for a file's, or an
+        ValueError: no such name, a malformed specification, a name that is taken or does not fit a file name, or an
             impossible shape.
     """
     if size in SIZES:
@@ -78,10 +78,10 @@ def parse_size(size: str) -> ModelShape:
 
 
 def check_own_name(name: str) -> None:
-    """Check the name of a shape of one's own, which becomes part of files' names.
+    """Check the name of a custom shape, which becomes part of file names.
 
     Raises:
-        ValueError: a name that is taken, or has other characters.
+        ValueError: a name that is taken, or has characters that are not allowed.
     """
     if name in SIZES:
         raise ValueError(f"size name {name!r} is taken; allowed: any but {', '.join(SIZES)}")

@@ -31,10 +31,10 @@ class TrainingStep:
 
         Args:
             model: token ids [batch, context] to logits [batch, context, vocabulary].
-            tokens: [batch, context + 1] integers: inputs, and the targets one position on.
+            tokens: [batch, context + 1] integers: the inputs, and the targets one position later.
             precision: fp32, or bf16 for autocast over the weights as they are.
             compiled: whether the model runs through torch.compile.
-            optimizer: updates the model's parameters; needed for the phase `optimizer` alone.
+            optimizer: updates the model's parameters; needed only for the phase `optimizer`.
         """
         self.model = model
         self.forward_model = torch.compile(model) if compiled else model
@@ -51,8 +51,8 @@ class TrainingStep:
 
     def forward(self) -> None:
         """Logits and cross-entropy, with the graph that a backward pass needs in every kind of step."""
-        # What the last step left goes first, as a loop that begins with zero_grad has it: neither its gradients nor
-        # its graph may lie beside this step's activations.
+        # Free what the last step left first, like a loop that begins with zero_grad: neither its gradients nor its
+        # graph may be in memory together with this step's activations.
         self.loss = None
         self.model.zero_grad(set_to_none=True)
         with precision_context(self.precision, self.inputs.device):

@@ -25,7 +25,7 @@ PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
 JOBS = {job.path: job for job in PLAN.all_jobs()}
 PROGRESS = ProgressMonitor(PLAN)
-# Jobs run this interpreter, and import this folder's package and scripts.
+# Jobs use this interpreter, and import this folder's package and scripts.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
     PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
@@ -67,7 +67,7 @@ def planned_csvs(*experiments):
 
 
 def raw_csvs(wildcards):
-    """What a table is made of: the planned jobs' CSV files that are there or will be; of recorded results, all."""
+    """What a table is made from: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
     experiment = wildcards.experiment
     if PLAN.recorded:
         return sorted(str(path) for path in (PLAN.raw / experiment).glob("*.csv"))
@@ -83,10 +83,10 @@ def measures_nothing():
 
 
 def obstacles(wildcards):
-    """What a job lacks to be measured in this run: no input, or one that cannot be there, its name the reason.
+    """What keeps a job from being measured in this run: no input, or one that cannot exist, named by the reason.
 
-    Where an input is missing Snakemake takes an output that is there as it is, and else quotes the missing name. So
-    results of a wider machine stay, and `snakemake writeup` measures nothing.
+    If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
+    from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
     """
     if measures_nothing():
         return ["(nothing is measured for `snakemake writeup`, nor where results are recorded)"]
@@ -100,7 +100,7 @@ def obstacles(wildcards):
 
 
 def job_command(wildcards):
-    """What measures a job."""
+    """The command that measures a job."""
     return JOBS[wildcards.job].command
 
 
@@ -115,5 +115,5 @@ def job_tests(wildcards):
 
 
 def job_gpus(wildcards):
-    """GPUs that a job takes."""
+    """Number of GPUs that a job takes."""
     return JOBS[wildcards.job].processes if PLAN.device == "cuda" else 0

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Nothing is measured with wrong code: run the numeric tests of tests/TEST.py on this machine's devices, once for each
-# form of the tests and of the code they import. What has passed is remembered in FOLDER.
+# No incorrect code is measured: run the numeric tests in tests/TEST.py on this machine's devices, once for each version
+# of the tests and of the code they import. FOLDER remembers what has passed.
 #   rules/correctness.sh FOLDER [TEST ...]
 set -euo pipefail
 passed=$1
 shift
 for test in "$@"; do
-    # Worked out here, not by the rule: among a job's parameters it would measure again whatever tests were edited.
+    # Computed here, not by the rule: as a parameter of the job, it would make every edit of the tests measure again.
     digest=$(python -c 'import sys; from cs336_systems.measure.source import source_digest as d; print(d(sys.argv[1]))' "tests.$test")
     stamp="$passed/$test-$digest.txt"
     if [ -e "$stamp" ]; then continue; fi

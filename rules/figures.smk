@@ -1,4 +1,4 @@
-"""Figures: one rule per figure of report/contents.yaml, of the figure's name.
+"""Figures: one rule per figure in report/contents.yaml, named after it.
 
 Needs results/<machine>/tables; makes results/<machine>/figures/*.svg.
 """

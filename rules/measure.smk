@@ -1,7 +1,7 @@
 """Measurements: one launch per job, one CSV file per launch.
 
 Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256. A target named after each
-experiment measures that experiment alone.
+experiment measures only that experiment.
 """
 
 
@@ -20,7 +20,7 @@ rule measure:
         f"{RESULTS}/logs/{{job}}.log",
     wildcard_constraints:
         job="|".join(map(re.escape, JOBS)),
-    # All cores: nothing else may run beside a measurement.
+    # All cores: nothing else may run during a measurement.
     threads: workflow.cores
     resources:
         gpu=job_gpus,
@@ -57,7 +57,7 @@ rule measurements:
 if not PLAN.recorded:
 
     rule promote:
-        """Put what was measured here among the recorded results, in place of earlier ones of the same jobs."""
+        """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
         log:
             f"{RESULTS}/logs/promote.log",
         params:

@@ -1,4 +1,4 @@
-"""Tables: the CSV files of an experiment merged and validated, the plan, what of it was covered, and the self-checks.
+"""Tables: the CSV files of an experiment merged and validated, the plan, its coverage, and the self-checks.
 
 Needs raw/; makes results/<machine>/tables/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
 """
@@ -6,7 +6,7 @@ Needs raw/; makes results/<machine>/tables/*.csv, plan.json, coverage.csv, check
 from cs336_systems.discovery import modules
 
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
-# Found by name, so no script imports them by a statement that its digest would follow.
+# Found by name, so no script has an import statement for them that its digest could follow.
 EXPERIMENT_MODULES = modules("cs336_systems.experiments")
 
 

@@ -7,7 +7,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.peaks import Peak, peak_of
 
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
-"""Relative disagreement between two measurements of one thing that needs no explanation; a CPU has other work too."""
+"""Relative difference between two measurements of one thing that needs no explanation; a CPU does other work too."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def conclude(check: str, complaints: list[str], examined: int, summary: str) -> 
 def under_the_roofline(
     check: str, gpu: str, timings: Iterable[Timing], ceiling: Callable[[Peak, str], float] = Peak.flops
 ) -> Check:
-    """Whether no timing is faster than its matrix multiplies at the GPU's peak, `ceiling` of the precision, FLOP/s."""
+    """Check that no timing is faster than its matrix multiplies at the GPU's peak: `ceiling` by precision, FLOP/s."""
     peak = peak_of(gpu)
     if peak is None:
         return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
@@ -60,7 +60,7 @@ def under_the_roofline(
 
 
 def outside(row: Mapping, cell: str, least: int, digits: int = 0) -> list[str]:
-    """A complaint where a row's memory lies outside `least` bytes and what the device has."""
+    """A complaint if a row's memory is not between `least` bytes and what the device has."""
     low, high = least / MIB, row["gpu_memory"] / MIB
     if low <= row["mean"] <= high:
         return []

@@ -1,4 +1,4 @@
-"""What the report holds: its parts, their sections and the figures, as report/contents.yaml lists them.
+"""What the report contains: its parts, their sections and the figures, as report/contents.yaml lists them.
 
 The rules read this too, before anything runs: no pandas and no matplotlib here.
 """
@@ -26,15 +26,15 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     category: str
     """Its heading in Snakemake's interactive report."""
     caption: str
-    """Plain text without a full stop, as the machine's name follows."""
+    """Plain text without a full stop, since the machine's name follows."""
     alt: str
-    """What a reader who cannot see the picture is told."""
+    """The description for readers who cannot see the picture."""
     options: dict[str, str] = {}
-    """What `draw` of the module is called with, besides paths."""
+    """Arguments for the module's `draw` besides the paths."""
 
 
 class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
-    """All that the report holds, in order."""
+    """Everything the report contains, in order."""
 
     parts: dict[str, list[str]]
     """The names of the sections, by the title of their part."""

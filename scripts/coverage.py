@@ -53,7 +53,7 @@ def cells_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
 def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     """Why cells or single metrics have no number.
 
-    One row per experiment, grid, metric and status, with the number of cells and the first reason; of the cells that
+    One row per experiment, grid, metric and status, with the number of cells and the first reason; for cells that
     were not run, one row per reason.
     """
     counts: Counter[tuple[str, ...]] = Counter()
@@ -63,7 +63,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
         table = tables[experiment]
         lost = table[table["status"] != "ok"]
         for cell, row in zip(cells_of(experiment, lost), lost.itertuples(index=False), strict=True):
-            # A cell that was measured once and is planned no more has no grid.
+            # A cell that was measured once but is no longer planned has no grid.
             key = (experiment, grids.get(cell, "–"), row.metric, row.status)
             counts[key] += 1
             first_reasons.setdefault(key, row.message)
@@ -79,7 +79,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def write_coverage(plan: str, tables: Mapping[str, str], output: str) -> None:
-    """Write the coverage of the plan at a path by the tables at others."""
+    """Write how much of a plan its tables cover; plan and tables are given as paths."""
     loaded = {name: load(name, path) for name, path in tables.items()}
     cover(read_plan(Path(plan)), loaded).to_csv(output, index=False)
 

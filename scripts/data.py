@@ -54,7 +54,7 @@ def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
     """The one row that the selection leaves, or None.
 
     Raises:
-        ValueError: it leaves several, so that the number quoted would be an accident.
+        ValueError: it leaves several, so the number quoted would be arbitrary.
     """
     rows = select(table, **wanted)
     if len(rows) > 1:
@@ -69,7 +69,7 @@ def statistic(table: DataFrame, column: str, **wanted: Any) -> float | None:
 
 
 def reason(table: DataFrame, **wanted: Any) -> str:
-    """Why a cell has no measurement: its status and message, or that nobody ran it."""
+    """Why a cell has no measurement: its status and message, or that it was not run."""
     row = one(table, metric=WHOLE_CELL, **wanted)
     if row is None:
         return "not measured: not run"

@@ -66,7 +66,7 @@ def missing(value: float | None) -> bool:
 
 
 def significant(value: float | None, digits: int = 3) -> Typst:
-    """A number to so many significant digits, without exponent."""
+    """A number to the given significant digits, without an exponent."""
     if missing(value):
         return escape(NOT_MEASURED)
     if value == 0:
@@ -91,12 +91,12 @@ def times(value: float | None) -> Typst:
 
 
 def percent(value: float | None) -> Typst:
-    """A fraction in per cent."""
+    """A fraction as a percentage."""
     return escape(NOT_MEASURED) if missing(value) else Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f"))
 
 
 def with_unit(value: float | None, unit: str) -> Typst:
-    """A number of three significant digits with its unit, which does not part from it."""
+    """A number to three significant digits with its unit, kept on one line."""
     return escape(NOT_MEASURED) if missing(value) else Typst(f"{significant(value)}\u202f{unit}")
 
 
@@ -115,7 +115,7 @@ class Tile:
     number: Typst
     """The figure with its unit."""
     meaning: str
-    """What it is: markup, or any other string, which is escaped."""
+    """What the figure is: markup, or any other string, which is escaped."""
 
 
 FILTERS = {
@@ -131,14 +131,14 @@ FILTERS = {
 
 
 def fixed(values: Sequence[float | None]) -> list[str]:
-    """A column of numbers with equally many decimals: one or two, by what the smallest number needs."""
+    """A column of numbers with the same number of decimals: one or two, depending on the smallest number."""
     present = [abs(value) for value in values if not missing(value)]
     decimals = 2 if present and min(present) < 10 else 1
     return ["" if missing(value) else f"{value:.{decimals}f}" for value in values]
 
 
 def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
-    """A column of "mean ± std" with equally many decimals."""
+    """A column of "mean ± std" with the same number of decimals."""
     means = fixed([mean for mean, _ in pairs])
     decimals = max((len(mean.partition(".")[2]) for mean in means), default=0)
     return [
@@ -155,7 +155,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
     groups: Sequence[tuple[str, int]] = ()
-    """A first header line: titles and the number of columns each spans."""
+    """A first header row: titles and the number of columns each spans."""
 
     def markup(self) -> Typst:
         """The table; a cell that starts with "not measured" spans to the right over the empty ones."""

@@ -1,4 +1,4 @@
-"""Keep the plan of this run in a file, for what is made from its results."""
+"""Keep the plan of this run in a file, for the steps that need it later."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Put measured results among the recorded ones.
+"""Add measured results to the recorded ones.
 
 Launch: python -m scripts.promote results/nvidia-h200/raw recorded/nvidia-h200/raw
 
@@ -14,10 +14,10 @@ from cs336_systems.measure.record import digest_path, read_jobs
 
 
 def promote(raw: Path, recorded: Path) -> list[Path]:
-    """Copy the CSV files of a results folder, and their digests, among recorded ones; returns where they lie now.
+    """Copy the CSV files of a results folder, and their digests, to the recorded ones; returns the new CSV files.
 
     Raises:
-        ValueError: a file that cannot be what a measurement on this machine wrote; nothing is copied then.
+        ValueError: a file that no measurement on this machine can have written; nothing is copied then.
     """
     found = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
     for name, csvs in found.items():

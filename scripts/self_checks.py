@@ -13,7 +13,7 @@ from scripts.log import log_to
 
 
 def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every self-check of the report: the checks of each module of scripts/checks."""
+    """Every self-check of the report: the checks of each module in scripts/checks."""
     for module in modules("scripts.checks"):
         yield from importlib.import_module(module).checks(tables)
 

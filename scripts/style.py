@@ -45,7 +45,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
 
 def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
-    """Panels over the page's width with a common vertical axis, row after row."""
+    """Panels across the page's width with a shared vertical axis, row by row."""
     figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=True, squeeze=False)
     return figure, axes.flatten()
 
@@ -59,7 +59,7 @@ def save_note(text: str, path: str | Path) -> None:
 
 
 def log_scale(axis: Axis) -> None:
-    """A logarithmic axis for what is drawn, its ticks written out: powers of ten, and 2 and 5 times them if few."""
+    """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there are few."""
     low, high = axis.get_data_interval()
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))

@@ -30,7 +30,7 @@ SHORT_COMMIT = 7
 
 
 def summarize(tables: Mapping[str, DataFrame], plan: Plan, coverage: DataFrame, checks: DataFrame) -> dict[str, Any]:
-    """Values and tables that belong to no one section."""
+    """Values and tables that belong to no single section."""
     gpu = measured_gpu(tables)
     return {
         "machine": measured_machine(tables),

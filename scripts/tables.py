@@ -8,7 +8,7 @@ from scripts.log import log_to
 
 
 def merge(experiment: str, csvs: list[str], output: str, machine: str) -> None:
-    """Write the table of what the labelled machine measured; without files, one that has columns and no rows."""
+    """Write the table of what the labelled machine measured; without files, one with columns and no rows."""
     kind = EXPERIMENTS[experiment]
     write_table(Path(output), kind, read_jobs(kind, map(Path, csvs), machine))
 

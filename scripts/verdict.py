@@ -1,4 +1,4 @@
-"""Where the report is and how its self-checks went, in one line, and a failed run where the configuration is strict."""
+"""Where the report is and how its self-checks went, in one line; a failed run if the configuration is strict."""
 
 import sys
 from pathlib import Path

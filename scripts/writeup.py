@@ -64,7 +64,7 @@ def render(
 
 
 def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
-    """The function by which a section shows a figure: from the figure's name to Typst markup."""
+    """The function with which a section shows a figure: from the figure's name to Typst markup."""
 
     def figure(name: str) -> Typst:
         if name not in contents.figures:
@@ -77,9 +77,9 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
 
 
 def command_of(plan: Plan) -> Callable[..., Typst]:
-    """The function by which a section says how a result is repeated: from an experiment to Typst markup.
+    """The function with which a section says how to repeat a result: from an experiment to Typst markup.
 
-    It shows the first job whose command holds the given text, and nothing where no job does.
+    It shows the first job whose command contains the given text, or nothing if no job's does.
     """
 
     def reproduce(experiment: str, holding: str = "") -> Typst:

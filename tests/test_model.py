@@ -33,7 +33,7 @@ def build(num_heads=3, d_model=24, device="cpu", context_length=16, **options):
 
 
 def reference_logits(model, token_ids):
-    """The same network in NumPy, float64, one loop a head and position: nothing shared with the code under test."""
+    """The same network in NumPy, float64, one loop per head and position: nothing shared with the code under test."""
     weight = {name: value.detach().double().cpu().numpy() for name, value in model.state_dict().items()}
     heads = model.blocks[0].attention.num_heads
 

@@ -1,1 +1,1 @@
-"""Closed forms, in plain arithmetic: what a measurement should be, derived before it is made."""
+"""Closed forms, in plain arithmetic: what a measurement should be, derived before it is taken."""

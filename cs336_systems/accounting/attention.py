@@ -9,7 +9,7 @@ def forward_flops(batch: int, heads: int, sequence: int, d: int, *, causal: bool
 
 
 def flash_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
-    """Operations that FlashAttention papers count: the backward pass is 2.5 forward passes (five products to two)."""
+    """Operations as FlashAttention papers count them: a backward pass is 2.5 forward passes (five products to two)."""
     factor = {"forward": 1, "backward": 2.5, "forward_backward": 3.5}[phase]
     return factor * forward_flops(batch, heads, sequence, d, causal=causal)
 
@@ -24,5 +24,5 @@ def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
 
 
 def inputs_and_gradients_bytes(heads: int, sequence: int, d: int, precision: str) -> int:
-    """Bytes of q, k, v and their gradients, heads · sequence · d each: what the end of any backward pass must hold."""
+    """Bytes of q, k, v and their gradients, heads · sequence · d each: what must exist after any backward pass."""
     return 6 * heads * sequence * d * BYTES[precision]

@@ -17,8 +17,8 @@ def parameters(shape: ModelShape, vocab_size: int) -> int:
 def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
     """Floating-point operations of a forward pass's matrix multiplies, 2mnk each.
 
-    Attention counts the whole score matrix (4 · context² · d_model a sequence and block), since plain attention
-    computes it whole, the masked half too. The backward pass takes twice this: a product for either operand.
+    Attention counts the whole score matrix (4 · context² · d_model per sequence and block), since plain attention
+    computes it whole, the masked half too. The backward pass takes twice this: one product per operand.
     """
     tokens = batch_size * context
     projections = 2 * tokens * (4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff)
@@ -28,12 +28,12 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
 
 
 def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
-    """Matrix-multiply FLOPs of a measured step: the forward pass, three times that once there is a backward."""
+    """Matrix-multiply FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
     forward = forward_flops(shape, vocab_size, batch_size, context)
     return forward if mode == "forward" else 3 * forward
 
 
 def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
-    """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, as the mode has them."""
+    """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, depending on the mode."""
     copies = {"forward": 1, "forward_backward": 2, "train_step": 4}[mode]
     return copies * FP32_BYTES * parameters(shape, vocab_size)

@@ -1,6 +1,6 @@
-"""Bytes."""
+"""Units of memory."""
 
 FP32_BYTES = 4
 BYTES = {"fp32": FP32_BYTES, "bf16": 2}
-"""Of a number in each precision."""
+"""Bytes per number in each precision."""
 MIB = 2**20

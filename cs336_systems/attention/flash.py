@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 256
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     """softmax(q kᵀ / √d) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
-    On a CUDA device these are Triton kernels, elsewhere (or without Triton) tiled PyTorch. fp32 inputs are computed to
+    On a CUDA device this runs Triton kernels, elsewhere (or without Triton) tiled PyTorch. fp32 inputs are computed to
     fp32 accuracy. The same inputs give the same bits every time, gradients too. Under autocast the inputs are cast, as
     scaled_dot_product_attention casts them.
 
@@ -27,13 +27,13 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.
         k: keys, [..., n_keys, d].
         v: values, [..., n_keys, d].
-        is_causal: query i sees keys j <= i only, also where n_queries and n_keys differ.
+        is_causal: query i sees keys j <= i only, even if n_queries and n_keys differ.
 
     Returns:
         [..., n_queries, d], in the dtype of the inputs (under autocast, in the autocast dtype).
 
     Raises:
-        ValueError: shapes, dtypes or devices do not fit.
+        ValueError: shapes, dtypes or devices do not match.
 
     Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning".
     """

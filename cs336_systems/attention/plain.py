@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as it stands in the textbook: the reference that every kernel is measured against."""
+"""Scaled dot-product attention as in the textbook: the reference that every kernel is measured against."""
 
 import math
 
@@ -13,7 +13,7 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
         q: queries, [..., n_queries, d].
         k: keys, [..., n_keys, d].
         v: values, [..., n_keys, d].
-        is_causal: query i sees keys j <= i only, also where n_queries and n_keys differ.
+        is_causal: query i sees keys j <= i only, even if n_queries and n_keys differ.
 
     Returns:
         [..., n_queries, d], in the dtype of the inputs (under autocast, in the autocast dtype).

@@ -1,4 +1,4 @@
-"""Which tile sizes serve a problem: a fixed table, so that nothing is timed or compiled at run time.
+"""The tile sizes for each problem: a fixed table, so that nothing is timed or compiled to tune it at run time.
 
 The table was filled from sweeps on an H200 (for each of its entries some 100 forward and 200 backward shapes: tiles of
 16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with

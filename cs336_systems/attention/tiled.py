@@ -96,7 +96,7 @@ def _recompute_gradients(
 
 @functools.cache
 def _compiled_gradients():
-    """Made at first use: torch.compile takes a second to import."""
+    """Made on first use: torch.compile takes a second to import."""
     return torch.compile(_recompute_gradients)
 
 
@@ -105,7 +105,7 @@ def attention_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v by recomputation from L, [..., n_queries]: compiled on a GPU.
 
-    On a CPU compilation takes some 20 seconds and a C++ compiler, for a path that is there to be read and tested.
+    On a CPU compilation takes some 20 seconds and needs a C++ compiler, for a path that exists to be read and tested.
     """
     compiled = q.is_cuda and not torch.compiler.is_compiling()
     gradients = _compiled_gradients() if compiled else _recompute_gradients

@@ -46,7 +46,7 @@ def backward_dkdv(
             lse_tile, delta = load_lse_delta(
                 lse_delta, do_tile, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, PREPROCESSED, DESCRIPTORS
             )
-            # Scores stand transposed, [keys, queries]: P^T and dS^T then feed the next products from registers.
+            # Scores are transposed, [keys, queries]: P^T and dS^T then feed the next products from registers.
             scores = tl.dot(k_tile, q_tile.T, input_precision=INPUT_PRECISION)
             p = recompute_p(scores, lse_tile[None, :], softmax_scale, q_tile.dtype == tl.float32)
             if masked:

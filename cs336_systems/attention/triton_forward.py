@@ -49,7 +49,7 @@ def forward_kernel(
     v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, head, n_keys)
     o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
 
-    # One tile of all heads after the other. With a causal mask the last queries see the most keys, so the longest
+    # Each tile of all heads before the next tile. With a causal mask the last queries see the most keys, so the longest
     # tiles come first: what starts last is short, and the multiprocessors finish together.
     tile = tl.program_id(0) // batch_heads
     if IS_CAUSAL:

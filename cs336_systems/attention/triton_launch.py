@@ -22,12 +22,12 @@ from cs336_systems.attention.triton_forward import forward_kernel
 LOG2_E = math.log2(math.e)
 ROUNDED_TO = 128  # n_queries is rounded up to a multiple of this in the buffer of L and D: any BLOCK_M divides it
 PREPROCESS_BLOCK_M = 32
-CACHE_SIZE = 4096  # problems; a bound for callers with ever new lengths
+CACHE_SIZE = 4096  # problems; a bound for callers whose lengths keep changing
 INTERPRETED = triton.knobs.runtime.interpret
 
 
 class Launch:
-    """kernel[(programs,)](*tensors, *scalars, *constexprs), with less work for the host from the second time on.
+    """kernel[(programs,)](*tensors, *scalars, *constexprs), with less work for the host from the second call on.
 
     Triton's own launch inspects some 40 arguments in Python to find the compiled kernel, which takes longer than a
     short kernel runs. Here the compiled kernel is kept. It is specialized for the scalars, the constexprs, the tensors'
@@ -134,7 +134,7 @@ def attention_backward(
 
 
 def _preprocess(o: Tensor, do: Tensor, lse: Tensor) -> Tensor:
-    """L and D of preprocess_kernel, flat, [batch x heads x 2 x n_queries_rounded] fp32."""
+    """L and D from preprocess_kernel, flat, [batch x heads x 2 x n_queries_rounded] fp32."""
     n_queries = o.shape[-2]
     rows = o.numel() // (o.shape[-1] * n_queries) * _rounded(n_queries)
     lse_delta = lse.new_empty(2 * rows)
@@ -206,7 +206,7 @@ def _default_precision(dtype: torch.dtype) -> str:
     """Precision of the products: six bf16 products make one of fp32 accuracy on the matrix units.
 
     That is faster here than three TF32 products, and closer to float64 than the fp32 units themselves. The interpreter
-    computes in fp32 and knows no such name.
+    computes in fp32 and does not know the name.
     """
     return "bf16x6" if dtype == torch.float32 and not INTERPRETED else "ieee"
 
@@ -250,7 +250,7 @@ def _kernel_strides(strides: tuple[tuple[int, ...], ...]) -> list[int]:
 
 
 def _block_d(d: int, dtype: torch.dtype) -> int:
-    """The head dimension rounded up to a power of two that the matrix units take; fp32 is slow in less than 32."""
+    """The head dimension rounded up to a power of two that the matrix units take; fp32 is slow below 32."""
     return max(32 if dtype == torch.float32 else 16, 1 << (d - 1).bit_length())
 
 

@@ -19,7 +19,7 @@ class Head(NamedTuple):
     batch: Any
     head: Any
     n_rows: Any
-    """Rows beyond read as zero and are not written."""
+    """Rows beyond this read as zero and are not written."""
 
 
 @triton.jit
@@ -42,14 +42,14 @@ def load_tile(
 
 @triton.jit
 def store_tile(x, tile, start, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write a tile, [BLOCK, BLOCK_D], to x, a Head of a pointer: the part that exists there, cast to its dtype."""
+    """Write a tile, [BLOCK, BLOCK_D], to x, a Head with a pointer: the part inside the tensor, cast to its dtype."""
     pointers, mask = _pointers_and_mask(x, start, HEAD_DIM, BLOCK, BLOCK_D)
     tl.store(pointers, tile.to(x.data.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _pointers_and_mask(x, start, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers to a tile's elements, and which of them exist."""
+    """Pointers to a tile's elements, and which of them are inside the tensor."""
     rows = start + tl.arange(0, BLOCK)
     columns = tl.arange(0, BLOCK_D)
     base = x.data + (x.batch.to(tl.int64) * x.strides[0] + x.head.to(tl.int64) * x.strides[1])

@@ -1,4 +1,4 @@
-"""Add 0.01 many times over in several precisions.
+"""Add 0.01 many times, in several precisions.
 
 Launch: python -m cs336_systems.benchmarks.accumulation --accumulator fp32 fp16 --addend fp32 fp16
 """

@@ -1,4 +1,4 @@
-"""Time plain attention alone and account for its memory.
+"""Time plain attention by itself and account for its memory.
 
 Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --d 16 64 --compiled False True
 """

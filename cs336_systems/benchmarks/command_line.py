@@ -1,7 +1,7 @@
 """The command line of every experiment: cells in, one CSV (or a printed table) out.
 
 Each field of the experiment's dataclass is an option that takes one value or several; all combinations are measured.
-An experiment of several processes is launched by torchrun; rank 0 writes and prints.
+An experiment with several processes is launched by torchrun; rank 0 writes and prints.
 """
 
 import dataclasses
@@ -38,14 +38,14 @@ E = TypeVar("E", bound=Experiment)
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What a job is told besides its cells."""
+    """The options of a job besides its cells."""
 
     output: Path | None = None
-    """CSV file to write, with its SHA-256 beside it; without it a table is printed."""
+    """CSV file to write, with its SHA-256 next to it; if not given, a table is printed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to measure; auto takes a GPU if PyTorch sees one."""
+    """Where to measure; auto uses a GPU if PyTorch sees one."""
     seed: int = 0
-    """Seed of random weights and data."""
+    """Seed for the random weights and data."""
 
 
 @record  # torchrun then reports the error of the rank that died first.
@@ -55,7 +55,7 @@ def main(experiment: type[E], measure: Measure, check: Callable[[E], object] = l
     Args:
         experiment: parameters of a cell.
         measure: measures one cell.
-        check: raises ValueError for a cell that asks for what does not exist, before any is measured.
+        check: raises ValueError for a cell that asks for something that does not exist, before any is measured.
 
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
@@ -74,7 +74,7 @@ def main(experiment: type[E], measure: Measure, check: Callable[[E], object] = l
     startup_seconds = time.time() - psutil.Process().create_time()
 
     with tempfile.TemporaryDirectory() as cache, process_group(rank, device):
-        # Compilation starts from an empty cache, so that what it costs does not depend on earlier runs.
+        # Compilation starts from an empty cache, so that its cost does not depend on earlier runs.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         cells_measured = measure_cells(cells, measure, device, options.seed)
         measured = list(report_progress(cells_measured, cells) if rank.number == 0 else cells_measured)
@@ -156,7 +156,7 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
 def report_progress(
     measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """What is measured, with a bar on a terminal, and one line per cell elsewhere."""
+    """The same, with a progress bar on a terminal and one line per cell elsewhere."""
     with tqdm(total=len(cells), unit="cell", disable=not sys.stderr.isatty()) as bar:
         bar.set_description(describe(cells[0], cells))
         for number, (cell, measurements) in enumerate(measured, start=1):
@@ -171,7 +171,7 @@ def report_progress(
 
 
 def format_table(experiment: type[Experiment], rows: Sequence[BaseModel]) -> str:
-    """Rows as a plain-text table: the parameters and the measurement, columns that say nothing left out."""
+    """Rows as a plain-text table: the parameters and the measurement, without columns that say nothing."""
     table = pandas.DataFrame([row.model_dump() for row in rows])
     statistics = ["metric", "unit", "n", "mean", "std", "median", "value", "status", "message"]
     varying = [name for name in parameters(experiment) if table[name].nunique() > 1]

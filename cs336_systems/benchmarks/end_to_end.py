@@ -4,7 +4,7 @@ Launch: python -m cs336_systems.benchmarks.end_to_end --size small --context 512
 """
 
 import torch
-import torch._dynamo  # which an optimizer would import while the model's build is timed
+import torch._dynamo  # or an optimizer would import it while the model's build is timed
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.dtypes import dtype_name
@@ -17,7 +17,7 @@ from cs336_systems.training_step import TrainingStep
 
 
 def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
-    """Time of a step and of its phases, build and warm-up time, peak memory, and what ran in which precision."""
+    """Time of a step and of its phases, build and warm-up time, peak memory, graphs compiled, and the logits' dtype."""
     reset_peak(device)
     stopwatch = Stopwatch(device)
     step = build_step(cell, device)
@@ -39,7 +39,7 @@ def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
 
 
 def build_step(cell: EndToEnd, device: torch.device) -> TrainingStep:
-    """The cell's step with random weights and tokens; AdamW where its mode updates, fused into one kernel per group."""
+    """The cell's step with random weights and tokens; AdamW, fused into one kernel per group, if its mode updates."""
     model = build_model(
         cell.model,
         parse_size(cell.size),

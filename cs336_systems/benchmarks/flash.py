@@ -23,7 +23,7 @@ from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset
 from cs336_systems.measure.timing import time_phases
 
 HALF_ONLY = ("sdpa_flash", "sdpa_cudnn", "flash_attention_4")
-"""On a GPU these take fp16 and bf16 alone."""
+"""On a GPU these take only fp16 and bf16."""
 HOST_ROUNDS, HOST_CALLS = 10, 20
 ON_CPU = ("tiled", "plain", "plain_compiled", "sdpa_flash")
 CPU_WARMUP, CPU_CALLS = 2, 10
@@ -32,7 +32,7 @@ AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Forward, backward and both; on a GPU their peak memory and what they cost the host too."""
+    """Forward, backward and both; on a GPU also their peak memory and what they cost the host."""
     return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
 
 
@@ -42,9 +42,9 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
 
     if cell.implementation in HALF_ONLY and cell.precision == "fp32":
         raise Unavailable("this backend takes fp16 and bf16 only")
-    # The backward pass is timed alone, several times over one forward pass.
+    # The backward pass is timed by itself, several times for one forward pass.
     torch._functorch.config.donated_buffer = False
-    # Not this cell's: cuBLAS keeps a workspace for every thread and every stream that multiplied matrices before.
+    # Not counted for this cell: cuBLAS keeps a workspace for every thread and stream that has multiplied matrices.
     multiply_matrices(cell, device)
     workspaces = in_use(device)
     call = build(cell)
@@ -89,7 +89,7 @@ def multiply_matrices(cell: Flash, device: torch.device) -> None:
 
 
 def square_product(dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """A product of two square matrices, which says what rate matrix multiplies reach in this run."""
+    """A product of two square matrices, which shows what rate matrix multiplies reach in this run."""
     a, b = torch.randn((2, MATMUL, MATMUL), dtype=dtype, device=device)
     return lambda: a @ b
 

@@ -1,4 +1,4 @@
-"""Time the attention kernels with one decision taken back at a time.
+"""Time the attention kernels with one design decision reverted at a time.
 
 Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without nothing descriptors preprocess
 """
@@ -17,11 +17,11 @@ from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
 
 PRECISIONS = {"bf16x6": "tf32x3", "matrix_units": "ieee"}
-"""Precision of the products, by what is taken back."""
+"""Precision of the products, by what is reverted."""
 
 
 def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
-    """Time of either pass's kernels, or that the decision is not one of that pass here."""
+    """Time of each pass's kernels, or that the pass does not make this decision here."""
     if device.type != "cuda":
         raise Unavailable("the Triton kernels need a CUDA device")
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
@@ -45,7 +45,7 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
 
 
 def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
-    """The default tiles with one decision taken back; unchanged where it is no decision of theirs."""
+    """The default tiles with one decision reverted; unchanged if they do not make it."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
         "register_limit": {"maxnreg": None},
@@ -57,7 +57,7 @@ def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
 
 
 def backward_without(decision: str, default: BackwardTiles) -> BackwardTiles:
-    """As forward_without; what needs descriptors or equal tiles gives them up too."""
+    """As forward_without; descriptors go too where they need what is reverted."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
         "preprocess": {"preprocess": False, "descriptors": False},
@@ -76,7 +76,7 @@ def _time(
     default: ForwardTiles | BackwardTiles,
     tiles: ForwardTiles | BackwardTiles,
 ) -> Measurement:
-    """A pass's time, once the changed kernels are seen to compute what the default ones do."""
+    """A pass's time, after checking that the changed kernels compute what the default ones do."""
     from triton.testing import do_bench
 
     if cell.without in PRECISIONS:

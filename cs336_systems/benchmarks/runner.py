@@ -1,6 +1,6 @@
-"""How any experiment's cells are measured: one after the other, each from the same seed and from empty memory.
+"""How any experiment's cells are measured: one after another, each from the same seed and from empty memory.
 
-What a cell lacks to be measured is a result; a bug is an exception.
+A reason why a cell cannot be measured is a result; a bug is an exception.
 """
 
 import time
@@ -38,7 +38,7 @@ def measure_cells(
 def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device) -> list[Measurement]:
     """What a cell measures, or the one row that says why it could not be measured.
 
-    Only outcomes that are results are caught: no memory, a missing device or tool, a compiler that fails.
+    Only outcomes that are results are caught: out of memory, a missing device or tool, a compiler that fails.
     """
     try:
         return measure(cell, device)
@@ -58,7 +58,7 @@ def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device)
 
 def is_compiler_failure(error: BaseException) -> bool:
     """Whether an exception says that torch.compile failed, or a tool that it needs."""
-    # Imported when there is something to explain: it takes a second, which an experiment that compiles nothing saves.
+    # Imported only if there is something to explain: it takes a second, which experiments that compile nothing save.
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 

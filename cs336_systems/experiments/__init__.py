@@ -1,1 +1,1 @@
-"""What is asked of each experiment: its parameters, which are its command line and its CSV columns. No torch here."""
+"""What defines each experiment: its parameters, which are its command line and its CSV columns. No torch here."""

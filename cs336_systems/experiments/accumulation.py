@@ -9,7 +9,7 @@ from cs336_systems.experiments.base import Experiment, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class Accumulation(Experiment):
-    """Add 0.01 many times over, with accumulator and addend in different precisions."""
+    """Add 0.01 many times, with accumulator and addend in different precisions."""
 
     name: ClassVar[str] = "accumulation"
     metrics: ClassVar[Mapping[str, str]] = {"sum": "", "relative_error": "", "rounded_addend": ""}
@@ -20,7 +20,7 @@ class Accumulation(Experiment):
     addend: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Type that 0.01 is rounded to."""
     cast: bool = False
-    """Whether the addend is cast to the accumulator's type before it is added (the sum is then the same by type
-    promotion, which the experiment shows)."""
+    """Whether the addend is cast to the accumulator's type before it is added (type promotion gives the same sum
+    without it, as the experiment shows)."""
     additions: Positive = 1000
-    """How many times it is added."""
+    """How many times 0.01 is added."""

@@ -24,11 +24,11 @@ class Attention(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention",)
 
     sequence: Positive = 1024
-    """Queries, and keys, a sequence."""
+    """Queries, and keys, per sequence."""
     d: Positive = 64
     """Head dimension."""
     batch_size: Positive = 8
-    """Sequences a batch; there is no axis of heads."""
+    """Sequences per batch; there is no head axis."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Type of the inputs; fp32 has TF32 off."""
     compiled: bool = False

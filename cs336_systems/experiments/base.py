@@ -44,16 +44,16 @@ class Experiment:
     name: ClassVar[str]
     """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
     metrics: ClassVar[Mapping[str, str]]
-    """Every metric that it measures, and its unit; what all experiments share is in `measure.measurement`."""
+    """Every metric that it measures, and its unit; those of all experiments are in `measure.measurement`."""
     timed: ClassVar[str] = ""
-    """Of the metrics, one that times a cell: two cells with the same mean to the last digit were not both measured."""
+    """The metric that times a cell, if any: two cells with the same mean to the last digit were not both measured."""
     settings: ClassVar[tuple[str, ...]] = ()
-    """Parameters that the report does not compare: a table or figure shows cells of one value of each."""
+    """Parameters that the report does not compare: a table or figure shows cells with one value of each."""
     numeric_tests: ClassVar[tuple[str, ...]] = ()
     """The modules of `tests` that must pass on a machine before anything is measured there; none where the experiment
-    measures PyTorch alone."""
+    measures only PyTorch."""
     added_later: ClassVar[Mapping[str, Any]] = {}
-    """Parameters that results were recorded without, and the value that those results stand for."""
+    """Parameters that earlier results were recorded without, and the value each had then."""
     processes: ClassVar[int] = 1
     """Processes that measure a cell together, one per GPU where there are GPUs. An experiment that varies their number
     has a field of this name instead."""
@@ -112,7 +112,7 @@ def explain(error: Exception) -> str:
 
 
 def field_docs(owner: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, its base classes' too."""
+    """The docstring under each field of a dataclass, including those of its base classes."""
     docs: dict[str, str] = {}
     for cls in reversed(owner.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body

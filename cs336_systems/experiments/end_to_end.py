@@ -32,9 +32,9 @@ class EndToEnd(Experiment):
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
     NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 512
-    """Tokens a sequence."""
+    """Tokens per sequence."""
     batch_size: Positive = 4
-    """Sequences a batch."""
+    """Sequences per batch."""
     vocab_size: Positive = 10_000
     """Rows of the embedding and of the output head."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -51,7 +51,8 @@ class EndToEnd(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["train_step", "forward_backward", "forward"] = "train_step"
-    """What a step is: forward pass and loss; the backward pass too; AdamW's update too."""
+    """What a step is. forward: the forward pass and the loss; forward_backward: the backward pass too; train_step:
+    AdamW's update too."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

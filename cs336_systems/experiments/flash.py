@@ -7,9 +7,9 @@ from typing import ClassVar, Literal
 from cs336_systems.experiments.base import Experiment, Positive
 
 HOST_BOUND = 4096
-"""Sequences up to here keep the host as busy as the device, whose time is therefore taken from a replayed graph too."""
+"""Sequences up to here keep the host as busy as the device, so device time is taken from a replayed graph too."""
 MATMUL = 4096
-"""Rows and columns of the square matrices whose product, timed in every cell, says what rate multiplies reach."""
+"""Rows and columns of the square matrices whose product, timed in every cell, shows what rate matmuls reach."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Flash(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention", "test_attention_gpu")
 
     sequence: Positive = 1024
-    """Queries, and keys, a sequence."""
+    """Queries, and keys, per sequence."""
     d: Positive = 64
     """Head dimension."""
     heads: Positive = 1
@@ -39,9 +39,9 @@ class Flash(Experiment):
     precision: Literal["fp32", "bf16"] = "bf16"
     """Type of the inputs; fp32 has TF32 off."""
     compiled_call: bool = False
-    """Whether the function of q, k and v runs through torch.compile, as the leaderboard has it."""
+    """Whether the function of q, k and v runs through torch.compile, as on the leaderboard."""
     rep: Positive = 100
-    """Milliseconds of timed calls that do_bench aims at; on a CPU, ten calls are timed."""
+    """Milliseconds of timed calls that do_bench aims for; on a CPU, ten calls are timed."""
     implementation: Literal[
         "tiled",
         "triton",

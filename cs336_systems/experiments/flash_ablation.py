@@ -1,4 +1,4 @@
-"""Parameters of the experiment that takes one decision of the attention kernels back at a time."""
+"""Parameters of the experiment that reverts one design decision of the attention kernels at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from cs336_systems.experiments.base import Experiment, Positive
 
 @dataclass(frozen=True, kw_only=True)
 class FlashAblation(Experiment):
-    """Time this project's attention kernels as they are, and with one decision taken back; causal."""
+    """Time this project's attention kernels as they are, and with one design decision reverted; causal."""
 
     name: ClassVar[str] = "flash_ablation"
     metrics: ClassVar[Mapping[str, str]] = {"forward": "ms", "backward": "ms"}
@@ -25,7 +25,7 @@ class FlashAblation(Experiment):
     precision: Literal["fp32", "bf16"] = "bf16"
     """Type of the inputs."""
     rep: Positive = 100
-    """Milliseconds of timed calls that do_bench aims at."""
+    """Milliseconds of timed calls that do_bench aims for."""
     without: Literal[
         "nothing",
         "descriptors",
@@ -37,7 +37,7 @@ class FlashAblation(Experiment):
         "bf16x6",
         "matrix_units",
     ] = "nothing"
-    """What is taken back. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; preprocess: L
-    and D are computed again for every tile of keys; register_limit: no limit on registers per thread; stage: the
-    pipeline has one stage less; block_outer, block_inner: half as many rows per program, or per iteration; bf16x6: each
-    fp32 product is computed as three TF32 products; matrix_units: fp32 products run on the fp32 units."""
+    """What is reverted. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; preprocess: L
+    and D are recomputed for every tile of keys; register_limit: no limit on registers per thread; stage: the
+    pipeline has one stage fewer; block_outer, block_inner: half as many rows per program, or per iteration; bf16x6:
+    each fp32 product is computed as three TF32 products; matrix_units: fp32 products run on the fp32 units."""

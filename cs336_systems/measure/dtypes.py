@@ -1,4 +1,4 @@
-"""Data types as the experiments name them, and as the record does."""
+"""Data types by the experiments' names for them, and by the record's."""
 
 import torch
 
@@ -6,5 +6,5 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """PyTorch's name of a type: float32, bfloat16, …"""
+    """PyTorch's name for a type: float32, bfloat16, …"""
     return str(dtype).removeprefix("torch.")

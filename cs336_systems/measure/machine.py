@@ -1,6 +1,6 @@
 """What this machine is, found without importing torch, so that the pipeline can ask before anything runs.
 
-Launch: python -m cs336_systems.measure.machine, which prints it as config.yaml's key `machine` takes it.
+Launch: python -m cs336_systems.measure.machine, which prints it in the form of config.yaml's key `machine`.
 """
 
 import os
@@ -20,9 +20,9 @@ class Machine:
     gpus: tuple[str, ...]
     """Model of each visible GPU, in order."""
     gpu_memory: int
-    """Bytes of the first GPU's memory; 0 without one."""
+    """Bytes of the first GPU's memory; 0 without a GPU."""
     driver: str
-    """NVIDIA driver version; empty without one."""
+    """NVIDIA driver version; empty without a GPU."""
     cpu: str
     """Processor model."""
     cpu_count: int
@@ -37,7 +37,7 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """The folder of results that measurements of this machine belong to."""
+        """The folder of results that measurements on this machine belong to."""
         return machine_label(self.gpus[0] if self.gpus else "")
 
 

@@ -1,4 +1,4 @@
-"""What an experiment says of a metric of a cell: statistics of its samples, or why there are none. No torch here."""
+"""What an experiment reports for a metric of a cell: statistics of its samples, or why it has none. No torch here."""
 
 import itertools
 import statistics
@@ -9,26 +9,26 @@ from typing import Any, ClassVar, Literal
 Status = Literal["ok", "oom", "skipped", "failed"]
 
 WHOLE_CELL = "cell"
-"""Metric of the one row that a cell leaves when it could not be measured."""
+"""Metric of the one row of a cell that could not be measured."""
 WALL = "wall"
-"""Metric of the row that says how long a cell took in all, with what is not timed: build, compilation, release."""
+"""Metric of the row that says how long a cell took in total, with what is not timed: build, compilation, release."""
 SM_CLOCK, POWER = "sm_clock", "power"
 """Metrics of the rows that say how the GPU ran during a cell, its build and warm-up included."""
 COMMON_UNITS: Mapping[str, str] = {WHOLE_CELL: "", WALL: "s", SM_CLOCK: "MHz", POWER: "W"}
 """Metrics that every experiment has, and their units."""
 
 ORDERED_SAMPLES = 256
-"""Up to here samples are kept in the order of measurement; more are sorted, which lets equal ones be counted."""
+"""Up to this many samples are kept in the order of measurement; more are sorted, so that equal ones can be counted."""
 SAMPLE_DIGITS = 5
 """Significant digits of a kept sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One metric of one cell: either statistics of n samples, or a value that is no number."""
+    """One metric of one cell: either statistics of n samples, or a value that is not numeric."""
 
     added_later: ClassVar[Mapping[str, Any]] = {"samples": ""}
-    """Columns that older files lack, and the value that they stand for."""
+    """Columns that older files lack, and the value to assume there."""
 
     metric: str
     """What was measured."""
@@ -47,11 +47,11 @@ class Measurement:
     p80: float | None = None
     """80th percentile."""
     value: str = ""
-    """An observation that is no number, such as a dtype."""
+    """An observation that is not numeric, such as a dtype."""
     status: Status = "ok"
     """ok; oom: memory ran out; skipped: this machine lacks something; failed: a tool such as a compiler failed."""
     message: str = ""
-    """Reason of any status but ok."""
+    """Reason for any status but ok."""
     samples: str = ""
     """The samples as `format_samples` writes them; empty for a single one, which is the mean."""
 
@@ -74,7 +74,7 @@ def summarize(metric: str, unit: str, samples: Sequence[float]) -> Measurement:
 
 
 def format_samples(samples: Sequence[float]) -> str:
-    """Samples as text, equal neighbours counted.
+    """Samples as text, with equal neighbours counted.
 
     >>> format_samples([1.5, 2.0, 2.0, 1.25])
     '1.5 2*2 1.25'

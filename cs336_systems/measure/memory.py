@@ -22,7 +22,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def in_use(device: torch.device) -> int:
-    """Bytes held by tensors, libraries' workspaces among them; 0 where PyTorch does not count them."""
+    """Bytes held by tensors, including libraries' workspaces; 0 where PyTorch does not count them."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
@@ -33,7 +33,7 @@ def reset_peak(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device, above: int = 0) -> Measurement:
-    """Most memory held by tensors at one time since `reset_peak`, less `above` bytes, or why it is not known."""
+    """The most memory held by tensors at one time since `reset_peak`, less `above` bytes, or why it is not known."""
     if device.type != "cuda":
         message = "PyTorch counts peak memory on CUDA devices only"
         return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
@@ -41,8 +41,8 @@ def peak_memory(device: torch.device, above: int = 0) -> Measurement:
 
 
 def release(device: torch.device) -> None:
-    """Give back all memory that nothing refers to any more, and forget compiled graphs."""
-    if "torch._dynamo" in sys.modules:  # Else nothing was compiled, and importing it would take a second.
+    """Release all memory that nothing refers to any more, and forget compiled graphs."""
+    if "torch._dynamo" in sys.modules:  # If not, nothing was compiled, and importing it takes a second.
         torch._dynamo.reset()
     gc.collect()
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Peak rates of GPUs by their vendor's data sheets: the ceilings that utilization is stated against."""
+"""Peak rates of GPUs from their vendor's data sheets: the ceilings that utilization is relative to."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ class Peak:
     bandwidth: float
     """Device memory, bytes/s."""
     source: str
-    """The document the rates are from."""
+    """The document that the rates are from."""
 
     def flops(self, precision: str) -> float:
         """Peak of the precision that a matrix multiply runs in, FLOP/s."""

@@ -43,7 +43,7 @@ def collect(
 
 
 def rounds_to_tf32(device: torch.device) -> bool:
-    """Whether fp32 matrix multiplies lose bits: 1 + 2⁻¹² survives fp32's 23-bit fraction and not TF32's 10 bits."""
+    """Whether fp32 matrix multiplies lose bits: 1 + 2⁻¹² survives fp32's 23-bit fraction but not TF32's 10 bits."""
     value = 1 + 2**-12
     product = torch.full((64, 64), value, device=device) @ torch.eye(64, device=device)
     return not bool((product == value).all())
@@ -57,7 +57,7 @@ def _version(package: str) -> str:
 
 
 def _git_state() -> tuple[str, bool | None]:
-    """Commit and dirty flag of the checkout this file stands in; recorded results do not make it dirty."""
+    """Commit and dirty flag of the checkout this file is in; recorded results do not make it dirty."""
     git = ["git", "-C", str(Path(__file__).parents[2])]
     try:
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()

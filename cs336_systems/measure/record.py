@@ -1,6 +1,6 @@
 """The CSV record: one schema, one writer and one reader for the measurements of every experiment. No torch here.
 
-A job's rows are a file of their own, with a digest beside it (`x.csv.sha256`, which `sha256sum -c` reads too). Every
+A job's rows have their own file, with a digest next to it (`x.csv.sha256`, which `sha256sum -c` reads too). Every
 row is checked when it is written and when it is read.
 """
 
@@ -34,7 +34,7 @@ class Provenance:
     gpu: str = ""
     """GPU model; empty when measured on the CPU."""
     gpu_count: int = 0
-    """GPUs that the measurement ran on."""
+    """Number of GPUs that the measurement ran on."""
     gpu_memory: int = 0
     """Memory of one GPU, bytes."""
     cpu: str = ""
@@ -42,11 +42,11 @@ class Provenance:
     driver: str = ""
     """NVIDIA driver version."""
     cuda: str = ""
-    """CUDA version PyTorch was built for."""
+    """CUDA version that PyTorch was built for."""
     torch: str
     """PyTorch version."""
     triton: str = ""
-    """Triton version; empty where it is not installed."""
+    """Triton version; empty if it is not installed."""
     python: str
     """Python version."""
     tf32: bool
@@ -60,7 +60,7 @@ class Provenance:
     utc: str
     """When the job ended, ISO 8601, UTC."""
     seed: int
-    """Seed of the random weights and data."""
+    """Seed for the random weights and data."""
     startup_seconds: float
     """From the start of the job's process to its first cell: imports, mostly."""
 
@@ -80,7 +80,7 @@ def row_model(experiment: type[Experiment]) -> type[BaseModel]:
 
 
 def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> BaseModel:
-    """A validated row; a carriage return in a text becomes a blank."""
+    """A validated row; a carriage return in a text becomes a space."""
     values = {"experiment": cell.name}
     for part in (cell, measurement, provenance):
         values |= dataclasses.asdict(part)
@@ -95,7 +95,7 @@ def parameters(experiment: type[Experiment]) -> list[str]:
 
 
 def write_job(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
-    """Write a job's CSV and its digest. The digest comes first: no CSV is ever there without one.
+    """Write a job's CSV and its digest. The digest comes first: no CSV ever exists without one.
 
     Raises:
         ValueError: a row that cannot be a measurement, named with its column and value; nothing is written.
@@ -111,12 +111,12 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
     Args:
         experiment: whose rows they are.
         paths: the CSV files.
-        machine: label of the machine that must have made them, where one is given.
+        machine: label of the machine that must have written them, if given.
 
     Raises:
-        ValueError: a file without digest, or changed since it was written; a missing or unknown column, a line with too
-            many or too few fields, or a value that no measurement has, named with file, line, column and value; a
-            metric of a cell that is there twice; rows of two GPU models, or of another machine.
+        ValueError: a file without a digest, or changed since it was written; a missing or unknown column, a line with
+            too many or too few fields, or a value that no measurement has, named with file, line, column and value; a
+            metric that a cell has twice; rows from two GPU models, or from another machine.
     """
     rows: list[BaseModel] = []
     seen: dict[tuple[Any, ...], str] = {}
@@ -137,7 +137,7 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
 
 
 def write_table(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
-    """Write the rows of several jobs as one CSV that is either absent or whole."""
+    """Write the rows of several jobs as one CSV that is either absent or complete."""
     _write_atomically(path, _to_csv(path, experiment, rows))
 
 
@@ -147,7 +147,7 @@ def read_table(experiment: type[Experiment], path: Path) -> list[BaseModel]:
 
 
 def digest_path(path: Path) -> Path:
-    """Where the digest of a job's CSV lies."""
+    """Where the digest of a job's CSV is."""
     return path.with_name(f"{path.name}.sha256")
 
 
@@ -190,7 +190,7 @@ def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel])
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    """Write a file that is either absent or whole: a temporary file in the same folder, flushed, then renamed."""
+    """Write a file that is either absent or complete: a temporary file in the same folder, flushed, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -218,7 +218,7 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, BaseM
             _check_header(header, list(model.model_fields), absent)
             older = {name: value for name, value in absent.items() if name not in header}
             for record in reader:
-                # What DictReader puts where fields and columns do not pair off.
+                # What DictReader inserts where fields and columns do not match up.
                 if None in record or None in record.values():
                     raise ValueError(f"more or fewer fields than the {len(header)} columns")
                 # An empty field stands for the default: None or an empty string.

@@ -13,7 +13,7 @@ DIGEST_CHARACTERS = 12
 def source_digest(*modules: str) -> str:
     """A digest of the modules and of all they import from their own top-level packages and this one.
 
-    Comments, docstrings, layout and what a module does only when it is run as a program leave it as it is.
+    Comments, docstrings, layout and what a module does only when run as a program do not affect it.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
@@ -78,7 +78,7 @@ def _imported(node: ast.AST, package: str) -> list[str]:
 def _normalize(node: object) -> str:
     """A tree as text, without positions, docstrings and empty fields.
 
-    Neither `ast.dump` nor `ast.unparse` would do: versions of Python differ in what they print for the same tree.
+    Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
     """
     if isinstance(node, list):
         return ",".join(_normalize(item) for item in node if not _is_bare_string(item))
@@ -89,7 +89,7 @@ def _normalize(node: object) -> str:
 
 
 def _is_bare_string(node: object) -> bool:
-    """Whether a statement is only a string: a docstring, also one under a dataclass field."""
+    """Whether a statement is only a string: a docstring, including one under a dataclass field."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

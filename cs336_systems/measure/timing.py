@@ -1,4 +1,4 @@
-"""Timing of steps by the host's clock, with the device synchronized at each end."""
+"""Timing of steps by the host's clock, with the device synchronized at both ends."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -35,11 +35,11 @@ def time_phases(
     steps: int,
     device: torch.device,
 ) -> tuple[float, dict[str, list[float]]]:
-    """Run the phases of a step one after the other, step after step, and time each phase of each step.
+    """Run the phases of a step one after another, step after step, and time each phase of each step.
 
     Args:
         phases: name to function, in the order of a step.
-        warmup: steps run before timing begins; 0 times the very first step too.
+        warmup: steps run before timing begins; with 0, the very first step is timed too.
         steps: steps timed.
         device: synchronized after every phase.
 

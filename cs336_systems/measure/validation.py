@@ -20,7 +20,7 @@ CLOCK_SKEW = timedelta(minutes=10)
 
 
 def first_fault(experiment: type[Experiment], row: BaseModel) -> str | None:
-    """The first thing by which a row cannot be a measurement, as a sentence with column and value, or None."""
+    """The first reason why a row cannot be a measurement, as a sentence with column and value, or None."""
     return next(_faults(experiment, row), None)
 
 

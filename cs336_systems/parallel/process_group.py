@@ -18,19 +18,19 @@ class Rank:
     """One process of a launch."""
 
     number: int
-    """From 0; rank 0 alone writes and prints."""
+    """From 0; only rank 0 writes and prints."""
     processes: int
-    """Processes of the launch: the world size."""
+    """Processes in the launch: the world size."""
     local_number: int
     """From 0, among the processes of this host."""
 
 
 ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-"""What torchrun sets in each process, and what holds outside of a launch."""
+"""What torchrun sets in each process, and the values outside a launch."""
 
 
 def current_rank() -> Rank:
-    """This process in torchrun's launch, by the environment that torchrun sets; a lone process outside of one."""
+    """This process's rank in a torchrun launch, from the environment; outside a launch, that of a lone process."""
     number, processes, local = (int(os.environ.get(name, default)) for name, default in ENVIRONMENT.items())
     return Rank(number=number, processes=processes, local_number=local)
 

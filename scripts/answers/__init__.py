@@ -1,5 +1,5 @@
 """What the sections of the report say: one module per section, in which two functions are found by name.
 
-`answers`, from all tables to the values and tables that the section's template prints; `tiles`, where there is one,
-from those answers to the headline figures that the title page shows.
+`answers` turns all tables into the values and tables that the section's template prints; `tiles`, if there is one,
+turns those answers into the headline figures on the title page.
 """

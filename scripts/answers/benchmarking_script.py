@@ -111,7 +111,7 @@ def model_utilization(rows: DataFrame, size: str, precision: str) -> float | Non
 
 
 def best_utilization(steady: DataFrame) -> dict[str, Any] | None:
-    """The training step that comes nearest to the peak of its precision."""
+    """The training step that comes closest to the peak of its precision."""
     shares = [
         {"share": share, "cell": f"{label} {precision} (context {context})"}
         for (size, label, precision, context), rows in select(steady, mode="train_step").groupby(
@@ -123,7 +123,7 @@ def best_utilization(steady: DataFrame) -> dict[str, Any] | None:
 
 
 def only_fp32_fits(steady: DataFrame) -> str | None:
-    """A cell that fits in fp32 and runs out of memory in bf16 autocast, in words."""
+    """A cell that fits in fp32 but runs out of memory in bf16 autocast, in words."""
     for _, row in select(steady, status="oom", precision="bf16").iterrows():
         cell = {name: row[name] for name in ("size", "context", "mode")}
         if statistic(steady, "median", metric="step", precision="fp32", **cell) is not None:
@@ -194,7 +194,7 @@ def name_of(step: Mapping[str, Any]) -> str:
 
 
 def warmup_answers(eager: DataFrame) -> dict[str, Any]:
-    """Step times by number of warm-up steps, at the context and in the mode that the warm-up was varied in."""
+    """Step times by number of warm-up steps, at the context and in the mode in which warm-up was varied."""
     cold = eager[eager["warmup"] == 0]
     if not len(cold):
         return {"warmup_table": None}

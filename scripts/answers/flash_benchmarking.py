@@ -17,7 +17,7 @@ from scripts.markup import Table, Tile, Typst, milliseconds, significant, times
 COURSE_RECORD_MS = 5.364
 """Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
 LONG = 1024
-"""Sequences from here on are counted when implementations are compared."""
+"""Only sequences from this length up count when implementations are compared."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 
 
 def grid_table(rows: DataFrame) -> Table | None:
-    """Ours (the kernels, or the PyTorch version where they cannot run) beside plain attention, at every shape."""
+    """Ours (the kernels, or the PyTorch version where they cannot run) next to plain attention, at every shape."""
     rows = select(rows, heads=1)
     ours = "triton" if "triton" in set(select(rows, status="ok")["implementation"]) else "tiled"
     cells = sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
@@ -129,8 +129,8 @@ def board_time(table: DataFrame, d: int, name: str) -> float | None:
 def rivalry(rows: DataFrame) -> dict[str, Any]:
     """Over the cells that ours and another both ran: where ours is faster end to end, and the extremes of the ratio.
 
-    Once by events around a call, and once on the device alone: from a replayed graph where there is one, and by events
-    above, where the host is ahead of the device.
+    Once by events around a call, and once on the device only: from a replayed graph where there is one, and by events
+    for longer sequences, where the host is ahead of the device.
     """
     steps = select(rows[(rows["sequence"] >= LONG) & rows["metric"].isin(["forward_backward", "graph"])], heads=1)
     if "triton" not in set(steps["implementation"]):

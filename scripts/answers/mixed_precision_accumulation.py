@@ -20,7 +20,7 @@ KEYS = ["fp32", "fp16", "mixed", "cast", "bf16", "mixed_bf16"]
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Sums and errors of the handout's four ways, and of bf16."""
+    """Sums and errors of the handout's four variants, and of bf16."""
     table = tables["accumulation"]
     body, values = [], {}
     for key, (title, way) in zip(KEYS, WAYS, strict=True):

@@ -1,4 +1,4 @@
-"""Answers to `pytorch_attention`: plain attention alone, its time and its memory."""
+"""Answers to `pytorch_attention`: plain attention by itself, its time and its memory."""
 
 import math
 from collections.abc import Mapping

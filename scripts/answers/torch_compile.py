@@ -24,7 +24,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 
 
 def attention_table(table: DataFrame) -> Table | None:
-    """(a) Plain attention, eager beside compiled."""
+    """(a) Plain attention, eager next to compiled."""
     cells = sorted(set(zip(table["sequence"], table["d"], strict=True)))
     if table["compiled"].nunique() < 2:
         return None
@@ -45,7 +45,7 @@ def attention_table(table: DataFrame) -> Table | None:
 
 
 def model_answers(table: DataFrame) -> dict[str, Any]:
-    """(b) The whole model, eager beside compiled."""
+    """(b) The whole model, eager next to compiled."""
     table = select(table, attention="plain")
     compiled = select(table, compiled=True)
     if not len(compiled):

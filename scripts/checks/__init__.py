@@ -1,1 +1,1 @@
-"""Self-checks of the measurements, one module per kind of experiment: `checks` takes all tables."""
+"""Self-checks of the measurements, one module per kind of experiment; `checks` takes all tables."""

@@ -1,4 +1,4 @@
-"""Self-checks of what must hold over all experiments together."""
+"""Self-checks of what must hold across all experiments."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ def no_two_cells_identical(tables: Mapping[str, DataFrame]) -> Check:
     """Two cells with the same mean to the last digit were not both measured."""
     counts: Counter[str] = Counter()
     for name, table in tables.items():
-        # One metric per cell, which its experiment names: of several, one may be another's by definition.
+        # One metric per cell, named by its experiment: of several, one may equal another by definition.
         rows = select(table, metric=EXPERIMENTS[name].timed, status="ok")
         rows = rows[rows["n"] > 1]
         counts.update(f"{mean} {unit}" for mean, unit in zip(rows["mean"], rows["unit"], strict=True))

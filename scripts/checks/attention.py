@@ -1,4 +1,4 @@
-"""Self-checks of attention measured alone, plain and against other implementations."""
+"""Self-checks of attention measured by itself, plain and against other implementations."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,7 +11,7 @@ from scripts.data import measured_gpu, select
 from scripts.implementations import PASSES
 
 DEVICE_BOUND_MS = 1.0
-"""Where a call takes this long, the device and not the host sets the pace, and its parts add up."""
+"""If a call takes this long, the device sets the pace, not the host, and its parts add up."""
 FLASH_CELL = ["sequence", "d", "heads", "precision", "compiled_call", "implementation", "rep"]
 
 
@@ -24,10 +24,10 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 def phases_add_up(flash: DataFrame) -> Check:
-    """Forward and backward, timed alone, sum to both timed in one call."""
+    """Forward and backward, timed separately, add up to both timed in one call."""
     check = f"attention's forward + backward agree with both in one call, from {DEVICE_BOUND_MS:g} ms up"
     if not measured_gpu({"": flash}):
-        # By the host's clock the sum of both is what is recorded.
+        # By the host's clock, it is the sum of both that is recorded.
         return Check(check, "not applicable", "timed independently on GPUs only")
     times = timed(flash).pivot_table(index=FLASH_CELL, columns="metric", values="median")
     times = times.reindex(columns=PASSES).dropna()
@@ -71,7 +71,7 @@ def timed(table: DataFrame) -> DataFrame:
 
 
 def ceiling(peak: Peak, precision: str) -> float:
-    """The most FLOP/s that attention can reach: in fp32 also by six bf16 products, which are as accurate."""
+    """The most FLOP/s that attention can reach: in fp32 also with six bf16 products, which are as accurate."""
     return peak.bf16 if precision == "bf16" else max(peak.fp32, peak.bf16 / 6)
 
 

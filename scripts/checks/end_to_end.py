@@ -31,7 +31,7 @@ def name_cell(row: Mapping) -> str:
 
 
 def phases_add_up(table: DataFrame) -> Check:
-    """The forward pass alone plus the backward phase equals forward and backward in the training step."""
+    """The forward pass by itself plus the backward phase equals forward and backward in the training step."""
     check = "forward + backward, each from its own run, agree with the same two phases of the training step"
     tolerance = TOLERANCE["GPU" if measured_gpu({"": table}) else "CPU"]
     complaints, worst, examined = [], 0.0, 0
@@ -55,7 +55,7 @@ def phases_add_up(table: DataFrame) -> Check:
 
 
 def larger_sizes_take_longer(table: DataFrame) -> Check:
-    """In fp32 a larger model's forward pass takes longer, other things equal."""
+    """In fp32 a larger model's forward pass takes longer, other things being equal."""
     check = "in fp32, at equal context, a larger model never has the shorter forward pass"
     steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
     complaints, examined = [], 0

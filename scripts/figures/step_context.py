@@ -5,7 +5,7 @@ from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
-    """Forward and backward, log-log, fp32 beside bf16; a size that ran out of memory ends early."""
+    """Forward and backward, log-log, fp32 next to bf16; the line of a size that ran out of memory ends early."""
     data = load_at_one_setting("end_to_end", table)
     data = select(data, compiled=False, attention="plain", metric="step", mode="forward_backward")
     data = data[data["warmup"] == steady_warmup(data)]

@@ -1,4 +1,4 @@
-"""How slow the first timed step is after few warm-up steps."""
+"""How slow the first timed step is after only a few warm-up steps."""
 
 from scripts.data import load_at_one_setting, ratio, select, size_order, statistic
 from scripts.style import grouped_bars, log_scale, save, save_note, subplots

@@ -1,1 +1,1 @@
-"""Tables that are long to make, apart from the section that shows them."""
+"""Tables that take much code, apart from the section that shows them."""

@@ -16,7 +16,7 @@ DECISIONS = {
     "bf16x6": "products of three TF32 products",
     "matrix_units": "products on the fp32 units",
 }
-"""What the table says of each decision taken back."""
+"""What the table calls each reverted decision."""
 
 
 def ablation_table(rows: DataFrame) -> Table | None:
