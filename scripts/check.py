@@ -56,7 +56,7 @@ def under_the_roofline(
     shares = [(t.cell, t.flops / (t.milliseconds / 1e3) / ceiling(peak, t.precision)) for t in timings]
     complaints = [f"{cell}: {share:.0%} of the peak" for cell, share in shares if share > 1]
     best = max((share for _, share in shares), default=0.0)
-    return conclude(check, complaints, len(shares), f"{len(shares)} timings; the nearest reaches {best:.0%}")
+    return conclude(check, complaints, len(shares), f"{len(shares)} timings; the closest reaches {best:.0%}")
 
 
 def outside(row: Mapping, cell: str, least: int, digits: int = 0) -> list[str]:
@@ -64,4 +64,4 @@ def outside(row: Mapping, cell: str, least: int, digits: int = 0) -> list[str]:
     low, high = least / MIB, row["gpu_memory"] / MIB
     if low <= row["mean"] <= high:
         return []
-    return [f"{cell}: {row['mean']:.{digits}f} MiB, not in {low:.{digits}f} to {high:.0f}"]
+    return [f"{cell}: {row['mean']:.{digits}f} MiB, not between {low:.{digits}f} and {high:.0f}"]

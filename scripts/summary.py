@@ -17,7 +17,7 @@ VERSIONS = {
     "gpu_count": "GPUs used",
     "cpu": "processor",
     "driver": "NVIDIA driver",
-    "cuda": "CUDA of PyTorch",
+    "cuda": "CUDA (PyTorch build)",
     "torch": "PyTorch",
     "triton": "Triton",
     "python": "Python",
@@ -95,4 +95,4 @@ def not_measured_table(lost: DataFrame) -> Table | None:
     body = [list(map(str, line)) for line in lost.itertuples(index=False, name=None)]
     if not body:
         return None
-    return Table(["experiment", "grid", "what", "status", "cells", "reason (the first one)"], body, text_columns=6)
+    return Table(["experiment", "grid", "what", "status", "cells", "first reason"], body, text_columns=6)

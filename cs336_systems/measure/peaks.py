@@ -34,7 +34,7 @@ PEAKS = {
     "NVIDIA H100 PCIe": _peak(756, 51, 2.0, "NVIDIA H100 data sheet"),
     "NVIDIA H100 80GB HBM3": _peak(989, 67, 3.35, "NVIDIA H100 data sheet, SXM"),
     "NVIDIA H200": _peak(989, 67, 4.8, "NVIDIA H200 data sheet, SXM"),
-    "NVIDIA B200": _peak(2250, 75, 7.7, "NVIDIA HGX B200 data sheet, an eighth of it"),
+    "NVIDIA B200": _peak(2250, 75, 7.7, "NVIDIA HGX B200 data sheet, one eighth of the eight GPUs' rates"),
     "NVIDIA L4": _peak(121, 30.3, 0.300, "NVIDIA L4 data sheet"),
     "NVIDIA L40S": _peak(362, 91.6, 0.864, "NVIDIA L40S data sheet"),
     "NVIDIA GeForce RTX 4090": _peak(165.2, 82.6, 1.008, "NVIDIA Ada architecture whitepaper"),

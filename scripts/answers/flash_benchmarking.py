@@ -117,7 +117,7 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
                     f"{speed:.2f}×" if speed else "–",
                 ]
             )
-    header = ["implementation", "d", "forward", "backward", "both", "TFLOP/s", "of a product / %", "against SDPA flash"]
+    header = ["implementation", "d", "forward", "backward", "both", "TFLOP/s", "of a matmul / %", "against SDPA flash"]
     return Table(header, body, groups=[("", 2), ("ms", 3), ("both", 3)])
 
 
@@ -155,7 +155,7 @@ def rivalry(rows: DataFrame) -> dict[str, Any]:
             body.append(line)
             least.append(gains.min())
     groups = [("", 2), ("called one by one", 3), ("on the device", 3)]
-    header = ["against", "precision", *["faster in", "least", "most"] * 2]
+    header = ["against", "precision", *["faster in", "smallest", "largest"] * 2]
     return {
         "against": Table(header, body, text_columns=2, groups=groups) if body else None,
         "loses_on_device": any(gain < 1 for gain in least),

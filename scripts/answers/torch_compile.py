@@ -19,8 +19,8 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     if not found["times"] or not found["best"]:
         return []
     (most, where), (least, elsewhere) = found["best"], found["worst"]
-    extremes = escape(f"{where} (the least: {times(least)}, {elsewhere})")
-    return [Tile(times(most), Typst(f"the most that `torch.compile` gains: {extremes}"))]
+    extremes = escape(f"{where} (the smallest: {times(least)}, {elsewhere})")
+    return [Tile(times(most), Typst(f"the largest gain from `torch.compile`: {extremes}"))]
 
 
 def attention_table(table: DataFrame) -> Table | None:

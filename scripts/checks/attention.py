@@ -25,7 +25,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 def phases_add_up(flash: DataFrame) -> Check:
     """Forward and backward, timed separately, add up to both timed in one call."""
-    check = f"attention's forward + backward agree with both in one call, from {DEVICE_BOUND_MS:g} ms up"
+    check = f"attention's forward + backward, timed apart, agree with both in one call, from {DEVICE_BOUND_MS:g} ms up"
     if not measured_gpu({"": flash}):
         # By the host's clock, it is the sum of both that is recorded.
         return Check(check, "not applicable", "timed independently on GPUs only")
@@ -44,7 +44,7 @@ def phases_add_up(flash: DataFrame) -> Check:
 
 def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
     """No pass is faster than its unmasked products at the GPU's dense peak."""
-    check = "no attention is faster than its matrix multiplies at the data sheet's dense peak"
+    check = "no attention pass is faster than its matrix multiplies at the data sheet's dense peak"
     timings = [
         Timing(
             cell=f"{name_plain(row)}, {row['metric']}",
@@ -77,7 +77,7 @@ def ceiling(peak: Peak, precision: str) -> float:
 
 def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
     """Memory is no less than what must be there, and no more than the device has."""
-    check = "attention's memory lies between the closed form of what it must hold and the device's memory"
+    check = "attention's memory is between the closed form of what it must hold and the device's memory"
     complaints = []
     before_backward = select(plain, metric="memory_before_backward", status="ok", compiled=False, precision="fp32")
     peaks = select(flash, metric="peak_memory", status="ok")

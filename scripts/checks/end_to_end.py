@@ -78,7 +78,7 @@ def compiled_is_compiled(table: DataFrame) -> Check:
     ]
     compiled = int(rows["compiled"].sum())
     return conclude(
-        "compiled cells ran captured graphs and eager cells none",
+        "compiled cells ran captured graphs, eager cells none",
         complaints,
         compiled,
         f"{compiled} compiled and {len(rows) - compiled} eager cells" if compiled else "nothing compiled was measured",
@@ -104,7 +104,7 @@ def nothing_beats_the_roofline(table: DataFrame) -> Check:
 
 def memory_holds_the_state(table: DataFrame) -> Check:
     """Peak memory is no less than the closed form of what a step must keep, and no more than the device has."""
-    check = "peak memory lies between the closed form of weights, gradients and moments, and the device's memory"
+    check = "peak memory is between the closed form of weights, gradients and moments and the device's memory"
     complaints = []
     rows = select(table, metric="peak_memory", status="ok")
     for _, row in rows.iterrows():

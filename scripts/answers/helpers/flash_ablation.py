@@ -8,12 +8,12 @@ from scripts.markup import Table
 DECISIONS = {
     "nothing": "as it is",
     "descriptors": "tiles loaded by pointers",
-    "preprocess": "L and D computed for every tile",
+    "preprocess": "L and D recomputed for every tile",
     "register_limit": "no limit on registers",
-    "stage": "one pipeline stage less",
+    "stage": "one pipeline stage fewer",
     "block_outer": "half as many rows per program",
     "block_inner": "half as many rows per iteration",
-    "bf16x6": "products of three TF32 products",
+    "bf16x6": "each product as three TF32 products",
     "matrix_units": "products on the fp32 units",
 }
 """What the table calls each reverted decision."""
@@ -36,4 +36,4 @@ def ablation_table(rows: DataFrame) -> Table | None:
                 line += [f"{changed:.2f}", f"{changed / usual:.2f}×"] if usual and changed else ["–", ""]
         body.append(line)
     groups = [("", 1), *((f"d = {d}, {phase} / ms", 2) for d in dimensions for phase in ("forward", "backward"))]
-    return Table(["taken back", *["", ""] * 2 * len(dimensions)], body, groups=groups)
+    return Table(["variant", *["", ""] * 2 * len(dimensions)], body, groups=groups)
