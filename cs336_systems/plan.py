@@ -252,10 +252,10 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
             for job in _grid_jobs(kind, grid_name, grid, sizes, config["model"]):
                 for cell in job.cells:
                     if cell in owner:
-                        raise ValueError(f"it plans a cell that {owner[cell]} has already: {job.arguments}")
+                        raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
                     owner[cell] = job.name
                 if job.name in jobs:
-                    raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes of different names")
+                    raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes with different names")
                 jobs[job.name] = job
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None

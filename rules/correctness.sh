@@ -13,7 +13,7 @@ for test in "$@"; do
     mkdir -p "$passed"
     if ! python -m pytest -q -m numeric -p no:cacheprovider "tests/$test.py" >"$stamp.log" 2>&1; then
         cat "$stamp.log" >&2
-        echo "The code is wrong on this machine, so nothing was measured with it: tests/$test.py" >&2
+        echo "The code is incorrect on this machine, so nothing was measured with it: tests/$test.py" >&2
         exit 1
     fi
     mv "$stamp.log" "$stamp"

@@ -66,15 +66,15 @@ def read_contents(path: Path = CONTENTS) -> Contents:
 def _check_files(contents: Contents, templates: Path) -> None:
     for name, figure in contents.figures.items():
         if name in EXPERIMENTS:
-            raise ValueError(f"a figure is named {name!r}; allowed: no experiment's name, as both are targets")
+            raise ValueError(f"a figure is named {name!r}; allowed: any name but an experiment's, as both name targets")
         _check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
         _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
     for name in contents.sections:
         _check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():
-            raise ValueError(f"a section is {name!r}, and there is no {templates / name}.typ.j2")
+            raise ValueError(f"a section is {name!r}, but there is no {templates / name}.typ.j2")
         if contents.sections.count(name) > 1:
-            raise ValueError(f"the section {name!r} is there twice")
+            raise ValueError(f"the section {name!r} is listed twice")
 
 
 def _check_name(what: str, name: str, allowed: Iterable[str]) -> None:

@@ -37,4 +37,4 @@ if __name__ == "__main__":
         copied = promote(Path(sys.argv[1]), Path(sys.argv[2]))
     except ValueError as error:
         sys.exit(str(error))
-    print(f"{len(copied)} files of {sys.argv[1]} are recorded in {sys.argv[2]}")
+    print(f"{len(copied)} files from {sys.argv[1]} are now recorded in {sys.argv[2]}")

@@ -22,13 +22,13 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
         (
             ["figures", "flash"],
             CONTENTS["figures"]["warmup"],
-            "a figure is named 'flash'; allowed: no experiment's name",
+            "a figure is named 'flash'; allowed: any name but an experiment's, as both name targets",
         ),
         (["figures", "pie"], {"script": "flash"}, "figures.pie.table is missing"),
         (["pictures"], {}, "unknown key 'pictures' in the top level; allowed: parts, figures"),
         (["parts"], ["flash_forward"], r"parts is \['flash_forward'\]; allowed: a valid dictionary"),
         (["parts", "More"], ["pie"], "a section is 'pie'; allowed: benchmarking_mixed_precision, "),
-        (["parts", "More"], ["flash_forward"], "the section 'flash_forward' is there twice"),
+        (["parts", "More"], ["flash_forward"], "the section 'flash_forward' is listed twice"),
         (["parts", "Attention"], "flash_forward", "parts.Attention is 'flash_forward'; allowed: a valid list"),
     ],
 )
@@ -49,5 +49,5 @@ def test_a_mistake_ends_in_a_sentence(tmp_path, keys, value, sentence):
 def test_a_section_without_its_template_is_told(tmp_path):
     (tmp_path / "sections").mkdir()
     (tmp_path / "contents.yaml").write_text(yaml.safe_dump(CONTENTS, sort_keys=False))
-    with pytest.raises(ValueError, match=r"'benchmarking_script', and there is no .*benchmarking_script\.typ\.j2"):
+    with pytest.raises(ValueError, match=r"'benchmarking_script', but there is no .*benchmarking_script\.typ\.j2"):
         read_contents(tmp_path / "contents.yaml")

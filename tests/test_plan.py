@@ -46,7 +46,7 @@ def planned(grid, tmp_path, **changes):
         ({**GRID, "size": [f"mine:rm {SHAPE}"]}, "size is 'mine:rm .*'; allowed: nano"),
         ({**GRID, "size": ["odd:d_model=100,d_ff=8,num_layers=1,num_heads=3"]}, "size 'odd': num_heads is 3, which"),
         ({**GRID, "precision": ["fp8"]}, "precision is 'fp8'; allowed: 'fp32' or 'bf16'"),
-        ({**GRID, "context": [8, 8]}, "plans a cell that only has already"),
+        ({**GRID, "context": [8, 8]}, "plans a cell that only already has"),
         ({**GRID, "context": ["64"]}, "context is '64'; allowed: a valid integer"),
         ({**GRID, "steps": [10.0]}, "steps is 10.0; allowed: a valid integer"),
         ({**GRID, "steps": [True]}, "steps is True; allowed: a valid integer"),
@@ -57,7 +57,7 @@ def planned(grid, tmp_path, **changes):
         ({**GRID, "one_job_per": [["size"]]}, r"one_job_per.0 is \['size'\]; allowed: the name of a parameter"),
         (
             {**GRID, "one_job_per": ["size"], "size": [f"mine:{SHAPE}", f"mine:{SHAPE.replace('16', '32')}"]},
-            "two jobs would be named 'only-mine'; allowed: sizes of different names",
+            "two jobs would be named 'only-mine'; allowed: sizes with different names",
         ),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
         ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
         ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: auto, or"),
         ({"recorded": "pdp-11"}, "recorded is 'pdp-11'; allowed: none$"),
-        ({"recorded": "../x"}, "recorded is '../x'; allowed: none, or the label of a folder of recorded/"),
+        ({"recorded": "../x"}, "recorded is '../x'; allowed: none, or the name of a folder in recorded/"),
         ({"model": "no.such:Model"}, "model is 'no.such:Model': no source file found for module 'no.such'"),
         ({"seed": 1.0}, "seed is 1.0; allowed: a whole number from 0"),
         ({"sizes": {"a": {"d_model": 8}}}, "'d_ff' is a required property in sizes.a"),

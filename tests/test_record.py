@@ -119,22 +119,22 @@ def rewrite(path, change):
         (lambda row: row.update(status="fine"), "line 2: status is 'fine'; allowed: 'ok', 'oom'"),
         (lambda row: row.update(mean="fast"), "line 2: mean is 'fast'"),
         (lambda row: row.update(experiment="flash"), "line 2: experiment is 'flash'"),
-        (lambda row: row.update(n="4"), "line 2: n is 4; the samples are 3|line 2: n is 4; planned: 3"),
-        (lambda row: row.update(n="10", steps="10"), "line 2: n is 10; the samples are 3"),
+        (lambda row: row.update(n="4"), "line 2: n is 4, but there are 3 samples|line 2: n is 4; planned: 3"),
+        (lambda row: row.update(n="10", steps="10"), "line 2: n is 10, but there are 3 samples"),
         (lambda row: row.update(n="0", steps="9", metric="build", unit="s"), "line 2: n is 0; allowed: at least 1"),
-        (lambda row: row.update(mean="2.26"), "line 2: mean is 2.26; of the samples it is 2.25"),
-        (lambda row: row.update(median="2.6"), "line 2: median is 2.6; of the samples it is 2.5"),
+        (lambda row: row.update(mean="2.26"), "line 2: mean is 2.26; from the samples it is 2.25"),
+        (lambda row: row.update(median="2.6"), "line 2: median is 2.6; from the samples it is 2.5"),
         (lambda row: row.update(p20="2.6"), "line 2: median is 2.5; allowed: between p20, 2.6, and p80"),
         (lambda row: row.update(p80="2.4"), "line 2: median is 2.5; allowed: between p20"),
-        (lambda row: row.update(std="0.8"), "line 2: std is 0.8; of the samples it is 0.9"),
+        (lambda row: row.update(std="0.8"), "line 2: std is 0.8; from the samples it is 0.9"),
         (lambda row: row.update(std=""), "line 2: std is empty; allowed: empty for one sample, else a number"),
-        (lambda row: row.update(median=""), "line 2: median is empty; allowed: a number, as the row is ok"),
+        (lambda row: row.update(median=""), "line 2: median is empty; allowed: a number, since the row is ok"),
         (lambda row: row.update(p20="-1.25"), "line 2: p20 is -1.25; allowed: numbers from 0"),
         (lambda row: row.update(unit="s"), "line 2: unit is 's'; allowed for step: 'ms'"),
         (lambda row: row.update(metric="speed"), "line 2: metric is 'speed'; allowed: cell, wall, sm_clock"),
         (lambda row: row.update(metric="cell", unit=""), "line 2: status is 'ok'; allowed for cell"),
         (lambda row: row.update(samples="1.25 two 3"), "line 2: samples is '1.25 two 3'; allowed: numbers"),
-        (lambda row: row.update(samples="1.25 2.5"), "line 2: n is 3; the samples are 2"),
+        (lambda row: row.update(samples="1.25 2.5"), "line 2: n is 3, but there are 2 samples"),
         (lambda row: row.update(status="oom", message="m"), "line 2: status is 'oom'; allowed: ok for a row with stat"),
         (lambda row: row.update(value="fast"), "line 2: value is 'fast'; allowed: a value with n 1"),
         (lambda row: row.update(utc="yesterday"), "line 2: utc is 'yesterday'; allowed: a time as in ISO 8601"),
@@ -155,7 +155,7 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, complaint):
     ("change", "complaint"),
     [
         (lambda text: text.replace("\n", ",\n"), "line 1: column '' is not known here"),
-        (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is twice there"),
+        (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is there twice"),
         (lambda text: text.removesuffix("\n") + ",1\n", "line 2: more or fewer fields than the 40 columns"),
         (lambda text: text.rpartition(",")[0] + "\n", "line 2: more or fewer fields than the 40 columns"),
         (lambda text: text.replace(",nano,", ",na\rno,"), "line 2: more or fewer fields than the 40 columns"),
@@ -176,9 +176,9 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path, change, complaint):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"mean": 3.5}, "mean is 3.5; allowed: within 0.* of the median, 2.5, by std and n"),
+        ({"mean": 3.5}, "mean is 3.5; allowed: within 0.* of the median, 2.5, given std and n"),
         ({"std": 0.0}, "mean is 2.25; allowed: within 0 of the median"),
-        ({"std": 1e-3, "mean": 2.5}, "p20 is 1.75; allowed: within .* of the mean, 2.5, by std and n"),
+        ({"std": 1e-3, "mean": 2.5}, "p20 is 1.75; allowed: within .* of the mean, 2.5, given std and n"),
         ({"std": 40.0}, "std is 40.0; allowed: at most sqrt.n. times the mean"),
         ({"n": 1}, "n is 1; planned: 3"),
     ],
@@ -216,13 +216,13 @@ def test_a_hand_edit_a_cut_file_and_a_missing_digest_are_seen(tmp_path):
     for changed in (whole.replace("2.25", "2.24"), whole.rsplit("\n", 2)[0]):
         path.write_text(changed)
         with pytest.raises(
-            ValueError, match=r"a\.csv: changed since it was written: its SHA-256 is [0-9a-f]{64}, and a"
+            ValueError, match=r"a\.csv: changed since it was written: its SHA-256 is [0-9a-f]{64}, but a"
         ):
             read_jobs(EndToEnd, [path])
     path.write_text(whole)
     assert read_jobs(EndToEnd, [path]) == ROWS
     digest_path(path).unlink()
-    with pytest.raises(ValueError, match=r"a\.csv: there is no a\.csv\.sha256 beside it"):
+    with pytest.raises(ValueError, match=r"a\.csv: there is no a\.csv\.sha256 next to it"):
         read_jobs(EndToEnd, [path])
 
 
@@ -230,7 +230,7 @@ def test_a_metric_of_a_cell_may_be_there_once(tmp_path):
     for name in ("a", "b"):
         write_job(tmp_path / f"{name}.csv", EndToEnd, ROWS[:1])
     first, second = (re.escape(str(tmp_path / f"{name}.csv, line 2")) for name in "ab")
-    with pytest.raises(ValueError, match=f"{second}: metric is 'step', which {first} has of the same cell already"):
+    with pytest.raises(ValueError, match=f"{second}: metric is 'step', which {first} already has for the same cell"):
         read_jobs(EndToEnd, [tmp_path / "a.csv", tmp_path / "b.csv"])
 
 

@@ -129,7 +129,7 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
                 raise ValueError(f"{where}: gpu is {row.gpu!r}; allowed: the GPU model of the folder, {machine}")
             key = (*(getattr(row, name) for name in parameters(experiment)), row.metric)
             if key in seen:
-                raise ValueError(f"{where}: metric is {row.metric!r}, which {seen[key]} has of the same cell already")
+                raise ValueError(f"{where}: metric is {row.metric!r}, which {seen[key]} already has for the same cell")
             seen[key] = where
             rows.append(row)
     _check_one_gpu_model(rows, seen.values())
@@ -158,12 +158,12 @@ def _digest(content: bytes) -> str:
 def _check_digest(path: Path) -> None:
     beside = digest_path(path)
     if not beside.is_file():
-        raise ValueError(f"{path}: there is no {beside.name} beside it; a measurement writes both")
+        raise ValueError(f"{path}: there is no {beside.name} next to it; a measurement writes both")
     written = beside.read_text(encoding="utf-8").partition(" ")[0]
     found = _digest(path.read_bytes())
     if found != written:
         raise ValueError(
-            f"{path}: changed since it was written: its SHA-256 is {found}, and {beside.name} has {written}"
+            f"{path}: changed since it was written: its SHA-256 is {found}, but {beside.name} has {written}"
         )
 
 
@@ -173,7 +173,7 @@ def _check_one_gpu_model(rows: Sequence[BaseModel], places: Iterable[str]) -> No
         first_with.setdefault(row.gpu, place)
     if len(first_with) > 1:
         found = " and ".join(f"{gpu or 'no GPU'} ({place})" for gpu, place in first_with.items())
-        raise ValueError(f"one table would hold rows of two GPU models: {found}; allowed: one model per folder")
+        raise ValueError(f"one table would hold rows from two GPU models: {found}; allowed: one model per folder")
 
 
 def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> bytes:
@@ -233,7 +233,7 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, BaseM
 def _check_header(header: Sequence[str], columns: Sequence[str], may_be_absent: Iterable[str]) -> None:
     for column in columns:
         if header.count(column) > 1 or (column not in header and column not in may_be_absent):
-            raise ValueError(f"column {column!r} is {'twice there' if column in header else 'missing'}")
+            raise ValueError(f"column {column!r} is {'there twice' if column in header else 'missing'}")
     for column in header:
         if column not in columns:
             raise ValueError(f"column {column!r} is not known here; allowed: {', '.join(columns)}")

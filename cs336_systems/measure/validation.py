@@ -28,7 +28,7 @@ def _faults(experiment: type[Experiment], row: BaseModel) -> Iterator[str]:
     yield from _metric_faults(experiment, row)
     if row.status != "ok":
         if not row.message:
-            yield "message is ''; allowed: the reason of any status but ok"
+            yield "message is ''; allowed: the reason for any status but ok"
         if row.n or any(getattr(row, name) is not None for name in (*STATISTICS, "std")):
             yield f"status is {row.status!r}; allowed: ok for a row with statistics"
     elif row.value:
@@ -60,7 +60,7 @@ def _statistics_faults(row: BaseModel) -> Iterator[str]:
     for name in STATISTICS:
         value = getattr(row, name)
         if value is None:
-            yield f"{name} is empty; allowed: a number, as the row is ok"
+            yield f"{name} is empty; allowed: a number, since the row is ok"
             return
         if value < 0:
             yield f"{name} is {value}; allowed: numbers from 0"
@@ -78,12 +78,12 @@ def _statistics_faults(row: BaseModel) -> Iterator[str]:
     # A mean and a median are at most one (population) standard deviation apart.
     apart = spread * math.sqrt((row.n - 1) / row.n)
     if abs(row.mean - row.median) > apart + slack:
-        yield f"mean is {row.mean}; allowed: within {apart:g} of the median, {row.median}, by std and n"
+        yield f"mean is {row.mean}; allowed: within {apart:g} of the median, {row.median}, given std and n"
     # Samuelson 1968: no sample lies further from the mean than (n - 1) / sqrt(n) standard deviations.
     reach = spread * (row.n - 1) / math.sqrt(row.n)
     for name in ("p20", "p80"):
         if abs(getattr(row, name) - row.mean) > reach + slack:
-            yield f"{name} is {getattr(row, name)}; allowed: within {reach:g} of the mean, {row.mean}, by std and n"
+            yield f"{name} is {getattr(row, name)}; allowed: within {reach:g} of the mean, {row.mean}, given std and n"
     # No sample is negative, so none can offset more than n - 1 zeros.
     if spread > row.mean * math.sqrt(row.n) + slack:
         yield f"std is {spread}; allowed: at most sqrt(n) times the mean, {row.mean}, of numbers from 0"
@@ -94,10 +94,10 @@ def _sample_faults(row: BaseModel) -> Iterator[str]:
     try:
         samples = sorted(parse_samples(row.samples))
     except ValueError:
-        yield f"samples is {row.samples[:40]!r}; allowed: numbers, separated by blanks, with *count behind equal ones"
+        yield f"samples is {row.samples[:40]!r}; allowed: numbers, separated by spaces, with *count after repeated ones"
         return
     if len(samples) != row.n or row.n < 2:
-        yield f"n is {row.n}; the samples are {len(samples)}"
+        yield f"n is {row.n}, but there are {len(samples)} samples"
         return
     quintiles = statistics.quantiles(samples, n=5, method="inclusive")
     expected = {
@@ -110,7 +110,7 @@ def _sample_faults(row: BaseModel) -> Iterator[str]:
     slack = SAMPLE_ROUNDING * max(map(abs, samples))
     for name, value in expected.items():
         if abs(getattr(row, name) - value) > slack:
-            yield f"{name} is {getattr(row, name)}; of the samples it is {value:g}"
+            yield f"{name} is {getattr(row, name)}; from the samples it is {value:g}"
 
 
 def _time_faults(row: BaseModel) -> Iterator[str]:
