@@ -51,6 +51,9 @@ class RMSNorm(nn.Module):
 class RotaryEmbedding(nn.Module):
     """Rotates each pair of features by an angle that grows with the position (Su et al. 2021, section 3.2)."""
 
+    cos: Tensor
+    sin: Tensor
+
     def __init__(self, context_length: int, d_head: int, theta: float):
         super().__init__()
         frequencies = theta ** (-torch.arange(0, d_head, 2) / d_head)

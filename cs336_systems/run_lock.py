@@ -48,7 +48,7 @@ def process_space() -> str:
     """Names the machine, its boot and the PID namespace: what process ids must share to be compared."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = Path("/proc/self/ns/pid").readlink()
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux
         boot, namespace = str(round(psutil.boot_time(), -1)), ""
     return f"{socket.gethostname()} {boot} {namespace}"

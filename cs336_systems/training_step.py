@@ -42,7 +42,7 @@ class TrainingStep:
         self.precision = precision
         self.optimizer = optimizer
         self.loss: Tensor | None = None
-        self.logits_dtype: torch.dtype | None = None
+        self.logits_dtype: torch.dtype  # of the last forward pass
 
     def phases(self, mode: str) -> dict[str, Callable[[], None]]:
         """The phases of a kind of step (a key of PHASES_OF_MODE), in order."""
@@ -62,13 +62,15 @@ class TrainingStep:
 
     def backward(self) -> None:
         """Gradients, freshly allocated."""
+        assert self.loss is not None, "forward comes first"
         self.loss.backward()
 
     def update(self) -> None:
         """The optimizer's step."""
+        assert self.optimizer is not None, "the step has no optimizer"
         self.optimizer.step()
 
 
-def precision_context(precision: str, device: torch.device) -> contextlib.AbstractContextManager:
+def precision_context(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Autocast to bf16, or nothing."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()

@@ -1,7 +1,9 @@
 """What a self-check is, and what the checks share."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+
+from pandas import Series
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.peaks import Peak, peak_of
@@ -59,7 +61,7 @@ def under_the_roofline(
     return conclude(check, complaints, len(shares), f"{len(shares)} timings; the closest reaches {best:.0%}")
 
 
-def outside(row: Mapping, cell: str, least: int, digits: int = 0) -> list[str]:
+def outside(row: Series, cell: str, least: int, digits: int = 0) -> list[str]:
     """A complaint if a row's memory is not between `least` bytes and what the device has."""
     low, high = least / MIB, row["gpu_memory"] / MIB
     if low <= row["mean"] <= high:

@@ -62,11 +62,12 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
         grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
         table = tables[experiment]
         lost = table[table["status"] != "ok"]
-        for cell, row in zip(cells_of(experiment, lost), lost.itertuples(index=False), strict=True):
+        what = (lost[column] for column in ("metric", "status", "message"))
+        for cell, metric, status, message in zip(cells_of(experiment, lost), *what, strict=True):
             # A cell that was measured once but is no longer planned has no grid.
-            key = (experiment, grids.get(cell, "–"), row.metric, row.status)
+            key: tuple[str, ...] = (experiment, grids.get(cell, "–"), metric, status)
             counts[key] += 1
-            first_reasons.setdefault(key, row.message)
+            first_reasons.setdefault(key, message)
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
             if missing := sum(dataclasses.astuple(cell) not in measured for cell in job.cells):
@@ -85,6 +86,7 @@ def write_coverage(plan: str, tables: Mapping[str, str], output: str) -> None:
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         write_coverage(
             plan=snakemake.input.plan,

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Mapping
+from typing import Any
 
 from scripts.log import log_to
 
@@ -12,6 +13,7 @@ def draw(script: str, options: Mapping[str, str], table: str, output: str) -> No
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         draw(
             script=snakemake.params.script,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 import matplotlib
 from matplotlib.ft2font import FT2Font
@@ -60,14 +61,14 @@ def finalize(value: object) -> Typst:
     raise TypeError(f"{value!r} needs a format: one of the number filters")
 
 
-def missing(value: float | None) -> bool:
-    """Whether a number was not measured."""
-    return value is None or math.isnan(value)
+def measured(value: float | None) -> TypeGuard[float]:
+    """Whether a number was measured."""
+    return value is not None and not math.isnan(value)
 
 
 def significant(value: float | None, digits: int = 3) -> Typst:
     """A number to the given significant digits, without an exponent."""
-    if missing(value):
+    if not measured(value):
         return escape(NOT_MEASURED)
     if value == 0:
         return Typst("0")
@@ -87,17 +88,17 @@ def seconds(value: float | None) -> Typst:
 
 def times(value: float | None) -> Typst:
     """A ratio, such as a speed-up."""
-    return escape(NOT_MEASURED) if missing(value) else Typst(f"{value:.2f}×")
+    return Typst(f"{value:.2f}×") if measured(value) else escape(NOT_MEASURED)
 
 
 def percent(value: float | None) -> Typst:
     """A fraction as a percentage."""
-    return escape(NOT_MEASURED) if missing(value) else Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f"))
+    return Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f")) if measured(value) else escape(NOT_MEASURED)
 
 
 def with_unit(value: float | None, unit: str) -> Typst:
     """A number to three significant digits with its unit, kept on one line."""
-    return escape(NOT_MEASURED) if missing(value) else Typst(f"{significant(value)}\u202f{unit}")
+    return Typst(f"{significant(value)}\u202f{unit}") if measured(value) else escape(NOT_MEASURED)
 
 
 def listing(items: Sequence[str]) -> Typst:
@@ -132,9 +133,9 @@ FILTERS = {
 
 def fixed(values: Sequence[float | None]) -> list[str]:
     """A column of numbers with the same number of decimals: one or two, depending on the smallest number."""
-    present = [abs(value) for value in values if not missing(value)]
+    present = [abs(value) for value in values if measured(value)]
     decimals = 2 if present and min(present) < 10 else 1
-    return ["" if missing(value) else f"{value:.{decimals}f}" for value in values]
+    return [f"{value:.{decimals}f}" if measured(value) else "" for value in values]
 
 
 def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
@@ -142,7 +143,7 @@ def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
     means = fixed([mean for mean, _ in pairs])
     decimals = max((len(mean.partition(".")[2]) for mean in means), default=0)
     return [
-        mean if missing(std) or not mean else f"{mean} ± {std:.{decimals}f}"
+        f"{mean} ± {std:.{decimals}f}" if mean and measured(std) else mean
         for mean, (_, std) in zip(means, pairs, strict=True)
     ]
 

@@ -1,6 +1,7 @@
 """Keep the plan of this run in a file, for the steps that need it later."""
 
 from pathlib import Path
+from typing import Any
 
 from scripts.log import log_to
 
@@ -11,5 +12,6 @@ def keep(plan: str, output: str) -> None:
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         keep(plan=snakemake.params.plan, output=snakemake.output[0])

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from pandas import DataFrame
 
@@ -25,5 +26,6 @@ def write_checks(tables: Mapping[str, str], output: str) -> None:
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         write_checks(tables=dict(snakemake.input.items()), output=snakemake.output[0])

@@ -1,12 +1,12 @@
 """The look of all figures: vector graphics, colours that the colour-blind can tell apart, marks that survive grey."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
+from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -44,10 +44,10 @@ def save(figure: Figure, path: str | Path) -> None:
     pyplot.close(figure)
 
 
-def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1) -> tuple[Figure, Sequence[Axes]]:
+def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
     """Panels across the page's width with a shared vertical axis, row by row."""
     figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=True, squeeze=False)
-    return figure, axes.flatten()
+    return figure, list(axes.flat)
 
 
 def save_note(text: str, path: str | Path) -> None:
@@ -58,7 +58,7 @@ def save_note(text: str, path: str | Path) -> None:
     save(figure, path)
 
 
-def log_scale(axis: Axis) -> None:
+def log_scale(axis: XAxis | YAxis) -> None:
     """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there are few."""
     low, high = axis.get_data_interval()
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
@@ -67,7 +67,7 @@ def log_scale(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def grouped_bars(axes: Axes, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:
+def grouped_bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
     """Bars side by side in each group, each labelled with its value; what was not measured is marked n/m."""
     width = 0.8 / len(series)
     for index, (name, values) in enumerate(series.items()):

@@ -1,6 +1,7 @@
 """Merge the CSV files of an experiment's jobs into one validated table."""
 
 from pathlib import Path
+from typing import Any
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import read_jobs, write_table
@@ -14,6 +15,7 @@ def merge(experiment: str, csvs: list[str], output: str, machine: str) -> None:
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         merge(
             experiment=snakemake.wildcards.experiment,

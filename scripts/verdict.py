@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -25,6 +26,7 @@ def judge(checks: str, output: str, report: str, strict: bool) -> None:
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         judge(
             checks=snakemake.input[0],

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pandas
@@ -112,6 +113,7 @@ def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, sour
 
 
 if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         write(
             plan=snakemake.input.plan,

@@ -7,10 +7,9 @@ from torch import Tensor
 
 from cs336_systems.attention.tiled import TiledFlashAttention
 
+TritonFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS and Windows
 if find_spec("triton") is not None:
     from cs336_systems.attention.triton_attention import TritonFlashAttention
-else:  # macOS, Windows
-    TritonFlashAttention = None
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256

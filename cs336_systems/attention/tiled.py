@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ class TiledFlashAttention(torch.autograd.Function):
     """FlashAttention-2: apply(q, k, v, is_causal=False), any leading axes, no score matrix in the forward pass."""
 
     @staticmethod
-    def forward(ctx, q, k, v, is_causal=False):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Algorithm 1 of FlashAttention-2 (Dao 2023).
 
         Args:
@@ -37,9 +39,10 @@ class TiledFlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx, grad_o):
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Recomputation from L, as in equations 13 to 19 of the handout."""
-        return *attention_gradients(grad_o, *ctx.saved_tensors, ctx.is_causal), None
+        q, k, v, o, lse = ctx.saved_tensors
+        return *attention_gradients(grad_o, q, k, v, o, lse, ctx.is_causal), None
 
 
 def _accumulator_dtype(x: Tensor) -> torch.dtype:
@@ -95,7 +98,7 @@ def _recompute_gradients(
 
 
 @functools.cache
-def _compiled_gradients():
+def _compiled_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Made on first use: torch.compile takes a second to import."""
     return torch.compile(_recompute_gradients)
 

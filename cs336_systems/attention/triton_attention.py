@@ -1,5 +1,7 @@
 """The Triton kernels as PyTorch operators and as autograd functions."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -34,14 +36,18 @@ _library.impl("flash_forward", _forward, "CUDA")
 _library.impl("flash_backward", _backward, "CUDA")
 
 
-@torch.library.register_fake("cs336_systems::flash_forward")
-def _(q, k, v, is_causal):
+def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.register_fake("cs336_systems::flash_backward")
-def _(grad_o, q, k, v, o, lse, is_causal):
+def _backward_shapes(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     return empty_output(q), empty_output(k), empty_output(v)
+
+
+torch.library.register_fake("cs336_systems::flash_forward", _forward_shapes)
+torch.library.register_fake("cs336_systems::flash_backward", _backward_shapes)
 
 
 class TritonFlashAttention(torch.autograd.Function):
@@ -51,7 +57,7 @@ class TritonFlashAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, is_causal=False):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         """Algorithm 1 of FlashAttention-2; saves q, k, v, the output and L, [..., n_queries], natural logarithm."""
         # torch.compile needs operators; without it the dispatcher would only add to what a launch costs the host.
         compiling = torch.compiler.is_compiling()
@@ -62,16 +68,18 @@ class TritonFlashAttention(torch.autograd.Function):
         return o
 
     @staticmethod
-    def backward(ctx, grad_o):
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Algorithm 2 of FlashAttention-2."""
         backward = torch.ops.cs336_systems.flash_backward if torch.compiler.is_compiling() else _backward
-        return *backward(grad_o, *ctx.saved_tensors, ctx.is_causal), None
+        q, k, v, o, lse = ctx.saved_tensors
+        return *backward(grad_o, q, k, v, o, lse, ctx.is_causal), None
 
 
 class TritonForwardCompiledBackward(TritonFlashAttention):
     """The same forward kernel, with the backward pass as compiled PyTorch, quadratic in memory: the handout's way."""
 
     @staticmethod
-    def backward(ctx, grad_o):
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Equations 13 to 19 of the handout."""
-        return *attention_gradients(grad_o, *ctx.saved_tensors, ctx.is_causal), None
+        q, k, v, o, lse = ctx.saved_tensors
+        return *attention_gradients(grad_o, q, k, v, o, lse, ctx.is_causal), None

@@ -8,6 +8,7 @@ and cached: a short sequence takes the device less time than its launch takes th
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -25,6 +26,9 @@ PREPROCESS_BLOCK_M = 32
 CACHE_SIZE = 4096  # problems; a bound for callers whose lengths keep changing
 INTERPRETED = triton.knobs.runtime.interpret
 
+Strides = tuple[tuple[int, ...], ...]
+"""Of several tensors."""
+
 
 class Launch:
     """kernel[(programs,)](*tensors, *scalars, *constexprs), with less work for the host from the second call on.
@@ -37,10 +41,10 @@ class Launch:
 
     def __init__(
         self,
-        kernel,
+        kernel: Any,
         programs: int,
-        scalars: tuple,
-        constexprs: tuple,
+        scalars: tuple[float, ...],
+        constexprs: tuple[int | str, ...],
         num_warps: int,
         num_stages: int,
         maxnreg: int | None = None,
@@ -51,7 +55,7 @@ class Launch:
         self.options = {"num_warps": num_warps, "num_stages": num_stages}
         if maxnreg is not None:
             self.options["maxnreg"] = maxnreg
-        self.compiled: dict[int, Callable] = {}  # by device
+        self.compiled: dict[int, Callable[..., None]] = {}  # by device
 
     def __call__(self, *tensors: Tensor | TensorDescriptor) -> None:
         """Launch on the current device's current stream."""
@@ -159,7 +163,7 @@ def _forward_launch(
     is_causal: bool,
     shape: torch.Size,
     n_keys: int,
-    strides: tuple,
+    strides: Strides,
 ) -> Launch:
     batch, heads, n_queries, d = _shape_4d(shape)
     softmax_scale_log2 = LOG2_E / math.sqrt(d)
@@ -178,7 +182,7 @@ def _backward_launch(
     is_causal: bool,
     shape: torch.Size,
     n_keys: int,
-    strides: tuple,
+    strides: Strides,
 ) -> Launch:
     batch, heads, n_queries, d = _shape_4d(shape)
     key_tiles, query_tiles = _cdiv(n_keys, tiles.block_outer), _cdiv(n_queries, tiles.block_outer)
@@ -193,7 +197,7 @@ def _backward_launch(
 
 
 @lru_cache(CACHE_SIZE)
-def _preprocess_launch(dtype: torch.dtype, shape: torch.Size, strides: tuple) -> Launch:
+def _preprocess_launch(dtype: torch.dtype, shape: torch.Size, strides: Strides) -> Launch:
     batch, heads, n_queries, d = _shape_4d(shape)
     n_queries_rounded = _rounded(n_queries)
     scalars = (*_kernel_strides(strides), heads, n_queries, n_queries_rounded)
@@ -238,10 +242,11 @@ def _descriptor(x: Tensor, block: int, block_d: int) -> TensorDescriptor:
 
 def _shape_4d(shape: torch.Size) -> tuple[int, int, int, int]:
     """Batch, heads, rows, d; one head if the shape has no heads axis."""
-    return tuple(shape) if len(shape) == 4 else (shape[0], 1, *shape[1:])
+    heads = shape[1] if len(shape) == 4 else 1
+    return shape[0], heads, shape[-2], shape[-1]
 
 
-def _kernel_strides(strides: tuple[tuple[int, ...], ...]) -> list[int]:
+def _kernel_strides(strides: Strides) -> list[int]:
     """Strides of batch, heads and rows, tensor after tensor, as the kernels take them."""
     flat: list[int] = []
     for each in strides:

@@ -19,9 +19,9 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     """Time of a forward and a backward pass, memory in use between the two, and peak memory."""
     reset_peak(device)
     shape = (cell.batch_size, cell.sequence, cell.d)
-    options = {"dtype": DTYPES[cell.precision], "device": device}
-    q, k, v = (torch.randn(shape, **options, requires_grad=True) for _ in range(3))
-    grad_o = torch.randn(shape, **options)
+    dtype = DTYPES[cell.precision]
+    q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
+    grad_o = torch.randn(shape, dtype=dtype, device=device)
     attention = torch.compile(plain_attention, dynamic=False) if cell.compiled else plain_attention
     held: list[int] = []
     o: Tensor

@@ -16,7 +16,7 @@ D_IN, D_HIDDEN, D_OUT, BATCH = 20, 10, 5, 8
 class ToyModel(nn.Module):
     """Linear, ReLU, LayerNorm, Linear."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.fc1 = nn.Linear(D_IN, D_HIDDEN, bias=False)
         self.norm = nn.LayerNorm(D_HIDDEN)
@@ -40,7 +40,7 @@ def measure(cell: AutocastDtypes, device: torch.device) -> list[Measurement]:
         loss = nn.functional.cross_entropy(logits, targets)
     loss.backward()
     seen |= {"logits": logits.dtype, "loss": loss.dtype}
-    gradients = {parameter.grad.dtype for parameter in model.parameters()}
+    gradients = {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None}
     assert len(gradients) == 1, gradients
     seen["gradients"] = gradients.pop()
     return [

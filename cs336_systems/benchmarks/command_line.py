@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
+from types import GenericAlias
 from typing import Annotated, Any, Literal, TypeVar
 
 import pandas
@@ -49,7 +50,7 @@ class JobOptions:
 
 
 @record  # torchrun then reports the error of the rank that died first.
-def main(experiment: type[E], measure: Measure, check: Callable[[E], object] = lambda cell: None) -> None:
+def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] = lambda cell: None) -> None:
     """Parse the command line, measure all its cells, and write or print their rows.
 
     Args:
@@ -104,7 +105,7 @@ def parse_command_line(experiment: type[E], arguments: Sequence[str]) -> tuple[l
     sweep = [
         (
             parameter.name,
-            Annotated[tuple[hints[parameter.name], ...], tyro.conf.arg(help=docs[parameter.name])],
+            Annotated[GenericAlias(tuple, (hints[parameter.name], ...)), tyro.conf.arg(help=docs[parameter.name])],
             (parameter.default,),
         )
         for parameter in dataclasses.fields(experiment)
@@ -163,6 +164,7 @@ def report_progress(
             first, wall = measurements[0], measurements[-1]
             outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
             if bar.disable:
+                assert wall.mean is not None
                 line = finished_line(number, len(cells), describe(cell, cells), outcome, wall.mean)
                 print(line, file=sys.stderr, flush=True)
             bar.update()

@@ -11,7 +11,7 @@ import torch
 
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpu_monitor import GpuMonitor
-from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement, summarize
+from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement, Status, summarize
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
 
 E = TypeVar("E", bound=Experiment)
@@ -20,7 +20,7 @@ Measure = Callable[[E, torch.device], list[Measurement]]
 
 
 def measure_cells(
-    cells: Sequence[E], measure: Measure, device: torch.device, seed: int
+    cells: Sequence[E], measure: Measure[E], device: torch.device, seed: int
 ) -> Iterator[tuple[E, list[Measurement]]]:
     """Each cell with its measurements; nothing of a cell stays in memory when the next one begins."""
     # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32.
@@ -35,7 +35,7 @@ def measure_cells(
         yield cell, [*measurements, *monitor.measurements(), summarize(WALL, "s", [seconds])]
 
 
-def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device) -> list[Measurement]:
+def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:
     """What a cell measures, or the one row that says why it could not be measured.
 
     Only outcomes that are results are caught: out of memory, a missing device or tool, a compiler that fails.
@@ -48,7 +48,7 @@ def measure_or_explain(measure: Measure, cell: Experiment, device: torch.device)
         in_compiler = is_compiler_failure(error)
         # The compiler's own out-of-memory reaches us wrapped.
         if is_out_of_memory(error) or (in_compiler and is_out_of_memory(error.__cause__)):
-            status = "oom"
+            status: Status = "oom"
         elif in_compiler:
             status = "failed"
         else:

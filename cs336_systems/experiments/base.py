@@ -36,7 +36,7 @@ ModelClass = Annotated[str, AfterValidator(_class_path)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for hashable, python/mypy#20409)
     """The parameters of one cell. A subclass is an experiment; each field has a docstring, which is its help text."""
 
     # Strict: a value that only looks like the right one (10.0, "64") would not survive the way to a command line.
@@ -115,8 +115,10 @@ def field_docs(owner: type) -> dict[str, str]:
     """The docstring under each field of a dataclass, including those of its base classes."""
     docs: dict[str, str] = {}
     for cls in reversed(owner.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
-        for field, doc in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-                docs[field.target.id] = inspect.cleandoc(doc.value.value)
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+        assert isinstance(definition, ast.ClassDef)
+        for pair in itertools.pairwise(definition.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(doc))):
+                    docs[field] = inspect.cleandoc(doc)
     return docs

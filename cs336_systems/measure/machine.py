@@ -8,6 +8,7 @@ import platform
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pynvml
@@ -78,7 +79,7 @@ def _visible_gpus() -> tuple[tuple[str, ...], int, str]:
         pynvml.nvmlShutdown()
 
 
-def _visible_handles(visible: str, handles: list) -> list:
+def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:
     """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first entry that names none."""
     chosen = []
     for entry in (entry.strip() for entry in visible.split(",")):

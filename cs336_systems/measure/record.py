@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import create_model
 
 from cs336_systems.experiments.base import Experiment, explain
 from cs336_systems.measure.machine import machine_label
 from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.validation import first_fault
+from cs336_systems.measure.validation import Row, first_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Provenance:
 
 
 @cache
-def row_model(experiment: type[Experiment]) -> type[BaseModel]:
+def row_model(experiment: type[Experiment]) -> type[Row]:
     """The schema of an experiment's rows: its parameters, the measurement, the provenance, in column order."""
     columns: dict[str, Any] = {"experiment": (Literal[experiment.name], ...)}
     for part in (experiment, Measurement, Provenance):
@@ -75,18 +75,17 @@ def row_model(experiment: type[Experiment]) -> type[BaseModel]:
             # A parameter left out of a CSV is an error, not its default.
             required = part is experiment or field.default is dataclasses.MISSING
             columns[field.name] = (hints[field.name], ... if required else field.default)
-    config = ConfigDict(extra="forbid", allow_inf_nan=False, frozen=True)
-    return create_model(f"{experiment.__name__}Row", __config__=config, **columns)
+    return create_model(f"{experiment.__name__}Row", __base__=Row, **columns)
 
 
-def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> BaseModel:
+def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> Row:
     """A validated row; a carriage return in a text becomes a space."""
     values = {"experiment": cell.name}
     for part in (cell, measurement, provenance):
         values |= dataclasses.asdict(part)
     # Python's csv writes a lone carriage return unquoted, and cannot read that back.
     readable = {key: value.replace("\r", " ") if isinstance(value, str) else value for key, value in values.items()}
-    return row_model(type(cell))(**readable)
+    return row_model(type(cell)).model_validate(readable)
 
 
 def parameters(experiment: type[Experiment]) -> list[str]:
@@ -94,7 +93,7 @@ def parameters(experiment: type[Experiment]) -> list[str]:
     return [field.name for field in dataclasses.fields(experiment)]
 
 
-def write_job(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
+def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
     """Write a job's CSV and its digest. The digest comes first: no CSV ever exists without one.
 
     Raises:
@@ -105,7 +104,7 @@ def write_job(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel
     _write_atomically(path, text)
 
 
-def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str | None = None) -> list[BaseModel]:
+def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str | None = None) -> list[Row]:
     """All rows of the jobs' CSV files, validated.
 
     Args:
@@ -118,7 +117,7 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
             too many or too few fields, or a value that no measurement has, named with file, line, column and value; a
             metric that a cell has twice; rows from two GPU models, or from another machine.
     """
-    rows: list[BaseModel] = []
+    rows: list[Row] = []
     seen: dict[tuple[Any, ...], str] = {}
     for path in map(Path, paths):
         _check_digest(path)
@@ -136,12 +135,12 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
     return rows
 
 
-def write_table(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> None:
+def write_table(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
     """Write the rows of several jobs as one CSV that is either absent or complete."""
     _write_atomically(path, _to_csv(path, experiment, rows))
 
 
-def read_table(experiment: type[Experiment], path: Path) -> list[BaseModel]:
+def read_table(experiment: type[Experiment], path: Path) -> list[Row]:
     """The rows that `write_table` wrote; raises as `read_jobs` does."""
     return [row for _, row in _read(experiment, path)]
 
@@ -167,7 +166,7 @@ def _check_digest(path: Path) -> None:
         )
 
 
-def _check_one_gpu_model(rows: Sequence[BaseModel], places: Iterable[str]) -> None:
+def _check_one_gpu_model(rows: Sequence[Row], places: Iterable[str]) -> None:
     first_with: dict[str, str] = {}
     for row, place in zip(rows, places, strict=True):
         first_with.setdefault(row.gpu, place)
@@ -176,7 +175,7 @@ def _check_one_gpu_model(rows: Sequence[BaseModel], places: Iterable[str]) -> No
         raise ValueError(f"one table would hold rows from two GPU models: {found}; allowed: one model per folder")
 
 
-def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[BaseModel]) -> bytes:
+def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> bytes:
     for row in rows:
         if fault := first_fault(experiment, row):
             raise ValueError(f"{path}: {fault}")
@@ -205,7 +204,7 @@ def _write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
-def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, BaseModel]]:
+def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]:
     """Each row of a CSV with the line on which it ends."""
     model = row_model(experiment)
     absent: dict[str, Any] = {}
@@ -222,7 +221,7 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, BaseM
                 if None in record or None in record.values():
                     raise ValueError(f"more or fewer fields than the {len(header)} columns")
                 # An empty field stands for the default: None or an empty string.
-                row = model(**older, **{key: value for key, value in record.items() if value != ""})
+                row = model.model_validate(older | {key: value for key, value in record.items() if value != ""})
                 if fault := first_fault(experiment, row):
                     raise ValueError(fault)
                 yield reader.line_num, row

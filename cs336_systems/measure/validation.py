@@ -4,11 +4,12 @@ import math
 import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.measure.measurement import COMMON_UNITS, SAMPLE_DIGITS, WHOLE_CELL, parse_samples
+from cs336_systems.measure.measurement import COMMON_UNITS, SAMPLE_DIGITS, WHOLE_CELL, Status, parse_samples
 
 STATISTICS = ("mean", "median", "p20", "p80")
 ROUNDING = 1e-9
@@ -19,12 +20,32 @@ CLOCK_SKEW = timedelta(minutes=10)
 """How far ahead the clock of the machine that measured may be."""
 
 
-def first_fault(experiment: type[Experiment], row: BaseModel) -> str | None:
+class Row(BaseModel, extra="forbid", allow_inf_nan=False, frozen=True):
+    """A row of any experiment. `row_model` adds its columns; declared here are those that are checked in every row."""
+
+    if TYPE_CHECKING:
+        metric: str
+        unit: str
+        n: int
+        mean: float | None
+        std: float | None
+        median: float | None
+        p20: float | None
+        p80: float | None
+        value: str
+        status: Status
+        message: str
+        samples: str
+        gpu: str
+        utc: str
+
+
+def first_fault(experiment: type[Experiment], row: Row) -> str | None:
     """The first reason why a row cannot be a measurement, as a sentence with column and value, or None."""
     return next(_faults(experiment, row), None)
 
 
-def _faults(experiment: type[Experiment], row: BaseModel) -> Iterator[str]:
+def _faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
     yield from _metric_faults(experiment, row)
     if row.status != "ok":
         if not row.message:
@@ -39,7 +60,7 @@ def _faults(experiment: type[Experiment], row: BaseModel) -> Iterator[str]:
     yield from _time_faults(row)
 
 
-def _metric_faults(experiment: type[Experiment], row: BaseModel) -> Iterator[str]:
+def _metric_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
     units = {**COMMON_UNITS, **experiment.metrics}
     if row.metric not in units:
         yield f"metric is {row.metric!r}; allowed: {', '.join(units)}"
@@ -52,7 +73,7 @@ def _metric_faults(experiment: type[Experiment], row: BaseModel) -> Iterator[str
         yield f"n is {row.n}; planned: {planned}"
 
 
-def _statistics_faults(row: BaseModel) -> Iterator[str]:
+def _statistics_faults(row: Row) -> Iterator[str]:
     """The bounds that n numbers from zero up put on their own statistics."""
     if row.n < 1:
         yield f"n is {row.n}; allowed: at least 1 for statistics"
@@ -67,9 +88,10 @@ def _statistics_faults(row: BaseModel) -> Iterator[str]:
     if (row.std is None) != (row.n == 1):
         yield f"std is {'empty' if row.std is None else row.std}; allowed: empty for one sample, else a number"
         return
-    slack = ROUNDING * row.mean
-    if not row.p20 - slack <= row.median <= row.p80 + slack:
-        yield f"median is {row.median}; allowed: between p20, {row.p20}, and p80, {row.p80}"
+    mean, median, p20, p80 = (getattr(row, name) for name in STATISTICS)
+    slack = ROUNDING * mean
+    if not p20 - slack <= median <= p80 + slack:
+        yield f"median is {median}; allowed: between p20, {p20}, and p80, {p80}"
     if row.samples:
         yield from _sample_faults(row)
     spread = row.std or 0.0
@@ -77,19 +99,19 @@ def _statistics_faults(row: BaseModel) -> Iterator[str]:
         yield f"std is {spread}; allowed: numbers from 0"
     # A mean and a median are at most one (population) standard deviation apart.
     apart = spread * math.sqrt((row.n - 1) / row.n)
-    if abs(row.mean - row.median) > apart + slack:
-        yield f"mean is {row.mean}; allowed: within {apart:g} of the median, {row.median}, given std and n"
+    if abs(mean - median) > apart + slack:
+        yield f"mean is {mean}; allowed: within {apart:g} of the median, {median}, given std and n"
     # Samuelson 1968: no sample lies further from the mean than (n - 1) / sqrt(n) standard deviations.
     reach = spread * (row.n - 1) / math.sqrt(row.n)
-    for name in ("p20", "p80"):
-        if abs(getattr(row, name) - row.mean) > reach + slack:
-            yield f"{name} is {getattr(row, name)}; allowed: within {reach:g} of the mean, {row.mean}, given std and n"
+    for name, value in (("p20", p20), ("p80", p80)):
+        if abs(value - mean) > reach + slack:
+            yield f"{name} is {value}; allowed: within {reach:g} of the mean, {mean}, given std and n"
     # No sample is negative, so none can offset more than n - 1 zeros.
-    if spread > row.mean * math.sqrt(row.n) + slack:
-        yield f"std is {spread}; allowed: at most sqrt(n) times the mean, {row.mean}, of numbers from 0"
+    if spread > mean * math.sqrt(row.n) + slack:
+        yield f"std is {spread}; allowed: at most sqrt(n) times the mean, {mean}, of numbers from 0"
 
 
-def _sample_faults(row: BaseModel) -> Iterator[str]:
+def _sample_faults(row: Row) -> Iterator[str]:
     """Whether the statistics are those of the kept samples."""
     try:
         samples = sorted(parse_samples(row.samples))
@@ -113,7 +135,7 @@ def _sample_faults(row: BaseModel) -> Iterator[str]:
             yield f"{name} is {getattr(row, name)}; from the samples it is {value:g}"
 
 
-def _time_faults(row: BaseModel) -> Iterator[str]:
+def _time_faults(row: Row) -> Iterator[str]:
     try:
         moment = datetime.fromisoformat(row.utc)
     except ValueError:

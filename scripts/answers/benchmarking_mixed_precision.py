@@ -58,7 +58,8 @@ def speed_answers(table: DataFrame) -> dict[str, Any]:
     context = reference_context(rows)
     rows = select(rows, context=context, warmup=steady_warmup(rows))
     sizes = size_order(rows)
-    body, speedup = [], {mode: [] for mode in MODES}
+    body = []
+    speedup: dict[str, list[float | None]] = {mode: [] for mode in MODES}
     for size in sizes:
         cell = select(rows, size=size)
         line = [cell["label"].iloc[0]]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import parameters, step_flops
 from cs336_systems.measure.measurement import parse_samples
@@ -75,7 +75,7 @@ def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float |
 def times_table(rows: DataFrame) -> Table:
     """Mean ± std of each phase and the utilization of the whole step, one row per size and precision."""
     cells = [(size, precision) for size in size_order(rows) for precision in ("fp32", "bf16")]
-    columns: dict[str, list] = {phase: [] for phase in PHASES}
+    columns: dict[str, list[tuple[float | None, float | None]]] = {phase: [] for phase in PHASES}
     texts, utilization, reasons = [], [], []
     for size, precision in cells:
         cell = select(rows, size=size, precision=precision)
@@ -84,7 +84,7 @@ def times_table(rows: DataFrame) -> Table:
         shape = parse_size(size)
         label = select(rows, size=size)["label"].iloc[0]
         texts.append([label, f"{parameters(shape, int(rows['vocab_size'].iloc[0])) / 1e6:,.0f}", precision])
-        utilization.append(model_utilization(cell, size, precision))
+        utilization.append(model_utilization(cell))
         reasons.append(reason(cell, mode="train_step"))
     formatted = [mean_std(columns[phase]) for phase in PHASES]
     shares = [f"{100 * share:.0f}" if share is not None else "–" for share in utilization]
@@ -98,26 +98,27 @@ def times_table(rows: DataFrame) -> Table:
     return Table(header, body, text_columns=1)
 
 
-def model_utilization(rows: DataFrame, size: str, precision: str) -> float | None:
+def model_utilization(rows: DataFrame) -> float | None:
     """FLOPs of the most complete step that ran, over its median time and the GPU's dense peak."""
     peak = peak_of(measured_gpu({"": rows}))
     for mode in reversed(PHASES_OF):
         median = statistic(rows, "median", mode=mode, metric="step")
         if median is not None and peak:
             first = rows.iloc[0]
-            flops = step_flops(mode, parse_size(size), first["vocab_size"], first["batch_size"], first["context"])
-            return flops / (median / 1e3) / peak.flops(precision)
+            shape = parse_size(first["size"])
+            flops = step_flops(mode, shape, first["vocab_size"], first["batch_size"], first["context"])
+            return flops / (median / 1e3) / peak.flops(first["precision"])
     return None
 
 
 def best_utilization(steady: DataFrame) -> dict[str, Any] | None:
     """The training step that comes closest to the peak of its precision."""
-    shares = [
+    shares: list[dict[str, Any]] = [
         {"share": share, "cell": f"{label} {precision} (context {context})"}
-        for (size, label, precision, context), rows in select(steady, mode="train_step").groupby(
+        for (_, label, precision, context), rows in select(steady, mode="train_step").groupby(
             ["size", "label", "precision", "context"], sort=False
         )
-        if (share := model_utilization(rows, size, precision)) is not None
+        if (share := model_utilization(rows)) is not None
     ]
     return max(shares, key=lambda entry: entry["share"], default=None)
 
@@ -165,7 +166,7 @@ def spread(steady: DataFrame) -> dict[str, Any]:
     steps["variation"] = steps["std"] / steps["mean"]
     if not len(steps):
         return {"cells": 0}
-    worst = steps.loc[steps["variation"].idxmax()]
+    worst = steps.iloc[steps["variation"].argmax()]
     wide = int((steps["variation"] > SMALL_SPREAD).sum())
     return {
         "cells": len(steps),
@@ -185,10 +186,10 @@ def outlier(steps: DataFrame) -> dict[str, Any] | None:
     if not len(kept):
         return None
     factors = kept["samples"].map(lambda samples: max(parse_samples(samples))) / kept["median"]
-    return {"factor": factors.max(), "cell": name_of(kept.loc[factors.idxmax()])}
+    return {"factor": factors.max(), "cell": name_of(kept.iloc[factors.argmax()])}
 
 
-def name_of(step: Mapping[str, Any]) -> str:
+def name_of(step: Series) -> str:
     """A cell in words."""
     return f"{step['label']}, context {step['context']}, {step['precision']}, {step['mode'].replace('_', ' ')}"
 

@@ -29,7 +29,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         error = statistic(rows, "mean", metric="relative_error")
         addend = statistic(rows, "mean", metric="rounded_addend")
         values[key], values[f"{key}_error"] = total, error
-        if total is not None:
+        if total is not None and error is not None:
             body.append([title, f"{addend:.9f}", f"{total:.6f}", f"{100 * error:.4f}"])
     header = ["accumulator + addend", "0.01 rounded to", "sum", "relative error / %"]
     return {**values, "sums": Table(header, body), "additions": int(table["additions"].max()) if len(table) else None}

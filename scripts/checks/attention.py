@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
 from cs336_systems.measure.peaks import Peak
@@ -92,12 +92,12 @@ def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
     return conclude(check, complaints, examined, summary)
 
 
-def name_plain(row: Mapping) -> str:
+def name_plain(row: Series) -> str:
     """A cell of `attention` in words."""
     compiled = "compiled" if row["compiled"] else "eager"
     return f"plain attention, {row['sequence']} tokens, d {row['d']}, {row['precision']}, {compiled}"
 
 
-def name_flash(row: Mapping) -> str:
+def name_flash(row: Series) -> str:
     """A cell of `flash` in words."""
     return f"{row['implementation']}, {row['heads']} × {row['sequence']} tokens, d {row['d']}, {row['precision']}"

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.sizes import parse_size
@@ -24,7 +24,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield memory_holds_the_state(table)
 
 
-def name_cell(row: Mapping) -> str:
+def name_cell(row: Series) -> str:
     """A cell in words."""
     compiled = "compiled" if row["compiled"] else "eager"
     return f"{row['label']}, context {row['context']}, {row['precision']}, {compiled}, warm-up {row['warmup']}"
@@ -60,7 +60,11 @@ def larger_sizes_take_longer(table: DataFrame) -> Check:
     steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
     complaints, examined = [], 0
     for context, group in steps[steps["warmup"] == steps["warmup"].max()].groupby("context"):
-        medians = [(size, statistic(group, "median", size=size)) for size in size_order(group)]
+        medians = [
+            (size, median)
+            for size in size_order(group)
+            if (median := statistic(group, "median", size=size)) is not None
+        ]
         for (small, fast), (large, slow) in itertools.pairwise(medians):
             examined += 1
             if fast >= slow:

@@ -25,16 +25,18 @@ def draw(table: str, output: str, quantity: str) -> None:
             rows = select(data, d=d, implementation=name).sort_values("sequence")
             if not len(rows):
                 continue
-            values = rows["median"]
+            values = list(rows["median"])
             if quantity == "throughput":
                 flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in rows["sequence"]]
                 values = [operations / value / 1e9 for operations, value in zip(flops, values, strict=True)]
-            style = {
-                "color": COLOURS[index % len(COLOURS)],
-                "marker": MARKERS[index % len(MARKERS)],
-                "linewidth": 2.2 if name in ("tiled", "triton") else 1.1,
-            }
-            axes.plot(rows["sequence"], values, label=title, **style)
+            axes.plot(
+                rows["sequence"],
+                values,
+                label=title,
+                color=COLOURS[index % len(COLOURS)],
+                marker=MARKERS[index % len(MARKERS)],
+                linewidth=2.2 if name in ("tiled", "triton") else 1.1,
+            )
         axes.set_xscale("log", base=2)
         log_scale(axes.yaxis)
         axes.set_title(f"d = {d}")

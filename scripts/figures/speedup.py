@@ -1,5 +1,7 @@
 """Speed-up of bf16 over fp32, and of torch.compile over eager, by model size."""
 
+from typing import Any
+
 from pandas import DataFrame
 
 from scripts.data import (
@@ -15,7 +17,9 @@ from scripts.data import (
 from scripts.style import grouped_bars, save, save_note, subplots
 
 
-def speedups(data: DataFrame, baseline: dict, contender: dict, sizes: list[str]) -> dict[str, list[float | None]]:
+def speedups(
+    data: DataFrame, baseline: dict[str, Any], contender: dict[str, Any], sizes: list[str]
+) -> dict[str, list[float | None]]:
     """Median step time of the baseline over the contender's, a list over sizes for each kind of step."""
     return {
         title: [
@@ -34,6 +38,7 @@ def draw(table: str, output: str, comparison: str) -> None:
     data = load_at_one_setting("end_to_end", table)
     data = select(data, attention="plain", context=reference_context(data))
     data = data[data["warmup"] == steady_warmup(data)]
+    panels: dict[str, tuple[DataFrame, dict[str, Any], dict[str, Any]]]
     if comparison == "precision":
         eager = select(data, compiled=False)
         panels = {"bf16 autocast over fp32": (eager, {"precision": "fp32"}, {"precision": "bf16"})}

@@ -19,9 +19,14 @@ def draw(table: str, output: str) -> None:
             rows = select(data, precision=precision, size=size).sort_values("context")
             if not len(rows):
                 continue
-            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-            spread = [rows["median"] - rows["p20"], rows["p80"] - rows["median"]]
-            axes.errorbar(rows["context"], rows["median"], yerr=spread, label=rows["label"].iloc[0], **style)
+            axes.errorbar(
+                rows["context"],
+                rows["median"],
+                yerr=[rows["median"] - rows["p20"], rows["p80"] - rows["median"]],
+                label=rows["label"].iloc[0],
+                color=COLOURS[index % len(COLOURS)],
+                marker=MARKERS[index % len(MARKERS)],
+            )
         axes.set_xscale("log", base=2)
         log_scale(axes.yaxis)
         contexts = sorted(data["context"].unique())

@@ -25,10 +25,17 @@ def draw(table: str, output: str) -> None:
                 continue
             bottom = 0.0
             for index, phase in enumerate(PHASES):
-                share = 100 * statistic(rows, "median", size=size, metric=phase) / total
-                label = phase if position == 0 else None
-                bar = {"color": COLOURS[index], "hatch": HATCHES[index], "edgecolor": "white", "label": label}
-                axes.bar(position, share, 0.7, bottom=bottom, **bar)
+                share = 100 * (statistic(rows, "median", size=size, metric=phase) or 0.0) / total
+                axes.bar(
+                    position,
+                    share,
+                    0.7,
+                    bottom=bottom,
+                    color=COLOURS[index],
+                    hatch=HATCHES[index],
+                    edgecolor="white",
+                    label=phase if position == 0 else None,
+                )
                 bottom += share
             axes.annotate(
                 str(significant(total)), (position, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
@@ -39,6 +46,7 @@ def draw(table: str, output: str) -> None:
         axes.set_xlabel("model size (above: whole step / ms)")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of the step / %")
-    handles, names = next((handles for axes in panels if (handles := axes.get_legend_handles_labels())[0]), ([], []))
+    legends = [axes.get_legend_handles_labels() for axes in panels]
+    handles, names = next((legend for legend in legends if legend[0]), legends[0])
     figure.legend(handles, names, ncols=3, loc="outside lower center")
     save(figure, output)
