@@ -23,7 +23,7 @@ rule writeup:
     log:
         f"{RESULTS}/logs/writeup.log",
     params:
-        experiments=list(PLAN.jobs),
+        digests={name: source_digest(*measured_modules(name)) for name in PLAN.jobs},
         source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),
     message:
         "Typesetting {output.pdf}"

@@ -29,7 +29,13 @@ SHORT_COMMIT = 7
 """Characters of a commit on the title page."""
 
 
-def summarize(tables: Mapping[str, DataFrame], plan: Plan, coverage: DataFrame, checks: DataFrame) -> dict[str, Any]:
+def summarize(
+    tables: Mapping[str, DataFrame],
+    plan: Plan,
+    coverage: DataFrame,
+    checks: DataFrame,
+    digests: Mapping[str, str],
+) -> dict[str, Any]:
     """Values and tables that belong to no single section."""
     gpu = measured_gpu(tables)
     return {
@@ -42,6 +48,7 @@ def summarize(tables: Mapping[str, DataFrame], plan: Plan, coverage: DataFrame, 
         "peak": peak_of(gpu),
         **model_settings(tables["end_to_end"]),
         **origin(tables),
+        "outdated": outdated(tables, digests),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
         "cells_oom": int(coverage["oom"].sum()),
@@ -71,6 +78,11 @@ def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "dirty": bool(rows["git_dirty"].eq(True).any()),  # may be None
         "versions": versions_table(rows),
     }
+
+
+def outdated(tables: Mapping[str, DataFrame], digests: Mapping[str, str]) -> list[str]:
+    """The experiments of which some rows were measured with code other than the present, by its digest."""
+    return [name for name, digest in digests.items() if not tables[name]["source_digest"].eq(digest).all()]
 
 
 def versions_table(rows: DataFrame) -> Table:

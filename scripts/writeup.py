@@ -43,10 +43,11 @@ def render(
     tables: Mapping[str, pandas.DataFrame],
     coverage: pandas.DataFrame,
     checks: pandas.DataFrame,
+    digests: Mapping[str, str],
 ) -> str:
     """The report as Typst source."""
     shown = {name: at_one_setting(name, table) for name, table in tables.items()}
-    summary = summarize(tables, plan, coverage, checks)
+    summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
     sections = {name: module.answers(shown) for name, module in modules.items()}
     tiles = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
@@ -103,11 +104,22 @@ def typeset(source: Path, output: Path) -> None:
         raise RuntimeError(f"{source}: {error.diagnostic}") from None
 
 
-def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, source: str, output: str) -> None:
-    """Render and typeset the report of the plan and the tables at the given paths."""
+def write(
+    plan: str,
+    tables: Mapping[str, str],
+    coverage: str,
+    checks: str,
+    digests: Mapping[str, str],
+    source: str,
+    output: str,
+) -> None:
+    """Render and typeset the report of the plan and the tables at the given paths.
+
+    `digests` are those of the code that would measure each experiment now.
+    """
     loaded = {name: load(name, path) for name, path in tables.items()}
     outcomes = pandas.read_csv(checks, keep_default_na=False)
-    text = render(read_contents(), read_plan(Path(plan)), loaded, pandas.read_csv(coverage), outcomes)
+    text = render(read_contents(), read_plan(Path(plan)), loaded, pandas.read_csv(coverage), outcomes, digests)
     Path(source).write_text(text, encoding="utf-8")
     typeset(Path(source), Path(output))
 
@@ -117,9 +129,10 @@ if __name__ == "__main__":
     with log_to(snakemake.log[0]):
         write(
             plan=snakemake.input.plan,
-            tables={name: snakemake.input[name] for name in snakemake.params.experiments},
+            tables={name: snakemake.input[name] for name in snakemake.params.digests},
             coverage=snakemake.input.coverage,
             checks=snakemake.input.checks,
+            digests=snakemake.params.digests,
             source=snakemake.output.source,
             output=snakemake.output.pdf,
         )

@@ -25,6 +25,7 @@ from scripts.writeup import environment, picture_of, render, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
+DIGESTS = dict.fromkeys(EXPERIMENTS, provenance().source_digest)
 H200_PLAN = make_plan(config(machine="1 x NVIDIA H200"))
 CPU_PLAN = make_plan(config(machine="cpu"))
 NASTY = (
@@ -57,6 +58,7 @@ def typeset_again(plan: Plan) -> None:
         tables={name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS},
         coverage=str(results / "coverage.csv"),
         checks=str(results / "checks.csv"),
+        digests=DIGESTS,
         source=str(results / "writeup.typ"),
         output=str(results / "writeup.pdf"),
     )
@@ -176,7 +178,7 @@ def rendered(report: Report, plan: Plan, tables: dict) -> str:
     """The Typst source of other tables under another plan, with the coverage and self-checks of a report."""
     coverage, checks = (pandas.read_csv(report.results / f"{name}.csv") for name in ("coverage", "checks"))
     with contextlib.chdir(ROOT):
-        return render(CONTENTS, plan, tables, coverage, checks)
+        return render(CONTENTS, plan, tables, coverage, checks, DIGESTS)
 
 
 def test_recorded_results_are_told_from_a_runs_own(h200):
@@ -185,6 +187,15 @@ def test_recorded_results_are_told_from_a_runs_own(h200):
     assert "; nothing was measured for this report." in text
     assert "Measured on this machine" not in text
     assert '"results/recorded/nvidia-h200"' in text  # where its pictures are
+
+
+def test_rows_of_other_code_than_the_present_are_told(h200):
+    words = "has changed since some of these rows were measured"
+    assert words not in rendered(h200, H200_PLAN, h200.tables)
+    flash = h200.tables["flash"].copy()
+    flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
+    text = rendered(h200, H200_PLAN, h200.tables | {"flash": flash})
+    assert f'The code that measures #"flash"; {words}' in text
 
 
 def test_several_commits_are_named_in_the_order_of_measurement(h200):
