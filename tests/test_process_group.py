@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -42,12 +41,11 @@ assert not dist.is_initialized()
 """
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_ranks_reach_each_other(tmp_path, processes):
+def test_ranks_reach_each_other(tmp_path):
     (tmp_path / "sum.py").write_text(SUM)
-    done = launch(processes, tmp_path / "sum.py")
+    done = launch(3, tmp_path / "sum.py")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [processes, sum(10.0**number for number in range(processes)), "gloo"]
+    assert json.loads(done.stdout) == [3, 111.0, "gloo"]
 
 
 DIE = """

@@ -39,7 +39,7 @@ def test_an_edited_benchmark_measures_its_experiment_only(project):
     assert planned_rules(project) == set()
     edit(module, "ADDEND = 0.01", "ADDEND = 0.02")
     assert planned_jobs(project) == {"accumulation/all"}
-    assert planned_rules(project, "writeup") == set()
+    assert planned_rules(project, "writeup") == {"writeup"}  # which says that the code has changed
 
 
 def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
@@ -47,10 +47,9 @@ def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
     experiments = {name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
     edit_yaml(project / "config.yaml", experiments=experiments)
     assert planned_jobs(project) == {"accumulation/every"}
-    snakemake(project, "writeup")
-    assert len((project / "results/cpu/tables/accumulation.csv").read_text().splitlines()) == 1
-    snakemake(project)
-    assert len((project / "results/cpu/tables/accumulation.csv").read_text().splitlines()) == 1 + 2 * 4
+    table = "results/cpu/tables/accumulation.csv"
+    snakemake(project, table)
+    assert len((project / table).read_text().splitlines()) == 1 + 2 * 4
     assert (project / "results/cpu/raw/accumulation/all.csv").exists()
 
 
