@@ -164,18 +164,13 @@ def measuring_machine(machine: str) -> tuple[str, int]:
     return machine_label(gpu), int(count)
 
 
-def write_plan(plan: Plan, path: Path) -> None:
-    """Write a plan as JSON, for the scripts that need it later."""
-    path.write_text(plan_to_json(plan), encoding="utf-8")
-
-
 def plan_to_json(plan: Plan) -> str:
-    """A plan as JSON text."""
+    """A plan as JSON text, for the scripts that need it later."""
     return json.dumps(dataclasses.asdict(plan), indent=1) + "\n"
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan that `write_plan` wrote."""
+    """The plan in a file of `plan_to_json`'s text."""
     content = json.loads(path.read_text(encoding="utf-8"))
     jobs = {
         experiment: {

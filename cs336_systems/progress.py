@@ -9,7 +9,6 @@ import dataclasses
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -51,7 +50,7 @@ class ProgressMonitor:
         self._done_before = 0
         self._finished: dict[str, list[float]] = {}
         self._walls: Walls = {}
-        self._began = 0.0
+        self._older: dict[str, int | None] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -63,7 +62,7 @@ class ProgressMonitor:
         measured = [job for job in self._plan.all_jobs() if job not in self._pending and self._plan.csv(job).exists()]
         self._done_before = sum(len(job.cells) for job in measured)
         self._walls = read_walls(nearest(self._plan, recorded))
-        self._began = time.time()
+        self._older = {job.path: self._written(job) for job in self._pending}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._log.write_text("", encoding="utf-8")
         self._thread.start()
@@ -96,14 +95,23 @@ class ProgressMonitor:
             if seen is None or len(finished) > len(seen):
                 self._say(self._position(job, len(finished)))
 
+    def _job_log(self, job: Job) -> Path:
+        return self._plan.results / "logs" / f"{job.path}.log"
+
+    def _written(self, job: Job) -> int | None:
+        """When a job's log was written last, ns; None without one."""
+        try:
+            return self._job_log(job).stat().st_mtime_ns
+        except OSError:
+            return None
+
     def _lines(self, job: Job) -> list[str] | None:
         """The lines of a job's log, or None before this run has begun it: the log may be an earlier run's."""
-        log = self._plan.results / "logs" / f"{job.path}.log"
+        if self._written(job) in (None, self._older[job.path]):
+            return None
         try:
-            if log.stat().st_mtime < self._began:
-                return None
-            return log.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
+            return self._job_log(job).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:  # removed since
             return None
 
     def _position(self, job: Job, finished: int) -> str:

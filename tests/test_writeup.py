@@ -13,12 +13,13 @@ import pytest
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
-from cs336_systems.plan import Plan, make_plan, write_plan
+from cs336_systems.plan import Plan, make_plan, plan_to_json
 from scripts.answers import benchmarking_mixed_precision, benchmarking_script, pytorch_attention, torch_compile
 from scripts.contents import read_contents
 from scripts.coverage import write_coverage
 from scripts.data import at_one_setting, load
 from scripts.draw import draw
+from scripts.plan import keep
 from scripts.self_checks import write_checks
 from scripts.tables import merge
 from scripts.writeup import environment, picture_of, render, typeset, write
@@ -73,7 +74,7 @@ def write_report(folder: Path, plan: Plan, rows: dict) -> Report:
         for name, path in tables.items():
             raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
             merge(name, raw, path, plan.machine)
-        write_plan(plan, results / "plan.json")
+        keep(plan_to_json(plan), str(results / "plan.json"))
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
             draw(figure.script, figure.options, tables[figure.table], str(results / "figures" / f"{name}.svg"))
