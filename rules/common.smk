@@ -30,6 +30,9 @@ os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
     PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
 )
+# Snakemake does not quote the interpreter's path (snakemake/snakemake#2645); its folder is first on PATH.
+if " " in sys.executable:
+    sys.executable = "python"
 
 if workflow.is_main_process:
     announce_run()

@@ -1,14 +1,19 @@
 """What a change re-runs, and what it leaves alone."""
 
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from scripts.contents import read_contents
-from tests.workflow.project import GRIDS, edit, edit_yaml, planned_jobs, planned_rules, snakemake
+from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_jobs, planned_rules, snakemake
 
 pytestmark = pytest.mark.workflow
+
+TABLE = "results/cpu/tables/accumulation.csv"
 
 
 def test_everything_is_made_once(finished):
@@ -16,6 +21,14 @@ def test_everything_is_made_once(finished):
     verdict = (finished / "results/cpu/verdict.txt").read_text()
     assert re.fullmatch(r"The report is results/cpu/writeup\.pdf \((\d+) of \1 self-checks passed\)\n", verdict)
     assert "Nothing to be done" in snakemake(finished)
+
+
+def test_an_environment_in_a_folder_with_a_space_will_do(project, tmp_path):
+    (tmp_path / "an environment").symlink_to(sys.prefix)
+    python = tmp_path / "an environment" / "bin" / Path(sys.executable).name
+    (project / TABLE).unlink()
+    subprocess.run([python, "-m", "snakemake", TABLE], cwd=project, env=environment(project), check=True)
+    assert (project / TABLE).exists()
 
 
 def test_a_run_says_how_far_it_is(finished):
@@ -47,9 +60,8 @@ def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
     experiments = {name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
     edit_yaml(project / "config.yaml", experiments=experiments)
     assert planned_jobs(project) == {"accumulation/every"}
-    table = "results/cpu/tables/accumulation.csv"
-    snakemake(project, table)
-    assert len((project / table).read_text().splitlines()) == 1 + 2 * 4
+    snakemake(project, TABLE)
+    assert len((project / TABLE).read_text().splitlines()) == 1 + 2 * 4
     assert (project / "results/cpu/raw/accumulation/all.csv").exists()
 
 
