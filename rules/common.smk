@@ -25,14 +25,16 @@ PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
 JOBS = {job.path: job for job in PLAN.all_jobs()}
 PROGRESS = ProgressMonitor(PLAN)
+if " " in sys.prefix:
+    # Neither Snakemake (snakemake/snakemake#2645) nor torch.compile quotes the environment's path for the shell.
+    environment = workflow.snakemake_tmp_dir / "environment"
+    environment.symlink_to(sys.prefix)
+    sys.executable = str(environment / "bin" / Path(sys.executable).name)
 # Jobs use this interpreter, and import this folder's package and scripts.
 os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
     PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
 )
-# Snakemake does not quote the interpreter's path (snakemake/snakemake#2645); its folder is first on PATH.
-if " " in sys.executable:
-    sys.executable = "python"
 
 if workflow.is_main_process:
     announce_run()
