@@ -1,29 +1,29 @@
 """Snakemake's lock of a run that was killed: removed when its owner is provably dead, and only then.
 
 Snakemake locks a folder while it works there, and a kill leaves the lock behind. A run therefore notes who owns its
-locks. Whether that process is alive can be told only in the same boot of the same machine and the same PID namespace;
-elsewhere the lock is left alone, and Snakemake says how to remove it.
+locks. Whether that process is alive can be told only in the same boot of the same machine, in the same PID namespace
+and by the same user; elsewhere the lock is left alone, and Snakemake says how to remove it.
 """
 
 import json
+import os
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
 
-from cs336_systems.lifeline import is_alive
+from cs336_systems.lifeline import start_of
 
 OWNER = Path(".snakemake", "lock_owner.json")
 
 
 def note_owner(locks: Iterable[str | Path]) -> None:
     """Note that this process owns the lock files."""
-    process = psutil.Process()
     owner = {
         "where": process_space(),
-        "pid": process.pid,
-        "start": process.create_time(),
+        "pid": os.getpid(),
+        "start": start_of(os.getpid()),
         "locks": {str(lock): _identity(Path(lock)) for lock in locks},
     }
     OWNER.write_text(json.dumps(owner), encoding="utf-8")
@@ -35,7 +35,7 @@ def remove_lock_of_dead_owner() -> str:
         owner = json.loads(OWNER.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
-    if owner["where"] != process_space() or is_alive(owner["pid"], owner["start"]):
+    if owner["where"] != process_space() or start_of(owner["pid"]) == owner["start"]:
         return ""
     dead = [Path(lock) for lock, identity in owner["locks"].items() if _identity(Path(lock)) == identity]
     for lock in dead:
@@ -45,13 +45,16 @@ def remove_lock_of_dead_owner() -> str:
 
 
 def process_space() -> str:
-    """Names the machine, its boot and the PID namespace: what process ids must share to be compared."""
+    """Names the machine, its boot, the PID namespace and the user: what must be shared to see whether a process lives.
+
+    A system may hide other users' processes, which then look as if they had ended.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux
         boot, namespace = str(round(psutil.boot_time(), -1)), ""
-    return f"{socket.gethostname()} {boot} {namespace}"
+    return f"{socket.gethostname()} {boot} {namespace} {os.getuid()}"
 
 
 def _identity(path: Path) -> list[int] | None:
