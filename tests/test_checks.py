@@ -98,7 +98,8 @@ def test_nothing_applies_to_empty_tables(sound):
     [
         ("phases", {"metric": "backward", "mode": "forward_backward"}, "p20", 1e3, "small, context 512, fp32, eager"),
         ("phases", {"metric": "forward", "mode": "forward"}, "p20", 1e-3, "small, context 512, fp32, eager"),
-        ("sizes", {"metric": "step", "mode": "forward"}, "median", 1e4, "context 512: small 10000.00 ms, medium "),
+        ("sizes", {"metric": "step", "mode": "forward"}, "p20", 1e4, "context 512: small p20 10000.00 ms, medium p80 "),
+        ("sizes", {"metric": "step", "mode": "forward", "size": "medium"}, "p80", 1e-3, "medium p80 0.00 ms"),
         ("compiled", {"metric": "compiled_graphs", "mode": "forward"}, "mean", 1.0, "fp32, eager, warm-up 5: 1 graphs"),
         ("compiled", {"metric": "compiled_graphs", "mode": "forward", "compiled": True}, "mean", 0.0, ": 0 graphs"),
         ("precision", {"metric": "logits_dtype", "mode": "forward"}, "tf32", True, "warm-up 5: float32, TF32 on"),
