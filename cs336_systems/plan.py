@@ -55,15 +55,19 @@ class Job:
     @property
     def command(self) -> str:
         """The command that measures it; without further options it prints the measurements."""
-        module = f"cs336_systems.benchmarks.{self.experiment}"
-        launcher = f"torchrun --standalone --nproc-per-node={self.processes}" if self.processes > 1 else "python"
-        return f"{launcher} -m {module} {self.arguments}"
+        return f"{launch_command(self.experiment, self.processes)} {self.arguments}"
 
     @property
     def modules(self) -> list[str]:
         """The modules whose code, with all that they import, decides what it measures."""
         models = {cell.model.partition(":")[0] for cell in self.cells if hasattr(cell, "model")}
         return [*measured_modules(self.experiment), *sorted(models)]
+
+
+def launch_command(experiment: str, processes: int) -> str:
+    """What launches an experiment with so many processes, without its options."""
+    launcher = f"torchrun --standalone --nproc-per-node={processes}" if processes > 1 else "python"
+    return f"{launcher} -m cs336_systems.benchmarks.{experiment}"
 
 
 def measured_modules(experiment: str) -> list[str]:

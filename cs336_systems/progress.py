@@ -16,6 +16,7 @@ from pathlib import Path
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WALL
+from cs336_systems.measure.record import parameters
 from cs336_systems.plan import CPU, Job, Plan
 
 INTERVAL_S = 0.5
@@ -172,17 +173,16 @@ def read_walls(raw: Path) -> Walls:
     """How long cells took on the machine that a folder of CSV files is from; empty if the folder has none."""
     walls: Walls = {}
     for name, experiment in EXPERIMENTS.items():
-        parameters = [field.name for field in dataclasses.fields(experiment)]
+        older = {key: str(value) for key, value in experiment.added_later.items()}
         for path in sorted((raw / name).glob("*.csv")):
             with path.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
                     if row["metric"] == WALL:
-                        older = {key: str(value) for key, value in experiment.added_later.items()}
                         values = older | row
-                        walls[(name, *(values[key] for key in parameters))] = float(row["mean"])
+                        walls[(name, *(values[key] for key in parameters(experiment)))] = float(row["mean"])
     return walls
 
 
 def wall_key(cell: Experiment) -> tuple[str, ...]:
     """The key of a cell in `Walls`."""
-    return (cell.name, *(str(getattr(cell, field.name)) for field in dataclasses.fields(cell)))
+    return (cell.name, *(str(getattr(cell, name)) for name in parameters(type(cell))))

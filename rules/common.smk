@@ -38,9 +38,8 @@ os.environ.update(
 
 if workflow.is_main_process:
     announce_run()
-    if not workflow.output_settings.dryrun:
-        if message := remove_lock_of_dead_owner():
-            print(message, file=sys.stderr)
+    if not workflow.output_settings.dryrun and (message := remove_lock_of_dead_owner()):
+        print(message, file=sys.stderr)
 
 
 wildcard_constraints:

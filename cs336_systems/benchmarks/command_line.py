@@ -20,7 +20,6 @@ import pandas
 import psutil
 import torch
 import tyro
-from pydantic import BaseModel
 from torch.distributed.elastic.multiprocessing.errors import record
 from tqdm import tqdm
 
@@ -30,8 +29,9 @@ from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure import provenance
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.measure.record import make_row, parameters, write_job
+from cs336_systems.measure.validation import Row
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
-from cs336_systems.plan import measured_modules
+from cs336_systems.plan import launch_command, measured_modules
 from cs336_systems.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
@@ -147,10 +147,9 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
         ValueError: it was not; the sentence says how to launch it.
     """
     if cell.processes != rank.processes:
-        launcher = f"torchrun --standalone --nproc-per-node={cell.processes}" if cell.processes > 1 else "python"
         raise ValueError(
             f"processes is {cell.processes}, but {rank.processes} were launched; "
-            f"launch with {launcher} -m cs336_systems.benchmarks.{cell.name}"
+            f"launch with {launch_command(cell.name, cell.processes)}"
         )
 
 
@@ -172,7 +171,7 @@ def report_progress(
             yield cell, measurements
 
 
-def format_table(experiment: type[Experiment], rows: Sequence[BaseModel]) -> str:
+def format_table(experiment: type[Experiment], rows: Sequence[Row]) -> str:
     """Rows as a plain-text table: the parameters and the measurement, without columns that say nothing."""
     table = pandas.DataFrame([row.model_dump() for row in rows])
     statistics = ["metric", "unit", "n", "mean", "std", "median", "value", "status", "message"]
