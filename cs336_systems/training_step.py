@@ -8,11 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 PHASES_OF_MODE = {
+    "inference": ("forward",),
     "forward": ("forward",),
     "forward_backward": ("forward", "backward"),
     "train_step": ("forward", "backward", "optimizer"),
 }
-"""What each kind of step consists of."""
+"""What each kind of step consists of. inference makes logits under no_grad; in the others, forward makes the loss."""
 
 
 class TrainingStep:
@@ -41,24 +42,50 @@ class TrainingStep:
         self.inputs, self.targets = tokens[:, :-1], tokens[:, 1:]
         self.precision = precision
         self.optimizer = optimizer
+        self.logits: Tensor | None = None
         self.loss: Tensor | None = None
         self.logits_dtype: torch.dtype  # of the last forward pass
 
     def phases(self, mode: str) -> dict[str, Callable[[], None]]:
         """The phases of a kind of step (a key of PHASES_OF_MODE), in order."""
-        phases = {"forward": self.forward, "backward": self.backward, "optimizer": self.update}
+        forward = self.infer if mode == "inference" else self.forward
+        phases = {"forward": forward, "backward": self.backward, "optimizer": self.update}
         return {name: phases[name] for name in PHASES_OF_MODE[mode]}
 
+    def stages(self, mode: str) -> dict[str, Callable[[], None]]:
+        """The same work as `phases`, with the loss as a stage of its own where there is one."""
+        phases = self.phases(mode)
+        if mode == "inference":
+            return phases
+        del phases["forward"]
+        return {"forward": self.make_logits, "loss": self.make_loss, **phases}
+
+    def infer(self) -> None:
+        """Logits, without a graph."""
+        with torch.no_grad():
+            self.make_logits()
+
     def forward(self) -> None:
-        """Logits and cross-entropy, with the graph that a backward pass needs in every kind of step."""
+        """Logits and cross-entropy, with the graph that a backward pass needs."""
+        self.make_logits()
+        self.make_loss()
+
+    def make_logits(self) -> None:
+        """The model's output."""
         # Free what the last step left first, like a loop that begins with zero_grad: neither its gradients nor its
         # graph may be in memory together with this step's activations.
-        self.loss = None
+        self.loss = self.logits = None
         self.model.zero_grad(set_to_none=True)
         with precision_context(self.precision, self.inputs.device):
-            logits = self.forward_model(self.inputs)
+            self.logits = self.forward_model(self.inputs)
+        self.logits_dtype = self.logits.dtype
+
+    def make_loss(self) -> None:
+        """Cross-entropy of the logits, which nothing but the graph keeps from here on."""
+        assert self.logits is not None, "the logits come first"
+        logits, self.logits = self.logits, None
+        with precision_context(self.precision, self.inputs.device):
             self.loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.targets.flatten())
-        self.logits_dtype = logits.dtype
 
     def backward(self) -> None:
         """Gradients, freshly allocated."""

@@ -5,8 +5,10 @@ import dataclasses
 import hashlib
 import re
 import subprocess
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,7 +17,14 @@ from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import ORDERED_SAMPLES, Measurement, format_samples, parse_samples, summarize
-from cs336_systems.measure.record import digest_path, make_row, read_jobs, read_table, write_job, write_table
+from cs336_systems.measure.record import (
+    digest_path,
+    make_row,
+    read_jobs,
+    read_table,
+    write_job,
+    write_table,
+)
 from tests.samples import H200, ROOT, provenance
 
 CELL = EndToEnd(steps=3)
@@ -232,6 +241,31 @@ def test_a_metric_of_a_cell_may_be_there_once(tmp_path):
     first, second = (re.escape(str(tmp_path / f"{name}.csv, line 2")) for name in "ab")
     with pytest.raises(ValueError, match=f"{second}: metric is 'step', which {first} already has for the same cell"):
         read_jobs(EndToEnd, [tmp_path / "a.csv", tmp_path / "b.csv"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detailed(Accumulation):
+    """An experiment with several rows per metric."""
+
+    details: ClassVar[tuple[str, ...]] = ("stage", "kernel")
+
+
+def test_details_tell_rows_of_one_metric_apart(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = [
+        make_row(Detailed(), summarize("sum", "", [1.0, 2.0], keep=False, details=details), provenance())
+        for details in ({"stage": "forward", "kernel": "a<b, c>"}, {"stage": "loss"}, {})
+    ]
+    write_job(path, Detailed, rows)
+    assert read_jobs(Detailed, [path]) == rows
+    assert [(row.stage, row.kernel, row.samples) for row in rows] == [
+        ("forward", "a<b, c>", ""),
+        ("loss", "", ""),
+        ("", "", ""),
+    ]
+    write_job(path, Detailed, [*rows, rows[0]])
+    with pytest.raises(ValueError, match=r"line 5: metric is 'sum', which .*line 2 already has for the same cell"):
+        read_jobs(Detailed, [path])
 
 
 def test_rows_belong_to_the_machine_of_their_folder(tmp_path):

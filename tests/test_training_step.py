@@ -80,6 +80,32 @@ def test_backward_leaves_one_steps_gradients_and_the_weights_alone():
 
 
 @pytest.mark.parametrize("mode", PHASES_OF_MODE)
+def test_stages_do_what_phases_do(mode):
+    tokens = make_tokens()
+    losses, weights = [], []
+    for parts in ("phases", "stages"):
+        model = make_model()
+        step = TrainingStep(model, tokens, optimizer=torch.optim.AdamW(model.parameters()))
+        for part in getattr(step, parts)(mode).values():
+            part()
+        losses.append(step.loss)
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert losses[0] == losses[1]
+    torch.testing.assert_close(weights[0], weights[1], rtol=0, atol=0)
+
+
+def test_inference_makes_logits_without_a_graph():
+    step = TrainingStep(make_model(), make_tokens())
+    run(step, "inference")
+    inferred = step.logits
+    assert inferred.shape == (BATCH, CONTEXT, VOCABULARY)
+    assert not inferred.requires_grad
+    step.make_logits()
+    assert step.logits.requires_grad
+    assert torch.equal(step.logits, inferred)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in PHASES_OF_MODE if mode != "inference"])
 def test_nothing_of_the_last_step_lives_during_the_next_forward_pass(mode):
     model = make_model()
     step = TrainingStep(model, make_tokens(), optimizer=torch.optim.AdamW(model.parameters()))

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from cs336_systems.ranges import named_range
+
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     """softmax(q kᵀ / √d) v, with the whole score matrix in memory.
@@ -20,9 +22,13 @@ def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1.
     """
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    if is_causal:
-        queries = torch.arange(q.shape[-2], device=q.device)
-        keys = torch.arange(k.shape[-2], device=k.device)
-        scores = scores.masked_fill(keys > queries[:, None], -torch.inf)
-    return torch.softmax(scores, dim=-1) @ v
+    with named_range("scores"):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    with named_range("softmax"):
+        if is_causal:
+            queries = torch.arange(q.shape[-2], device=q.device)
+            keys = torch.arange(k.shape[-2], device=k.device)
+            scores = scores.masked_fill(keys > queries[:, None], -torch.inf)
+        weights = torch.softmax(scores, dim=-1)
+    with named_range("final product"):
+        return weights @ v

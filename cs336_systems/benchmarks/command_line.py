@@ -174,7 +174,7 @@ def report_progress(
 def format_table(experiment: type[Experiment], rows: Sequence[Row]) -> str:
     """Rows as a plain-text table: the parameters and the measurement, without columns that say nothing."""
     table = pandas.DataFrame([row.model_dump() for row in rows])
-    statistics = ["metric", "unit", "n", "mean", "std", "median", "value", "status", "message"]
+    statistics = ["metric", *experiment.details, "unit", "n", "mean", "std", "median", "value", "status", "message"]
     varying = [name for name in parameters(experiment) if table[name].nunique() > 1]
     constant = ", ".join(f"{name} {table[name].iloc[0]}" for name in parameters(experiment) if name not in varying)
     said = [name for name in statistics if not table[name].isin(["", None]).all()]

@@ -45,6 +45,8 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
     metrics: ClassVar[Mapping[str, str]]
     """Every metric that it measures, and its unit; those of all experiments are in `measure.measurement`."""
+    details: ClassVar[tuple[str, ...]] = ()
+    """Columns that tell apart the rows that a cell has of one metric, such as the name of a kernel."""
     timed: ClassVar[str] = ""
     """The metric that times a cell, if any: two cells with the same mean to the last digit were not both measured."""
     settings: ClassVar[tuple[str, ...]] = ()

@@ -3,7 +3,7 @@
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 Status = Literal["ok", "oom", "skipped", "failed"]
@@ -53,11 +53,15 @@ class Measurement:
     message: str = ""
     """Reason for any status but ok."""
     samples: str = ""
-    """The samples as `format_samples` writes them; empty for a single one, which is the mean."""
+    """The samples as `format_samples` writes them; empty for a single one, which is the mean, and if not kept."""
+    details: Mapping[str, str] = field(default_factory=dict)
+    """What sets this row apart from others of the same cell and metric, in the experiment's detail columns."""
 
 
-def summarize(metric: str, unit: str, samples: Sequence[float]) -> Measurement:
-    """Statistics of samples (at least one), and the samples themselves."""
+def summarize(
+    metric: str, unit: str, samples: Sequence[float], *, keep: bool = True, details: Mapping[str, str] | None = None
+) -> Measurement:
+    """Statistics of samples (at least one), and, if they are to be kept, the samples themselves."""
     ordered = sorted(samples)
     quintiles = statistics.quantiles(ordered, n=5, method="inclusive") if len(ordered) > 1 else ordered * 4
     return Measurement(
@@ -69,7 +73,8 @@ def summarize(metric: str, unit: str, samples: Sequence[float]) -> Measurement:
         median=statistics.median(ordered),
         p20=quintiles[0],
         p80=quintiles[3],
-        samples=format_samples(samples) if len(ordered) > 1 else "",
+        samples=format_samples(samples) if keep and len(ordered) > 1 else "",
+        details=details or {},
     )
 
 

@@ -67,11 +67,14 @@ class Provenance:
 
 @cache
 def row_model(experiment: type[Experiment]) -> type[Row]:
-    """The schema of an experiment's rows: its parameters, the measurement, the provenance, in column order."""
+    """The schema of an experiment's rows: its parameters, the measurement, its details, the provenance, in order."""
     columns: dict[str, Any] = {"experiment": (Literal[experiment.name], ...)}
     for part in (experiment, Measurement, Provenance):
         hints = typing.get_type_hints(part, include_extras=True)
         for field in dataclasses.fields(part):
+            if field.name == "details":
+                columns |= dict.fromkeys(experiment.details, (str, ""))
+                continue
             # A parameter left out of a CSV is an error, not its default.
             required = part is experiment or field.default is dataclasses.MISSING
             columns[field.name] = (hints[field.name], ... if required else field.default)
@@ -80,9 +83,10 @@ def row_model(experiment: type[Experiment]) -> type[Row]:
 
 def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> Row:
     """A validated row; a carriage return in a text becomes a space."""
-    values = {"experiment": cell.name}
+    values: dict[str, Any] = {"experiment": cell.name}
     for part in (cell, measurement, provenance):
         values |= dataclasses.asdict(part)
+    values |= values.pop("details")
     # Python's csv writes a lone carriage return unquoted, and cannot read that back.
     readable = {key: value.replace("\r", " ") if isinstance(value, str) else value for key, value in values.items()}
     return row_model(type(cell)).model_validate(readable)
@@ -126,7 +130,7 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
             label = machine_label(row.gpu)
             if machine not in (None, label):
                 raise ValueError(f"{where}: gpu is {row.gpu!r}; allowed: the GPU model of the folder, {machine}")
-            key = (*(getattr(row, name) for name in parameters(experiment)), row.metric)
+            key = tuple(getattr(row, name) for name in [*parameters(experiment), "metric", *experiment.details])
             if key in seen:
                 raise ValueError(f"{where}: metric is {row.metric!r}, which {seen[key]} already has for the same cell")
             seen[key] = where

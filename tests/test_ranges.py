@@ -1,0 +1,26 @@
+"""Named ranges: seen by a profiler while somebody listens, and not there otherwise."""
+
+import torch
+
+from cs336_systems.attention import plain_attention
+from cs336_systems.ranges import listening
+
+
+def names_recorded():
+    q = torch.randn(2, 8, 4)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        plain_attention(q, q, q, is_causal=True)
+    return [event.name for event in profiler.events() if not event.name.startswith("aten::")]
+
+
+def test_ranges_exist_while_somebody_listens():
+    assert names_recorded() == []
+    with listening():
+        assert names_recorded() == ["scores", "softmax", "final product"]
+    assert names_recorded() == []
+
+
+def test_ranges_do_not_break_a_compiled_graph():
+    q = torch.randn(2, 8, 4)
+    compiled = torch.compile(plain_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, q, q, is_causal=True), plain_attention(q, q, q, is_causal=True))
