@@ -1,0 +1,23 @@
+"""Intervals of time, such as those in which a device runs kernels. Several streams' may overlap. No torch here."""
+
+from collections.abc import Iterable
+
+
+def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Disjoint intervals (start, end), in order, that cover what the given ones cover.
+
+    >>> merge([(4, 5), (0, 2), (1, 3), (3, 3.5)])
+    [(0, 3.5), (4, 5)]
+    """
+    merged: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """The total length that intervals cover, what several cover counted once."""
+    return sum(end - start for start, end in merge(intervals))
