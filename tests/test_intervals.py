@@ -1,5 +1,6 @@
 """Intervals, against a count of the covered points of a grid."""
 
+import itertools
 import random
 
 import pytest
@@ -15,7 +16,7 @@ def test_merged_intervals_cover_the_same_points(seed):
     merged = merge(intervals)
     points = {point for start, end in intervals for point in range(start, end)}
     assert {point for start, end in merged for point in range(start, end)} == points
-    assert all(end < start for (_, end), (start, _) in zip(merged, merged[1:], strict=False))
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(merged))
     assert covered(intervals) == len(points)
 
 
