@@ -17,6 +17,7 @@ include: "rules/measure.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"
+include: "rules/artifacts.smk"
 
 
 rule all:

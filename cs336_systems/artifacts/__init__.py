@@ -1,0 +1,1 @@
+"""What the pipeline makes on request: files for other tools to show."""
