@@ -12,6 +12,7 @@ from scripts.style import COLOURS
 GIB = 1024 * MIB
 MODES = {"inference": "inference", "forward": "forward, with graph", "train_step": "training step"}
 """The kinds of step that are followed, and what readers call them."""
+PRECISIONS = ["fp32", "bf16"]
 OTHER = "other"
 
 
@@ -73,14 +74,14 @@ def contexts(rows: DataFrame) -> list[int]:
 
 
 def compared_context(rows: DataFrame) -> int | None:
-    """The longest context at which every kind of step was measured, in each precision that the rows have."""
+    """The longest context at which every kind of step was measured in both precisions, or None."""
     complete = [
         context
         for context in contexts(rows)
         if all(
             one(rows, metric="peak_allocated", context=context, mode=mode, precision=precision) is not None
             for mode in MODES
-            for precision in rows["precision"].unique()
+            for precision in PRECISIONS
         )
     ]
     return max(complete, default=None)

@@ -3,10 +3,9 @@
 from matplotlib.patches import Patch
 
 from scripts.data import load_at_one_setting, select
-from scripts.memory import LOOKS, MODES, contexts, parts, peak_gib, profiled
+from scripts.memory import LOOKS, MODES, PRECISIONS, contexts, parts, peak_gib, profiled
 from scripts.style import save, save_note, subplots
 
-PRECISIONS = ["fp32", "bf16"]
 WIDTH = 0.37
 
 

@@ -22,14 +22,14 @@ NARROW = 0.2
 
 def draw(table: str, output: str) -> None:
     """Stacked areas over the allocations and frees in their order; stages are separated, the peak is marked."""
-    rows = select(profiled(load_at_one_setting("memory_profile", table)), precision="fp32", attention="plain")
+    rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
     context = compared_context(rows)
     if context is None:
         save_note("no memory was followed on this machine", output)
         return
     figure, panels = pyplot.subplots(1, len(MODES), figsize=(WIDTH, 3.6), sharey=True, width_ratios=[1, 1.3, 2.2])
-    cells = {mode: select(rows, context=context, mode=mode) for mode in MODES}
-    occurring = {shown_category(category) for category in rows["category"] if category}
+    cells = {mode: select(rows, context=context, mode=mode, precision="fp32") for mode in MODES}
+    occurring = {shown_category(category) for cell in cells.values() for category in cell["category"] if category}
     shown = [name for name in LOOKS if name in occurring]
     highest = max(peak_gib(cell) or 0 for cell in cells.values())
     for axes, (mode, cell) in zip(panels, cells.items(), strict=True):
