@@ -27,6 +27,14 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
     return shape.num_layers * (projections + attention) + head
 
 
+def forward_products(shape: ModelShape) -> int:
+    """Matrix products of a forward pass: per block four projections, attention's two, three of SwiGLU; the head.
+
+    The backward pass makes two for each: one for the gradient of each operand.
+    """
+    return 9 * shape.num_layers + 1
+
+
 def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
     """Matrix-multiply FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
     forward = forward_flops(shape, vocab_size, batch_size, context)
