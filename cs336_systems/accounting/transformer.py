@@ -43,12 +43,12 @@ def forward_products(shape: ModelShape) -> int:
 def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
     """Matrix-multiply FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
     forward = forward_flops(shape, vocab_size, batch_size, context)
-    return forward if mode == "forward" else 3 * forward
+    return forward if mode in ("inference", "forward") else 3 * forward
 
 
 def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
     """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, depending on the mode."""
-    copies = {"forward": 1, "forward_backward": 2, "train_step": 4}[mode]
+    copies = {"inference": 1, "forward": 1, "forward_backward": 2, "train_step": 4}[mode]
     return copies * FP32_BYTES * parameters(shape, vocab_size)
 
 
