@@ -96,10 +96,15 @@ class _Span:
     """How much of it the events directly within it take, µs."""
 
 
-def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace file, compressed or not."""
+def read_file(path: Path) -> dict[str, Any]:
+    """The content of a trace file, compressed or not."""
     content = path.read_bytes()
-    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)["traceEvents"]
+    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace file."""
+    return read_file(path)["traceEvents"]
 
 
 def attribute(events: Iterable[Event]) -> Trace:
