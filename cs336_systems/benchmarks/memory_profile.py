@@ -57,18 +57,22 @@ def build_step(cell: MemoryProfile, device: torch.device) -> TrainingStep:
     )
 
 
-def record(step: TrainingStep, mode: str, device: torch.device) -> Recording:
-    """A recording of one step of a kind, after another one that made the optimizer's state and the workspaces.
+def warm_up(step: TrainingStep, mode: str) -> None:
+    """Run a step of a kind, which makes the optimizer's state and the workspaces, and release what it leaves behind.
 
-    It begins as a loop does that has just called zero_grad: with neither gradients nor a graph in memory.
+    The next step begins as in a loop that has just called zero_grad: with neither gradients nor a graph in memory.
     """
-    stages = step.stages(mode)
-    for stage in stages.values():
+    for stage in step.stages(mode).values():
         stage()
     step.loss = step.logits = None
     step.model.zero_grad(set_to_none=True)
+
+
+def record(step: TrainingStep, mode: str, device: torch.device) -> Recording:
+    """A recording of one step of a kind, after another one."""
+    warm_up(step, mode)
     return record_step(
-        stages,
+        step.stages(mode),
         lambda: owners_of_training(step.model, step.optimizer, [step.inputs, step.logits, step.loss]),
         step.model.parameters(),
         device,
@@ -92,13 +96,16 @@ def peak_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def stage_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """For each stage: the most memory in use, the memory in use at its end, and the number of allocations and frees."""
+    """For each stage: the most memory in use, its allocations and frees, and what is in use by category at its end."""
     totals = timeline.totals()
     for name, first, last in timeline.stages:
         details = {"stage": name}
         yield summarize("stage_peak", "B", [max(totals[min(first, last) : last + 1])], details=details)
-        yield summarize("stage_end", "B", [totals[last]], details=details)
         yield summarize("stage_events", "", [last - max(first, 1) + 1], details=details)
+        (level,) = timeline.levels_at([last])
+        for category, size in level.items():
+            if size:
+                yield summarize("stage_end", "B", [size], details=details | {"category": category})
 
 
 def timeline_rows(timeline: Timeline) -> Iterator[Measurement]:

@@ -56,15 +56,15 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
     for category in most:
         rows.append(summarize("at_peak", "B", [at_peak[category]], details={"category": category}))
         rows.append(summarize("most", "B", [most[category]], details={"category": category}))
-    for index, stage in enumerate(stages):
+    for stage in stages:
         events = 0 if stage == of.OPTIMIZER else 100
         rows.append(summarize("stage_peak", "B", [peak], details={"stage": stage}))
-        rows.append(summarize("stage_end", "B", [peak - index], details={"stage": stage}))
         rows.append(summarize("stage_events", "", [events], details={"stage": stage}))
         for category, size in at_peak.items():
             ramp = [size / MIB * (point + 1) / POINTS for point in range(POINTS if events else 1)]
             details = {"stage": stage, "category": category}
             rows.append(summarize("active", "MiB", ramp, details=details))
+            rows.append(summarize("stage_end", "B", [size], details=details))
     return rows + allocations(cell, scores, residual)
 
 
