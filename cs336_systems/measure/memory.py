@@ -53,6 +53,19 @@ def allocated(metric: str, count: int, device: torch.device) -> Measurement:
     return summarize(metric, "MiB", [count / MIB])
 
 
+def device_allocations(device: torch.device) -> int:
+    """How often PyTorch's allocator has asked the driver for memory so far; 0 where PyTorch does not count it."""
+    return torch.cuda.memory_stats(device)["num_device_alloc"] if device.type == "cuda" else 0
+
+
+def allocations_since(start: int, device: torch.device) -> Measurement:
+    """How often it has since it had `start` times, or why that is not known."""
+    if device.type != "cuda":
+        message = "PyTorch counts its allocations on CUDA devices only"
+        return Measurement(metric="device_allocations", status="skipped", message=message)
+    return summarize("device_allocations", "", [device_allocations(device) - start])
+
+
 def release(device: torch.device) -> None:
     """Release all memory that nothing refers to any more, and forget compiled graphs."""
     if "torch._dynamo" in sys.modules:  # If not, nothing was compiled, and importing it takes a second.
