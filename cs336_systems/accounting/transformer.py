@@ -1,6 +1,6 @@
 """FLOPs, parameters and bytes of the Transformer language model, from its shape alone."""
 
-from cs336_systems.accounting.units import FP32_BYTES
+from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.sizes import ModelShape
 
 
@@ -37,3 +37,12 @@ def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
     """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, depending on the mode."""
     copies = {"inference": 1, "forward": 1, "forward_backward": 2, "train_step": 4}[mode]
     return copies * FP32_BYTES * parameters(shape, vocab_size)
+
+
+def autocast_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
+    """Bytes of the bf16 copies that autocast makes of the weights of all matrix multiplies.
+
+    Autograd's graph keeps each copy until the backward pass has used it.
+    """
+    block = 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
+    return BYTES["bf16"] * (shape.num_layers * block + vocab_size * shape.d_model)
