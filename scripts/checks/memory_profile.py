@@ -54,7 +54,9 @@ def replay_is_exact(table: DataFrame) -> Check:
         replayed = statistic(rows, "mean", metric="peak_replayed")
         parts = select(rows, metric="at_peak")["mean"].sum()
         if not row["mean"] == replayed == parts:
-            complaints.append(f"{name_cell(row)}: {row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B")
+            complaints.append(
+                f"{name_cell(row)}: {row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
+            )
     check = "the replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it"
     return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
 

@@ -29,7 +29,13 @@ def draw(table: str, output: str) -> None:
                     axes.bar(position, size, 0.37, bottom=bottom, edgecolor="white", linewidth=0.3, **LOOKS[name])
                     bottom += size
                 axes.annotate(
-                    precision, (position, peak), (0, 2), textcoords="offset points", ha="center", rotation=90, fontsize=6
+                    precision,
+                    (position, peak),
+                    (0, 2),
+                    textcoords="offset points",
+                    ha="center",
+                    rotation=90,
+                    fontsize=6,
                 )
         axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
         axes.set_title(title)

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.measurement import parse_samples
-from scripts.data import load_at_one_setting, one, select, statistic
+from scripts.data import load_at_one_setting, select
 from scripts.memory import GIB, LOOKS, MODES, SHOWN, compared_context, peak_gib, profiled, shown_category
 from scripts.style import WIDTH, save, save_note
 
@@ -66,7 +66,9 @@ def draw_panel(axes: Axes, rows: DataFrame) -> None:
         left += width
     x = numpy.concatenate(xs)
     stacked = [numpy.concatenate(levels[name]) for name in SHOWN]
-    for name, lower, upper in zip(SHOWN, [0 * x, *numpy.cumsum(stacked, axis=0)], numpy.cumsum(stacked, axis=0), strict=False):
+    for name, lower, upper in zip(
+        SHOWN, [0 * x, *numpy.cumsum(stacked, axis=0)], numpy.cumsum(stacked, axis=0), strict=False
+    ):
         axes.fill_between(x, lower, upper, label=name, edgecolor="white", linewidth=0.3, **LOOKS[name])
     top = numpy.sum(stacked, axis=0)
     peak = int(numpy.argmax(top))
