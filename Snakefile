@@ -14,6 +14,7 @@ configfile: "config.yaml"
 
 include: "rules/common.smk"
 include: "rules/measure.smk"
+include: "rules/artifacts.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"

@@ -32,15 +32,23 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
     return shape.num_layers * (projections + attention) + head
 
 
+def forward_products(shape: ModelShape) -> int:
+    """Matrix products of a forward pass: per block four projections, attention's two, three of SwiGLU; the head.
+
+    The backward pass makes two for each: one for the gradient of each operand.
+    """
+    return 9 * shape.num_layers + 1
+
+
 def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
     """Matrix-multiply FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
     forward = forward_flops(shape, vocab_size, batch_size, context)
-    return forward if mode == "forward" else 3 * forward
+    return forward if mode in ("inference", "forward") else 3 * forward
 
 
 def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
     """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, depending on the mode."""
-    copies = {"forward": 1, "forward_backward": 2, "train_step": 4}[mode]
+    copies = {"inference": 1, "forward": 1, "forward_backward": 2, "train_step": 4}[mode]
     return copies * FP32_BYTES * parameters(shape, vocab_size)
 
 
@@ -50,7 +58,10 @@ def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:
 
 
 def weight_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
-    """Bytes of one bf16 copy of every matrix that a product uses: not of the embedding's table, nor of the norms."""
+    """Bytes of autocast's bf16 copies of every matrix that a product uses: not of embedding and norms.
+
+    Autograd's graph keeps each copy until the backward pass has used it.
+    """
     in_blocks = shape.num_layers * (block_parameters(shape) - 2 * shape.d_model)
     return BYTES["bf16"] * (in_blocks + vocab_size * shape.d_model)
 

@@ -1,1 +1,1 @@
-"""What the pipeline makes on request: files for other tools to show."""
+"""What people open themselves, besides the report: traces and memory snapshots of single steps."""
