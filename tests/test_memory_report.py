@@ -122,7 +122,7 @@ def test_answers_quote_the_measurements(sound, table):
     assert row[5:] == ["48.1", f"{48.125 - fp32:+.2f}".replace("-", "−")]
     assert ("training step at 256" in found["bf16_saves"]) == (fp32 > 48.125)
     assert dict(found["residual"]) == {128: 5, 256: 10, 512: 20, 2048: 80}
-    weights = f"{4 * parameters(parse_size('2.7B'), 10_000) / GIB:.3f}"
+    weights = f"{4 * parameters(parse_size('2.7B'), 10_000) / MIB:.1f}"
     assert found["derived"].rows[0][2:] == [weights, weights]
     assert found["found"]["total"] == 65
     assert found["found"]["added"] == 64
@@ -144,7 +144,8 @@ def test_a_cpu_gets_the_answers_that_need_no_measurement(tmp_path):
     found = memory_profiling.answers(tables)
     assert found["context"] is None
     assert found["why_not"] == "needs a CUDA device"
-    assert [row[3] for row in found["derived"].rows] == ["–"] * 4
+    assert found["derived"].columns[-1] == "derived / MiB"
+    assert found["derived"].rows[0][2] == f"{4 * parameters(parse_size('micro'), 10_000) / MIB:.1f}"
     assert found["residual"] == [(64, 4 * 64 * 128 * 4 / MIB), (128, 4 * 128 * 128 * 4 / MIB)]
 
 
@@ -164,7 +165,7 @@ def section(tables):
 
 def test_the_words_follow_the_numbers(sound, table):
     text = section(sound)
-    assert '#"training step at context 2048"; runs out of memory.' in text
+    assert '#"training step at context 2048"; run#"s"; out of memory.' in text
     assert "the total is higher at the end of the backward pass" not in text  # the sample's stages end alike
     lost = (table["context"] == 2048) & (table["precision"] == "fp32") & (table["mode"] == "forward")
     table.loc[lost & (table["metric"] == "peak_allocated"), ["metric", "status", "mean"]] = ["cell", "oom", numpy.nan]
@@ -172,7 +173,9 @@ def test_the_words_follow_the_numbers(sound, table):
     cell = {"context": 512, "precision": "fp32", "attention": "plain", "mode": "train_step"}
     table.loc[one(table, **cell, **grown).name, "mean"] *= 2
     text = section(sound | {"memory_profile": table})
-    assert '#"forward, with graph at context 2048"; and #"training step at context 2048"; run out of memory.' in text
+    assert (
+        '#"forward, with graph at context 2048"; and #"training step at context 2048"; run#""; out of memory.' in text
+    )
     assert "the total is higher at the end of the backward pass" in text
 
 
@@ -184,6 +187,8 @@ def test_nothing_is_said_of_a_machine_without_measurements(sound):
     assert "not measured in both precisions for every kind of step" in text
     assert "figure" not in text
     assert "#part[(d)" in text
+    table = memory_profiling.answers({"memory_profile": some})["derived"]
+    assert [row[3] == "–" for row in table.rows] == [False, False, False, True]  # no copies without autocast
 
 
 def test_the_compared_context_has_every_kind_of_step(table):

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
@@ -57,11 +56,15 @@ def derived_table(table: DataFrame) -> Table:
         (of.OPTIMIZER_STATE, "8 bytes per weight, 4 per tensor", adamw_bytes(shape, vocabulary)),
         (of.WEIGHT_COPIES, "2 bytes per weight of a linear layer", weight_copy_bytes(shape, vocabulary)),
     ]
-    body = []
-    for category, formula, size in rows:
-        most = select(table, metric="most", category=category)["mean"].max()
-        body.append([category, formula, f"{size / GIB:.3f}", "–" if pandas.isna(most) else f"{most / GIB:.3f}"])
-    return Table(["memory", "closed form", "derived / GiB", "found / GiB"], body, text_columns=2)
+    most = select(table, metric="most").groupby("category")["mean"].max() / MIB
+    body = [
+        [category, formula, f"{size / MIB:.1f}", f"{most[category]:.1f}" if category in most else "–"]
+        for category, formula, size in rows
+    ]
+    header = ["memory", "closed form", "derived / MiB", "found / MiB"]
+    if not len(most):
+        header, body = header[:-1], [line[:-1] for line in body]
+    return Table(header, body, text_columns=2)
 
 
 def residual_mib(cell: Series, context: int) -> float:
