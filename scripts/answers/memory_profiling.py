@@ -93,9 +93,9 @@ def stage_answers(cells: Mapping[str, DataFrame]) -> dict[str, Any]:
         ]
         for stage, count in events.items()
     ]
-    header = ["stage", "allocations and frees", "highest", "in all", of.ACTIVATIONS, of.GRADIENTS]
+    header = ["stage", "allocations and frees", "highest / GiB", "in all", of.ACTIVATIONS, of.GRADIENTS]
     return {
-        "stages": Table(header, body, groups=[("", 2), ("/ GiB", 1), ("at the stage's end / GiB", 3)]),
+        "stages": Table(header, body, groups=[("", 3), ("at the stage's end / GiB", 3)]),
         "saved": held[of.ACTIVATIONS][of.LOSS],
         "left": held[of.ACTIVATIONS][of.BACKWARD],
         "gradients": held[of.GRADIENTS][of.BACKWARD],
