@@ -28,8 +28,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         total = statistic(rows, "mean", metric="sum")
         error = statistic(rows, "mean", metric="relative_error")
         addend = statistic(rows, "mean", metric="rounded_addend")
-        values[key], values[f"{key}_error"] = total, error
+        last = statistic(rows, "mean", metric="last_step")
+        values |= {key: total, f"{key}_error": error, f"{key}_last": last}
         if total is not None and error is not None:
-            body.append([title, f"{addend:.9f}", f"{total:.6f}", f"{100 * error:.4f}"])
-    header = ["accumulator + addend", "0.01 rounded to", "sum", "relative error / %"]
+            body.append(
+                [title, f"{addend:.9f}", f"{total:.6f}", f"{100 * error:.4f}", "–" if last is None else f"{last:.7f}"]
+            )
+    header = ["accumulator + addend", "0.01 rounded to", "sum", "relative error / %", "last addition adds"]
     return {**values, "sums": Table(header, body), "additions": int(table["additions"].max()) if len(table) else None}
