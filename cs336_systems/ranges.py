@@ -10,7 +10,10 @@ _listening = False
 
 def named_range(name: str) -> contextlib.AbstractContextManager[object]:
     """A part of a computation, for PyTorch's profiler and, as an NVTX range, for Nsight Systems."""
-    return _emit(name) if _listening else contextlib.nullcontext()
+    # Asked first: a compiled graph then neither depends on who is listening nor is compiled again for it.
+    if torch.compiler.is_compiling() or not _listening:
+        return contextlib.nullcontext()
+    return _emit(name)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from cs336_systems.model import TransformerLM
 
 
 class ConvolutionLM(nn.Module):
@@ -47,3 +50,41 @@ class TableLM(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         return self.table[token_ids] + self.bias
+
+
+class CheckpointedLM(TransformerLM):
+    """The project's model, of which each block is computed again in the backward pass."""
+
+    use_reentrant = False
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        x = self.token_embedding(token_ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return self.lm_head(self.final_norm(x))
+
+
+class ReentrantLM(CheckpointedLM):
+    """The same by autograd's older way, a backward pass within the backward pass."""
+
+    use_reentrant = True
+
+
+class TwoStreamsLM(nn.Module):
+    """Two linear maps of an embedding, the second on a stream of its own."""
+
+    def __init__(self, vocab_size: int, d_model: int, **_: object):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.left = nn.Linear(d_model, vocab_size, bias=False)
+        self.right = nn.Linear(d_model, vocab_size, bias=False)
+        self.side = torch.cuda.Stream()
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        x = self.embedding(token_ids)
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            right = self.right(x)
+        left = self.left(x)
+        torch.cuda.current_stream().wait_stream(self.side)
+        return left + right

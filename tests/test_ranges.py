@@ -1,6 +1,7 @@
 """Named ranges: seen by a profiler while somebody listens, and not there otherwise."""
 
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from cs336_systems.attention import plain_attention
 from cs336_systems.ranges import listening
@@ -20,7 +21,11 @@ def test_ranges_exist_while_somebody_listens():
     assert names_recorded() == []
 
 
-def test_ranges_do_not_break_a_compiled_graph():
+def test_ranges_neither_break_a_compiled_graph_nor_compile_it_again():
     q = torch.randn(2, 8, 4)
-    compiled = torch.compile(plain_attention, fullgraph=True, backend="aot_eager")
+    counter = CompileCounter()
+    compiled = torch.compile(plain_attention, fullgraph=True, backend=counter)
     torch.testing.assert_close(compiled(q, q, q, is_causal=True), plain_attention(q, q, q, is_causal=True))
+    with listening():
+        compiled(q, q, q, is_causal=True)
+    assert counter.frame_count == 1

@@ -14,6 +14,11 @@ def parameters(shape: ModelShape, vocab_size: int) -> int:
     return shape.num_layers * block_parameters(shape) + 2 * vocab_size * shape.d_model + shape.d_model
 
 
+def parameter_tensors(shape: ModelShape) -> int:
+    """Number of weight tensors: seven matrices and two norms per block, embedding, head and the last norm."""
+    return 9 * shape.num_layers + 3
+
+
 def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
     """Floating-point operations of a forward pass's matrix multiplies, 2mnk each.
 
@@ -25,6 +30,14 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
     attention = 4 * tokens * context * shape.d_model
     head = 2 * tokens * shape.d_model * vocab_size
     return shape.num_layers * (projections + attention) + head
+
+
+def forward_products(shape: ModelShape) -> int:
+    """Matrix products of a forward pass: per block four projections, attention's two, three of SwiGLU; the head.
+
+    The backward pass makes two for each: one for the gradient of each operand.
+    """
+    return 9 * shape.num_layers + 1
 
 
 def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
@@ -39,10 +52,17 @@ def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
     return copies * FP32_BYTES * parameters(shape, vocab_size)
 
 
-def autocast_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
-    """Bytes of the bf16 copies that autocast makes of the weights of all matrix multiplies.
+def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:
+    """Bytes of fused AdamW's state: two fp32 moments per weight, and per tensor a step counter on the device."""
+    return FP32_BYTES * (2 * parameters(shape, vocab_size) + parameter_tensors(shape))
 
-    Autograd's graph keeps each copy until the backward pass has used it.
-    """
-    block = 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
-    return BYTES["bf16"] * (shape.num_layers * block + vocab_size * shape.d_model)
+
+def weight_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
+    """Bytes of one bf16 copy of every matrix that a product uses: not of the embedding's table, nor of the norms."""
+    in_blocks = shape.num_layers * (block_parameters(shape) - 2 * shape.d_model)
+    return BYTES["bf16"] * (in_blocks + vocab_size * shape.d_model)
+
+
+def residual_bytes(shape: ModelShape, batch_size: int, context: int) -> int:
+    """Bytes of one tensor of the residual stream, [batch, context, d_model] in fp32 (autocast keeps it so)."""
+    return FP32_BYTES * batch_size * context * shape.d_model

@@ -22,7 +22,8 @@ KEYS = ["fp32", "fp16", "mixed", "cast", "bf16", "mixed_bf16"]
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Sums and errors of the handout's four variants, and of bf16."""
     table = tables["accumulation"]
-    body, values = [], {}
+    body: list[list[str]] = []
+    values: dict[str, float | None] = {}
     for key, (title, way) in zip(KEYS, WAYS, strict=True):
         rows = select(table, **way)
         total = statistic(rows, "mean", metric="sum")

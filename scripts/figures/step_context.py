@@ -1,12 +1,14 @@
 """The training step against context length, one line per size, and how long the device works in it."""
 
+from typing import Any
+
 from scripts.data import load_at_one_setting, select, size_order
 from scripts.steps import steady, step_table
 from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
-    """Medians, log-log, fp32 next to bf16; dashed, the device's part. The line of a size that does not fit ends early."""
+    """Medians, log-log, fp32 next to bf16; dotted, the device's part. A size that does not fit has a shorter line."""
     steps = steady(step_table(load_at_one_setting("end_to_end", table)))
     steps = select(steps, compiled=False, attention="plain", mode="train_step")
     if not len(steps):
@@ -17,7 +19,7 @@ def draw(table: str, output: str) -> None:
     for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):
         for index, size in enumerate(size_order(steps)):
             rows = select(steps, precision=precision, size=size)
-            style = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
             axes.plot(rows["context"], rows["step"], label=rows["label"].iloc[0] if len(rows) else None, **style)
             axes.plot(rows["context"], rows["device_busy"], linestyle=":", linewidth=1, mfc="none", **style)
         axes.set_xscale("log", base=2)

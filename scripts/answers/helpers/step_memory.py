@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import autocast_copy_bytes, parameters, state_bytes
+from cs336_systems.accounting.transformer import weight_copy_bytes, parameters, state_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import parse_size
 from scripts.data import one, select
@@ -37,7 +37,7 @@ def against_fp32(trained: DataFrame) -> dict[str, Any]:
     for _, low in select(trained, precision="bf16").iterrows():
         full = one(trained, precision="fp32", size=low["size"], context=low["context"])
         if full is not None:
-            copies = autocast_copy_bytes(parse_size(low["size"]), low["vocab_size"]) / GIB
+            copies = weight_copy_bytes(parse_size(low["size"]), low["vocab_size"]) / GIB
             cell = f"{low['label']}, context {low['context']}"
             shares.append({"share": low["peak_memory"] / full["peak_memory"], "cell": cell, "copies": copies})
     return {

@@ -1,0 +1,102 @@
+"""What kind of work a kernel does, and a name for it that a reader can take in. No torch here.
+
+Kernels tell what they are in their names, more or less: cuBLAS by naming schemes of its own, PyTorch by C++ templates,
+Inductor by the operators that it fused.
+"""
+
+import re
+
+CATEGORIES = (
+    "matmul",
+    "attention",
+    "softmax",
+    "elementwise",
+    "reduction",
+    "normalization",
+    "copy",
+    "optimizer",
+    "communication",
+    "other",
+)
+"""What kernels do. attention: products and softmax of attention in one kernel. softmax: also that of the loss.
+normalization: whatever a norm launches. copy: also casts, concatenations and fills. optimizer: whatever it launches."""
+LONGEST_NAME = 80
+"""Characters of a shortened name."""
+
+PARTIAL_SUMS = "splitKreduce_kernel"
+"""Adds up the parts of one product that cuBLAS computed in several; a matmul kernel, but no product of its own."""
+
+# Patterns of full names in lower case.
+ATTENTION = re.compile(r"flash|fmha|attention|sdpa|^(forward|backward|preprocess)_kernel$")
+MATMUL = re.compile(r"gemm|gemv|nvjet|cutlass|cublas|splitk|triton_tem_fused|::dot_kernel")
+MATMUL_OPERATORS = re.compile(r"aten::(mm|bmm|addmm|baddbmm|addmv|mv|dot|_scaled_mm|mkldnn_linear|linear)(_out)?$")
+SOFTMAX = re.compile(r"softmax")
+NORMALIZATION = re.compile(r"layer_?norm|rms_?norm|batch_?norm|triton_(red|per).*(rsqrt|mean|pow)")
+COPY = re.compile(
+    r"memcpy|memset|copy_kernel|catarray|fillfunctor"
+    r"|triton_poi_fused_(_?(to_copy|clone|copy|t|transpose|permute|view|unsafe_view|expand|slice|cat|stack|fill)_)+\d+$"
+    r"|aten::(copy_|_to_copy|to|clone|cat|stack|fill_|zero_|contiguous)$"
+)
+REDUCTION = re.compile(r"reduce|triton_(red|per)|nll_loss|aten::(sum|mean|max|amax|nll_loss\w*)$")
+ELEMENTWISE = re.compile(
+    r"elementwise|triton_poi"
+    r"|aten::(add|sub|mul|div|pow|neg|exp|rsqrt|sigmoid|silu|silu_backward|masked_fill|gt|arange|where|square|sqrt)_?$"
+)
+# Patterns of names as they are.
+GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|^Kernel2?$|device_kernel")
+"""Kernels of which the template arguments tell what they do."""
+TELLING = re.compile(r"cutlass\w*\d\w*|\w*(?:Functor|functor|kernel|Ops)\w*|\w+_impl\w*")
+WRAPPERS = re.compile(r"^([AB]?UnaryFunctor|BinaryFunctor|gpu_kernel\w*|\w*elementwise_kernel\w*|opmath_\w*)$")
+
+
+def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = "") -> str:
+    """The category of a kernel, or of an operator of a CPU.
+
+    Args:
+        name: its full name.
+        operator: the operator that launched it, which tells what unknown kernels do.
+        stage: the stage that launched it.
+        range_: the named range that launched it.
+
+    Returns:
+        One of CATEGORIES.
+    """
+    lower = name.lower()
+    if "nccl" in lower:
+        return "communication"
+    if stage == "optimizer":
+        return "optimizer"
+    if ATTENTION.search(lower):
+        return "attention"
+    if MATMUL.search(lower) or MATMUL_OPERATORS.search(name):
+        return "matmul"
+    if "norm" in range_.rpartition(".")[2] or NORMALIZATION.search(lower):
+        return "normalization"
+    by_name = (("softmax", SOFTMAX), ("copy", COPY), ("reduction", REDUCTION), ("elementwise", ELEMENTWISE))
+    for category, pattern in by_name:
+        if pattern.search(lower):
+            return category
+    return "matmul" if MATMUL_OPERATORS.search(operator) else "other"
+
+
+def short_name(name: str) -> str:
+    """A name of at most LONGEST_NAME characters that still tells kernels apart.
+
+    >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, char*>(int)")
+    'vectorized_elementwise_kernel: FillFunctor'
+    """
+    plain = name.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    plain = re.sub(r"^.*?::type (?=\w)", "", plain).removeprefix("void ")
+    path, arguments = re.fullmatch(r"([^<(]*)(.*)", plain, re.DOTALL).groups()  # type: ignore[union-attr]
+    parent, _, base = path.strip().rpartition("::")
+    if plain.startswith("aten::") or " " in path.strip():
+        base = path.strip()  # an operator, or words as in "Memcpy DtoD (Device -> Device)"
+    elif base == "kernel":
+        base = f"{parent.rpartition('::')[2]}::{base}"
+    if GENERIC.search(base):
+        told = [word for word in TELLING.findall(arguments) if not WRAPPERS.match(word)]
+        base = ": ".join([base, *told[:1]])
+    base = re.sub(r"(_execute\w*)?_kernel__5x_cublas\w*$", "", base)
+    if len(base) > LONGEST_NAME:
+        base = f"{base[: LONGEST_NAME - 25]}…{base[-24:]}"
+    return base

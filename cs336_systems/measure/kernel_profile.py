@@ -1,0 +1,129 @@
+"""Records training steps with PyTorch's profiler: what the device ran, named by the modules that launched it."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo import OptimizedModule
+
+from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.timing import synchronize
+from cs336_systems.ranges import listening, named_range
+
+COMPILED, WHOLE_MODEL = "compiled", "model"
+"""The ranges of a compiled model, whose modules nobody can see any more, and of what a model does outside of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTimes:
+    """How long steps took, one sample per step."""
+
+    stages: Mapping[str, list[float]]
+    """Milliseconds of each stage on the device, between two of its events; on a CPU by the host's clock."""
+    steps: list[float] = field(default_factory=list)
+    """Milliseconds of the whole step by the host's clock."""
+
+
+def run_steps(stages: Mapping[str, Callable[[], None]], steps: int, device: torch.device) -> StepTimes:
+    """Run the stages of a step, step after step; the device is idle when a stage begins, and each is a named range."""
+    times = StepTimes(stages={name: [] for name in stages})
+    for _ in range(steps):
+        synchronize(device)
+        begin = time.perf_counter()
+        for name, stage in stages.items():
+            start = _now(device)
+            with named_range(name):
+                stage()
+            end = _now(device)
+            synchronize(device)
+            times.stages[name].append(_milliseconds(start, end))
+        times.steps.append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def _now(device: torch.device) -> Any:
+    """The present on the device: an event in its queue, or the host's clock."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _milliseconds(start: Any, end: Any) -> float:
+    return 1e3 * (end - start) if isinstance(start, float) else start.elapsed_time(end)
+
+
+@contextlib.contextmanager
+def recording(model: Callable[..., Any], device: torch.device, path: Path) -> Iterator[None]:
+    """Record what runs in the meantime as a Chrome trace, with a named range for each module of the model.
+
+    Args:
+        model: whose calls become ranges; one that `torch.compile` returned becomes a single one.
+        device: where it runs.
+        path: where the trace is written, compressed if it ends in .gz.
+    """
+    prepare_profiler(device)
+    with module_ranges(model), listening(), profiling(device, operators=True) as profiler:
+        yield
+    profiler.export_chrome_trace(str(path))
+
+
+@cache  # The first profile of a process takes a second longer than others: it loads and starts CUPTI.
+def prepare_profiler(device: torch.device) -> None:
+    """Make a profile and throw it away."""
+    with profiling(device, operators=True) as profiler:
+        torch.zeros(1, device=device).add_(1)
+    with TemporaryDirectory() as folder:
+        profiler.export_chrome_trace(f"{folder}/trace.json")
+
+
+@contextlib.contextmanager
+def module_ranges(model: Callable[..., Any]) -> Iterator[None]:
+    """While this lasts, each module's forward pass is a named range; numbered siblings share a name.
+
+    Hooks inside a compiled model would break its graph: it is one range as a whole.
+    """
+    assert isinstance(model, nn.Module), "its calls can be seen"
+    names = {COMPILED: model} if isinstance(model, OptimizedModule) else dict(model.named_modules())
+    handles = []
+    for name, module in names.items():
+        enter, leave = _hooks(range_name(name))
+        handles += [
+            module.register_forward_pre_hook(enter),
+            module.register_forward_hook(leave, always_call=True),  # even if it raises, as in checkpointing
+        ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def range_name(module: str) -> str:
+    """The range of a module, from its qualified name.
+
+    >>> range_name("blocks.3.attention.query")
+    'blocks.attention.query'
+    """
+    return ".".join(part for part in module.split(".") if not part.isdigit()) or WHOLE_MODEL
+
+
+def _hooks(name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    entered: list[contextlib.AbstractContextManager[object]] = []
+
+    def enter(*_: object) -> None:
+        entered.append(named_range(name))
+        entered[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    return enter, leave

@@ -1,0 +1,241 @@
+"""What ran, when, and which part of a training step launched it: read from a trace that PyTorch's profiler wrote.
+
+A trace is Chrome's trace event format: events on host threads and on the device's streams. No torch here.
+"""
+
+import bisect
+import gzip
+import itertools
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+STAGES = ("forward", "loss", "backward", "optimizer")
+"""The stages of a training step, in order. Each is a named range around everything else."""
+GRADIENT_ACCUMULATION = "gradient accumulation"
+"""The range of what stores a parameter's gradient, which no module's forward pass made."""
+ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+LAUNCHES = ("cuda_runtime", "cuda_driver")
+ENGINE = "autograd::engine::evaluate_function: "
+"""Begins the name of the event around everything that one autograd node does."""
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """One stage of one step, by the host's clock."""
+
+    name: str
+    """One of STAGES."""
+    step: int
+    """Which of the recorded steps, from 0."""
+    start: float
+    """When the host entered it, µs."""
+    end: float
+    """When the host left it, µs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """What a device ran, once: a kernel, a copy or a memset; in the trace of a CPU an operator."""
+
+    name: str
+    """Its full name."""
+    start: float
+    """When it began, µs, by the host's clock."""
+    end: float
+    """When it ended, µs."""
+    duration: float
+    """How long it took, µs; an operator without those that it called."""
+    lane: str
+    """The stream or thread that it ran on."""
+    launched: float
+    """When the host launched it, µs."""
+    stage: Stage | None
+    """The stage that launched it; None where that is unknown."""
+    range: str
+    """The module, named range or stage that launched it, or whose forward pass made the autograd node that did; empty
+    where that is unknown."""
+    operator: str
+    """The innermost operator that launched it; empty if none did."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """The recorded steps."""
+
+    stages: Sequence[Stage]
+    """In order."""
+    kernels: Sequence[Kernel]
+    """In order of their launches."""
+    on_device: bool
+    """Whether the kernels ran on a GPU; if not, they are operators."""
+
+    def of_stage(self, stage: Stage) -> list[Kernel]:
+        """What a stage of a step launched."""
+        return [kernel for kernel in self.kernels if kernel.stage is stage]
+
+
+@dataclass(slots=True, eq=False)
+class _Span:
+    """An event on a host thread, between those around it and those within it."""
+
+    name: str
+    is_range: bool
+    thread: Any
+    start: float
+    end: float
+    parent: "_Span | None" = None
+    forward: "_Span | None" = None
+    """Of an autograd node: the operator of the forward pass that made it."""
+    within: float = 0.0
+    """How much of it the events directly within it take, µs."""
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The content of a trace file, compressed or not."""
+    content = path.read_bytes()
+    return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """The events of a trace file."""
+    return read_file(path)["traceEvents"]
+
+
+def attribute(events: Iterable[Event]) -> Trace:
+    """Everything that ran, with the stage and the range that launched it.
+
+    A launch belongs to the stage during which the host made it, on whatever thread: a stage ends when its work is
+    done. It belongs to the nearest range around it on its thread. An autograd node stands for the operator of the
+    forward pass that made it, wherever that was, so its work belongs to that operator's range.
+    """
+    by_category: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        by_category[event.get("cat", "")].append(event)
+    ranges = [_span(event) for event in by_category["user_annotation"] if _is_own(event["name"])]
+    operators = [_span(event) for event in by_category["cpu_op"]]
+    executed = [event for category in ON_DEVICE for event in by_category[category]]
+    launches = {
+        event["args"]["correlation"]: _span(event)
+        for category in LAUNCHES
+        for event in by_category[category]
+        if "correlation" in event.get("args", ())
+    }
+    launching = [launches[number] for event in executed if (number := event["args"].get("correlation")) in launches]
+    _nest(itertools.chain(ranges, operators, launching))
+    _link(operators, by_category["fwdbwd"])
+    stages = _stages(ranges)
+    found = _on_device(executed, launches, stages) if executed else _operators(operators, stages)
+    kernels = sorted(found, key=lambda kernel: kernel.launched)
+    return Trace(stages=stages, kernels=kernels, on_device=bool(executed))
+
+
+def _is_own(annotation: str) -> bool:
+    """Whether an annotation is a range of ours: those of PyTorch itself look like Optimizer.step#AdamW.step."""
+    return "#" not in annotation and ":" not in annotation
+
+
+def _span(event: Event) -> _Span:
+    return _Span(
+        name=event["name"],
+        is_range=event["cat"] == "user_annotation",
+        thread=event["tid"],
+        start=event["ts"],
+        end=event["ts"] + event.get("dur", 0.0),
+    )
+
+
+def _nest(spans: Iterable[_Span]) -> None:
+    """Find the nearest span around each span on its thread."""
+    open_spans: dict[Any, list[_Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        stack = open_spans[span.thread]
+        while stack and stack[-1].end <= span.start:
+            stack.pop()
+        if stack:
+            span.parent = stack[-1]
+            span.parent.within += span.end - span.start
+        stack.append(span)
+
+
+def _link(operators: Iterable[_Span], flows: Iterable[Event]) -> None:
+    """Lead from each autograd node to the operator that made it, along the arrows that the profiler drew.
+
+    It draws one from the last operator on the forward thread with the node's sequence number to the node.
+    """
+    at = {(span.thread, span.start): span for span in operators}
+    ends = {(flow["id"], flow["ph"]): (flow["tid"], flow["ts"]) for flow in flows}
+    for (number, end), place in ends.items():
+        if end == "f" and place in at and (origin := ends.get((number, "s"))) in at:
+            node = at[place]
+            node.forward = at[origin]
+            if node.parent and node.parent.name.startswith(ENGINE):  # which also adds up the gradients that it made
+                node.parent.forward = at[origin]
+
+
+def _stages(ranges: Iterable[_Span]) -> list[Stage]:
+    """The outermost ranges that are named like stages; a stage that was seen already begins the next step."""
+    stages: list[Stage] = []
+    step, seen = 0, set[str]()
+    for span in sorted(ranges, key=lambda span: span.start):
+        if span.name not in STAGES or (stages and span.start < stages[-1].end):
+            continue
+        if span.name in seen:
+            step, seen = step + 1, set()
+        seen.add(span.name)
+        stages.append(Stage(name=span.name, step=step, start=span.start, end=span.end))
+    return stages
+
+
+def _stage_at(time: float, stages: Sequence[Stage], starts: Sequence[float]) -> Stage | None:
+    index = bisect.bisect_right(starts, time) - 1
+    return stages[index] if index >= 0 and time <= stages[index].end else None
+
+
+def _range_of(span: _Span | None) -> str:
+    while span is not None:
+        if span.is_range:
+            return span.name
+        if span.name.startswith(ENGINE) and span.name.endswith("AccumulateGrad"):
+            return GRADIENT_ACCUMULATION
+        span = span.forward or span.parent
+    return ""
+
+
+def _on_device(executed: Iterable[Event], launches: Mapping[int, _Span], stages: Sequence[Stage]) -> Iterator[Kernel]:
+    starts = [stage.start for stage in stages]
+    for event in executed:
+        launch = launches.get(event["args"].get("correlation"))
+        launched = launch.start if launch else event["ts"]
+        yield Kernel(
+            name=event["name"],
+            start=event["ts"],
+            end=event["ts"] + event["dur"],
+            duration=event["dur"],
+            lane=f"stream {event['args']['stream']}",
+            launched=launched,
+            stage=_stage_at(launched, stages, starts) if launch else None,
+            range=_range_of(launch),
+            operator=launch.parent.name if launch and launch.parent and not launch.parent.is_range else "",
+        )
+
+
+def _operators(operators: Iterable[_Span], stages: Sequence[Stage]) -> Iterator[Kernel]:
+    starts = [stage.start for stage in stages]
+    for span in operators:
+        yield Kernel(
+            name=span.name.removeprefix(ENGINE),
+            start=span.start,
+            end=span.end,
+            duration=max(0.0, span.end - span.start - span.within),
+            lane=f"thread {span.thread}",
+            launched=span.start,
+            stage=_stage_at(span.start, stages, starts),
+            range=_range_of(span),
+            operator=span.name,
+        )
