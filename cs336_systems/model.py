@@ -5,10 +5,12 @@ and output head. Any class with `TransformerLM`'s seven arguments can stand in f
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from cs336_systems.attention import flash_attention, plain_attention
 from cs336_systems.sizes import ModelShape
@@ -138,8 +140,30 @@ class TransformerLM(nn.Module):
         d_ff: int,
         rope_theta: float,
         attention: AttentionFunction = plain_attention,
+        checkpoint_segment: int = 0,
     ):
+        """A model with random weights.
+
+        Args:
+            vocab_size: rows of the embedding and of the output head.
+            context_length: the longest sequence, in tokens.
+            d_model: width of the residual stream.
+            num_layers: blocks.
+            num_heads: attention heads per block.
+            d_ff: inner width of the feed-forward networks.
+            rope_theta: base of the rotary frequencies.
+            attention: a value of ATTENTION, or a function like them.
+            checkpoint_segment: of how many consecutive blocks only the input is kept for the backward pass, which
+                computes the rest again (activation checkpointing, Chen et al. 2016); the last segment may be shorter.
+                0 keeps everything.
+
+        Raises:
+            ValueError: a negative checkpoint_segment.
+        """
         super().__init__()
+        if checkpoint_segment < 0:
+            raise ValueError(f"checkpoint_segment is {checkpoint_segment}; allowed: whole numbers from 0")
+        self.checkpoint_segment = checkpoint_segment
         self.token_embedding = nn.Embedding(vocab_size, d_model)
         nn.init.trunc_normal_(self.token_embedding.weight, std=1.0, a=-3.0, b=3.0)
         rope = RotaryEmbedding(context_length, d_model // num_heads, rope_theta)
@@ -152,9 +176,21 @@ class TransformerLM(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """[batch, sequence] integers to logits [batch, sequence, vocab_size]."""
         x = self.token_embedding(token_ids)
-        for block in self.blocks:
-            x = block(x)
+        if not self.checkpoint_segment:
+            return self.lm_head(self.final_norm(run_blocks(x, self.blocks)))
+        blocks = list(self.blocks)
+        for start in range(0, len(blocks), self.checkpoint_segment):
+            segment = blocks[start : start + self.checkpoint_segment]
+            # Blocks draw no random numbers, so their state need not be put back for the second run.
+            x = checkpoint(run_blocks, x, segment, use_reentrant=False, preserve_rng_state=False)
         return self.lm_head(self.final_norm(x))
+
+
+def run_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
+    """X, [batch, sequence, d_model], after one block after another."""
+    for block in blocks:
+        x = block(x)
+    return x
 
 
 def load_model_class(spec: str) -> Callable[..., nn.Module]:
@@ -179,6 +215,7 @@ def build_model(
     vocab_size: int,
     context_length: int,
     attention: str = "plain",
+    checkpoint_segment: int = 0,
     device: torch.device,
 ) -> nn.Module:
     """A model with random weights, made on the device: the largest would not fit on a small host.
@@ -189,10 +226,13 @@ def build_model(
         vocab_size: rows of the embedding and of the output head.
         context_length: the longest sequence that it takes, in tokens.
         attention: a key of ATTENTION; models other than TransformerLM bring their own and take only `plain`.
+        checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM takes others.
         device: where its weights are made and stay.
     """
-    # Only our own model is known to take an attention function; others bring theirs, whatever they call it.
-    options = {} if attention == "plain" else {"attention": ATTENTION[attention]}
+    # Only our own model is known to take these; others bring their own attention, whatever they call it.
+    options: dict[str, Any] = {} if attention == "plain" else {"attention": ATTENTION[attention]}
+    if checkpoint_segment:
+        options["checkpoint_segment"] = checkpoint_segment
     with device:
         return load_model_class(model)(
             vocab_size=vocab_size,

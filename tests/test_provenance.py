@@ -1,6 +1,7 @@
 """Where a measurement is said to come from."""
 
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 
@@ -49,7 +50,7 @@ def test_versions_seed_and_digest():
 
 def test_a_measurement_on_the_cpu_names_no_gpu():
     origin = collect()
-    assert (origin.gpu, origin.gpu_count, origin.gpu_memory, origin.driver) == ("", 0, 0, "")
+    assert (origin.gpu, origin.gpu_count, origin.gpu_memory, origin.driver, origin.cudnn) == ("", 0, 0, "", "")
     assert origin.cpu
 
 
@@ -74,6 +75,7 @@ def test_a_measurement_on_the_gpu_names_it():
     origin = collect(torch.device("cuda"))
     assert origin.gpu == torch.cuda.get_device_name()
     assert origin.gpu_count == 1
+    assert re.fullmatch(r"9\.\d+\.\d+", origin.cudnn)
     assert origin.gpu_memory >= torch.cuda.get_device_properties(0).total_memory
 
 

@@ -1,5 +1,6 @@
 """The clock: which phases run, in which order, and what their seconds add up to."""
 
+import gc
 import time
 
 import pytest
@@ -38,6 +39,25 @@ def test_without_warm_up_the_first_step_is_timed():
     naps = iter([0.1, 0.0, 0.0])
     warmup, laps = time_phases({"step": lambda: time.sleep(next(naps))}, warmup=0, steps=3, device=CPU)
     assert warmup < 0.1 <= laps["step"][0]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_garbage_is_collected_while_phases_are_timed(enabled):
+    states = []
+
+    def phase():
+        states.append(gc.isenabled())
+        if len(states) == 3:
+            raise RuntimeError("a step that fails")
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError, match="a step that fails"):
+            time_phases({"step": phase}, warmup=1, steps=2, device=CPU)
+        assert states == [False] * 3
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
 
 
 def test_stopwatch_laps_follow_each_other():

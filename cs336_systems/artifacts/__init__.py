@@ -1,1 +1,1 @@
-"""What people open themselves, besides the report: traces of single steps."""
+"""What people open themselves, besides the report: traces and memory snapshots of single steps."""

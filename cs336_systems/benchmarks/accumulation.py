@@ -13,16 +13,19 @@ ADDEND = 0.01
 
 
 def measure(cell: Accumulation, device: torch.device) -> list[Measurement]:
-    """The final sum, and its error relative to the exact one."""
+    """The final sum, its error relative to the exact one, and by how much the last addition raised it."""
     accumulator = torch.tensor(0.0, dtype=DTYPES[cell.accumulator], device=device)
     addend = torch.tensor(ADDEND, dtype=DTYPES[cell.addend], device=device)
+    before = accumulator.clone()
     for _ in range(cell.additions):
+        before.copy_(accumulator)
         accumulator += addend.to(accumulator.dtype) if cell.cast else addend
     total, exact = accumulator.item(), ADDEND * cell.additions
     return [
         summarize("sum", "", [total]),
         summarize("relative_error", "", [abs(total - exact) / exact]),
         summarize("rounded_addend", "", [addend.item()]),
+        summarize("last_step", "", [total - before.item()]),
     ]
 
 

@@ -7,9 +7,10 @@ import torch
 import torch._dynamo  # or an optimizer would import it while the model's build is timed
 
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.measurement import Measurement, summarize
-from cs336_systems.measure.memory import peak_memory, reset_peak
+from cs336_systems.measure.memory import allocations_since, device_allocations, peak_memory, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
 from cs336_systems.model import build_model, load_model_class
 from cs336_systems.sizes import parse_size
@@ -17,22 +18,27 @@ from cs336_systems.training_step import TrainingStep
 
 
 def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
-    """Time of a step and of its phases, build and warm-up time, peak memory, graphs compiled, and the logits' dtype."""
+    """Times of a step, its phases, build and warm-up; the device's share of them; memory, graphs, and logits' dtype."""
     reset_peak(device)
     stopwatch = Stopwatch(device)
     step = build_step(cell, device)
     build_seconds = stopwatch.lap()
 
     graphs_before = compiled_graphs()
-    warmup_seconds, seconds = time_phases(step.phases(cell.mode), warmup=cell.warmup, steps=cell.steps, device=device)
+    phases = step.phases(cell.mode)
+    warmup_seconds, _ = time_phases(phases, warmup=cell.warmup, steps=0, device=device)
+    allocated = device_allocations(device)
+    _, seconds = time_phases(phases, warmup=0, steps=cell.steps, device=device)
     step_seconds = [sum(laps) for laps in zip(*seconds.values(), strict=True)]
+    memory = [peak_memory(device), allocations_since(allocated, device)]
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("step", "ms", [1e3 * lap for lap in step_seconds]),
         summarize("first_step", "ms", [1e3 * step_seconds[0]]),
         summarize("build", "s", [build_seconds]),
         summarize("warmup", "s", [warmup_seconds]),
-        peak_memory(device),
+        *memory,
+        *device_busy(phases, device),
         summarize("compiled_graphs", "", [compiled_graphs() - graphs_before]),
         Measurement(metric="logits_dtype", unit="dtype", n=1, value=dtype_name(step.logits_dtype)),
     ]

@@ -25,14 +25,22 @@ def measure_cells(
     """Each cell with its measurements; nothing of a cell stays in memory when the next one begins."""
     # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32.
     torch.set_float32_matmul_precision("highest")
+    if rehearsal := cells[0].rehearsal(cells[0]):
+        measure_alone(measure, rehearsal, device, seed)
     for cell in cells:
-        torch.manual_seed(seed)
         start = time.perf_counter()
         with GpuMonitor(device) as monitor:
-            measurements = measure_or_explain(measure, cell, device)
-            release(device)
+            measurements = measure_alone(measure, cell, device, seed)
         seconds = time.perf_counter() - start
         yield cell, [*measurements, *monitor.measurements(), summarize(WALL, "s", [seconds])]
+
+
+def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int) -> list[Measurement]:
+    """What a cell measures from a fresh seed, and why if nothing; its memory is free again afterwards."""
+    torch.manual_seed(seed)
+    measurements = measure_or_explain(measure, cell, device)
+    release(device)
+    return measurements
 
 
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:

@@ -12,7 +12,7 @@ class Accumulation(Experiment):
     """Add 0.01 many times, with accumulator and addend in different precisions."""
 
     name: ClassVar[str] = "accumulation"
-    metrics: ClassVar[Mapping[str, str]] = {"sum": "", "relative_error": "", "rounded_addend": ""}
+    metrics: ClassVar[Mapping[str, str]] = {"sum": "", "relative_error": "", "rounded_addend": "", "last_step": ""}
     settings: ClassVar[tuple[str, ...]] = ("additions",)
 
     accumulator: Literal["fp32", "fp16", "bf16"] = "fp32"

@@ -65,6 +65,14 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
         """How many samples a metric of a cell must have, or None where their number is not planned."""
         return None
 
+    @classmethod
+    def rehearsal(cls, cell: Any) -> Any:
+        """The cell that a job which begins with `cell` measures beforehand and drops, or None.
+
+        It takes upon itself what happens once per process: initialization, first launches, growth of memory pools.
+        """
+        return None
+
 
 E = TypeVar("E", bound="Experiment")
 

@@ -1,7 +1,7 @@
 """Parameters of the end-to-end timing experiment."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
@@ -18,15 +18,22 @@ class EndToEnd(Experiment):
         "optimizer": "ms",
         "step": "ms",
         "first_step": "ms",
+        "forward_busy": "ms",
+        "backward_busy": "ms",
+        "optimizer_busy": "ms",
+        "device_busy": "ms",
+        "launches": "",
         "build": "s",
         "warmup": "s",
         "peak_memory": "MiB",
+        "device_allocations": "",
         "compiled_graphs": "",
         "logits_dtype": "dtype",
     }
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step")
+    added_later: ClassVar[Mapping[str, Any]] = {"cold_start": False}
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
@@ -50,11 +57,19 @@ class EndToEnd(Experiment):
     """Steps timed."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
-    mode: Literal["train_step", "forward_backward", "forward"] = "train_step"
-    """What a step is. forward: the forward pass and the loss; forward_backward: the backward pass too; train_step:
-    AdamW's update too."""
+    mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
+    """What a step is. inference: logits, under no_grad; forward: the forward pass and the loss, with autograd's graph;
+    forward_backward: the backward pass too; train_step: AdamW's update too."""
+    cold_start: bool = False
+    """Whether a job starts with its first cell at once. If not, it measures that cell, eager and with one timed step,
+    beforehand and drops the result, so that no cell pays for what happens once per process."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
         """Each step is a sample."""
         return cell.steps if metric in ("forward", "backward", "optimizer", "step") else None
+
+    @classmethod
+    def rehearsal(cls, cell: Any) -> Any:
+        """Eager, since a compiled one would leave its graphs in the compiler's cache."""
+        return None if cell.cold_start else replace(cell, compiled=False, steps=1)

@@ -26,6 +26,11 @@ def in_use(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
 
+def most_in_use(device: torch.device) -> int:
+    """The most bytes held by tensors at one time since `reset_peak`; 0 where PyTorch does not count them."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
 def reset_peak(device: torch.device) -> None:
     """Start a new peak measurement."""
     if device.type == "cuda":
@@ -37,7 +42,28 @@ def peak_memory(device: torch.device, above: int = 0) -> Measurement:
     if device.type != "cuda":
         message = "PyTorch counts peak memory on CUDA devices only"
         return Measurement(metric="peak_memory", unit="MiB", status="skipped", message=message)
-    return summarize("peak_memory", "MiB", [(torch.cuda.max_memory_allocated(device) - above) / MIB])
+    return summarize("peak_memory", "MiB", [(most_in_use(device) - above) / MIB])
+
+
+def allocated(metric: str, count: int, device: torch.device) -> Measurement:
+    """Bytes that PyTorch's allocator counted, or why it did not count."""
+    if device.type != "cuda":
+        message = "PyTorch counts memory in use on CUDA devices only"
+        return Measurement(metric=metric, unit="MiB", status="skipped", message=message)
+    return summarize(metric, "MiB", [count / MIB])
+
+
+def device_allocations(device: torch.device) -> int:
+    """How often PyTorch's allocator has asked the driver for memory so far; 0 where PyTorch does not count it."""
+    return torch.cuda.memory_stats(device)["num_device_alloc"] if device.type == "cuda" else 0
+
+
+def allocations_since(start: int, device: torch.device) -> Measurement:
+    """How often it has since it had `start` times, or why that is not known."""
+    if device.type != "cuda":
+        message = "PyTorch counts its allocations on CUDA devices only"
+        return Measurement(metric="device_allocations", status="skipped", message=message)
+    return summarize("device_allocations", "", [device_allocations(device) - start])
 
 
 def release(device: torch.device) -> None:

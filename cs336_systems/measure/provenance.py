@@ -29,8 +29,10 @@ def collect(
         cpu=machine.cpu,
         driver=machine.driver if on_gpu else "",
         cuda=torch.version.cuda or "",
+        cudnn=_cudnn_version() if on_gpu else "",
         torch=torch.__version__,
         triton=_version("triton"),
+        flash_attn=_version("flash-attn-4"),
         python=platform.python_version(),
         tf32=rounds_to_tf32(device),
         git_commit=commit,
@@ -54,6 +56,12 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def _cudnn_version() -> str:
+    """Major, minor and patch of the cuDNN that is loaded, as in 9.19.0; empty without one."""
+    number = torch.backends.cudnn.version()
+    return "" if number is None else f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
 
 
 def _git_state() -> tuple[str, bool | None]:

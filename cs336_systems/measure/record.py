@@ -28,7 +28,7 @@ from cs336_systems.measure.validation import Row, first_fault
 class Provenance:
     """The columns that every row of a job shares."""
 
-    added_later: ClassVar[Mapping[str, Any]] = {}
+    added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": ""}
     """As in Measurement."""
 
     gpu: str = ""
@@ -43,10 +43,14 @@ class Provenance:
     """NVIDIA driver version."""
     cuda: str = ""
     """CUDA version that PyTorch was built for."""
+    cudnn: str = ""
+    """Version of the cuDNN that PyTorch runs."""
     torch: str
     """PyTorch version."""
     triton: str = ""
     """Triton version; empty if it is not installed."""
+    flash_attn: str = ""
+    """Version of FlashAttention-4; empty if it is not installed."""
     python: str
     """Python version."""
     tf32: bool

@@ -1,7 +1,9 @@
 """Timing of steps by the host's clock, with the device synchronized at both ends."""
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -28,6 +30,19 @@ class Stopwatch:
         return elapsed
 
 
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """While this lasts, Python's garbage collector is off: a step that it interrupts takes longer than the others."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@no_garbage_collection()
 def time_phases(
     phases: Mapping[str, Callable[[], None]],
     *,

@@ -33,8 +33,10 @@ def test_sums_are_numpys(accumulator, addend, cast, additions):
     assert metrics["rounded_addend"] == term
     total = numpy.float32(0)
     for _ in range(additions):
+        before = total
         total = round_to(total + (round_to(term, accumulator) if cast else term), accumulator)
     assert metrics["sum"] == total
+    assert metrics["last_step"] == float(total) - float(before)
     assert metrics["relative_error"] == pytest.approx(
         abs(float(total) - 0.01 * additions) / (0.01 * additions), rel=1e-9
     )

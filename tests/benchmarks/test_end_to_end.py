@@ -67,6 +67,32 @@ def test_a_slow_first_step_counts_only_without_warm_up(monkeypatch, warmup):
     assert (metrics["warmup"].mean > 0.2) != timed
 
 
+def test_a_rehearsal_is_eager_and_short_and_a_cold_start_has_none():
+    cell = tiny(compiled=True, precision="bf16")
+    assert EndToEnd.rehearsal(cell) == tiny(compiled=False, precision="bf16", steps=1)
+    assert EndToEnd.rehearsal(tiny(cold_start=True)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", PHASES_OF_MODE)
+def test_the_device_is_never_busier_than_the_step_is_long(mode):
+    cell = tiny(size="micro", context=256, mode=mode, warmup=5)
+    found = end_to_end.measure(cell, torch.device("cuda"))
+    metrics = {measurement.metric: measurement.mean for measurement in found}
+    phases = PHASES_OF_MODE[mode]
+    assert metrics["device_busy"] == pytest.approx(sum(metrics[f"{phase}_busy"] for phase in phases))
+    assert all(0 < metrics[f"{phase}_busy"] < metrics[phase] for phase in phases)
+    assert metrics["launches"] > 4 * 20  # layers, and kernels in each
+    assert metrics["device_allocations"] == 0  # after five warm-up steps
+
+
+@pytest.mark.gpu
+def test_the_first_steps_ask_the_driver_for_memory():
+    torch.cuda.empty_cache()
+    found = end_to_end.measure(tiny(size="micro", context=256, warmup=0), torch.device("cuda"))
+    assert {measurement.metric: measurement.mean for measurement in found}["device_allocations"] > 0
+
+
 def test_another_model_class_is_measured_by_name(launch):
     arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "2", "--mode", "train_step"]
     (metrics,) = launch("end_to_end", *arguments, "--model", "tests.models:ConvolutionLM")

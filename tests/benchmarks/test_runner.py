@@ -23,6 +23,24 @@ def test_every_cell_starts_from_the_same_seed_with_the_memory_of_none():
     assert other[0] != drawn[0]
 
 
+def test_a_rehearsal_is_measured_first_and_dropped(monkeypatch):
+    measured = []
+
+    def measure(cell, device):
+        measured.append(cell.additions)
+        return [summarize("draw", "", [torch.rand(1).item()])]
+
+    def found(cells):
+        return [(cell, measurements[0].mean) for cell, measurements in measure_cells(cells, measure, CPU, seed=5)]
+
+    cells = [Accumulation(additions=number) for number in (1, 2)]
+    without = found(cells)
+    rehearsal = staticmethod(lambda cell: Accumulation(additions=10 * cell.additions))
+    monkeypatch.setattr(Accumulation, "rehearsal", rehearsal)
+    assert found(cells) == without
+    assert measured == [1, 2, 10, 1, 2]
+
+
 def test_what_a_machine_lacks_is_skipped_with_its_reason():
     def measure(cell, device):
         if cell.additions == 2:

@@ -5,34 +5,62 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
+from cs336_systems.training_step import PHASES_OF_MODE
 from tests.samples import H200, NO_CPU_MEMORY, OOM, PEAK, jittered
+
+LAUNCH_MS = 0.01
+LAUNCHES = {"forward": 30, "backward": 60, "optimizer": 1}
+"""By layer."""
+FIRST_MS = 150
+"""What the very first step costs more than the others, mostly in its forward pass."""
 
 
 def measure(cell: EndToEnd, *, on_gpu: bool) -> list[Measurement]:
-    """Steps at 40 % of an H200's peak, the first one slow without warm-up; OOM where the state alone is too large."""
+    """Steps at 40 % of an H200's peak or at the pace of launches; OOM where the state alone is too large."""
     shape = parse_size(cell.size)
     memory = 1.3 * state_bytes(cell.mode, shape, cell.vocab_size)
     if on_gpu and memory > H200["gpu_memory"]:
         return [OOM]
     flops = step_flops("forward", shape, cell.vocab_size, cell.batch_size, cell.context)
     forward = 1e3 * flops / (0.4 * PEAK.flops(cell.precision)) * (0.8 if cell.compiled else 1)
-    phases = {
-        "forward": forward,
-        "backward": 2 * forward,
-        "optimizer": 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth,
+    phases = PHASES_OF_MODE[cell.mode]
+    update = 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth
+    busy = {"forward": forward, "backward": 2 * forward, "optimizer": update}
+    launches = {phase: LAUNCHES[phase] * shape.num_layers // (3 if cell.compiled else 1) for phase in phases}
+    laps = {
+        phase: jittered(cell, phase, max(busy[phase], LAUNCH_MS * launches[phase]) * 1.02, cell.steps)
+        for phase in phases
     }
-    number = {"forward": 1, "forward_backward": 2, "train_step": 3}[cell.mode]
-    first = 20.0 if cell.warmup == 0 else 1.0
-    laps = {name: jittered(cell, name, ms, cell.steps, first) for name, ms in list(phases.items())[:number]}
+    if cell.warmup == 0:
+        laps["forward"][0] += FIRST_MS
     steps = [sum(lap) for lap in zip(*laps.values(), strict=True)]
+    compiling = 1.5 * shape.num_layers if cell.compiled else 0
     dtype = {"bf16": "bfloat16", "fp32": "float32"}[cell.precision]
     return [
         *(summarize(name, "ms", samples) for name, samples in laps.items()),
         summarize("step", "ms", steps),
         summarize("first_step", "ms", steps[:1]),
         summarize("build", "s", [0.5]),
-        summarize("warmup", "s", [cell.warmup * steps[-1] / 1e3]),
-        summarize("peak_memory", "MiB", [memory / MIB]) if on_gpu else NO_CPU_MEMORY,
+        summarize("warmup", "s", [compiling + cell.warmup * steps[-1] / 1e3]),
+        *(device_rows({phase: busy[phase] for phase in phases}, launches, memory, cell) if on_gpu else CPU_ROWS),
         summarize("compiled_graphs", "", [1 if cell.compiled else 0]),
         Measurement(metric="logits_dtype", unit="dtype", n=1, value=dtype),
+    ]
+
+
+CPU_ROWS = [
+    NO_CPU_MEMORY,
+    Measurement(metric="device_allocations", status="skipped", message="on CUDA devices only"),
+    Measurement(metric="device_busy", unit="ms", status="skipped", message="on CUDA devices only"),
+]
+
+
+def device_rows(busy: dict[str, float], launches: dict[str, int], memory: float, cell: EndToEnd) -> list[Measurement]:
+    """What is measured of a GPU."""
+    return [
+        summarize("peak_memory", "MiB", [memory / MIB]),
+        summarize("device_allocations", "", [max(0, 200 - 99 * cell.warmup)]),
+        *(summarize(f"{phase}_busy", "ms", [milliseconds]) for phase, milliseconds in busy.items()),
+        summarize("device_busy", "ms", [sum(busy.values())]),
+        summarize("launches", "", [sum(launches.values())]),
     ]

@@ -1,0 +1,38 @@
+"""Parameters of the experiment on what one Transformer block keeps in memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, Positive, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockMemory(Experiment):
+    """Measure what one Transformer block saves for its backward pass, by operator, and the gradients that it makes."""
+
+    name: ClassVar[str] = "block_memory"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "saved": "MiB",
+        "saved_activations": "MiB",
+        "saved_weight_copies": "MiB",
+        "parameter_gradients": "MiB",
+        "input_gradient": "MiB",
+        "left_by_forward": "MiB",
+        "left_by_backward": "MiB",
+    }
+    details: ClassVar[tuple[str, ...]] = ("range", "operator", "tensor")
+    settings: ClassVar[tuple[str, ...]] = ("batch_size",)
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_model",)
+
+    size: Size = "small"
+    """Model size whose block it is: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your
+    own as NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    context: Positive = 512
+    """Tokens per sequence."""
+    batch_size: Positive = 4
+    """Sequences per batch."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32 with TF32 off, or bf16 autocast over fp32 weights."""
+    attention: Literal["plain", "flash"] = "plain"
+    """plain materializes the score matrix; flash is this project's FlashAttention-2."""

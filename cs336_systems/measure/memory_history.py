@@ -1,0 +1,211 @@
+"""Records what PyTorch's CUDA allocator does during one step. `memory_timeline` makes sense of it."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cs336_systems.measure.memory import Unavailable, reset_peak
+from cs336_systems.measure.memory_recording import ALLOCATED, BlockState, Event, Operator, Recording, Segment, Stage
+from cs336_systems.measure.memory_timeline import (
+    BACKWARD,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    OTHER_TENSORS,
+    PARAMETERS,
+    WORKSPACES,
+)
+from cs336_systems.measure.timing import synchronize
+
+INSTRUMENT = Path(__file__).parent
+PROJECT = INSTRUMENT.parents[1]
+LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
+
+
+def require_history(device: torch.device) -> None:
+    """Check that the allocator can be followed.
+
+    Raises:
+        Unavailable: it cannot on this device, or not with these settings.
+    """
+    if device.type != "cuda":
+        raise Unavailable("PyTorch keeps a history of allocations on CUDA devices only")
+    if torch.cuda.memory._snapshot(device)["allocator_settings"]["expandable_segments"]:
+        raise Unavailable("PYTORCH_CUDA_ALLOC_CONF asks for expandable segments, whose blocks cannot be followed here")
+
+
+@contextlib.contextmanager
+def history() -> Iterator[None]:
+    """While this lasts, the allocator notes what it does and which line of Python asked for it."""
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python")
+    try:
+        yield
+    finally:
+        torch.cuda.memory._record_memory_history(None)
+
+
+def record_step(
+    stages: Mapping[str, Callable[[], None]],
+    owners: Callable[[], dict[int, str]],
+    weights: Iterable[Tensor],
+    device: torch.device,
+) -> Recording:
+    """Run the stages of a step one after another and record the device's memory meanwhile.
+
+    Args:
+        stages: name to function, in the order of the step.
+        owners: what the memory at an address is for, at the time of the call, by category of `memory_timeline`.
+        weights: whose conversions to another type are told from other conversions.
+        device: a CUDA device, for which `require_history` holds.
+    """
+    operators = OperatorLog(weights, lambda: allocation_counts(device)[0])
+    ends: list[Stage] = []
+    synchronize(device)
+    owners_before = owners()
+    segments = segments_of(torch.cuda.memory._snapshot(device))
+    reset_peak(device)
+    with history():
+        start = allocation_counts(device)
+        operators.start = start[0]
+        for name, stage in stages.items():
+            # Not in backward: the objects that Python would make of autograd's tensors might prolong their lives.
+            with contextlib.nullcontext() if name == BACKWARD else operators:
+                stage()
+            ends.append(Stage(name, sum(allocation_counts(device)) - sum(start)))
+        peak = torch.cuda.max_memory_allocated(device)
+        snapshot = torch.cuda.memory._snapshot(device)
+    workspaces = dict.fromkeys(workspace_addresses(device), WORKSPACES)
+    events = snapshot["device_traces"][device.index or 0]
+    return Recording(
+        segments=segments,
+        events=[
+            Event(
+                event["action"],
+                event.get("addr", 0),
+                event["size"],
+                event["time_us"],
+                source_of(event) if event["action"] == "alloc" else "",
+            )
+            for event in events
+        ],
+        stages=ends,
+        operators=operators.calls,
+        owners_before=owners_before | workspaces,
+        owners_after=owners() | workspaces,
+        peak=peak,
+    )
+
+
+def allocation_counts(device: torch.device) -> tuple[int, int]:
+    """How many allocations and how many frees there have been."""
+    counts = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
+    return counts["allocated"], counts["freed"]
+
+
+def segments_of(snapshot: Mapping[str, Any]) -> list[Segment]:
+    """The segments of an allocator's snapshot, with their blocks."""
+    return [
+        Segment(
+            segment["segment_type"] == "small",
+            [
+                BlockState(block["address"], block["size"], block["requested_size"], block["state"])
+                for block in segment["blocks"]
+            ],
+        )
+        for segment in snapshot["segments"]
+    ]
+
+
+def workspace_addresses(device: torch.device) -> set[int]:
+    """Where cuBLAS's workspaces were, which PyTorch keeps for each thread and stream; it releases them for this."""
+
+    def in_use() -> set[int]:
+        segments = segments_of(torch.cuda.memory._snapshot(device))
+        return {block.address for segment in segments for block in segment.blocks if block.state == ALLOCATED}
+
+    synchronize(device)
+    before = in_use()
+    torch._C._cuda_clearCublasWorkspaces()
+    return before - in_use()
+
+
+def owners_of_training(
+    model: nn.Module, optimizer: Optimizer | None, others: Iterable[Tensor | None]
+) -> dict[int, str]:
+    """What the memory of a training step's long-lived tensors is for, by address.
+
+    Args:
+        model: whose parameters, gradients and buffers they are.
+        optimizer: whose state, if there is one.
+        others: inputs and outputs, as far as there are any at the time.
+    """
+    parameters = list(model.parameters())
+    states = optimizer.state.values() if optimizer else []
+    groups: list[tuple[str, Iterable[object]]] = [
+        (OTHER_TENSORS, [*model.buffers(), *others]),
+        (OPTIMIZER_STATE, [tensor for state in states for tensor in state.values()]),
+        (GRADIENTS, [parameter.grad for parameter in parameters]),
+        (PARAMETERS, parameters),
+    ]
+    return {
+        address_of(tensor): category for category, tensors in groups for tensor in tensors if isinstance(tensor, Tensor)
+    }
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where the tensor's memory begins."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def source_of(event: Mapping[str, Any]) -> str:
+    """The innermost line of a stack that is neither a library's nor the instrument's, as file:line function."""
+    for frame in event.get("frames", []):
+        if file := source_file(frame["filename"]):
+            return f"{file}:{frame['line']} {frame['name']}"
+    return ""
+
+
+@cache
+def source_file(name: str) -> str:
+    """A file as readers know it: its path in the project, or else its name with its folder's; empty for a library's."""
+    path = Path(name)
+    if path.suffix != ".py" or path.parent == INSTRUMENT or LIBRARY_FOLDERS.intersection(path.parts):
+        return ""
+    parts = path.relative_to(PROJECT).parts if path.is_relative_to(PROJECT) else path.parts[-2:]
+    return "/".join(parts)
+
+
+class OperatorLog(TorchDispatchMode):
+    """Notes which operator each allocation belongs to.
+
+    Args:
+        weights: tensors whose conversions are noted as such.
+        count: how many allocations there have been.
+    """
+
+    def __init__(self, weights: Iterable[Tensor], count: Callable[[], int]):
+        super().__init__()
+        self.weights = {address_of(weight) for weight in weights}
+        self.count = count
+        self.start = 0
+        """Allocations that do not belong to the step."""
+        self.calls: list[Operator] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call the operator, and note it if it allocated something."""
+        first = self.count()
+        result = func(*args, **(kwargs or {}))
+        end = self.count()
+        if end > first:
+            converts = func is torch.ops.aten._to_copy.default and address_of(args[0]) in self.weights
+            name = func.overloadpacket.__name__
+            self.calls.append(Operator(name, first - self.start, end - self.start, converts))
+        return result

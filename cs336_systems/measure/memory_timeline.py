@@ -1,0 +1,230 @@
+"""From a recording of the allocator to a timeline of memory by what it is for. No torch here."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cs336_systems.measure.allocator_blocks import Blocks
+from cs336_systems.measure.memory_recording import ALLOCATED, Recording
+
+PARAMETERS, GRADIENTS, OPTIMIZER_STATE = "parameters", "gradients", "optimizer state"
+WEIGHT_COPIES = "bf16 copies of weights"
+ACTIVATIONS, TEMPORARIES = "saved activations", "temporaries"
+WORKSPACES, OTHER_TENSORS = "cuBLAS workspaces", "inputs, outputs, buffers"
+ROUNDING, UNCLASSIFIED = "allocator's rounding", "unclassified"
+CATEGORIES = (
+    PARAMETERS,
+    OPTIMIZER_STATE,
+    GRADIENTS,
+    WEIGHT_COPIES,
+    ACTIVATIONS,
+    TEMPORARIES,
+    WORKSPACES,
+    OTHER_TENSORS,
+    ROUNDING,
+    UNCLASSIFIED,
+)
+"""What memory is for. Of a tensor's block, the bytes that were asked for have the tensor's category, the rest of the
+block is the allocator's rounding."""
+FORWARD, LOSS, BACKWARD, OPTIMIZER = "forward", "loss", "backward", "optimizer"
+"""The stages of a step."""
+POINTS = 256
+"""About so many points of a timeline are kept."""
+FEWEST_POINTS = 8
+"""So many at least of each stage, if it has as many events."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Allocation:
+    """Memory of one tensor, from its allocation to its release."""
+
+    address: int
+    requested: int
+    """Bytes that were asked for."""
+    size: int
+    """Bytes that the allocator counts."""
+    stage: str = ""
+    """In which it was allocated; empty if before the step."""
+    freed: str = ""
+    """The stage in which it was freed; empty if not in this step."""
+    milliseconds: float | None = None
+    """How long it lived, by the host's clock; None if not all its life was in this step."""
+    source: str = ""
+    """The line of the program that made it."""
+    operator: str = ""
+    """The operator that made it; empty if before the step, and in autograd's threads."""
+    copies_weight: bool = False
+    category: str = UNCLASSIFIED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """Every allocation of a step, and how they add up over time. A position is a number of allocations and frees."""
+
+    before: Sequence[Allocation]
+    """What was in use before the step."""
+    changes: Sequence[tuple[Allocation, bool]]
+    """In order: what was allocated (True) or freed (False)."""
+    stages: Sequence[tuple[str, int, int]]
+    """Name, first and last position; the first stage includes position 0, the state before the step."""
+
+    def levels(self) -> Iterator[dict[str, int]]:
+        """Bytes in use by category at each position. It is the same dictionary each time."""
+        level = dict.fromkeys(CATEGORIES, 0)
+        for allocation in self.before:
+            _add(level, allocation, 1)
+        yield level
+        for allocation, allocated in self.changes:
+            _add(level, allocation, 1 if allocated else -1)
+            yield level
+
+    def totals(self) -> list[int]:
+        """Bytes in use at each position, as the allocator counts them."""
+        sizes = (allocation.size if allocated else -allocation.size for allocation, allocated in self.changes)
+        return list(itertools.accumulate(sizes, initial=sum(allocation.size for allocation in self.before)))
+
+    def levels_at(self, positions: Sequence[int]) -> list[dict[str, int]]:
+        """Bytes in use by category at the positions, which are in increasing order."""
+        wanted = set(positions)
+        at = {position: dict(level) for position, level in enumerate(self.levels()) if position in wanted}
+        return [at[position] for position in positions]
+
+    def made(self) -> list[Allocation]:
+        """What was allocated during the step."""
+        return [allocation for allocation, allocated in self.changes if allocated]
+
+
+def _add(level: dict[str, int], allocation: Allocation, sign: int) -> None:
+    level[allocation.category] += sign * allocation.requested
+    level[ROUNDING] += sign * (allocation.size - allocation.requested)
+
+
+def replay(recording: Recording) -> Timeline:
+    """What was allocated and freed, with categories.
+
+    Raises:
+        ValueError: the events are fewer than the allocator counted, so the recording is not complete.
+    """
+    blocks = Blocks(recording.segments)
+    alive = {
+        block.address: Allocation(address=block.address, requested=block.requested, size=block.size)
+        for segment in recording.segments
+        for block in segment.blocks
+        if block.state == ALLOCATED
+    }
+    before = list(alive.values())
+    changes: list[tuple[Allocation, bool]] = []
+    born: dict[Allocation, int] = {}
+    names = _stage_of_position(recording)
+    for event in recording.events:
+        # Until the last stage ends, nothing is allocated or freed that the stages' counters did not see.
+        stage = next(names) if event.action in ("alloc", "free_requested") else ""
+        match event.action:
+            case "alloc":
+                size = blocks.allocate(event.address, event.size)
+                allocation = Allocation(
+                    address=event.address, requested=event.size, size=size, stage=stage, source=event.source
+                )
+                alive[event.address] = allocation
+                born[allocation] = event.microseconds
+                changes.append((allocation, True))
+            case "free_requested":
+                # The allocator counts a block until here, though another stream may keep it from being used again.
+                allocation = alive.pop(event.address)
+                allocation.freed = stage
+                if allocation in born:
+                    allocation.milliseconds = (event.microseconds - born[allocation]) / 1e3
+                changes.append((allocation, False))
+            case "free_completed":
+                blocks.release(event.address)
+            case "segment_alloc":
+                blocks.add_segment(event.address, event.size)
+            case "segment_free":
+                blocks.remove_segment(event.address)
+    if len(changes) != recording.stages[-1].end:
+        raise ValueError(f"{len(changes)} allocations and frees were recorded of {recording.stages[-1].end}")
+    timeline = Timeline(before=before, changes=changes, stages=_spans(recording))
+    _name_operators(recording, timeline.made())
+    _classify(recording, timeline, alive)
+    return timeline
+
+
+def _stage_of_position(recording: Recording) -> Iterator[str]:
+    """The stage of each allocation or free, in order; empty for what comes after the last stage."""
+    start = 0
+    for stage in recording.stages:
+        yield from itertools.repeat(stage.name, stage.end - start)
+        start = stage.end
+    yield from itertools.repeat("")
+
+
+def _spans(recording: Recording) -> list[tuple[str, int, int]]:
+    ends = [stage.end for stage in recording.stages]
+    firsts = [0, *(end + 1 for end in ends[:-1])]
+    return [(stage.name, first, stage.end) for stage, first in zip(recording.stages, firsts, strict=True)]
+
+
+def _name_operators(recording: Recording, made: Sequence[Allocation]) -> None:
+    for operator in recording.operators:
+        for allocation in made[operator.first : operator.end]:
+            allocation.operator, allocation.copies_weight = operator.name, operator.copies_weight
+
+
+def _classify(recording: Recording, timeline: Timeline, alive: dict[int, Allocation]) -> None:
+    """Give each allocation its category; `alive` is what was in use after the step.
+
+    Parameters, gradients, optimizer state and the like are what live tensors say they are. Of the rest, what a weight
+    was converted to is a copy of it; what was made before the backward pass and is in use when it begins (or, without
+    one, when the step ends) is kept by the graph, so it was saved for backward; what did not survive the step is
+    temporary.
+    """
+    for allocation in timeline.before:
+        allocation.category = recording.owners_before.get(allocation.address, UNCLASSIFIED)
+    has_backward = any(name == BACKWARD for name, _, _ in timeline.stages)
+    for allocation in timeline.made():
+        survives = allocation is alive.get(allocation.address)
+        if survives and allocation.address in recording.owners_after:
+            allocation.category = recording.owners_after[allocation.address]
+        elif allocation.copies_weight:
+            allocation.category = WEIGHT_COPIES
+        elif allocation.stage in (FORWARD, LOSS) and (
+            allocation.freed in (BACKWARD, OPTIMIZER) if has_backward else survives
+        ):
+            allocation.category = ACTIVATIONS
+        elif not survives:
+            allocation.category = TEMPORARIES
+
+
+def sample_positions(timeline: Timeline) -> dict[str, list[int]]:
+    """For each stage, the positions at which the timeline is kept: in each of equal slices that of the largest total.
+
+    So the peak is among them. A stage in which nothing is allocated or freed has one, at its end.
+    """
+    totals = timeline.totals()
+    kept: dict[str, list[int]] = {}
+    for name, first, last in timeline.stages:
+        positions = range(min(first, last), last + 1)
+        points = max(FEWEST_POINTS, round(POINTS * len(positions) / len(totals)))
+        cuts = [len(positions) * index // points for index in range(points + 1)]
+        slices = [positions[start:end] for start, end in itertools.pairwise(cuts) if end > start]
+        kept[name] = [max(part, key=totals.__getitem__) for part in slices]
+    return kept
+
+
+def largest_groups(timeline: Timeline, count: int) -> list[list[Allocation]]:
+    """The step's largest allocations, those alike in size, origin and fate as one group; the largest first."""
+
+    def alike(allocation: Allocation) -> tuple[int, str, str, str, str, str]:
+        return (
+            -allocation.requested,
+            allocation.stage,
+            allocation.source,
+            allocation.operator,
+            allocation.category,
+            allocation.freed,
+        )
+
+    groups = [list(group) for _, group in itertools.groupby(sorted(timeline.made(), key=alike), key=alike)]
+    # Groups of one size: first the one with the most memory in all.
+    groups.sort(key=lambda group: (-group[0].requested, -len(group)))
+    return groups[:count]

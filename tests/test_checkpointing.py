@@ -1,0 +1,127 @@
+"""Activation checkpointing changes memory and time, nothing else."""
+
+import pytest
+import torch
+
+from cs336_systems.measure.saved_tensors import record_saved
+from cs336_systems.model import ATTENTION, TransformerLM, build_model
+from cs336_systems.sizes import ModelShape
+from cs336_systems.training_step import TrainingStep
+from tests.models import ConvolutionLM
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+LAYERS = 5
+
+
+def build(segment, attention="plain", device="cpu"):
+    torch.manual_seed(0)
+    with torch.device(device):
+        return TransformerLM(
+            vocab_size=37,
+            context_length=19,
+            d_model=48,
+            num_layers=LAYERS,
+            num_heads=3,
+            d_ff=40,
+            rope_theta=10_000.0,
+            attention=ATTENTION[attention],
+            checkpoint_segment=segment,
+        )
+
+
+def gradients(model, precision="fp32"):
+    """By name, after one step; None where a parameter is frozen."""
+    device = next(model.parameters()).device
+    tokens = torch.randint(37, (2, 20), generator=torch.Generator().manual_seed(1)).to(device)
+    step = TrainingStep(model, tokens, precision=precision)
+    step.forward()
+    step.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        if gradient is None:
+            assert found[name] is None, name
+        elif gradient.is_cuda:  # whose kernels may add in another order
+            torch.testing.assert_close(found[name], gradient)
+        else:
+            assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["plain", "flash"])
+def test_gradients_are_those_without_checkpointing(device, precision, attention):
+    expected = gradients(build(0, attention, device), precision)
+    assert all(gradient.abs().sum() > 0 for gradient in expected.values())
+    for segment in (1, 2, 3, LAYERS, LAYERS + 2):  # 2 and 3 do not divide the depth
+        assert_same(gradients(build(segment, attention, device), precision), expected)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(
+    "frozen", [[], ["token_embedding.weight"], ["token_embedding.weight", "blocks.0.", "blocks.1.", "blocks.3."]]
+)
+def test_tied_and_frozen_weights_keep_their_gradients(frozen):
+    def prepared(segment):
+        model = build(segment)
+        if not frozen:
+            model.lm_head.weight = model.token_embedding.weight
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(not name.startswith(tuple(frozen)))
+        return gradients(model)
+
+    expected = prepared(0)
+    assert sum(gradient is None for gradient in expected.values()) == {0: 0, 1: 1, 4: 28}[len(frozen)]
+    for segment in (1, 2, 3):
+        assert_same(prepared(segment), expected)
+
+
+@pytest.mark.parametrize(("segment", "calls"), [(0, 1), (1, 2), (2, 2), (LAYERS, 2)])
+def test_each_block_runs_once_more_in_the_backward_pass(segment, calls):
+    model = build(segment)
+    counts = dict.fromkeys(range(LAYERS), 0)
+
+    def count(index):
+        counts[index] += 1
+
+    for index, block in enumerate(model.blocks):
+        block.register_forward_pre_hook(lambda *_, index=index: count(index))
+    step = TrainingStep(model, torch.randint(37, (2, 20)))
+    step.forward()
+    assert set(counts.values()) == {1}
+    step.backward()
+    assert set(counts.values()) == {calls}
+    step.infer()
+    assert set(counts.values()) == {calls + 1}
+
+
+def test_only_the_inputs_of_segments_are_kept():
+    inputs = []
+    model = build(2)
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
+    with record_saved(model) as saved:
+        loss = model(torch.randint(37, (2, 19))).sum()
+    kept = [tensor for tensor in saved if not tensor.range]
+    assert [tensor.shape for tensor in kept] == 3 * [(2, 19, 48)]
+    assert {tensor.range for tensor in saved} == {"", "token_embedding", "final_norm", "lm_head"}
+    addresses = [tensor.data_ptr() for tensor in inputs]
+    assert len(set(addresses[::2])) == 3  # the inputs of blocks 0, 2 and 4, all alive at once
+    loss.backward()
+
+
+def test_a_negative_segment_is_named():
+    with pytest.raises(ValueError, match="checkpoint_segment is -1; allowed: whole numbers from 0"):
+        build(-1)
+
+
+def test_other_models_are_not_asked_to_checkpoint():
+    shape = ModelShape(d_model=12, d_ff=8, num_layers=2, num_heads=2)
+    options = {"vocab_size": 37, "context_length": 8, "device": torch.device("cpu")}
+    assert isinstance(build_model("tests.models:ConvolutionLM", shape, **options), ConvolutionLM)
+    own = build_model("cs336_systems.model:TransformerLM", shape, checkpoint_segment=2, **options)
+    assert own.checkpoint_segment == 2
