@@ -1,13 +1,11 @@
 """What the memory figures and answers share: which cells they show, and the categories that a reader sees."""
 
-from collections.abc import Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
 from scripts.data import one, select, size_order, statistic
-from scripts.style import COLOURS, HATCHES
+from scripts.style import COLOURS
 
 GIB = 1024 * MIB
 MODES = {"inference": "inference", "forward": "forward, with graph", "train_step": "training step"}

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.measurement import parse_samples
-from scripts.data import load_at_one_setting, one, select, statistic
+from scripts.data import load_at_one_setting, select
 from scripts.memory import GIB, LOOKS, MODES, SHOWN, compared_context, peak_gib, profiled, shown_category
 from scripts.style import WIDTH, save, save_note
 

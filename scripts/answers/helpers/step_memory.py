@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import weight_copy_bytes, parameters, state_bytes
+from cs336_systems.accounting.transformer import parameters, state_bytes, weight_copy_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import parse_size
 from scripts.data import one, select
