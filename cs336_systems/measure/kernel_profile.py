@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
-from torch.profiler import ProfilerActivity
 
+from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import synchronize
 from cs336_systems.ranges import listening, named_range
 
@@ -71,24 +71,18 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
         path: where the trace is written, compressed if it ends in .gz.
     """
     prepare_profiler(device)
-    with module_ranges(model), listening(), torch.profiler.profile(activities=_activities(device)) as profiler:
+    with module_ranges(model), listening(), profiling(device, operators=True) as profiler:
         yield
-        synchronize(device)
     profiler.export_chrome_trace(str(path))
 
 
 @cache  # The first profile of a process takes a second longer than others: it loads and starts CUPTI.
 def prepare_profiler(device: torch.device) -> None:
     """Make a profile and throw it away."""
-    with torch.profiler.profile(activities=_activities(device)) as profiler:
+    with profiling(device, operators=True) as profiler:
         torch.zeros(1, device=device).add_(1)
-        synchronize(device)
     with TemporaryDirectory() as folder:
         profiler.export_chrome_trace(f"{folder}/trace.json")
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
 
 
 @contextlib.contextmanager
