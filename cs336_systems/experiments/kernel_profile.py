@@ -35,7 +35,7 @@ class KernelProfile(Experiment):
     details: ClassVar[tuple[str, ...]] = ("stage", "range", "category", "kernel")
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "warmup", "steps", "model")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_attribution")
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
