@@ -9,10 +9,7 @@ from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProfile(Experiment):
-    """Find out which kernels a step of a Transformer language model runs, for how long, and what launched them.
-
-    On a CPU the same of operators.
-    """
+    """Find which kernels (on a CPU: operators) a language model's step runs, for how long, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
     metrics: ClassVar[Mapping[str, str]] = {
