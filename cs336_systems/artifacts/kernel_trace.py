@@ -41,6 +41,6 @@ def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
 
 
 if __name__ == "__main__":
-    described, target, options = parse_step("kernel_trace", sys.argv[1:])
+    described, target, options = parse_step("kernel_trace", KernelProfile, sys.argv[1:])
     if message := write_trace(described, target, options.output):
         print(f"kernel_trace: no step was traced: {message}", file=sys.stderr)

@@ -70,7 +70,7 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
 
 def step_peak(cell: MemoryProfile) -> int | None:
     """The peak that the end-to-end sample makes up for the same step, if it has such a step."""
-    if cell.mode == "inference" or cell.attention != "plain" or cell.context == 2048:
+    if cell.attention != "plain" or cell.context == 2048:
         return None
     same = EndToEnd(
         size=cell.size,
