@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from cs336_systems.measure.timing import synchronize
 
-DETACH_CALLS, DETACH_PAUSE_S = 10, 0.01
+DETACH_CALLS, DETACH_PAUSE_S = 20, 0.01
 
 
 @contextlib.contextmanager
