@@ -14,9 +14,11 @@ configfile: "config.yaml"
 
 include: "rules/common.smk"
 include: "rules/measure.smk"
+include: "rules/artifacts.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"
+include: "rules/artifacts.smk"
 
 
 rule all:

@@ -20,6 +20,8 @@ from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_na
 AUTO, NONE, CPU = "auto", "none", "cpu"
 JOB_KEY = "one_job_per"
 PROCESSES = "processes"
+TRACED = "kernel_profile"
+"""The experiment whose parameters describe the step that is traced."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
@@ -89,6 +91,8 @@ class Plan:
     """smoke or handout."""
     jobs: dict[str, dict[str, Job]]
     """By experiment, then by name."""
+    trace: Job
+    """The one step whose trace is written."""
 
     @property
     def device(self) -> str:
@@ -99,6 +103,11 @@ class Plan:
     def raw(self) -> Path:
         """The folder of the jobs' CSV files."""
         return Path("recorded" if self.recorded else "results", self.machine, "raw")
+
+    @property
+    def traces(self) -> Path:
+        """The folder of the traces that the report draws."""
+        return self.raw.with_name("traces")
 
     @property
     def results(self) -> Path:
@@ -151,6 +160,7 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> P
         recorded=not measures,
         scale=scale,
         jobs={name: plan_jobs(name, config, scale) for name in config["experiments"]},
+        trace=plan_trace(config, scale),
     )
     if measures:
         check_models(plan)
@@ -177,13 +187,15 @@ def read_plan(path: Path) -> Plan:
     """The plan in a file of `plan_to_json`'s text."""
     content = json.loads(path.read_text(encoding="utf-8"))
     jobs = {
-        experiment: {
-            name: Job(**job | {"cells": tuple(make_cell(EXPERIMENTS[experiment], cell) for cell in job["cells"])})
-            for name, job in named.items()
-        }
+        experiment: {name: _read_job(job) for name, job in named.items()}
         for experiment, named in content["jobs"].items()
     }
-    return Plan(**content | {"jobs": jobs})
+    return Plan(**content | {"jobs": jobs, "trace": _read_job(content["trace"])})
+
+
+def _read_job(job: Mapping[str, Any]) -> Job:
+    kind = EXPERIMENTS[job["experiment"]]
+    return Job(**{**job, "cells": tuple(make_cell(kind, cell) for cell in job["cells"])})
 
 
 def schema() -> dict[str, Any]:
@@ -226,7 +238,7 @@ def check_models(plan: Plan) -> None:
     Raises:
         ValueError: the first model whose source cannot, in one sentence.
     """
-    cells = [cell for job in plan.all_jobs() for cell in job.cells]
+    cells = [cell for job in (*plan.all_jobs(), plan.trace) for cell in job.cells]
     for model in dict.fromkeys(cell.model for cell in cells if hasattr(cell, "model")):
         try:
             source_digest(model.partition(":")[0])
@@ -259,6 +271,21 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     return jobs
+
+
+def plan_trace(config: Mapping[str, Any], scale: str) -> Job:
+    """The step that is traced, as a job of one cell.
+
+    Raises:
+        ValueError: a parameter that the experiment does not have, or a value it does not allow.
+    """
+    sizes = own_sizes(config["sizes"])
+    try:
+        # The schema allows one value of each parameter.
+        (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", config["trace"][scale], sizes, config["model"])
+    except ValueError as error:
+        raise ValueError(f"config.yaml: trace.{scale}: {error}") from None
+    return job
 
 
 def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:

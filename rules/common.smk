@@ -80,6 +80,12 @@ def raw_csvs(wildcards):
     return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
 
 
+def trace_to_draw(wildcards):
+    """The trace of a step: the recorded one if there is one, or the one that exists or will."""
+    trace = str(PLAN.traces / "training_step.json.gz")
+    return trace if os.path.exists(trace) or not measures_nothing() else []
+
+
 def measures_nothing():
     """Whether `snakemake writeup` runs, which takes the CSV files as they are."""
     targets = set(workflow.dag_settings.targets)
@@ -87,14 +93,14 @@ def measures_nothing():
 
 
 def obstacles(wildcards):
-    """What keeps a job from being measured in this run: no input, or one that cannot exist, named by the reason.
+    """What keeps a job or the trace from being made in this run: no input, or one that cannot exist, named by the reason.
 
     If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
     from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
     """
     if measures_nothing():
         return ["(nothing is measured for `snakemake writeup`, nor where results are recorded)"]
-    if obstacle := PLAN.obstacle(JOBS[wildcards.job]):
+    if obstacle := PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.trace)):
         return [f"({obstacle})"]
     if not workflow.local_exec and config["machine"] == AUTO:
         raise WorkflowError(

@@ -1,6 +1,6 @@
 """Figures: one rule per figure in report/contents.yaml, named after it.
 
-Needs results/<machine>/tables; makes results/<machine>/figures/*.svg.
+Needs results/<machine>/tables and traces; makes results/<machine>/figures/*.svg.
 """
 
 from scripts.contents import read_contents
@@ -18,7 +18,7 @@ for name, figure in CONTENTS.figures.items():
         name:
             name
         input:
-            table=TABLES[figure.table],
+            **({"table": TABLES[figure.table]} if figure.table else {"trace": trace_to_draw}),
         output:
             report(
                 FIGURES[name],
@@ -33,7 +33,7 @@ for name, figure in CONTENTS.figures.items():
             options=figure.options,
             caption=figure.caption,
             source=source_digest(
-                "scripts.draw", f"scripts.figures.{figure.script}", f"cs336_systems.experiments.{figure.table}"
+                "scripts.draw", f"scripts.figures.{figure.script}", f"cs336_systems.experiments.{figure.experiment}"
             ),
         script:
             "../scripts/draw.py"

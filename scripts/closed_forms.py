@@ -8,7 +8,6 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import parse_size
 from scripts.data import select, size_order
 
-GIB = 2**30
 FLASH = "FlashAttention"
 """What a reader calls the operator without a name: a function of this project, none of PyTorch's."""
 

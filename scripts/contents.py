@@ -12,8 +12,11 @@ from pydantic import BaseModel, ValidationError
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.plan import TRACED
 
 CONTENTS = Path("report/contents.yaml")
+TRACES = ("training_step",)
+"""The traces that a run writes."""
 
 
 class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -21,8 +24,10 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
 
     script: str
     """The module of scripts/figures that draws it."""
-    table: str
-    """The experiment whose table it is drawn from."""
+    table: str = ""
+    """The experiment whose table it is drawn from; empty if it is drawn from a trace."""
+    trace: str = ""
+    """The trace that it is drawn from: the name of its file in `traces`."""
     category: str
     """Its heading in Snakemake's interactive report."""
     caption: str
@@ -31,6 +36,11 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """The description for readers who cannot see the picture."""
     options: dict[str, str] = {}
     """Arguments for the module's `draw` besides the paths."""
+
+    @property
+    def experiment(self) -> str:
+        """The experiment that it shows."""
+        return self.table or TRACED
 
 
 class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -68,7 +78,13 @@ def _check_files(contents: Contents, templates: Path) -> None:
         if name in EXPERIMENTS:
             raise ValueError(f"a figure is named {name!r}; allowed: any name but an experiment's, as both name targets")
         _check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
-        _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
+        if bool(figure.table) == bool(figure.trace):
+            named = "both table and trace" if figure.table else "neither table nor trace"
+            raise ValueError(f"figures.{name} has {named}; allowed: one of them")
+        if figure.table:
+            _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
+        else:
+            _check_name(f"figures.{name}.trace", figure.trace, TRACES)
     for name in contents.sections:
         _check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():

@@ -7,9 +7,12 @@ from typing import Any
 from scripts.log import log_to
 
 
-def draw(script: str, options: Mapping[str, str], table: str, output: str) -> None:
-    """Have the module of scripts/figures draw the table at one path as an SVG at the other."""
-    importlib.import_module(f"scripts.figures.{script}").draw(table=table, output=output, **options)
+def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
+    """Have the module of scripts/figures draw what is at one path as an SVG at the other.
+
+    The source is named: `table`, or `trace`, which is empty if there is none.
+    """
+    importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
 
 
 if __name__ == "__main__":
@@ -18,6 +21,6 @@ if __name__ == "__main__":
         draw(
             script=snakemake.params.script,
             options=snakemake.params.options,
-            table=snakemake.input.table,
             output=snakemake.output[0],
+            **{name: str(path or "") for name, path in snakemake.input.items()},
         )

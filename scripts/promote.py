@@ -2,7 +2,7 @@
 
 Launch: python -m scripts.promote results/nvidia-h200/raw recorded/nvidia-h200/raw
 
-Every file is read and checked first; recorded files of other jobs stay.
+Every CSV file is read and checked first; recorded files of other jobs stay. Traces are next to `raw`.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from cs336_systems.measure.record import digest_path, read_jobs
 
 
 def promote(raw: Path, recorded: Path) -> list[Path]:
-    """Copy the CSV files of a results folder, and their digests, to the recorded ones; returns the new CSV files.
+    """Copy the CSV files of a results folder, their digests and the traces to the recorded ones; returns the CSV files.
 
     Raises:
         ValueError: a file that no measurement on this machine can have written; nothing is copied then.
@@ -29,6 +29,8 @@ def promote(raw: Path, recorded: Path) -> list[Path]:
             copies[-1].parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(digest_path(csv), digest_path(copies[-1]))
             shutil.copy2(csv, copies[-1])
+    if (traces := raw.with_name("traces")).is_dir():
+        shutil.copytree(traces, recorded.with_name("traces"), dirs_exist_ok=True)
     return copies
 
 

@@ -58,7 +58,10 @@ def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:
 
 
 def weight_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
-    """Bytes of one bf16 copy of every matrix that a product uses: not of the embedding's table, nor of the norms."""
+    """Bytes of autocast's bf16 copies of the matrices that products use: not the embedding's table, nor the norms.
+
+    Autograd's graph keeps each copy until the backward pass has used it.
+    """
     in_blocks = shape.num_layers * (block_parameters(shape) - 2 * shape.d_model)
     return BYTES["bf16"] * (in_blocks + vocab_size * shape.d_model)
 

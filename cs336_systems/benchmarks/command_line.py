@@ -94,13 +94,21 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
             print(format_table(experiment, rows))
 
 
-def parse_command_line(experiment: type[E], arguments: Sequence[str]) -> tuple[list[E], JobOptions]:
+def parse_command_line(
+    experiment: type[E], arguments: Sequence[str], kind: type = JobOptions, program: str = ""
+) -> tuple[list[E], Any]:
     """Cells and options that a command line asks for.
+
+    Args:
+        experiment: parameters of a cell.
+        arguments: what follows the program's name.
+        kind: a dataclass of the options besides the cells; an instance of it is returned.
+        program: the module that is run, if it is not the experiment's.
 
     Raises:
         ValueError: a value that the experiment does not allow, in one sentence.
     """
-    docs = field_docs(experiment) | field_docs(JobOptions)
+    docs = field_docs(experiment) | field_docs(kind)
     hints = typing.get_type_hints(experiment, include_extras=True)
     sweep = [
         (
@@ -112,16 +120,16 @@ def parse_command_line(experiment: type[E], arguments: Sequence[str]) -> tuple[l
     ]
     settings = [
         (option.name, Annotated[option.type, tyro.conf.arg(help=docs[option.name])], option.default)
-        for option in dataclasses.fields(JobOptions)
+        for option in dataclasses.fields(kind)
     ]
     command = make_dataclass(
-        "Command", [(name, kind, field(default=default)) for name, kind, default in [*sweep, *settings]], kw_only=True
+        "Command", [(name, hint, field(default=default)) for name, hint, default in [*sweep, *settings]], kw_only=True
     )
     description = f"{experiment.__doc__} Options take several values; all combinations are measured."
-    program = f"python -m cs336_systems.benchmarks.{experiment.name}"
-    parsed: Any = tyro.cli(command, prog=program, args=list(arguments), description=description)
+    prog = f"python -m {program or f'cs336_systems.benchmarks.{experiment.name}'}"
+    parsed: Any = tyro.cli(command, prog=prog, args=list(arguments), description=description)
     grid = {name: getattr(parsed, name) for name, *_ in sweep}
-    return expand(experiment, grid), JobOptions(**{name: getattr(parsed, name) for name, *_ in settings})
+    return expand(experiment, grid), kind(**{name: getattr(parsed, name) for name, *_ in settings})
 
 
 def resolve_device(device: str, rank: Rank) -> torch.device:

@@ -12,7 +12,7 @@ from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.measurement import Measurement, summarize
-from cs336_systems.measure.memory_history import owners_of_training, record_step, require_history
+from cs336_systems.measure.memory_history import code_at, owners_of_training, record_step, require_history
 from cs336_systems.measure.memory_recording import Recording
 from cs336_systems.measure.memory_timeline import FORWARD, Timeline, largest_groups, replay, sample_positions
 from cs336_systems.model import build_model, load_model_class
@@ -57,18 +57,22 @@ def build_step(cell: MemoryProfile, device: torch.device) -> TrainingStep:
     )
 
 
-def record(step: TrainingStep, mode: str, device: torch.device) -> Recording:
-    """A recording of one step of a kind, after another one that made the optimizer's state and the workspaces.
+def warm_up(step: TrainingStep, mode: str) -> None:
+    """Run a step of a kind, which makes the optimizer's state and the workspaces, and release what it leaves behind.
 
-    It begins as a loop does that has just called zero_grad: with neither gradients nor a graph in memory.
+    The next step begins as in a loop that has just called zero_grad: with neither gradients nor a graph in memory.
     """
-    stages = step.stages(mode)
-    for stage in stages.values():
+    for stage in step.stages(mode).values():
         stage()
     step.loss = step.logits = None
     step.model.zero_grad(set_to_none=True)
+
+
+def record(step: TrainingStep, mode: str, device: torch.device) -> Recording:
+    """A recording of one step of a kind, after another one."""
+    warm_up(step, mode)
     return record_step(
-        stages,
+        step.stages(mode),
         lambda: owners_of_training(step.model, step.optimizer, [step.inputs, step.logits, step.loss]),
         step.model.parameters(),
         device,
@@ -92,13 +96,16 @@ def peak_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def stage_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """For each stage: the most memory in use, the memory in use at its end, and the number of allocations and frees."""
+    """For each stage: the most memory in use, its allocations and frees, and what is in use by category at its end."""
     totals = timeline.totals()
     for name, first, last in timeline.stages:
         details = {"stage": name}
         yield summarize("stage_peak", "B", [max(totals[min(first, last) : last + 1])], details=details)
-        yield summarize("stage_end", "B", [totals[last]], details=details)
         yield summarize("stage_events", "", [last - max(first, 1) + 1], details=details)
+        (level,) = timeline.levels_at([last])
+        for category, size in level.items():
+            if size:
+                yield summarize("stage_end", "B", [size], details=details | {"category": category})
 
 
 def timeline_rows(timeline: Timeline) -> Iterator[Measurement]:
@@ -116,7 +123,7 @@ def allocation_rows(timeline: Timeline) -> Iterator[Measurement]:
     for rank, group in enumerate(largest_groups(timeline, LARGEST), start=1):
         of = group[0]
         details = {name: getattr(of, name) for name in ("stage", "category", "freed", "operator", "source")}
-        details["rank"] = str(rank)
+        details |= {"code": code_at(of.source), "rank": str(rank)}
         lifetimes = [each.milliseconds for each in group if each.milliseconds is not None]
         yield summarize("allocation", "B", [each.requested for each in group], keep=False, details=details)
         if lifetimes:
@@ -129,7 +136,7 @@ def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
         (each.operator, each.source) for each in timeline.made() if each.stage == FORWARD and each.requested == size
     )
     for (operator, source), count in found.items():
-        details = {"stage": FORWARD, "operator": operator, "source": source}
+        details = {"stage": FORWARD, "operator": operator, "source": source, "code": code_at(source)}
         yield summarize("residual_tensors", "", [count], details=details)
 
 

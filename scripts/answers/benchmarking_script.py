@@ -6,54 +6,53 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import parameters, step_flops
-from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
-from scripts.data import (
-    PHASES,
-    measured_gpu,
-    ratio,
-    reason,
-    reference_context,
-    select,
-    size_order,
-    statistic,
-    steady_warmup,
-)
-from scripts.markup import NOT_MEASURED, Table, Tile, fixed, mean_std, percent, significant, times
+from scripts.answers.helpers.step_memory import memory_answers
+from scripts.answers.helpers.variability import spread
+from scripts.answers.helpers.warmup import warmup_answers
+from scripts.data import PHASES, one, reason, reference_context, select, size_order, statistic
+from scripts.markup import Table, Tile, mean_std, percent, significant, times
+from scripts.steps import PASSES, name_of, steady, step_table
 
-PHASES_OF = {"forward": PHASES[:1], "forward_backward": PHASES[:2], "train_step": PHASES}
-SMALL_SPREAD = 0.05
-"""A coefficient of variation that a reader would call small."""
+UNITS = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak (TF32 off)"}
+"""Whose peak a utilization is relative to."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["end_to_end"]
-    eager = select(table, compiled=False, attention="plain")
-    context, warmup = reference_context(eager), steady_warmup(eager)
-    steady = select(eager, warmup=warmup)
+    measured = steady(step_table(table))
+    eager = select(measured, compiled=False, attention="plain")
+    plain = select(table, compiled=False, attention="plain", cold_start=False)
+    context = reference_context(select(eager, mode="train_step"))
     return {
         "context": context,
-        "warmup": warmup,
-        "steps": int(steady["steps"].max()) if len(steady) else None,
-        "times": times_table(select(steady, context=context)),
-        "all_times": all_times_table(steady),
-        "best_utilization": best_utilization(steady),
-        "only_fp32_fits": only_fp32_fits(steady),
-        **spread(steady),
-        **warmup_answers(eager),
+        "warmup": int(eager["warmup"].max()) if len(eager) else None,
+        "steps": int(eager["steps"].max()) if len(eager) else None,
+        "times": times_table(plain, eager, context),
+        "elsewhere": [label for label, at in contexts(plain, context).items() if at != context],
+        "inference": inference_share(eager),
+        "all_times": all_times_table(plain, eager),
+        "utilization": best_utilization(measured),
+        **memory_answers(table, eager),
+        **spread(measured),
+        **warmup_answers(table),
         **overhead(table),
     }
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """The best utilization; where no peak rate is known, what warm-up does and how far repeated steps scatter."""
-    if best := found["best_utilization"]:
-        what = f"of the dense peak in the {best['cell']} training step: the best utilization here"
-        return [Tile(percent(best["share"]), what)]
+    if best := found["utilization"]:
+        first, *others = best
+        what = f"of {UNITS[first['precision']]}: the best utilization of any step ({first['cell']})"
+        rest = [
+            f"; in {other['precision']} {100 * other['share']:.0f} % of {UNITS[other['precision']]}" for other in others
+        ]
+        return [Tile(percent(first["share"]), "".join([what, *rest]))]
     shown = []
-    if found["warmup_table"]:
+    if found["most_inflated"]:
         inflation = f"how much timing without warm-up inflates the mean of {found['steps']} steps, at worst"
         shown.append(Tile(times(found["most_inflated"]), inflation))
     if found["cells"]:
@@ -62,182 +61,145 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     return shown
 
 
+def contexts(table: DataFrame, reference: int | None) -> dict[str, int | None]:
+    """The context at which each size is shown: the reference, or the longest at which it was tried."""
+    shown: dict[str, int | None] = {}
+    for size in size_order(table):
+        rows = select(table, size=size)
+        shown[rows["label"].iloc[0]] = int(rows["context"].max())
+        if reference in set(rows["context"]):
+            shown[rows["label"].iloc[0]] = reference
+    return shown
+
+
+def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Table:
+    """Mean ± std of each phase, the device's share and the utilization of the whole step, by size and precision."""
+    columns: dict[str, list[tuple[float | None, float | None]]] = {name: [] for name in ("inference", *PHASES)}
+    texts, shares, reasons = [], [], []
+    for label, context in contexts(table, reference).items():
+        for precision in ("fp32", "bf16"):
+            rows = select(table, label=label, context=context, precision=precision)
+            rows = rows[rows["warmup"] == rows["warmup"].max()]
+            if not len(rows):
+                continue
+            columns["inference"].append(mean_and_std(rows, "forward", "inference"))
+            for phase in PHASES:
+                columns[phase].append(phase_statistics(rows, phase))
+            size = parse_size(rows["size"].iloc[0])
+            shown = label if context == reference else f"{label} (context {context})"
+            texts.append([shown, f"{parameters(size, int(rows['vocab_size'].iloc[0])) / 1e6:,.0f}", precision])
+            reasons.append(reason(rows, mode="train_step"))
+            kinds = select(eager, label=label, context=context, precision=precision)
+            whole = kinds[kinds["mode"] != "inference"].tail(1)
+            shares.append([first_share(whole["busy"]), first_share(whole.apply(utilization, axis=1))])
+    formatted = {name: mean_std(pairs) for name, pairs in columns.items()}
+    body = [
+        [
+            *text,
+            formatted["inference"][index] or "–",
+            *(formatted[phase][index] or reasons[index] for phase in PHASES),
+            *shares[index],
+        ]
+        for index, text in enumerate(texts)
+    ]
+    header = ["size", "parameters / M", "precision", "inference", "forward", "backward", "AdamW", "busy / %", "MFU / %"]
+    groups = [("", 3), ("mean ± std / ms", 4), ("of the step", 2)]
+    if all(share == "–" for pair in shares for share in pair):  # no GPU, or one whose peak is not known
+        header, body, groups = header[:-2], [line[:-2] for line in body], groups[:-1]
+    return Table(header, body, groups=groups)
+
+
+def first_share(shares: Series) -> str:
+    """A share in percent, or a dash where there is none."""
+    present = shares.dropna() if len(shares) else shares
+    return f"{100 * present.iloc[0]:.0f}" if len(present) else "–"
+
+
 def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float | None]:
     """Mean and std of a phase, from the most complete kind of step that was measured."""
-    for mode in reversed(PHASES_OF):
-        if phase in PHASES_OF[mode]:
-            mean = statistic(rows, "mean", mode=mode, metric=phase)
-            if mean is not None:
-                return mean, statistic(rows, "std", mode=mode, metric=phase)
+    for mode in ("train_step", "forward_backward", "forward"):
+        mean, std = mean_and_std(rows, phase, mode)
+        if mean is not None:
+            return mean, std
     return None, None
 
 
-def times_table(rows: DataFrame) -> Table:
-    """Mean ± std of each phase and the utilization of the whole step, one row per size and precision."""
-    cells = [(size, precision) for size in size_order(rows) for precision in ("fp32", "bf16")]
-    columns: dict[str, list[tuple[float | None, float | None]]] = {phase: [] for phase in PHASES}
-    texts, utilization, reasons = [], [], []
-    for size, precision in cells:
-        cell = select(rows, size=size, precision=precision)
-        for phase in PHASES:
-            columns[phase].append(phase_statistics(cell, phase))
-        shape = parse_size(size)
-        label = select(rows, size=size)["label"].iloc[0]
-        texts.append([label, f"{parameters(shape, int(rows['vocab_size'].iloc[0])) / 1e6:,.0f}", precision])
-        utilization.append(model_utilization(cell))
-        reasons.append(reason(cell, mode="train_step"))
-    formatted = [mean_std(columns[phase]) for phase in PHASES]
-    shares = [f"{100 * share:.0f}" if share is not None else "–" for share in utilization]
-    body = []
-    for index, text in enumerate(texts):
-        values = [column[index] or reasons[index] for column in formatted]
-        body.append([*text, *values, shares[index]])
-    header = ["size", "parameters / M", "precision", "forward / ms", "backward / ms", "AdamW / ms", "MFU / %"]
-    if not any(utilization):  # no peak rate is known for this machine
-        header, body = header[:-1], [line[:-1] for line in body]
-    return Table(header, body, text_columns=1)
+def mean_and_std(rows: DataFrame, metric: str, mode: str) -> tuple[float | None, float | None]:
+    """Mean and std of a metric in one kind of step."""
+    return tuple(statistic(rows, column, mode=mode, metric=metric) for column in ("mean", "std"))  # type: ignore[return-value]
 
 
-def model_utilization(rows: DataFrame) -> float | None:
-    """FLOPs of the most complete step that ran, over its median time and the GPU's dense peak."""
-    peak = peak_of(measured_gpu({"": rows}))
-    for mode in reversed(PHASES_OF):
-        median = statistic(rows, "median", mode=mode, metric="step")
-        if median is not None and peak:
-            first = rows.iloc[0]
-            shape = parse_size(first["size"])
-            flops = step_flops(mode, shape, first["vocab_size"], first["batch_size"], first["context"])
-            return flops / (median / 1e3) / peak.flops(first["precision"])
-    return None
+def inference_share(eager: DataFrame) -> dict[str, Any] | None:
+    """Inference's time over that of the training step's forward pass: the smallest and the largest ratio."""
+    ratios = []
+    for _, alone in select(eager, mode="inference").iterrows():
+        cell = {name: alone[name] for name in ("size", "context", "precision")}
+        trained = one(eager, mode="train_step", **cell)
+        if trained is not None:
+            words = f"{alone['label']}, context {alone['context']}, {alone['precision']}"
+            ratios.append((alone["step"] / trained["forward"], words))
+    return {"least": min(ratios), "most": max(ratios), "cells": len(ratios)} if ratios else None
 
 
-def best_utilization(steady: DataFrame) -> dict[str, Any] | None:
-    """The training step that comes closest to the peak of its precision."""
-    shares: list[dict[str, Any]] = [
-        {"share": share, "cell": f"{label} {precision} (context {context})"}
-        for (_, label, precision, context), rows in select(steady, mode="train_step").groupby(
-            ["size", "label", "precision", "context"], sort=False
-        )
-        if (share := model_utilization(rows)) is not None
-    ]
-    return max(shares, key=lambda entry: entry["share"], default=None)
-
-
-def only_fp32_fits(steady: DataFrame) -> str | None:
-    """A cell that fits in fp32 but runs out of memory in bf16 autocast, in words."""
-    for _, row in select(steady, status="oom", precision="bf16").iterrows():
-        cell = {name: row[name] for name in ("size", "context", "mode")}
-        if statistic(steady, "median", metric="step", precision="fp32", **cell) is not None:
-            return f"{row['label']}, context {row['context']}, {row['mode'].replace('_', ' ')}"
-    return None
-
-
-def all_times_table(rows: DataFrame) -> Table:
-    """Median step time of every kind of step, context and precision, and the training step's peak memory."""
-    cells = [
-        (size, context) for size in size_order(rows) for context in sorted(select(rows, size=size)["context"].unique())
-    ]
-    precisions = ["fp32", "bf16"]
-    body = []
-    for size, context in cells:
-        line = [select(rows, size=size)["label"].iloc[0], str(context)]
-        for precision in precisions:
-            cell = select(rows, size=size, context=context, precision=precision)
-            for mode in PHASES_OF:
-                median = statistic(cell, "median", metric="step", mode=mode)
-                line.append(short(median, reason(cell, mode=mode)))
-            peak = statistic(cell, "mean", metric="peak_memory", mode="train_step")
-            line.append(f"{peak / 1024:.1f}" if peak else "–")
-        body.append(line)
-    header = ["size", "context", *["forward", "+ backward", "+ AdamW", "peak"] * 2]
-    return Table(header, body, groups=[("", 2), ("fp32: ms and GiB", 4), ("bf16: ms and GiB", 4)])
-
-
-def short(value: float | None, why: str) -> str:
-    """A number, or the shortest form of the reason for its absence."""
-    if value is not None:
-        return str(significant(value))
-    return "OOM" if "out of memory" in why else "n/m"
-
-
-def spread(steady: DataFrame) -> dict[str, Any]:
-    """How far single steps scatter about their mean."""
-    steps = select(steady, metric="step").copy()
-    steps["variation"] = steps["std"] / steps["mean"]
-    if not len(steps):
-        return {"cells": 0}
-    worst = steps.iloc[steps["variation"].argmax()]
-    wide = int((steps["variation"] > SMALL_SPREAD).sum())
-    return {
-        "cells": len(steps),
-        "typical_variation": steps["variation"].median(),
-        "worst_variation": worst["variation"],
-        "worst_cell": name_of(worst),
-        "worst_step": worst["mean"],
-        "wide_cells": wide,
-        "small_spread": SMALL_SPREAD,
-        "outlier": outlier(steps),
-    }
-
-
-def outlier(steps: DataFrame) -> dict[str, Any] | None:
-    """The sample that exceeds the median of its cell by the largest factor; None where no samples were kept."""
-    kept = steps[steps["samples"] != ""]
-    if not len(kept):
+def utilization(step: Series) -> float | None:
+    """FLOPs of a step's matrix multiplies over its median time and the GPU's dense peak; None where none is known."""
+    peak = peak_of(step["gpu"])
+    if peak is None:
         return None
-    factors = kept["samples"].map(lambda samples: max(parse_samples(samples))) / kept["median"]
-    return {"factor": factors.max(), "cell": name_of(kept.iloc[factors.argmax()])}
+    flops = step_flops(step["mode"], parse_size(step["size"]), step["vocab_size"], step["batch_size"], step["context"])
+    return flops / (step["step"] / 1e3) / peak.flops(step["precision"])
 
 
-def name_of(step: Series) -> str:
-    """A cell in words."""
-    return f"{step['label']}, context {step['context']}, {step['precision']}, {step['mode'].replace('_', ' ')}"
+def best_utilization(measured: DataFrame) -> list[dict[str, Any]]:
+    """In each precision the step that comes closest to its peak, of all with plain attention, which computes all FLOPs.
+
+    The closest comes first.
+    """
+    plain = select(measured, attention="plain")
+    shares = [(utilization(step), step) for _, step in plain.iterrows()]
+    best = []
+    for precision in UNITS:
+        known = [(share, name_of(step)) for share, step in shares if share and step["precision"] == precision]
+        if known:
+            share, cell = max(known)
+            best.append({"precision": precision, "share": share, "cell": cell, "of": UNITS[precision]})
+    return sorted(best, key=lambda entry: -entry["share"])
 
 
-def warmup_answers(eager: DataFrame) -> dict[str, Any]:
-    """Step times by number of warm-up steps, at the context and in the mode in which warm-up was varied."""
-    cold = eager[eager["warmup"] == 0]
-    if not len(cold):
-        return {"warmup_table": None}
-    mode, context, precision = cold[["mode", "context", "precision"]].iloc[0]
-    data = select(eager, mode=mode, context=context, precision=precision)
-    warmups, sizes = sorted(data["warmup"].unique()), size_order(cold)
-    if len(warmups) < 2:
-        return {"warmup_table": None}
+def all_times_table(table: DataFrame, eager: DataFrame) -> Table:
+    """Median times, device's share and peak memory of the training step in all eager cells."""
+    cells = list(dict.fromkeys(zip(table["size"], table["context"], strict=True)))
+    order = size_order(table)
     body = []
-    inflation, settled = [], []
-    for size in sizes:
-        rows = select(data, size=size)
-        pairs = [
-            (statistic(rows, "mean", metric="step", warmup=w), statistic(rows, "std", metric="step", warmup=w))
-            for w in warmups
-        ]
-        first, second = (statistic(rows, "median", metric="first_step", warmup=w) for w in (0, 1))
-        steps = mean_std(pairs)
-        body.append([rows["label"].iloc[0], *(step or NOT_MEASURED for step in steps), *fixed([first])])
-        inflation.append(ratio(pairs[0][0], statistic(rows, "median", metric="step", warmup=warmups[-1])))
-        settled.append(ratio(second, statistic(rows, "median", metric="step", warmup=1)))
-    header = ["size", *(f"w = {w}" for w in warmups), "first step, w = 0"]
-    present = [value for value in inflation if value]
-    after_one = [value for value in settled if value]
-    return {
-        "warmup_table": Table(
-            header, body, groups=[("", 1), ("mean ± std of the timed steps / ms", len(warmups)), ("ms", 1)]
-        ),
-        "warmup_context": int(context),
-        "warmup_values": [str(w) for w in warmups],
-        "most_inflated": max(present, default=None),
-        "least_inflated": min(present, default=None),
-        "after_one_worst": max(after_one, default=None),
-    }
+    for size, context in sorted(cells, key=lambda cell: (order.index(cell[0]), cell[1])):
+        line = [select(table, size=size)["label"].iloc[0], str(context)]
+        for precision in ("fp32", "bf16"):
+            cell = {"size": size, "context": context, "precision": precision}
+            steps = select(eager, **cell)
+            lost = "OOM" if len(select(table, status="oom", **cell)) else "n/m"
+            alone = select(steps, mode="inference")["step"]
+            line.append(str(significant(alone.iloc[0])) if len(alone) else "n/m")
+            whole = steps[steps["mode"] != "inference"].tail(1)
+            line += [short(whole[title], lost) for title in PASSES]
+            line += [first_share(whole["busy"]), short(whole["peak_memory"] / 1024, "–")]
+        body.append(line)
+    header = ["size", "context", *["inference", "forward", "+ backward", "+ AdamW", "busy / %", "peak"] * 2]
+    groups = [("", 2), *((f"{precision}: ms; peak in GiB", 6) for precision in ("fp32", "bf16"))]
+    return Table(header, body, groups=groups)
+
+
+def short(values: Series, otherwise: str) -> str:
+    """The one number, or what stands for it."""
+    present = values.dropna()
+    return str(significant(present.iloc[0])) if len(present) else otherwise
 
 
 def overhead(table: DataFrame) -> dict[str, Any]:
-    """How the jobs' time divides into timed steps and the rest, seconds."""
+    """How the time of this experiment's jobs divides into timed steps and the rest, seconds."""
     wall = select(table, metric="wall")["mean"].sum()
     steps = select(table, metric="step")
     timed = (steps["mean"] * steps["n"]).sum() / 1e3
-    startup = table.drop_duplicates("utc")["startup_seconds"].sum()
+    startup = table.drop_duplicates(["utc", "startup_seconds"])["startup_seconds"].sum()
     return {
         "job_total": wall + startup,
         "job_timed": timed,

@@ -8,11 +8,11 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.checkpointing import best_segment
 from cs336_systems.accounting.units import MIB
-from scripts.answers.helpers.block_memory import block_answers
 from scripts.answers.helpers.checkpoint_strategies import strategy_answers
-from scripts.closed_forms import GIB, block_of, one_model, step_of
+from scripts.closed_forms import block_of, one_model, step_of
 from scripts.data import ratio, reason, select, statistic
 from scripts.markup import Table, Tile, Typst, escape, fixed, mean_std, times
+from scripts.memory import GIB
 
 MEMORY = {"saved": "saved_for_backward", "before backward": "memory_before_backward", "peak": "peak_memory"}
 """Columns of the table and their metrics."""
@@ -26,7 +26,6 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     cells.sort(key=lambda cell: (cell["attention"] != "plain", cell["segment"]))
     blocks = {cell["attention"]: block_of(cell) for cell in cells}
     return {
-        "block": block_answers(tables),
         **strategy_answers(blocks),
         "results": results(table, cells) if len(select(table, metric="step")) else None,
     }

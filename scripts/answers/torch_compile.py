@@ -1,17 +1,25 @@
 """Answers to `torch_compile`: attention and the whole Transformer, compiled and eager."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
-from pandas import DataFrame
+import pandas
+from pandas import DataFrame, Series
 
-from scripts.data import MODES, ratio, reason, select, size_order, statistic
+from scripts.data import one, ratio, reason, select, size_order, statistic
 from scripts.markup import Table, Tile, Typst, escape, times
+from scripts.steps import PASSES, steady, step_table
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
-    return {"attention": attention_table(tables["attention"]), **model_answers(tables["end_to_end"])}
+    table = tables["end_to_end"]
+    return {
+        "attention": attention_table(tables["attention"]),
+        **model_answers(table),
+        "together": together(steady(step_table(table))),
+    }
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
@@ -45,38 +53,103 @@ def attention_table(table: DataFrame) -> Table | None:
 
 
 def model_answers(table: DataFrame) -> dict[str, Any]:
-    """(b) The whole model, eager next to compiled."""
-    table = select(table, attention="plain")
-    compiled = select(table, compiled=True)
-    if not len(compiled):
+    """(b) The whole model's training step, eager next to compiled, and when compiling has paid."""
+    rows = select(table, attention="plain", mode="train_step", cold_start=False)
+    tried = select(rows, compiled=True)
+    if not len(tried):
         return {"times": None}
-    context, warmup = int(compiled["context"].max()), int(compiled["warmup"].max())
-    table = select(table, context=context, warmup=warmup)
-    body, gains, costs = [], [], []
-    for size in size_order(select(table, compiled=True)):
+    context = int(tried["context"].max())
+    rows = select(rows, context=context, warmup=int(tried["warmup"].max()))
+    steps = step_table(rows)
+    body, gains, costs, both = [], [], [], []
+    for size in size_order(tried):
         for precision in ("fp32", "bf16"):
-            rows = select(table, size=size, precision=precision)
-            line = [rows["label"].iloc[0], precision]
-            for mode, title in MODES.items():
-                eager, fast = (statistic(rows, "median", metric="step", mode=mode, compiled=c) for c in (False, True))
-                gain = ratio(eager, fast)
-                if gain is None:
-                    line += [reason(select(rows, mode=mode, compiled=eager is not None))] * 3
-                    continue
-                gains.append((gain, f"{line[0]}, {precision}, {title}"))
-                line += [f"{eager:.1f}", f"{fast:.1f}", f"{gain:.2f}×"]
-            cost = statistic(rows, "mean", metric="warmup", mode="train_step", compiled=True)
-            costs.append((cost or 0, line[0]))
-            line.append(f"{cost:.0f}" if cost else "–")
-            body.append(line)
-    header = ["size", "precision", *["eager", "compiled", "ratio"] * len(MODES), "compile / s"]
-    groups = [("", 2), *((f"{title} / ms", 3) for title in MODES.values()), ("", 1)]
-    slower = [name for gain, name in gains if gain < 1]
+            cell = {"size": size, "precision": precision}
+            line = [select(tried, size=size)["label"].iloc[0], precision]
+            eager, compiled = (one(steps, compiled=compiled, **cell) for compiled in (False, True))
+            if eager is None or compiled is None:
+                why = reason(select(rows, compiled=eager is not None, **cell))
+                body.append([*line, *[why] * (3 * len(PASSES) + 2)])
+                continue
+            both.append((", ".join(line), eager, compiled))
+            gains += [(eager[title] / compiled[title], f"{line[0]}, {precision}, {title}") for title in PASSES]
+            cost = compile_seconds(compiled)
+            pays = steps_to_pay(cost, eager["step"], compiled["step"])
+            costs.append((cost, ", ".join(line), pays))
+            for title in PASSES:
+                line += [f"{step[title]:.1f}" for step in (eager, compiled)]
+                line.append(f"{eager[title] / compiled[title]:.2f}×")
+            body.append([*line, f"{cost:.0f}", "never" if pays is None else str(pays)])
+    header = ["size", "precision", *["eager", "compiled", "ratio"] * len(PASSES), "compiling / s", "pays after"]
+    groups = [("", 2), *((f"{title} / ms", 3) for title in PASSES), ("", 1), ("steps", 1)]
+    paying = [(pays, name) for _, name, pays in costs if pays is not None]
+    fewer = [eager["launches"] / compiled["launches"] for _, eager, compiled in both if compiled["launches"] > 0]
     return {
         "context": context,
+        "steps": int(steps["steps"].max()) if len(steps) else None,
         "times": Table(header, body, groups=groups, text_columns=2),
         "best": max(gains, default=None),
         "worst": min(gains, default=None),
-        "slower": slower,
-        "cost": max(costs, default=None),
+        "slower": [name for gain, name in gains if gain < 1],
+        "cost": max(((cost, name) for cost, name, _ in costs), default=None),
+        "pays_first": min(paying, default=None),
+        "pays_last": max(paying, default=None),
+        "pays_never": [name for _, name, pays in costs if pays is None],
+        "host_bound": [
+            {"cell": name, "eager": eager["busy"], "compiled": compiled["busy"]}
+            for name, eager, compiled in both
+            if eager["host_bound"]
+        ],
+        "pace_known": any(eager["busy"] > 0 for _, eager, _ in both),
+        "fewer_launches": (min(fewer), max(fewer)) if fewer else None,
+    }
+
+
+def compile_seconds(step: Series) -> float:
+    """What compiling costs: the warm-up beyond the time that as many settled steps take, seconds."""
+    return max(0.0, step["warmup_seconds"] - step["warmup"] * step["step"] / 1e3)
+
+
+def steps_to_pay(cost: float, eager: float, compiled: float) -> int | None:
+    """After how many steps, of so many ms each, compiling has saved the seconds that it costs; None: never."""
+    return math.ceil(1e3 * cost / (eager - compiled)) if compiled < eager else None
+
+
+def together(steps: DataFrame) -> dict[str, Any] | None:
+    """The training step where compiling and our attention were measured together, improved step by step from fp32."""
+    trained = select(steps, mode="train_step")
+    best = select(trained, compiled=True, attention="flash")
+    if not len(best):
+        return None
+    cell = best.iloc[-1]
+    rows = select(trained, size=cell["size"], context=cell["context"])
+    stages = {
+        "fp32": {"precision": "fp32", "compiled": False, "attention": "plain"},
+        "bf16": {"precision": "bf16", "compiled": False, "attention": "plain"},
+        "bf16, compiled": {"precision": "bf16", "compiled": True, "attention": "plain"},
+        "bf16, our attention": {"precision": "bf16", "compiled": False, "attention": "flash"},
+        "bf16, our attention, compiled": {"precision": "bf16", "compiled": True, "attention": "flash"},
+    }
+    found = {title: select(rows, **wanted).iloc[0] for title, wanted in stages.items() if len(select(rows, **wanted))}
+    first = next(iter(found.values()))
+    last = next(reversed(found.values()))
+    body = [
+        [
+            title,
+            f"{row['step']:.1f}",
+            "–" if pandas.isna(row["busy"]) else f"{100 * row['busy']:.0f}",
+            "–" if pandas.isna(row["peak_memory"]) else f"{row['peak_memory'] / 1024:.1f}",
+            f"{first['step'] / row['step']:.2f}×",
+        ]
+        for title, row in found.items()
+    ]
+    header = ["training step", "median / ms", "device busy / %", "peak / GiB", "gain"]
+    return {
+        "table": Table(header, body),
+        "size": cell["label"],
+        "context": int(cell["context"]),
+        "steps": int(cell["steps"]),
+        "gain": first["step"] / last["step"],
+        "over": next(iter(found)),
+        "fastest": min(found, key=lambda title: found[title]["step"]),
     }

@@ -5,8 +5,9 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from scripts.closed_forms import GIB, one_model, step_of
+from scripts.closed_forms import one_model, step_of
 from scripts.data import load_at_one_setting, select
+from scripts.memory import GIB
 from scripts.style import COLOURS, MARKERS, WIDTH, save, save_note
 
 NONE = 0.5

@@ -56,21 +56,21 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
     for category in most:
         rows.append(summarize("at_peak", "B", [at_peak[category]], details={"category": category}))
         rows.append(summarize("most", "B", [most[category]], details={"category": category}))
-    for index, stage in enumerate(stages):
+    for stage in stages:
         events = 0 if stage == of.OPTIMIZER else 100
         rows.append(summarize("stage_peak", "B", [peak], details={"stage": stage}))
-        rows.append(summarize("stage_end", "B", [peak - index], details={"stage": stage}))
         rows.append(summarize("stage_events", "", [events], details={"stage": stage}))
         for category, size in at_peak.items():
             ramp = [size / MIB * (point + 1) / POINTS for point in range(POINTS if events else 1)]
             details = {"stage": stage, "category": category}
             rows.append(summarize("active", "MiB", ramp, details=details))
+            rows.append(summarize("stage_end", "B", [size], details=details))
     return rows + allocations(cell, scores, residual)
 
 
 def step_peak(cell: MemoryProfile) -> int | None:
     """The peak that the end-to-end sample makes up for the same step, if it has such a step."""
-    if cell.mode == "inference" or cell.attention != "plain" or cell.context == 2048:
+    if cell.attention != "plain" or cell.context == 2048:
         return None
     same = EndToEnd(
         size=cell.size,
@@ -88,7 +88,14 @@ def allocations(cell: MemoryProfile, scores: int, residual: int) -> list[Measure
     """The scores and the additions to the residual stream."""
     layers = parse_size(cell.size).num_layers
     line = "cs336_systems/attention/plain.py:27 plain_attention"
-    details = {"stage": of.FORWARD, "category": of.TEMPORARIES, "freed": of.FORWARD, "operator": "bmm", "source": line}
+    details = {
+        "stage": of.FORWARD,
+        "category": of.TEMPORARIES,
+        "freed": of.FORWARD,
+        "operator": "bmm",
+        "source": line,
+        "code": "q @ k",
+    }
     found = [
         summarize("allocation", "B", [scores] * layers, keep=False, details=details | {"rank": "1"}),
         summarize("lifetime", "ms", [0.5] * layers, keep=False, details=details | {"rank": "1"}),

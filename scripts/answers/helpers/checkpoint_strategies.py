@@ -13,8 +13,8 @@ from cs336_systems.accounting.strategies import (
     square_root_segment,
 )
 from cs336_systems.sizes import SIZES
-from scripts.closed_forms import GIB
 from scripts.markup import Table, Typst
+from scripts.memory import GIB
 
 SKETCHED = 16
 """Blocks of the sketch."""

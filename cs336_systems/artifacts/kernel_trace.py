@@ -1,0 +1,46 @@
+"""Write the trace of one step, to be opened in Perfetto (ui.perfetto.dev) or Chrome (chrome://tracing).
+
+Launch: python -m cs336_systems.artifacts.kernel_trace --size small --precision bf16 --output training_step.json.gz
+"""
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from cs336_systems.artifacts.one_step import parse_step
+from cs336_systems.benchmarks.kernel_profile import prepare_step
+from cs336_systems.benchmarks.runner import measure_or_explain
+from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.measure.compact_trace import compact, write_events
+from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
+from cs336_systems.measure.measurement import Measurement
+
+
+def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
+    """Write the trace of one step after warm-up; returns why there is none, or an empty text.
+
+    Where the step cannot run, such as for want of memory, the trace has no events and says so.
+    """
+
+    def trace(cell: KernelProfile, device: torch.device) -> list[Measurement]:
+        step = prepare_step(cell, device)
+        with TemporaryDirectory() as folder:
+            recorded = Path(folder, "trace.json")
+            with recording(step.forward_model, device, recorded):
+                run_steps(step.stages(cell.mode), 1, device)
+            write_events(output, compact(recorded_events(recorded, device)))
+        return []
+
+    obstacles = measure_or_explain(trace, cell, device)
+    if not obstacles:
+        return ""
+    write_events(output, [], obstacles[0].message)
+    return obstacles[0].message
+
+
+if __name__ == "__main__":
+    described, target, options = parse_step("kernel_trace", KernelProfile, sys.argv[1:])
+    if message := write_trace(described, target, options.output):
+        print(f"kernel_trace: no step was traced: {message}", file=sys.stderr)

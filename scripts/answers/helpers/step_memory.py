@@ -1,0 +1,64 @@
+"""Peak memory of training steps beside closed forms, for `benchmarking_script`."""
+
+from operator import itemgetter
+from typing import Any
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.transformer import parameters, state_bytes, weight_copy_bytes
+from cs336_systems.accounting.units import MIB
+from cs336_systems.sizes import parse_size
+from scripts.data import one, select
+from scripts.steps import name_of
+
+GIB = 1024 * MIB
+
+
+def memory_answers(table: DataFrame, steady: DataFrame) -> dict[str, Any]:
+    """What must outlive a step against what was in memory at its peak, and whether what did not fit ever could."""
+    trained = select(steady, mode="train_step").dropna(subset="peak_memory")
+    found: dict[str, Any] = {"lost": [lost_cell(row) for _, row in lost_rows(table).iterrows()], "memory": None}
+    if not len(trained):
+        return found
+    shares = [
+        (
+            step["peak_memory"] * MIB / state_bytes("train_step", parse_size(step["size"]), step["vocab_size"]),
+            name_of(step),
+        )
+        for _, step in trained.iterrows()
+    ]
+    found["memory"] = {"least": min(shares), "most": max(shares), **against_fp32(trained)}
+    return found
+
+
+def against_fp32(trained: DataFrame) -> dict[str, Any]:
+    """Where bf16 autocast takes the smallest and the largest share of fp32's peak, and the weights' copies there."""
+    shares = []
+    for _, low in select(trained, precision="bf16").iterrows():
+        full = one(trained, precision="fp32", size=low["size"], context=low["context"])
+        if full is not None:
+            copies = weight_copy_bytes(parse_size(low["size"]), low["vocab_size"]) / GIB
+            cell = f"{low['label']}, context {low['context']}"
+            shares.append({"share": low["peak_memory"] / full["peak_memory"], "cell": cell, "copies": copies})
+    return {
+        "bf16_least": min(shares, key=itemgetter("share"), default=None),
+        "bf16_most": max(shares, key=itemgetter("share"), default=None),
+    }
+
+
+def lost_rows(table: DataFrame) -> DataFrame:
+    """The eager cells with plain attention that ran out of memory."""
+    return select(table, status="oom", compiled=False, attention="plain")
+
+
+def lost_cell(row: Any) -> dict[str, Any]:
+    """A cell that ran out of memory, and the closed form of what its step must keep, GiB."""
+    shape = parse_size(row["size"])
+    state = state_bytes(row["mode"], shape, row["vocab_size"])
+    return {
+        "cell": f"{row['label']}, context {row['context']}, {row['precision']}, {row['mode'].replace('_', ' ')}",
+        "parameters": parameters(shape, row["vocab_size"]) / 1e9,
+        "state": state / GIB,
+        "device": row["gpu_memory"] / GIB,
+        "never_fits": bool(row["gpu_memory"]) and state > row["gpu_memory"],
+    }

@@ -1,0 +1,133 @@
+"""Self-checks of the memory profile."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
+from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.experiments.memory_profile import MemoryProfile
+from cs336_systems.measure.memory_timeline import (
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    UNCLASSIFIED,
+    WEIGHT_COPIES,
+)
+from cs336_systems.sizes import parse_size
+from scripts.check import Check, conclude
+from scripts.data import select, statistic
+
+CELL = ["size", "context", "batch_size", "vocab_size", "precision", "attention", "model", "mode"]
+NOT_MEASURED = "memory is followed on GPUs only"
+UNCLASSIFIED_LIMIT = 0.02
+PEAK_TOLERANCE = 0.01
+"""Relative difference between peaks of one step in two processes, whose blocks may be divided differently."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    table = tables["memory_profile"]
+    yield replay_is_exact(table)
+    yield state_is_what_the_shape_says(table)
+    yield memory_is_classified(table)
+    yield residual_stream_is_found(table)
+    yield peaks_agree(table, tables["end_to_end"])
+
+
+def cells(table: DataFrame) -> Iterator[tuple[Series, DataFrame]]:
+    """Each measured cell: its row of the peak, and all its rows."""
+    for _, row in select(table, metric="peak_allocated", status="ok").iterrows():
+        yield row, select(table, **{name: row[name] for name in CELL})
+
+
+def name_cell(row: Series) -> str:
+    """A cell in words."""
+    return f"{row['label']}, context {row['context']}, {row['precision']}, {row['attention']}, {row['mode']}"
+
+
+def replay_is_exact(table: DataFrame) -> Check:
+    """The replayed timeline's peak is the allocator's, and its parts add up to it."""
+    complaints, examined = [], 0
+    for row, rows in cells(table):
+        examined += 1
+        replayed = statistic(rows, "mean", metric="peak_replayed")
+        parts = select(rows, metric="at_peak")["mean"].sum()
+        if not row["mean"] == replayed == parts:
+            complaints.append(
+                f"{name_cell(row)}: {row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
+            )
+    check = "the replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it"
+    return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
+
+
+def state_is_what_the_shape_says(table: DataFrame) -> Check:
+    """Parameters, gradients, AdamW's state and copies of weights have the bytes of the closed forms."""
+    complaints, examined = [], 0
+    for row, rows in cells(select(table, model=MemoryProfile.model)):
+        examined += 1
+        for category, expected in closed_forms(row).items():
+            found = statistic(rows, "mean", metric="most", category=category) or 0
+            if found != expected:
+                complaints.append(f"{name_cell(row)}: {category} {found:.0f} B, expected {expected} B")
+    check = "parameters, gradients, AdamW's state and bf16 copies of weights have the bytes of their closed forms"
+    return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
+
+
+def closed_forms(row: Series) -> dict[str, int]:
+    """Bytes by category, less the allocator's rounding, that a cell must have."""
+    shape, vocabulary = parse_size(row["size"]), row["vocab_size"]
+    trains = row["mode"] == "train_step"
+    weights = FP32_BYTES * parameters(shape, vocabulary)
+    return {
+        PARAMETERS: weights,
+        GRADIENTS: weights if trains else 0,
+        OPTIMIZER_STATE: adamw_bytes(shape, vocabulary) if trains else 0,
+        WEIGHT_COPIES: weight_copy_bytes(shape, vocabulary) if row["precision"] == "bf16" else 0,
+    }
+
+
+def memory_is_classified(table: DataFrame) -> Check:
+    """It is known what the memory at the peak is for."""
+    complaints, worst, examined = [], 0.0, 0
+    for row, rows in cells(table):
+        examined += 1
+        share = (statistic(rows, "mean", metric="at_peak", category=UNCLASSIFIED) or 0) / row["mean"]
+        worst = max(worst, share)
+        if share >= UNCLASSIFIED_LIMIT:
+            complaints.append(f"{name_cell(row)}: {share:.1%}")
+    check = f"less than {UNCLASSIFIED_LIMIT:.0%} of the memory at the peak is unclassified"
+    return conclude(check, complaints, examined, f"{examined} cells; at most {worst:.1%}" if examined else NOT_MEASURED)
+
+
+def residual_stream_is_found(table: DataFrame) -> Check:
+    """Each block adds twice to the residual stream, in allocations of the derived size."""
+    complaints, examined = [], 0
+    for row, rows in cells(select(table, model=MemoryProfile.model)):
+        examined += 1
+        shape = parse_size(row["size"])
+        found = select(rows, metric="residual_tensors", operator="add")["mean"].sum()
+        if found != 2 * shape.num_layers:
+            size = residual_bytes(shape, row["batch_size"], row["context"])
+            complaints.append(f"{name_cell(row)}: {found:.0f} of {2 * shape.num_layers} additions make {size} B")
+    check = "the forward pass makes a tensor of the residual stream's derived size twice per block, by an addition"
+    return conclude(check, complaints, examined, f"{examined} cells" if examined else NOT_MEASURED)
+
+
+def peaks_agree(table: DataFrame, end_to_end: DataFrame) -> Check:
+    """The peak of a step is that which the timing experiment saw, which ran many steps and recorded nothing."""
+    complaints, worst, examined = [], 0.0, 0
+    timed = select(end_to_end, metric="peak_memory", status="ok", compiled=False)
+    timed = timed[timed["warmup"] == timed["warmup"].max()]
+    for row, _ in cells(table):
+        peaks = select(timed, **{name: row[name] for name in CELL})["mean"] * MIB
+        for peak in peaks:
+            examined += 1
+            error = abs(row["mean"] - peak) / peak
+            worst = max(worst, error)
+            if error > PEAK_TOLERANCE:
+                complaints.append(f"{name_cell(row)}: {row['mean'] / MIB:.0f} MiB against {peak / MIB:.0f} MiB")
+    check = "a step's peak memory is the same when its allocations are followed and when it is timed"
+    if not examined:
+        return conclude(check, [], 0, "no step was both followed and timed on a GPU")
+    return conclude(check, complaints, examined, f"{examined} cells; largest difference {worst:.2%}")

@@ -1,0 +1,87 @@
+"""What the memory figures and answers share: which cells they show, and the categories that a reader sees."""
+
+from typing import TypedDict
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.measure import memory_timeline as of
+from scripts.data import one, select, size_order, statistic
+from scripts.style import COLOURS
+
+GIB = 1024 * MIB
+MODES = {"inference": "inference", "forward": "forward, with graph", "train_step": "training step"}
+"""The kinds of step that are followed, and what readers call them."""
+PRECISIONS = ["fp32", "bf16"]
+OTHER = "other"
+
+
+class Look(TypedDict):
+    """How an area or a bar is filled."""
+
+    facecolor: str
+    hatch: str
+    edgecolor: str
+    linewidth: float
+
+
+def _look(colour: int, hatch: str) -> Look:
+    return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+
+
+LOOKS = {
+    of.PARAMETERS: _look(0, ""),
+    of.OPTIMIZER_STATE: _look(1, "///"),
+    of.GRADIENTS: _look(2, "..."),
+    of.WEIGHT_COPIES: _look(3, "xxx"),
+    of.ACTIVATIONS: _look(4, ""),
+    of.TEMPORARIES: _look(5, "\\\\\\"),
+    OTHER: _look(6, ""),
+}
+"""The categories of the figures, from the bottom up; the small ones are one."""
+SHOWN = list(LOOKS)
+
+
+def profiled(table: DataFrame) -> DataFrame:
+    """The rows of the largest size."""
+    sizes = size_order(table)
+    return select(table, size=sizes[-1]) if sizes else table
+
+
+def shown_category(category: str) -> str:
+    """The category of the figures that a category belongs to."""
+    return category if category in SHOWN else OTHER
+
+
+def parts(cell: DataFrame) -> dict[str, float]:
+    """What a cell's memory at the peak is for: GiB by category of the figures."""
+    found = select(cell, metric="at_peak")
+    sums = dict.fromkeys(SHOWN, 0.0)
+    for category, size in zip(found["category"], found["mean"], strict=True):
+        sums[shown_category(category)] += size / GIB
+    return sums
+
+
+def peak_gib(rows: DataFrame, **wanted: str | int) -> float | None:
+    """A cell's peak, GiB."""
+    size = statistic(rows, "mean", metric="peak_allocated", **wanted)
+    return None if size is None else size / GIB
+
+
+def contexts(rows: DataFrame) -> list[int]:
+    """The contexts of a table, short to long."""
+    return sorted(int(context) for context in rows["context"].unique())
+
+
+def compared_context(rows: DataFrame) -> int | None:
+    """The longest context at which every kind of step was measured in both precisions, or None."""
+    complete = [
+        context
+        for context in contexts(rows)
+        if all(
+            one(rows, metric="peak_allocated", context=context, mode=mode, precision=precision) is not None
+            for mode in MODES
+            for precision in PRECISIONS
+        )
+    ]
+    return max(complete, default=None)
