@@ -31,7 +31,7 @@ def step_table(table: DataFrame) -> DataFrame:
     medians, and with `, busy` behind its name how long the device works in it, both in ms.
     """
     keys = [*parameters(EndToEnd), "label"]
-    numeric = table[(table["status"] == "ok") & table["median"].notna()]
+    numeric = table[table["metric"].isin(list(EndToEnd.metrics)) & table["median"].notna()]
     wide = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=list(EndToEnd.metrics))
     wide = wide.rename(columns={"warmup": "warmup_seconds"})  # the parameter is their number
     whole = select(numeric, metric="step").set_index(keys)

@@ -44,9 +44,9 @@ def save(figure: Figure, path: str | Path) -> None:
     pyplot.close(figure)
 
 
-def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Panels across the page's width with a shared vertical axis, row by row."""
-    figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=True, squeeze=False)
+def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
+    """Panels across the page's width, row by row, with a shared vertical axis unless they show different things."""
+    figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=sharey, squeeze=False)
     return figure, list(axes.flat)
 
 
@@ -67,7 +67,9 @@ def log_scale(axis: XAxis | YAxis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def grouped_bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> None:
+def grouped_bars(
+    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], digits: int = 2
+) -> None:
     """Bars side by side in each group, each labelled with its value; what was not measured is marked n/m."""
     width = 0.8 / len(series)
     for index, (name, values) in enumerate(series.items()):
@@ -77,7 +79,7 @@ def grouped_bars(axes: Axes, groups: Sequence[str], series: Mapping[str, Sequenc
             positions, heights, 0.92 * width, label=name, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white"
         )
         for position, value in zip(positions, values, strict=True):
-            text = "n/m" if value is None else f"{value:.2f}"
+            text = "n/m" if value is None else f"{value:.{digits}f}"
             axes.annotate(text, (position, value or 0), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)

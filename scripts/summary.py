@@ -6,10 +6,11 @@ from typing import Any
 import pandas
 from pandas import DataFrame
 
+from cs336_systems.measure.measurement import WALL
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.plan import Plan
 from scripts.coverage import OUTCOMES, losses
-from scripts.data import at_one_setting, measured_gpu, measured_machine
+from scripts.data import at_one_setting, measured_gpu, measured_machine, select
 from scripts.markup import Table
 
 VERSIONS = {
@@ -18,11 +19,12 @@ VERSIONS = {
     "cpu": "processor",
     "driver": "NVIDIA driver",
     "cuda": "CUDA (PyTorch build)",
+    "cudnn": "cuDNN",
     "torch": "PyTorch",
     "triton": "Triton",
+    "flash_attn": "FlashAttention-4 (flash-attn-4)",
     "python": "Python",
     "git_commit": "commit",
-    "source_digest": "digests of the measured code",
     "seed": "seed",
 }
 SHORT_COMMIT = 7
@@ -49,6 +51,7 @@ def summarize(
         **model_settings(tables["end_to_end"]),
         **origin(tables),
         "outdated": outdated(tables, digests),
+        "costs": costs_table(tables),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
         "cells_oom": int(coverage["oom"].sum()),
@@ -92,6 +95,25 @@ def versions_table(rows: DataFrame) -> Table:
         values = sorted({str(value) for value in rows[column]} - {""})
         body.append([title, ", ".join(values) or "–"])
     return Table(["what", "value"], body, text_columns=2)
+
+
+def costs_table(tables: Mapping[str, DataFrame]) -> Table:
+    """What each experiment takes, and which code measured it: one row per experiment, and a total."""
+    body, total = [], [0, 0.0, 0.0]
+    for name, table in tables.items():
+        if not len(table):
+            continue
+        jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
+        cells = select(table, metric=WALL)["mean"]
+        numbers = [len(cells), cells.sum(), jobs["startup_seconds"].sum()]
+        total = [sum(pair) for pair in zip(total, numbers, strict=True)]
+        digests = ", ".join(dict.fromkeys(table["source_digest"]))
+        body.append(
+            [name, digests, str(len(cells)), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])]
+        )
+    body.append(["all", "", str(total[0]), *(f"{seconds:.0f}" for seconds in [*total[1:], sum(total[1:])])])
+    header = ["experiment", "digest of its code", "cells", "measuring", "starting processes", "together"]
+    return Table(header, body, text_columns=2, groups=[("", 3), ("seconds", 3)])
 
 
 def coverage_table(coverage: DataFrame) -> Table:

@@ -66,14 +66,14 @@ def render(
 
 
 def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
-    """The function with which a section shows a figure: from the figure's name to Typst markup."""
+    """The function with which a section shows a figure: from its name to Typst markup, labelled `fig-NAME`."""
 
     def figure(name: str) -> Typst:
         if name not in contents.figures:
             raise ValueError(f"a template shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
         shown = contents.figures[name]
         caption = escape(f"{shown.caption}, on {machine}.")
-        return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
+        return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)}) <fig-{name}>")
 
     return figure
 

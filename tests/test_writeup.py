@@ -65,8 +65,8 @@ def typeset_again(plan: Plan) -> None:
     )
 
 
-def write_report(folder: Path, plan: Plan, rows: dict) -> Report:
-    """The report that the pipeline's scripts make of rows, by experiment."""
+def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> Report:
+    """The report that the pipeline's scripts make of rows, by experiment, and of a trace."""
     shutil.copytree(ROOT / "report", folder / "report")
     results = plan.results
     with contextlib.chdir(folder):
@@ -77,7 +77,8 @@ def write_report(folder: Path, plan: Plan, rows: dict) -> Report:
         keep(plan_to_json(plan), str(results / "plan.json"))
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
-            draw(figure.script, figure.options, tables[figure.table], str(results / "figures" / f"{name}.svg"))
+            source = {"table": tables[figure.table]} if figure.table else {"trace": trace}
+            draw(figure.script, figure.options, str(results / "figures" / f"{name}.svg"), **source)
         write_coverage(str(results / "plan.json"), tables, str(results / "coverage.csv"))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)

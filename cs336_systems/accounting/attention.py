@@ -8,6 +8,12 @@ def forward_flops(batch: int, heads: int, sequence: int, d: int, *, causal: bool
     return 4 * batch * heads * sequence**2 * d * (0.5 if causal else 1)
 
 
+def softmax_flops(batch: int, heads: int, sequence: int) -> int:
+    """Operations of a softmax over every row of the scores: per score a comparison for the maximum, a subtraction, an
+    exponential (counted as one), an addition and a division."""
+    return 5 * batch * heads * sequence**2
+
+
 def flash_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
     """Operations as FlashAttention papers count them: a backward pass is 2.5 forward passes (five products to two)."""
     factor = {"forward": 1, "backward": 2.5, "forward_backward": 3.5}[phase]

@@ -58,7 +58,7 @@ def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:
 
 
 def weight_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
-    """Bytes of autocast's bf16 copies of every matrix that a product uses: not of embedding and norms.
+    """Bytes of autocast's bf16 copies of the matrices that products use: not the embedding's table, nor the norms.
 
     Autograd's graph keeps each copy until the backward pass has used it.
     """

@@ -1,15 +1,14 @@
 """When a device works: the time in which at least one kernel or copy runs on it, from PyTorch's profiler."""
 
 import bisect
-import os
 import time
 from collections.abc import Callable, Mapping
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import synchronize
 
 Interval = tuple[float, float]
@@ -21,9 +20,10 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
     Runs the step once more. `launches` counts kernels, copies and fills.
     """
     if device.type != "cuda":
-        message = "only a CUDA device works apart from the host, which may keep it waiting"
-        return [Measurement(metric="device_busy", unit="ms", status="skipped", message=message)]
+        return [not_known("only a CUDA device works apart from the host, which may keep it waiting")]
     activity = device_activity(phases, device)
+    if not any(activity.values()):
+        return [not_known("the profiler recorded no kernel")]
     busy = {name: 1e3 * covered(intervals) for name, intervals in activity.items()}
     return [
         *(summarize(f"{name}_busy", "ms", [milliseconds]) for name, milliseconds in busy.items()),
@@ -32,17 +32,20 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
     ]
 
 
+def not_known(why: str) -> Measurement:
+    """The one row that says why there are no others."""
+    return Measurement(metric="device_busy", unit="ms", status="skipped", message=why)
+
+
 def device_activity(phases: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, list[Interval]]:
     """Run the phases of a step on a CUDA device, one after another, and watch the device.
 
     Returns:
         For each phase, start and end of every kernel, copy and fill that it launched, seconds since the epoch.
     """
-    # Or CUPTI stays attached when the profile is over, and every launch after it costs the host more.
-    os.environ.setdefault("TEARDOWN_CUPTI", "1")
     ends: list[int] = []
     synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as watching:
+    with profiling(device, operators=False) as watching:
         for phase in phases.values():
             phase()
             synchronize(device)

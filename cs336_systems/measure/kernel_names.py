@@ -23,8 +23,9 @@ normalization: whatever a norm launches. copy: also casts, concatenations and fi
 LONGEST_NAME = 80
 """Characters of a shortened name."""
 
-PARTIAL_SUMS = "splitKreduce_kernel"
-"""Adds up the parts of one product that cuBLAS computed in several; a matmul kernel, but no product of its own."""
+NO_PRODUCTS = re.compile(r"splitKreduce|aten::(linear|matmul)$")
+"""Of the matmul kernels and operators those that compute no product: splitKreduce adds up the parts of one that cuBLAS
+computed in several, and linear calls mm."""
 
 # Patterns of full names in lower case.
 ATTENTION = re.compile(r"flash|fmha|attention|sdpa|^(forward|backward|preprocess)_kernel$")
@@ -79,6 +80,11 @@ def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = 
     return "matmul" if MATMUL_OPERATORS.search(operator) else "other"
 
 
+def is_product(name: str) -> bool:
+    """Whether a matmul kernel or operator computes a product itself."""
+    return not NO_PRODUCTS.search(name)
+
+
 def short_name(name: str) -> str:
     """A name of at most LONGEST_NAME characters that still tells kernels apart.
 
@@ -95,8 +101,8 @@ def short_name(name: str) -> str:
         base = f"{parent.rpartition('::')[2]}::{base}"
     if GENERIC.search(base):
         told = [word for word in TELLING.findall(arguments) if not WRAPPERS.match(word)]
-        base = ": ".join([base, *told[:1]])
-    base = re.sub(r"(_execute\w*)?_kernel__5x_cublas\w*$", "", base)
+        base = told[0] if told and base.startswith("Kernel") else ": ".join([base, *told[:1]])
+    base = re.sub(r"(?:_align[ac]\d+)*_execute(_split_k)?_kernel__5x_cublas$", r"\1", base)
     if len(base) > LONGEST_NAME:
         base = f"{base[: LONGEST_NAME - 25]}…{base[-24:]}"
     return base

@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
-from torch.profiler import ProfilerActivity
 
-from cs336_systems.measure.timing import synchronize
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.timing import no_garbage_collection, synchronize
+from cs336_systems.measure.trace import ON_DEVICE, read_events
 from cs336_systems.ranges import listening, named_range
 
 COMPILED, WHOLE_MODEL = "compiled", "model"
@@ -31,6 +33,7 @@ class StepTimes:
     """Milliseconds of the whole step by the host's clock."""
 
 
+@no_garbage_collection()
 def run_steps(stages: Mapping[str, Callable[[], None]], steps: int, device: torch.device) -> StepTimes:
     """Run the stages of a step, step after step; the device is idle when a stage begins, and each is a named range."""
     times = StepTimes(stages={name: [] for name in stages})
@@ -71,24 +74,30 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
         path: where the trace is written, compressed if it ends in .gz.
     """
     prepare_profiler(device)
-    with module_ranges(model), listening(), torch.profiler.profile(activities=_activities(device)) as profiler:
+    with module_ranges(model), listening(), profiling(device, operators=True) as profiler:
         yield
-        synchronize(device)
     profiler.export_chrome_trace(str(path))
+
+
+def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
+    """The events that `recording` wrote.
+
+    Raises:
+        Unavailable: the profiler saw no kernel of the device.
+    """
+    events = read_events(path)
+    if device.type == "cuda" and not any(event.get("cat") in ON_DEVICE for event in events):
+        raise Unavailable("PyTorch's profiler recorded no kernel")
+    return events
 
 
 @cache  # The first profile of a process takes a second longer than others: it loads and starts CUPTI.
 def prepare_profiler(device: torch.device) -> None:
     """Make a profile and throw it away."""
-    with torch.profiler.profile(activities=_activities(device)) as profiler:
+    with profiling(device, operators=True) as profiler:
         torch.zeros(1, device=device).add_(1)
-        synchronize(device)
     with TemporaryDirectory() as folder:
         profiler.export_chrome_trace(f"{folder}/trace.json")
-
-
-def _activities(device: torch.device) -> list[ProfilerActivity]:
-    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
 
 
 @contextlib.contextmanager

@@ -53,6 +53,8 @@ class Kernel:
     """How long it took, µs; an operator without those that it called."""
     lane: str
     """The stream or thread that it ran on."""
+    thread: str
+    """The host's thread that launched it; empty where that is unknown."""
     launched: float
     """When the host launched it, µs."""
     stage: Stage | None
@@ -74,10 +76,6 @@ class Trace:
     """In order of their launches."""
     on_device: bool
     """Whether the kernels ran on a GPU; if not, they are operators."""
-
-    def of_stage(self, stage: Stage) -> list[Kernel]:
-        """What a stage of a step launched."""
-        return [kernel for kernel in self.kernels if kernel.stage is stage]
 
 
 @dataclass(slots=True, eq=False)
@@ -218,6 +216,7 @@ def _on_device(executed: Iterable[Event], launches: Mapping[int, _Span], stages:
             end=event["ts"] + event["dur"],
             duration=event["dur"],
             lane=f"stream {event['args']['stream']}",
+            thread=f"thread {launch.thread}" if launch else "",
             launched=launched,
             stage=_stage_at(launched, stages, starts) if launch else None,
             range=_range_of(launch),
@@ -234,6 +233,7 @@ def _operators(operators: Iterable[_Span], stages: Sequence[Stage]) -> Iterator[
             end=span.end,
             duration=max(0.0, span.end - span.start - span.within),
             lane=f"thread {span.thread}",
+            thread=f"thread {span.thread}",
             launched=span.start,
             stage=_stage_at(span.start, stages, starts),
             range=_range_of(span),

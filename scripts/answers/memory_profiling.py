@@ -10,6 +10,7 @@ from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
+from scripts.answers.helpers.block_memory import block_answers
 from scripts.data import ratio, reason, select, statistic
 from scripts.markup import Table, fixed
 from scripts.memory import GIB, LOOKS, MODES, PRECISIONS, compared_context, contexts, parts, peak_gib, profiled
@@ -18,10 +19,12 @@ from scripts.memory import GIB, LOOKS, MODES, PRECISIONS, compared_context, cont
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = profiled(tables["memory_profile"])
+    block = block_answers(tables)
     if not len(table):
-        return {"derived": None}
+        return {"derived": None, "block": block}
     plain = select(table, attention="plain")
     found = {
+        "block": block,
         "label": table["label"].iloc[0],
         "batch": int(table["batch_size"].iloc[0]),
         "derived": derived_table(table),

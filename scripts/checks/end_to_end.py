@@ -6,11 +6,16 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
 from scripts.check import TOLERANCE, Check, Timing, conclude, outside, under_the_roofline
-from scripts.data import measured_gpu, select, size_order, statistic
+from scripts.data import PHASES, measured_gpu, one, select, size_order, statistic
+from scripts.steps import step_table
 
-CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
+CELL = [name for name in parameters(EndToEnd) if name != "mode"]
+BUSIER = 0.05
+"""How much longer than the median step the device may seem to work: its time is that of another step."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -18,6 +23,8 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     table = tables["end_to_end"]
     yield phases_add_up(table)
     yield larger_sizes_take_longer(table)
+    yield device_is_not_busier_than_the_step_is_long(table)
+    yield inference_is_no_slower(table)
     yield compiled_is_compiled(table)
     yield precision_is_what_it_says(table)
     yield nothing_beats_the_roofline(table)
@@ -57,7 +64,8 @@ def phases_add_up(table: DataFrame) -> Check:
 def larger_sizes_take_longer(table: DataFrame) -> Check:
     """In fp32 a larger model's forward pass takes longer, other things being equal."""
     check = "in fp32, at equal context, a larger model never has the shorter forward pass"
-    steps = select(table, metric="step", mode="forward", precision="fp32", compiled=False)
+    plain = select(table, compiled=False, attention="plain", cold_start=False)
+    steps = select(plain, metric="forward", mode="train_step", precision="fp32")
     complaints, examined = [], 0
     for context, group in steps[steps["warmup"] == steps["warmup"].max()].groupby("context"):
         for small, large in itertools.pairwise(size_order(group)):
@@ -69,6 +77,41 @@ def larger_sizes_take_longer(table: DataFrame) -> Check:
             if fast >= slow:
                 complaints.append(f"context {context}: {small} p20 {fast:.2f} ms, {large} p80 {slow:.2f} ms")
     return conclude(check, complaints, examined, f"{examined} pairs of neighbouring sizes, p20 against p80")
+
+
+def device_is_not_busier_than_the_step_is_long(table: DataFrame) -> Check:
+    """The device works in a phase for no longer than the phase takes."""
+    check = "in no phase does the device work for longer than the phase takes by the host's clock"
+    steps = step_table(table)
+    complaints, most = [], 0.0
+    for phase in PHASES:
+        for _, step in steps[steps[f"{phase}_busy"].notna()].iterrows():
+            share = step[f"{phase}_busy"] / step[phase]
+            most = max(most, share)
+            if share > 1 + BUSIER:
+                complaints.append(f"{name_cell(step)}, {step['mode']}: {phase} {share:.0%} busy")
+    examined = int(steps["device_busy"].notna().sum())
+    summary = f"{examined} cells; {most:.1%} at most, allowed {1 + BUSIER:.0%}"
+    return conclude(check, complaints, examined, summary if examined else "busy time is measured on GPUs only")
+
+
+def inference_is_no_slower(table: DataFrame) -> Check:
+    """Where the device sets the pace, logits without a graph take no longer than with graph and loss."""
+    check = "where the device sets the pace, inference is no slower than the forward pass with graph and loss"
+    steps = step_table(table)
+    steps = steps[steps["busy"].notna() & ~steps["host_bound"]]
+    complaints, most, examined = [], 0.0, 0
+    for _, inferred in select(steps, mode="inference").iterrows():
+        trained = one(steps, mode="train_step", **{name: inferred[name] for name in CELL})
+        if trained is None:
+            continue
+        examined += 1
+        ratio = inferred["step"] / trained["forward"]
+        most = max(most, ratio)
+        if ratio > 1 + BUSIER:
+            complaints.append(f"{name_cell(inferred)}: {ratio:.2f} times as long")
+    summary = f"{examined} cells; {most:.2f} times as long at most, allowed {1 + BUSIER:.2f}"
+    return conclude(check, complaints, examined, summary if examined else "no such cell was measured on a GPU")
 
 
 def compiled_is_compiled(table: DataFrame) -> Check:

@@ -1,38 +1,33 @@
-"""Training-step time against context length, one line per size."""
+"""The training step against context length, one line per size, and how long the device works in it."""
 
-from scripts.data import load_at_one_setting, select, size_order, steady_warmup
+from typing import Any
+
+from scripts.data import load_at_one_setting, select, size_order
+from scripts.steps import steady, step_table
 from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
-    """Forward and backward, log-log, fp32 next to bf16; the line of a size that ran out of memory ends early."""
-    data = load_at_one_setting("end_to_end", table)
-    data = select(data, compiled=False, attention="plain", metric="step", mode="forward_backward")
-    data = data[data["warmup"] == steady_warmup(data)]
-    if not len(data):
-        save_note("no forward and backward pass was measured", output)
+    """Medians, log-log, fp32 next to bf16; dotted, the device's part. A size that does not fit has a shorter line."""
+    steps = steady(step_table(load_at_one_setting("end_to_end", table)))
+    steps = select(steps, compiled=False, attention="plain", mode="train_step")
+    if not len(steps):
+        save_note("no training step was measured", output)
         return
-    figure, panels = subplots(2, height=2.9)
-    sizes = size_order(data)
+    figure, panels = subplots(2, height=3.1)
+    contexts = sorted(steps["context"].unique())
     for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):
-        for index, size in enumerate(sizes):
-            rows = select(data, precision=precision, size=size).sort_values("context")
-            if not len(rows):
-                continue
-            axes.errorbar(
-                rows["context"],
-                rows["median"],
-                yerr=[rows["median"] - rows["p20"], rows["p80"] - rows["median"]],
-                label=rows["label"].iloc[0],
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-            )
+        for index, size in enumerate(size_order(steps)):
+            rows = select(steps, precision=precision, size=size)
+            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
+            axes.plot(rows["context"], rows["step"], label=rows["label"].iloc[0] if len(rows) else None, **style)
+            axes.plot(rows["context"], rows["device_busy"], linestyle=":", linewidth=1, mfc="none", **style)
         axes.set_xscale("log", base=2)
         log_scale(axes.yaxis)
-        contexts = sorted(data["context"].unique())
         axes.set_xticks(contexts, [str(context) for context in contexts])
         axes.set_title(precision)
         axes.set_xlabel("context / tokens")
-    panels[0].set_ylabel("forward + backward / ms")
-    panels[1].legend(fontsize=7, title="size", title_fontsize=7)
+    panels[0].set_ylabel("training step / ms")
+    handles, names = max((axes.get_legend_handles_labels() for axes in panels), key=lambda legend: len(legend[1]))
+    figure.legend(handles, names, ncols=len(names), loc="outside lower center")
     save(figure, output)

@@ -1,34 +1,28 @@
-"""How slow the first timed step is after only a few warm-up steps."""
+"""What the first timed step of a process costs beyond the others, by number of warm-up steps."""
 
-from scripts.data import load_at_one_setting, ratio, select, size_order, statistic
-from scripts.style import grouped_bars, log_scale, save, save_note, subplots
+import math
+
+from scripts.data import load_at_one_setting, select, size_order
+from scripts.steps import step_table
+from scripts.style import grouped_bars, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
-    """First timed step over the median step of the same run, by warm-up steps, one group per size; log scale."""
-    data = load_at_one_setting("end_to_end", table)
-    data = select(data, compiled=False, attention="plain", mode="forward_backward", precision="fp32")
-    cold = data[data["warmup"] == data["warmup"].min()]
-    if not len(cold) or data["warmup"].nunique() < 2:
+    """First timed step minus the median step of the same run, ms, by warm-up steps, one group per size."""
+    steps = step_table(load_at_one_setting("end_to_end", table))
+    cold = select(steps, cold_start=True, compiled=False, attention="plain")
+    if cold["warmup"].nunique() < 2:
         save_note("warm-up was not varied", output)
         return
-    data = data[data["context"] == cold["context"].iloc[0]]
     sizes = size_order(cold)
-    series = {}
-    for warmup in sorted(data["warmup"].unique()):
-        rows = select(data, warmup=warmup)
-        series[f"{warmup} warm-up steps"] = [
-            ratio(
-                statistic(rows, "median", size=size, metric="first_step"),
-                statistic(rows, "median", size=size, metric="step"),
-            )
-            for size in sizes
-        ]
+    series: dict[str, list[float | None]] = {}
+    for warmup in sorted(cold["warmup"].unique()):
+        rows = select(cold, warmup=warmup).set_index("size")
+        extra = (rows["first_step"] - rows["step"]).reindex(sizes)
+        series[f"w = {warmup}"] = [None if math.isnan(value) else value for value in extra]
     figure, (axes,) = subplots(height=2.5)
-    labels = [cold[cold["size"] == size]["label"].iloc[0] for size in sizes]
-    grouped_bars(axes, labels, series)
-    log_scale(axes.yaxis)
-    axes.set_ylabel("first timed step / median step")
-    axes.legend(ncols=len(series), fontsize=7, loc="upper right")
-    axes.margins(y=0.25)
+    grouped_bars(axes, [cold[cold["size"] == size]["label"].iloc[0] for size in sizes], series, digits=1)
+    axes.set_ylabel("first timed − median step / ms")
+    axes.margins(y=0.15)
+    figure.legend(ncols=len(series), loc="outside lower center")
     save(figure, output)

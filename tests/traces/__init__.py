@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from cs336_systems.measure.compact_trace import compact, write_events
-from cs336_systems.measure.kernel_names import PARTIAL_SUMS, categorize
+from cs336_systems.measure.kernel_names import categorize, is_product
 from cs336_systems.measure.kernel_profile import StepTimes, recording, run_steps
 from cs336_systems.measure.trace import Kernel, Trace, read_events
 from cs336_systems.model import build_model
@@ -70,7 +70,7 @@ def counted(trace: Trace, wanted: str = "matmul") -> dict[tuple[str, str], int]:
     return Counter(
         (kernel.stage.name, kernel.range)
         for kernel in trace.kernels
-        if category(kernel) == wanted and PARTIAL_SUMS not in kernel.name
+        if category(kernel) == wanted and is_product(kernel.name)
     )
 
 

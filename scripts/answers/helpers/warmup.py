@@ -24,7 +24,9 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
     cold = select(cold, **{name: first[name] for name in ("mode", "context", "precision")})
     cold = cold.assign(extra=cold["first_step"] - cold["step"])
     warmups, sizes = sorted(cold["warmup"].unique()), size_order(cold)
-    by_size = cold.set_index(["size", "warmup"]).reindex(pandas.MultiIndex.from_product([sizes, warmups]))
+    by_size = cold.set_index(["size", "warmup"]).reindex(
+        pandas.MultiIndex.from_product([sizes, warmups], names=["size", "warmup"])
+    )
     at_once, most = by_size.xs(0, level=1), by_size.xs(warmups[-1], level=1)
     inflation = (at_once["mean"] / most["step"]).dropna()
     extra = at_once["extra"].dropna()

@@ -1,0 +1,277 @@
+"""Answers to `nsys_profile`: which kernels a step runs, for how long, and what launches them."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.transformer import forward_products
+from cs336_systems.measure.kernel_names import CATEGORIES, is_product
+from cs336_systems.sizes import parse_size
+from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
+from scripts.checks.kernel_profile import DEVICE_BOUND
+from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order
+from scripts.kernels import (
+    FORWARD,
+    FORWARD_AND_BACKWARD,
+    MODES_PROFILED,
+    PRECISIONS,
+    kernels,
+    label_of,
+    name_of,
+    shares,
+    total,
+)
+from scripts.markup import Table, Typst, fixed, percent, significant, times
+
+OTHERS_SHOWN = 6
+"""Kernels other than matrix multiplies that are listed for each precision."""
+PASSES = {"forward": ("inference", FORWARD), "forward + backward": ("train_step", FORWARD_AND_BACKWARD)}
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    table = tables["kernel_profile"]
+    plain = select(table, compiled=False, attention="plain")
+    if not len(select(plain, metric="kernel")):
+        return {"context": None}
+    context = reference_context(plain)
+    here = select(plain, context=context)
+    focus = focus_size(here)
+    return {
+        "context": context,
+        "steps": int(here["steps"].iloc[0]),
+        "warmup": int(here["warmup"].iloc[0]),
+        "unattributed": float(select(table, metric="unattributed")["mean"].max()),
+        "focus": label_of(here, focus),
+        **forward_answers(here, tables["end_to_end"], on_gpu=bool(measured_gpu({"": table}))),
+        **top_answers(here),
+        **other_answers(select(here, size=focus)),
+        **share_answers(here, focus),
+        **attention_answers(here),
+        **removal_answers(table),
+        **profiler_cost(table),
+        "all_cells": all_cells_table(plain),
+    }
+
+
+def focus_size(here: DataFrame) -> str:
+    """The size that is looked at closely: the largest of which a training step was profiled in every precision."""
+    sizes = size_order(here)
+    precisions = here["precision"].nunique()
+    complete = [
+        size
+        for size in sizes
+        if select(here, size=size, mode="train_step", metric="kernel")["precision"].nunique() == precisions
+    ]
+    return (complete or sizes)[-1]
+
+
+def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> dict[str, Any]:
+    """(a) The forward pass by the trace, by events, and by the host's timer in another experiment."""
+    elsewhere = select(end_to_end, compiled=False, attention="plain", metric="forward", mode="inference", status="ok")
+    names, lines, gaps, host_bound = [], [], {}, []
+    for size in size_order(here):
+        for precision in PRECISIONS:
+            rows = select(here, size=size, precision=precision, mode="inference")
+            busy, idle, profiled, unprofiled = (
+                total(rows, metric, FORWARD) for metric in ("stage_busy", "stage_idle", "stage_profiled", "stage")
+            )
+            if busy is None or unprofiled is None:
+                continue
+            label = rows["label"].iloc[0]
+            timed = select(elsewhere, size=size, precision=precision, context=rows["context"].iloc[0])
+            host = float(timed.sort_values("warmup")["median"].iloc[-1]) if len(timed) else None
+            paced_by_device = busy >= DEVICE_BOUND * unprofiled
+            if not paced_by_device:
+                host_bound.append(name_of(label, precision))
+            if host and (paced_by_device or not on_gpu):
+                gaps[name_of(label, precision)] = abs(unprofiled - host) / host
+            names.append((label, precision, "device" if paced_by_device else "host"))
+            traced = [busy, idle, busy + idle] if idle is not None else [busy]
+            lines.append([*traced, profiled, unprofiled, host])
+    columns = [fixed(column) for column in zip(*lines, strict=True)]
+    body = [
+        [label, precision, *(value or "–" for value in numbers), *([pace] if on_gpu else [])]
+        for (label, precision, pace), *numbers in zip(names, *columns, strict=True)
+    ]
+    if on_gpu:
+        header = ["kernels", "idle", "sum", "with", "without", "end_to_end", "pace set by"]
+        groups = [("", 2), ("trace / ms", 3), ("between events, profiler / ms", 2), ("host timer / ms", 1), ("", 1)]
+    else:
+        header = ["operators", "with", "without", "end_to_end"]
+        groups = [("", 2), ("trace / ms", 1), ("stage, profiler / ms", 2), ("host timer / ms", 1)]
+    return {
+        "forward": Table(["size", "precision", *header], body, groups=groups, text_columns=2),
+        "host_bound": host_bound,
+        "forward_cells": len(body),
+        "compared": len(gaps),
+        "largest_gap": max(((gap, name) for name, gap in gaps.items()), default=None),
+    }
+
+
+def top_answers(here: DataFrame) -> dict[str, Any]:
+    """(b) The kernel that takes most time, and how often it is launched."""
+    body, same, matmul_tops, tops, explained = [], 0, 0, 0, []
+    for size in size_order(here):
+        for precision in PRECISIONS:
+            found = []
+            for title, (mode, stages) in PASSES.items():
+                rows = kernels(here, stages, size=size, precision=precision, mode=mode)
+                if not len(rows):
+                    continue
+                label = rows["label"].iloc[0]
+                named = rows[~rows["kernel"].str.startswith("others (")]
+                top = named.groupby("kernel")["ms"].sum().idxmax()
+                chosen = select(rows, kernel=top)
+                products = rows[(rows["category"] == "matmul") & rows["kernel"].map(is_product).astype(bool)]
+                share = ratio(chosen["ms"].sum(), rows["ms"].sum())
+                counts = [f"{chosen['calls'].sum():.0f}", str(percent(share)), f"{products['calls'].sum():.0f}"]
+                body.append([label, precision, title, str(top), *counts])
+                found.append(top)
+                if mode == "inference":
+                    tops += 1
+                    matmul_tops += int("matmul" in set(chosen["category"]))
+                    explained.append(explain_calls(chosen, parse_size(size).num_layers))
+            same += int(len(found) == 2 and found[0] == found[1])
+    header = ["size", "precision", "pass", "kernel with the most time", "calls", "share", "matmul calls"]
+    sizes = size_order(here)
+    return {
+        "top": Table(header, body, text_columns=4),
+        "tops": tops,
+        "tops_same": same,
+        "tops_both": sum(line[2] == "forward + backward" for line in body),
+        "tops_matmul": matmul_tops,
+        "products": [
+            f"{9 * parse_size(size).num_layers} + 1 = {forward_products(parse_size(size))} ({label_of(here, size)})"
+            for size in sizes
+        ],
+        "explained": explained,
+    }
+
+
+def explain_calls(chosen: DataFrame, layers: int) -> str:
+    """The launches of a kernel, as layers times modules where they come from blocks."""
+    per_range = chosen.groupby("range", sort=False)["calls"].sum()
+    inside = {name: calls / layers for name, calls in per_range.items() if calls % layers == 0}
+    outside = {name: calls for name, calls in per_range.items() if calls % layers}
+    cell = name_of(chosen["label"].iloc[0], chosen["precision"].iloc[0])
+    terms = []
+    if inside:
+        parts = ", ".join(f"{calls:.0f} in {name}" for name, calls in inside.items())
+        terms.append(f"{layers} layers × {sum(inside.values()):.0f} ({parts})")
+    terms += [f"{calls:.0f} in {name}" for name, calls in outside.items()]
+    return f"{cell}: {per_range.sum():.0f} = {' + '.join(terms)}"
+
+
+def other_answers(rows: DataFrame) -> dict[str, Any]:
+    """(c) What else matters in the forward pass of one size."""
+    body, share_of_others = [], {}
+    for precision in PRECISIONS:
+        forward = kernels(rows, FORWARD, precision=precision, mode="inference")
+        if not len(forward):
+            continue
+        others = forward[forward["category"] != "matmul"]
+        share_of_others[precision] = float(others["ms"].sum() / forward["ms"].sum())
+        grouped = others.groupby(["kernel", "category"])["ms"].sum().sort_values(ascending=False)
+        for key, ms in grouped.head(OTHERS_SHOWN).items():
+            kernel, category = cast(tuple[str, str], key)
+            chosen = select(others, kernel=kernel, category=category)
+            ranges = chosen.groupby("range")["ms"].sum().sort_values(ascending=False).index
+            where = f"{ranges[0]} and {len(ranges) - 1} more" if len(ranges) > 1 else ranges[0]
+            share = percent(ms / forward["ms"].sum())
+            numbers = [f"{chosen['calls'].sum():.0f}", str(significant(ms)), str(share)]
+            body.append([precision, kernel, category, where, *numbers])
+    header = ["precision", "kernel", "category", "most of it in", "calls", "ms", "share"]
+    return {"others": Table(header, body, text_columns=4), "share_of_others": share_of_others}
+
+
+def share_answers(here: DataFrame, focus: str) -> dict[str, Any]:
+    """(d) Each category's share of inference and of the training step."""
+    found = {
+        (precision, mode): {
+            size: share
+            for size in size_order(here)
+            if (share := shares(kernels(here, size=size, precision=precision, mode=mode)))
+        }
+        for precision in PRECISIONS
+        for mode in MODES_PROFILED
+    }
+    columns = {key: by_size[focus] for key, by_size in found.items() if focus in by_size}
+    body = [
+        [category, *(str(percent(column[category])) if column[category] else "–" for column in columns.values())]
+        for category in CATEGORIES
+        if any(column[category] for column in columns.values())
+    ]
+    changes = []
+    for precision in PRECISIONS:
+        inference, step = found[precision, "inference"], found[precision, "train_step"]
+        both = [size for size in inference if size in step]
+        if not both:
+            continue
+        before, after = (columns[precision, mode] for mode in MODES_PROFILED)
+        most = max(CATEGORIES, key=lambda name: after[name] - before[name])
+        changes.append(
+            {
+                "precision": precision,
+                "inference": extremes(inference[size]["matmul"] for size in both),
+                "step": extremes(step[size]["matmul"] for size in both),
+                "falls": sum(step[size]["matmul"] < inference[size]["matmul"] for size in both),
+                "sizes": len(both),
+                "gainer": most,
+                "gain": [percent(before[most]), percent(after[most])],
+            }
+        )
+    groups = [("", 1), *((precision, 2) for precision in PRECISIONS if (precision, "train_step") in columns)]
+    header = ["category", *(MODES_PROFILED[mode] for _, mode in columns)]
+    whole = len(columns) == 2 * (len(groups) - 1)
+    return {"shares": Table(header, body, groups=groups if whole else ()), "changes": changes}
+
+
+def extremes(values: Any) -> Typst:
+    """The least and the most of some shares, or the one that they all are."""
+    ordered = sorted(values)
+    least, most = percent(ordered[0]), percent(ordered[-1])
+    return least if least == most else Typst(f"{least} to {most}")
+
+
+def profiler_cost(table: DataFrame) -> dict[str, Any]:
+    """How much longer steps take under the profiler."""
+    cells = ["label", "context", "precision", "compiled", "attention", "mode"]
+    rows = table[table["metric"].isin(["step", "step_profiled"]) & (table["status"] == "ok")]
+    means = rows.pivot_table(index=cells, columns="metric", values="mean").dropna()
+    cost = (means["step_profiled"] / means["step"]).sort_values()
+    label, context, precision, *_, mode = cost.index[-1]
+    return {
+        "cost_median": times(cost.median()),
+        "cost_least": times(cost.iloc[0]),
+        "cost_most": times(cost.iloc[-1]),
+        "cost_where": f"{label}, context {context}, {precision}, {MODES_PROFILED[mode]}",
+        "cost_cells": len(cost),
+    }
+
+
+def all_cells_table(plain: DataFrame) -> Table:
+    """Every size and context: the kernels' time and the share of matrix multiplies."""
+    body = []
+    kinds = [(precision, mode) for precision in PRECISIONS for mode in MODES_PROFILED]
+    for size in size_order(plain):
+        for context in sorted(plain["context"].unique()):
+            line = [label_of(plain, size), str(context)]
+            for precision, mode in kinds:
+                rows = select(plain, size=size, context=context, precision=precision, mode=mode)
+                launched = kernels(rows)
+                if len(launched):
+                    line += [str(significant(launched["ms"].sum())), f"{100 * shares(launched)['matmul']:.0f}"]
+                else:
+                    line += [cell_state(rows)] * 2
+            body.append(line)
+    header = ["size", "context", *["ms", "matmul / %"] * len(kinds)]
+    groups = [("", 2), *((f"{precision}, {MODES_PROFILED[mode]}", 2) for precision, mode in kinds)]
+    return Table(header, body, groups=groups)
+
+
+def cell_state(rows: DataFrame) -> str:
+    """Why a cell has no kernels, in a word or two."""
+    text = reason(rows)
+    return "OOM" if "memory" in text else "n/m"

@@ -1,0 +1,111 @@
+"""Self-checks of the kernel profile."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.transformer import forward_products
+from cs336_systems.measure.kernel_names import is_product
+from cs336_systems.sizes import parse_size
+from scripts.check import Check, conclude
+from scripts.data import measured_gpu, select
+from scripts.kernels import CELL, FORWARD, kernels, total
+
+STAGE_TOLERANCE = 0.05
+"""Relative difference of a stage in the trace and between its events."""
+STAGE_SLACK_MS = 0.05
+"""What a stage may differ by, however short it is: an event is recorded some microseconds before the stage begins."""
+FORWARD_TOLERANCE = 0.1
+"""Relative difference of a forward pass in the trace and by the host's clock in another process."""
+DEVICE_BOUND = 0.9
+"""The device sets the pace of a stage if it is busy for at least this share of it."""
+UNATTRIBUTED = 0.01
+"""The largest share of the kernels' time of which the origin may be unknown."""
+GPUS_ONLY = "kernels and idle time exist on GPUs only"
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    table = tables["kernel_profile"]
+    yield stages_add_up(table)
+    yield agrees_with_end_to_end(table, tables["end_to_end"])
+    yield kernels_are_attributed(table)
+    yield products_are_counted(table)
+
+
+def name_cell(row: Series) -> str:
+    """A cell in words."""
+    kind = "compiled" if row["compiled"] else f"{row['attention']} attention"
+    return f"{row['label']}, context {row['context']}, {row['precision']}, {kind}, {row['mode'].replace('_', ' ')}"
+
+
+def stages_add_up(table: DataFrame) -> Check:
+    """Busy and idle time of a stage, from the trace, add up to the time between its events."""
+    check = f"a stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}"
+    keys = [*CELL, "mode", "stage", "label"]
+    wanted = ["stage_busy", "stage_idle", "stage_profiled"]
+    rows = table[table["metric"].isin(wanted) & (table["status"] == "ok")]
+    times = rows.pivot_table(index=keys, columns="metric", values="mean").reindex(columns=wanted).dropna()
+    errors = (times["stage_busy"] + times["stage_idle"] - times["stage_profiled"]).abs()
+    relative = errors / times["stage_profiled"]
+    wrong = times[(relative > STAGE_TOLERANCE) & (errors > STAGE_SLACK_MS)].reset_index()
+    complaints = [
+        f"{name_cell(row)}, {row['stage']}: {row['stage_busy'] + row['stage_idle']:.2f} ms in the trace,"
+        f" {row['stage_profiled']:.2f} ms between the events"
+        for _, row in wrong.iterrows()
+    ]
+    longer = relative[errors > STAGE_SLACK_MS]
+    worst = f"; largest difference {longer.max():.1%}" if len(longer) else ""
+    summary = f"{len(times)} stages, or within {STAGE_SLACK_MS:g} ms{worst}" if len(times) else GPUS_ONLY
+    return conclude(check, complaints, len(times), summary)
+
+
+def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Check:
+    """Where the device sets the pace, a forward pass in the trace takes as long as by the host's clock elsewhere."""
+    check = f"forward passes in the trace agree with `end_to_end` within {FORWARD_TOLERANCE:.0%}, if device-bound"
+    if not measured_gpu({"": table}):
+        return Check(check, "not applicable", GPUS_ONLY)
+    complaints, worst, examined = [], 0.0, 0
+    compared = [name for name in CELL if name not in ("warmup", "steps")]
+    for _, row in select(table, metric="step", status="ok").iterrows():
+        cell = {name: row[name] for name in compared}
+        rows = select(table, mode=row["mode"], warmup=row["warmup"], steps=row["steps"], **cell)
+        # The host's clock has forward pass and loss together.
+        stages = FORWARD if row["mode"] == "inference" else [*FORWARD, "loss"]
+        busy, idle = total(rows, "stage_busy", stages), total(rows, "stage_idle", stages)
+        others = select(end_to_end, metric="forward", status="ok", mode=row["mode"], **cell)
+        if busy is None or idle is None or busy < DEVICE_BOUND * (busy + idle) or not len(others):
+            continue
+        examined += 1
+        elsewhere = float(others.sort_values("warmup")["median"].iloc[-1])
+        error = abs(busy + idle - elsewhere) / elsewhere
+        worst = max(worst, error)
+        if error > FORWARD_TOLERANCE:
+            complaints.append(f"{name_cell(row)}: {busy + idle:.2f} ms in the trace, {elsewhere:.2f} ms")
+    summary = f"{examined} cells; largest difference {worst:.1%}" if examined else "no cell of both is device-bound"
+    return conclude(check, complaints, examined, summary)
+
+
+def kernels_are_attributed(table: DataFrame) -> Check:
+    """Nearly all of the kernels' time has a known stage and range."""
+    rows = select(table, metric="unattributed", status="ok")
+    complaints = [f"{name_cell(row)}: {row['mean']:.1%}" for _, row in rows.iterrows() if row["mean"] > UNATTRIBUTED]
+    worst = f"{len(rows)} cells; at most {rows['mean'].max():.2%}" if len(rows) else "no kernel was profiled"
+    return conclude(
+        f"under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module", complaints, len(rows), worst
+    )
+
+
+def products_are_counted(table: DataFrame) -> Check:
+    """A forward pass of the eager model launches one kernel for each of its matrix products."""
+    check = "eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1"
+    rows = kernels(table, FORWARD, category="matmul", compiled=False, attention="plain")
+    rows = rows[rows["kernel"].map(is_product).astype(bool)]
+    launched = rows.groupby([*CELL, "mode", "label"])["calls"].sum().reset_index()
+    complaints = [
+        f"{name_cell(row)}: {row['calls']:g} kernels, {expected} products"
+        for _, row in launched.iterrows()
+        if row["calls"] != (expected := forward_products(parse_size(row["size"])))
+    ]
+    summary = f"{len(launched)} cells" if len(launched) else "no kernel was profiled"
+    return conclude(check, complaints, len(launched), summary)

@@ -1,0 +1,54 @@
+"""How the kernels' time divides into categories, inference beside the training step, by model size."""
+
+from cs336_systems.measure.kernel_names import CATEGORIES
+from scripts.data import load_at_one_setting, reference_context, select, size_order
+from scripts.kernels import MODES_PROFILED, PRECISIONS, kernels, label_of, shares
+from scripts.style import COLOURS, HATCHES, save, save_note, subplots
+
+BAR, APART = 0.38, 0.2
+"""Width of a bar, and its distance from the middle of its size."""
+
+
+def draw(table: str, output: str) -> None:
+    """Stacked shares, one panel per precision; left of each size inference, right the training step."""
+    data = select(load_at_one_setting("kernel_profile", table), compiled=False, attention="plain")
+    data = select(data, context=reference_context(data))
+    found = kernels(data)
+    if not len(found):
+        save_note("no kernel was profiled", output)
+        return
+    sizes = size_order(found)
+    shown = [name for name in CATEGORIES if name in set(found["category"])]
+    precisions = [name for name in PRECISIONS if name in set(found["precision"])]
+    figure, panels = subplots(len(precisions), height=3.0)
+    named: set[str] = set()
+    for axes, precision in zip(panels, precisions, strict=True):
+        for position, size in enumerate(sizes):
+            for side, mode in zip((-APART, APART), MODES_PROFILED, strict=True):
+                share = shares(select(found, size=size, precision=precision, mode=mode))
+                bottom = 0.0
+                for index, category in enumerate(shown if share else []):
+                    axes.bar(
+                        position + side,
+                        100 * share[category],
+                        BAR,
+                        bottom=bottom,
+                        color=COLOURS[index % len(COLOURS)],
+                        hatch=HATCHES[index % len(HATCHES)],
+                        edgecolor="white",
+                        linewidth=0.3,
+                        label=None if category in named else category,
+                    )
+                    named.add(category)
+                    bottom += 100 * share[category]
+                mark = mode[0].upper() if share else "n/m"
+                axes.annotate(
+                    mark, (position + side, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
+                )
+        axes.set_xticks(range(len(sizes)), [label_of(found, size) for size in sizes])
+        axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
+        axes.set_xlabel("model size (I: inference, T: training step)")
+        axes.grid(axis="x", visible=False)
+    panels[0].set_ylabel("share of the kernels' time / %")
+    figure.legend(ncols=5, loc="outside lower center")
+    save(figure, output)

@@ -1,0 +1,108 @@
+"""One step in time: when the host launched, when the device ran which kind of kernel, and the stages."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from matplotlib.axes import Axes
+
+from cs336_systems.measure.intervals import merge
+from cs336_systems.measure.kernel_names import CATEGORIES, categorize
+from cs336_systems.measure.trace import Kernel, Trace, attribute, read_file
+from scripts.style import COLOURS, save, save_note, subplots
+
+MICROSECONDS = 1e3
+"""Per unit of the time axis, a millisecond."""
+ZOOM = 0.02
+"""How much of the step the lower panel shows on each side of the loss, or of the middle."""
+RESOLUTION = 1 / 2000
+"""Gaps below this share of a panel's width cannot be seen, and are not drawn."""
+SHADES = ["0.93", "1.0"]
+"""Behind the stages, alternating."""
+LANE = 0.8
+"""Height of what is drawn in a lane of height 1."""
+
+
+def draw(trace: str, output: str) -> None:
+    """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
+    content = read_file(Path(trace)) if trace else {}
+    if not content.get("traceEvents"):
+        save_note(f"no step was traced: {content['otherData']['note'] if content else 'not run'}", output)
+        return
+    found = attribute(content["traceEvents"])
+    begin = found.stages[0].start
+    end = max([found.stages[-1].end, *(kernel.end for kernel in found.kernels)])
+    lanes = lanes_of(found)
+    figure, panels = subplots(rows=2, height=1.2 + 0.26 * 2 * len(lanes))
+    around = next((stage for stage in found.stages if stage.name == "loss"), None)
+    middle = (around.start + around.end) / 2 if around else (begin + end) / 2
+    half = ZOOM * (end - begin) + ((around.end - around.start) / 2 if around else 0)
+    windows = [(begin, end), (max(begin, middle - half), min(end, middle + half))]
+    for axes, window in zip(panels, windows, strict=True):
+        draw_window(axes, found, lanes, window, begin)
+    panels[0].set_title("the whole step")
+    panels[1].set_title("around the loss" if around else "in the middle")
+    panels[1].set_xlabel("ms since the step began")
+    save(figure, output)
+
+
+def lanes_of(trace: Trace) -> dict[str, list[tuple[float, float]]]:
+    """The intervals of each lane, by its label: launches by thread, then kernels by category and stream."""
+    lanes: dict[str, list[tuple[float, float]]] = {}
+    if trace.on_device:
+        threads = list(dict.fromkeys(kernel.thread for kernel in trace.kernels if kernel.thread))
+        for number, thread in enumerate(threads):
+            label = "launches" if number == 0 else "launches by autograd" + (f" ({number})" if number > 1 else "")
+            lanes[label] = [(kernel.launched, kernel.launched) for kernel in trace.kernels if kernel.thread == thread]
+    streams = sorted({kernel.lane for kernel in trace.kernels})
+    for stream in streams:
+        for category in CATEGORIES:
+            kernels = [kernel for kernel in trace.kernels if kernel.lane == stream and category_of(kernel) == category]
+            if kernels:
+                lanes[category if len(streams) == 1 else f"{category}, {stream}"] = [
+                    (kernel.start, kernel.start + kernel.duration) for kernel in kernels
+                ]
+    return lanes
+
+
+def category_of(kernel: Kernel) -> str:
+    """The category of a kernel."""
+    stage = kernel.stage.name if kernel.stage else ""
+    return categorize(kernel.name, operator=kernel.operator, stage=stage, range_=kernel.range)
+
+
+def draw_window(
+    axes: Axes, trace: Trace, lanes: dict[str, list[tuple[float, float]]], window: tuple[float, float], origin: float
+) -> None:
+    """What falls into a window of time, µs."""
+    start, end = window
+    least = RESOLUTION * (end - start)
+    labels = list(lanes)
+    for row, label in enumerate(labels):
+        bars = [
+            ((left - origin) / MICROSECONDS, (right - left) / MICROSECONDS)
+            for left, right in merge(visible(lanes[label], window, least))
+        ]
+        colour = COLOURS[6] if label.startswith("launches") else COLOURS[0]
+        axes.broken_barh(bars, (row - LANE / 2, LANE), color=colour, linewidth=0)
+    for number, stage in enumerate(trace.stages):
+        left, right = max(stage.start, start), min(stage.end, end)
+        if left < right:
+            axes.axvspan(
+                (left - origin) / MICROSECONDS, (right - origin) / MICROSECONDS, color=SHADES[number % 2], zorder=0
+            )
+            if right - left > 0.03 * (end - start):
+                middle = ((left + right) / 2 - origin) / MICROSECONDS
+                axes.annotate(stage.name, (middle, -0.6), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    axes.set_xlim((start - origin) / MICROSECONDS, (end - origin) / MICROSECONDS)
+    axes.set_ylim(len(labels) - 0.4, -1.3)
+    axes.set_yticks(range(len(labels)), labels, fontsize=7)
+    axes.grid(axis="y", visible=False)
+
+
+def visible(
+    intervals: Iterable[tuple[float, float]], window: tuple[float, float], least: float
+) -> Iterable[tuple[float, float]]:
+    """The parts of intervals that lie within a window, each wide enough to be seen."""
+    for left, right in intervals:
+        if right >= window[0] and left <= window[1]:
+            yield max(left, window[0]), min(max(right, left + least), window[1])

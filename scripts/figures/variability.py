@@ -1,0 +1,38 @@
+"""How far repeated steps scatter: every timed step against the median of its cell, and every cell's spread."""
+
+from pandas import DataFrame
+
+from scripts.answers.helpers.variability import OUTLIER, SMALL_SPREAD
+from scripts.data import load_at_one_setting
+from scripts.steps import steady, step_table
+from scripts.style import COLOURS, MARKERS, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """Left: single steps in their order. Right: spread against the time of the step, by who sets its pace."""
+    steps = steady(step_table(load_at_one_setting("end_to_end", table)))
+    steps = steps[steps["std"].notna() & (steps["samples"].map(len) > 0)]
+    if not len(steps):
+        save_note("no samples of repeated steps were kept", output)
+        return
+    figure, (single, spread) = subplots(2, height=2.7, sharey=False)
+    for _, step in steps.iterrows():
+        ratios = [sample / step["step"] for sample in step["samples"]]
+        single.plot(range(1, len(ratios) + 1), ratios, ".", color=COLOURS[0], alpha=0.35, markersize=4)
+    single.axhline(OUTLIER, color="black", linewidth=0.8, linestyle="--")
+    single.set_xlabel("number of the timed step")
+    single.set_ylabel("step / median of its cell")
+    groups: dict[str, DataFrame] = {"all cells": steps}
+    if steps["busy"].notna().any():
+        groups = {"device sets the pace": steps[~steps["host_bound"]], "host sets the pace": steps[steps["host_bound"]]}
+    for index, (title, cells) in enumerate(groups.items()):
+        variation = 100 * cells["std"] / cells["mean"]
+        spread.plot(
+            cells["step"], variation, MARKERS[index], color=COLOURS[index], label=title, markersize=4, mfc="none"
+        )
+    spread.axhline(100 * SMALL_SPREAD, color="black", linewidth=0.8, linestyle="--")
+    spread.set_xscale("log")
+    spread.set_xlabel("median step / ms")
+    spread.set_ylabel("std / mean / %")
+    figure.legend(*spread.get_legend_handles_labels(), ncols=2, loc="outside lower center")
+    save(figure, output)

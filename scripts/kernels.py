@@ -1,0 +1,46 @@
+"""Selections from the kernel profile that its figures, answers and self-checks share."""
+
+from collections.abc import Sequence
+
+from pandas import DataFrame
+
+from cs336_systems.measure.kernel_names import CATEGORIES
+from scripts.data import select, statistic
+
+MODES_PROFILED = {"inference": "inference", "train_step": "training step"}
+"""The kinds of step, and what readers call them."""
+PRECISIONS = ["fp32", "bf16"]
+CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
+"""The parameters besides the mode."""
+FORWARD = ["forward"]
+FORWARD_AND_BACKWARD = ["forward", "loss", "backward"]
+
+
+def name_of(size: str, precision: str) -> str:
+    """A cell of the reference context in words."""
+    return f"{size} {precision}"
+
+
+def label_of(rows: DataFrame, size: str) -> str:
+    """What readers call a size."""
+    return str(select(rows, size=size)["label"].iloc[0])
+
+
+def kernels(table: DataFrame, stages: Sequence[str] = (), **wanted: object) -> DataFrame:
+    """The kernels of the selected cells with `ms`, their time in a step, and `calls`, their launches in a step."""
+    rows = select(table, metric="kernel", status="ok", **wanted)
+    if stages:
+        rows = rows[rows["stage"].isin(stages)]
+    return rows.assign(ms=rows["mean"] * rows["n"] / rows["steps"] / 1e3, calls=rows["n"] / rows["steps"])
+
+
+def shares(rows: DataFrame) -> dict[str, float]:
+    """Each category's share of the time of some kernels; empty without kernels."""
+    times = rows.groupby("category")["ms"].sum()
+    return {name: float(times.get(name, 0.0) / times.sum()) for name in CATEGORIES} if len(times) else {}
+
+
+def total(rows: DataFrame, metric: str, stages: Sequence[str]) -> float | None:
+    """The mean of a metric of stages, summed over them; None unless all were measured. The rows are of one cell."""
+    means = [statistic(rows, "mean", metric=metric, stage=stage) for stage in stages]
+    return sum(mean for mean in means if mean is not None) if None not in means else None
