@@ -167,6 +167,8 @@ def test_the_words_follow_the_numbers(sound, table):
     text = section(sound)
     assert '#"training step at context 2048"; run#"s"; out of memory.' in text
     assert "the total is higher at the end of the backward pass" not in text  # the sample's stages end alike
+    assert "in each of the 24 cells the replayed peak is the one" in text
+    doctor(table, 1.0, metric="peak_replayed")
     lost = (table["context"] == 2048) & (table["precision"] == "fp32") & (table["mode"] == "forward")
     table.loc[lost & (table["metric"] == "peak_allocated"), ["metric", "status", "mean"]] = ["cell", "oom", numpy.nan]
     grown = {"metric": "stage_end", "stage": "backward", "category": "gradients"}

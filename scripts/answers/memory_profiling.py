@@ -37,8 +37,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         return found
     fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)
     cells = {mode: select(fp32, mode=mode, context=found["context"]) for mode in MODES}
+    peaks, replayed = (list(select(table, metric=f"peak_{name}")["mean"]) for name in ("allocated", "replayed"))
     return {
         **found,
+        "cells": len(peaks),
+        "exact": peaks == replayed,
         **stage_answers(cells),
         **peak_answers(fp32, table, found["context"]),
         **precision_answers(fp32, bf16, found["context"]),
