@@ -21,7 +21,7 @@ from tests.samples import H200, ROOT, planned_cells, provenance, rows_of, write_
 
 def load_tables(folder, scale, **origin):
     """The tables that the section needs, of made-up measurements."""
-    names = ("memory_profile", "end_to_end")
+    names = ("memory_profile", "block_memory", "end_to_end")
     return {
         name: load(name, write_raw(folder, name, rows_of(planned_cells(name, scale), provenance(**origin))))
         for name in names
@@ -187,9 +187,9 @@ def test_nothing_is_said_of_a_machine_without_measurements(sound):
     some = select(sound["memory_profile"], precision="fp32")
     text = section(sound | {"memory_profile": some})
     assert "not measured in both precisions for every kind of step" in text
-    assert "figure" not in text
+    assert "figure memory" not in text
     assert "#part[(d)" in text
-    table = memory_profiling.answers({"memory_profile": some})["derived"]
+    table = memory_profiling.answers(sound | {"memory_profile": some})["derived"]
     assert [row[3] == "–" for row in table.rows] == [False, False, False, True]  # no copies without autocast
 
 
