@@ -13,8 +13,10 @@ from scripts.answers import memory_profiling
 from scripts.checks import memory_profile
 from scripts.data import load, one, select
 from scripts.figures.memory_timelines import stage_levels
+from scripts.markup import Typst
 from scripts.memory import GIB, SHOWN, compared_context, profiled
-from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
+from scripts.writeup import environment
+from tests.samples import H200, ROOT, planned_cells, provenance, rows_of, write_raw
 
 
 def load_tables(folder, scale, **origin):
@@ -117,7 +119,7 @@ def test_answers_quote_the_measurements(sound, table):
     assert found["context"] == 512
     (row,) = [row for row in found["bf16_peaks"].rows if row[0] == "256"]
     fp32 = one(table, **(CELL | {"precision": "fp32"}), metric="peak_allocated")["mean"] / GIB
-    assert row[5:] == ["48.1", f"{48.125 - fp32:+.2f}"]
+    assert row[5:] == ["48.1", f"{48.125 - fp32:+.2f}".replace("-", "−")]
     assert ("training step at 256" in found["bf16_saves"]) == (fp32 > 48.125)
     assert dict(found["residual"]) == {128: 5, 256: 10, 512: 20, 2048: 80}
     weights = f"{4 * parameters(parse_size('2.7B'), 10_000) / GIB:.3f}"
@@ -134,7 +136,7 @@ def test_cells_out_of_memory_say_so(sound):
     last = found["peaks"].rows[-1]
     assert last[0] == "2048"
     assert last[-1] == "not measured: out of memory"
-    assert found["out_of_memory"] == [2048]
+    assert found["out_of_memory"] == ["training step at context 2048"]
 
 
 def test_a_cpu_gets_the_answers_that_need_no_measurement(tmp_path):
@@ -144,6 +146,44 @@ def test_a_cpu_gets_the_answers_that_need_no_measurement(tmp_path):
     assert found["why_not"] == "needs a CUDA device"
     assert [row[3] for row in found["derived"].rows] == ["–"] * 4
     assert found["residual"] == [(64, 4 * 64 * 128 * 4 / MIB), (128, 4 * 128 * 128 * 4 / MIB)]
+
+
+def section(tables):
+    """The section's Typst source."""
+    return (
+        environment(ROOT / "report")
+        .get_template("sections/memory_profiling.typ.j2")
+        .render(
+            a=memory_profiling.answers(tables),
+            summary={"machine": "NVIDIA H200", "gpu": "NVIDIA H200"},
+            figure=lambda name: Typst(f"figure {name}"),
+            reproduce=lambda experiment: Typst(f"command {experiment}"),
+        )
+    )
+
+
+def test_the_words_follow_the_numbers(sound, table):
+    text = section(sound)
+    assert '#"training step at context 2048"; runs out of memory.' in text
+    assert "the total is higher at the end of the backward pass" not in text  # the sample's stages end alike
+    lost = (table["context"] == 2048) & (table["precision"] == "fp32") & (table["mode"] == "forward")
+    table.loc[lost & (table["metric"] == "peak_allocated"), ["metric", "status", "mean"]] = ["cell", "oom", numpy.nan]
+    grown = {"metric": "stage_end", "stage": "backward", "category": "gradients"}
+    cell = {"context": 512, "precision": "fp32", "attention": "plain", "mode": "train_step"}
+    table.loc[one(table, **cell, **grown).name, "mean"] *= 2
+    text = section(sound | {"memory_profile": table})
+    assert '#"forward, with graph at context 2048"; and #"training step at context 2048"; run out of memory.' in text
+    assert "the total is higher at the end of the backward pass" in text
+
+
+def test_nothing_is_said_of_a_machine_without_measurements(sound):
+    empty = {name: rows.iloc[:0] for name, rows in sound.items()}
+    assert "Not measured on this machine." in section(empty)
+    some = select(sound["memory_profile"], precision="fp32")
+    text = section(sound | {"memory_profile": some})
+    assert "not measured in both precisions for every kind of step" in text
+    assert "figure" not in text
+    assert "#part[(d)" in text
 
 
 def test_the_compared_context_has_every_kind_of_step(table):

@@ -117,12 +117,14 @@ def peak_answers(fp32: DataFrame, table: DataFrame, context: int) -> dict[str, A
     body = [[str(length), *line] for length, line in zip(lengths, zip(*columns, strict=True), strict=True)]
     plain = {mode: peak_gib(fp32, mode=mode, context=context) for mode in MODES}
     flash = select(table, attention="flash", metric="peak_allocated")
-    lost = sorted({int(row["context"]) for _, row in select(fp32, metric=WHOLE_CELL, status="oom").iterrows()})
+    lost = select(fp32, metric=WHOLE_CELL, status="oom")
     return {
         "peaks": Table(["context", *(f"{title} / GiB" for title in MODES.values())], body, text_columns=0),
         "graph_factor": ratio(plain["forward"], plain["inference"]),
         "graph_saved": parts(select(fp32, mode="forward", context=context))[of.ACTIVATIONS],
-        "out_of_memory": lost,
+        "out_of_memory": [
+            f"{MODES[mode]} at context {context}" for mode, context in zip(lost["mode"], lost["context"], strict=True)
+        ],
         "flash": [
             {"context": int(row["context"]), "precision": row["precision"], "mode": MODES[row["mode"]], "gib": gib}
             for _, row in flash.iterrows()
@@ -150,7 +152,7 @@ def precision_answers(fp32: DataFrame, bf16: DataFrame, context: int) -> dict[st
             if before is None or after is None:
                 line += [text, text if after is None else "–"]
                 continue
-            line += [text, f"{after - before:+.2f}"]
+            line += [text, f"{after - before:+.2f}".replace("-", "−")]
             (saved if after < before else costs).append(f"{title} at {length}")
     header = ["context", *["bf16", "− fp32"] * len(MODES)]
     groups = [("", 1), *((f"{title} / GiB", 2) for title in MODES.values())]
