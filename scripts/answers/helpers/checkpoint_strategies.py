@@ -1,5 +1,6 @@
 """Answers on strategies of activation checkpointing, from closed forms: a table and a sketch."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,7 @@ def strategy_answers(blocks: Mapping[str, BlockActivations]) -> dict[str, Any]:
 
 def strategies(layers: int) -> dict[str, Strategy]:
     """What readers call each strategy, on a number of blocks."""
-    segment = square_root_segment(layers, 1, 1)
+    segment = math.isqrt(layers)
     return {
         "keep everything": keep_all(layers),
         f"one level, segments of {segment}": one_level(layers, segment),
