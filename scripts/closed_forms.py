@@ -2,11 +2,12 @@
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.activations import BlockActivations
+from cs336_systems.accounting.activations import BlockActivations, Saved
 from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import parse_size
 from scripts.data import select, size_order
+from scripts.memory import GIB
 
 FLASH = "FlashAttention"
 """What a reader calls the operator without a name: a function of this project, none of PyTorch's."""
@@ -29,13 +30,22 @@ def step_of(row: Series) -> StepMemory:
     return StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=int(row["segment"]))
 
 
-def saved_mib(row: Series) -> dict[tuple[str, str, str], float]:
-    """MiB that a block saves, by what `block_memory` tells its rows apart by."""
-    found: dict[tuple[str, str, str], float] = {}
+def saved_by(row: Series) -> dict[tuple[str, str, str], list[Saved]]:
+    """The tensors that a block saves, by what `block_memory` tells its rows apart by."""
+    found: dict[tuple[str, str, str], list[Saved]] = {}
     for tensor in block_of(row).saved():
-        key = (tensor.range, tensor.operator, tensor.tensor)
-        found[key] = found.get(key, 0) + tensor.bytes / MIB
+        found.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)
     return found
+
+
+def saved_mib(row: Series) -> dict[tuple[str, str, str], float]:
+    """Their MiB."""
+    return {key: sum(tensor.bytes for tensor in tensors) / MIB for key, tensors in saved_by(row).items()}
+
+
+def memory_unit(largest: float) -> tuple[str, int]:
+    """The unit of numbers up to the given bytes: its name and its bytes."""
+    return ("GiB", GIB) if largest > 4 * GIB else ("MiB", MIB)
 
 
 def one_model(table: DataFrame) -> DataFrame:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.model import ATTENTION, TransformerLM, build_model
@@ -97,6 +98,27 @@ def test_each_block_runs_once_more_in_the_backward_pass(segment, calls):
     assert set(counts.values()) == {calls}
     step.infer()
     assert set(counts.values()) == {calls + 1}
+
+
+def test_the_second_run_of_a_segment_ends_before_its_last_product():
+    class Products(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += func is torch.ops.aten.mm.default
+            return func(*args, **(kwargs or {}))
+
+    def in_backward(segment):
+        step = TrainingStep(build(segment), torch.randint(37, (2, 20)))
+        step.forward()
+        with Products() as products:
+            step.backward()
+        return products.count
+
+    without = in_backward(0)
+    for segment, segments in ((1, 5), (2, 3), (LAYERS, 1)):
+        # Seven matrices per block; what the last one of a segment makes, nobody saved.
+        assert in_backward(segment) - without == 7 * LAYERS - segments
 
 
 def test_only_the_inputs_of_segments_are_kept():

@@ -9,13 +9,14 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.checkpointing import best_segment
 from cs336_systems.accounting.units import MIB
 from scripts.answers.helpers.checkpoint_strategies import strategy_answers
-from scripts.closed_forms import block_of, one_model, step_of
+from scripts.closed_forms import block_of, memory_unit, one_model, step_of
 from scripts.data import ratio, reason, select, statistic
 from scripts.markup import Table, Tile, Typst, escape, fixed, mean_std, times
-from scripts.memory import GIB
 
 MEMORY = {"saved": "saved_for_backward", "before backward": "memory_before_backward", "peak": "peak_memory"}
 """Columns of the table and their metrics."""
+PEAKS = {"peak_forward": "forward", "peak_backward": "backward", "peak_optimizer": "optimizer"}
+"""The phases of which peaks are recorded."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 def results(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
     """(b) What was measured, for each attention."""
     steps = select(table, metric="step")
+    unit, size = memory_unit(max(step_of(cell).peak for cell in cells))
     cases = [case(select(table, attention=name)) for name in dict.fromkeys(cell["attention"] for cell in cells)]
     return {
         "label": cells[0]["label"],
@@ -51,10 +53,14 @@ def results(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
         "batch": int(cells[0]["batch_size"]),
         "precision": cells[0]["precision"],
         "n": int(steps["n"].max()),
-        "table": results_table(table, cells),
+        "unit": unit,
+        "size": size / MIB,
+        "table": results_table(table, cells, unit, size / MIB),
+        "compared": any(case["without_step"] for case in cases),
         "cases": cases,
         "deviation": max((error for cell in cells if (error := deviation(table, cell)) is not None), default=None),
         "rival": rival(cases),
+        "phases": peak_phases(table),
     }
 
 
@@ -69,10 +75,16 @@ def deviation(table: DataFrame, cell: Series) -> float | None:
     return None if peak is None else abs(peak / (step_of(cell).peak / MIB) - 1)
 
 
-def results_table(table: DataFrame, cells: list[Series]) -> Table:
-    """Memory and time of every cell."""
+def peak_phases(table: DataFrame) -> dict[str, int]:
+    """In how many cells the peak is in each phase of the step, the most frequent first."""
+    peaks = table[table["metric"].isin(PEAKS) & (table["status"] == "ok")]
+    highest = peaks.loc[peaks.groupby(["attention", "segment"])["mean"].idxmax()]
+    return {PEAKS[str(metric)]: int(count) for metric, count in highest["metric"].value_counts().items()}
+
+
+def results_table(table: DataFrame, cells: list[Series], unit: str, size: float) -> Table:
+    """Memory, in a unit of so many MiB, and time of every cell."""
     closed = [step_of(cell).peak / MIB for cell in cells]
-    unit, size = ("GiB", GIB / MIB) if max(closed) > 4 * GIB / MIB else ("MiB", 1)
     columns: dict[str, list[str]] = {}
     for title, metric in MEMORY.items():
         values = [of_cell(table, cell, metric) for cell in cells]
@@ -118,6 +130,7 @@ def case(table: DataFrame) -> dict[str, Any]:
     closed_best = best_segment(block_of(row), int(row["vocab_size"]))
     closed = replace(step_of(row), segment=closed_best)
     without = statistic(table, "mean", metric="peak_memory", segment=0)
+    baseline = statistic(table, "median", metric="step", segment=0)
     losses = select(table, status="oom")["segment"]
     return {
         "attention": row["attention"],
@@ -127,7 +140,7 @@ def case(table: DataFrame) -> dict[str, Any]:
         "shorter": next(((k, peaks[k]) for k in reversed(lengths) if best and k < best), None),
         "longer": next(((k, peaks[k]) for k in lengths if best and k > best), None),
         "without": without,
-        "without_step": statistic(table, "median", metric="step", segment=0),
+        "without_step": baseline,
         "saving": ratio(without, peaks.get(best) if best else None),
         "slowdown": slowdown(table, best) if best else None,
         "closed_best": closed_best,
@@ -138,6 +151,7 @@ def case(table: DataFrame) -> dict[str, Any]:
         "quickest": timed[0] if timed else None,
         "slowest": timed[-1] if timed else None,
         "lengths": len(timed),
+        "cost": tuple(ratio(step, baseline) for step, _ in (timed[0], timed[-1])) if timed and baseline else None,
     }
 
 
@@ -151,6 +165,7 @@ def rival(cases: list[dict[str, Any]]) -> dict[str, float] | None:
         "plain": plain["peak"],
         "flash": flash["without"],
         "flash_best": flash["peak"],
+        "flash_best_step": flash["step"],
         "plain_step": plain["step"],
         "flash_step": flash["without_step"],
     }

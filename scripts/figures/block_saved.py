@@ -1,13 +1,17 @@
 """What one Transformer block saves for its backward pass, by operator, plain against flash attention."""
 
+from dataclasses import replace
+
 from pandas import DataFrame, concat
 
-from scripts.closed_forms import FLASH
+from scripts.closed_forms import FLASH, block_of
 from scripts.data import load_at_one_setting, select, size_order
 from scripts.style import COLOURS, HATCHES, save, save_note, subplots
 
 LEAST_SHARE = 0.01
 """Operators that never reach this share of a block's total are drawn as one."""
+
+ALL_OTHERS = "all others"
 
 
 def draw(table: str, output: str) -> None:
@@ -17,9 +21,12 @@ def draw(table: str, output: str) -> None:
         save_note("not measured", output)
         return
     data = select(data, size=size_order(data)[-1])
-    data = by_operator(select(data, context=data["context"].max()))
-    modules = list(dict.fromkeys(data["range"]))
-    names = list(dict.fromkeys(data.sort_values("range", key=lambda ranges: ranges.map(modules.index))["name"]))
+    data = select(data, context=data["context"].max())
+    forward = replace(block_of(data.iloc[0]), precision="bf16").saved()  # in which more modules save something
+    order = [*dict.fromkeys([tensor.range for tensor in forward] + list(data["range"])), ALL_OTHERS]
+    data = by_operator(data)
+    data = data.sort_values("range", key=lambda ranges: ranges.map(order.index), kind="stable")
+    names = list(dict.fromkeys(data["name"]))
     precisions = sorted(data["precision"].unique(), reverse=True)
     figure, panels = subplots(len(precisions), height=0.9 + 0.23 * len(names))
     for axes, precision in zip(panels, precisions, strict=True):
@@ -52,4 +59,4 @@ def by_operator(data: DataFrame) -> DataFrame:
     share = sums["mean"] / sums.groupby(cell)["mean"].transform("sum")
     small = sums["name"].map(share.groupby(sums["name"]).max()) < LEAST_SHARE
     rest = sums[small].groupby(cell, sort=False, as_index=False).agg({"mean": "sum"})
-    return concat([sums[~small], rest.assign(range="", name="all others")], ignore_index=True)
+    return concat([sums[~small], rest.assign(range=ALL_OTHERS, name=ALL_OTHERS)], ignore_index=True)

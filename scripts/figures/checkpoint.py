@@ -1,13 +1,14 @@
 """Memory and time of a training step against the segment length of activation checkpointing."""
 
+from typing import Any
+
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from scripts.closed_forms import one_model, step_of
+from scripts.closed_forms import memory_unit, one_model, step_of
 from scripts.data import load_at_one_setting, select
-from scripts.memory import GIB
 from scripts.style import COLOURS, MARKERS, WIDTH, save, save_note
 
 NONE = 0.5
@@ -36,47 +37,47 @@ def draw(table: str, output: str) -> None:
 
 
 def draw_memory(axes: Axes, data: DataFrame) -> None:
-    """Measured memory as marks and the closed form as lines, which go on where memory ran out."""
+    """Measured memory as marks; the closed form as lines, a dash without checkpointing, also where memory ran out."""
     counted = len(select(data, metric="peak_memory", status="ok")) > 0
-    metric, title = ("peak_memory", "peak memory") if counted else ("saved_for_backward", "saved for backward")
+    metric, quantity = ("peak_memory", "peak memory") if counted else ("saved_for_backward", "saved for backward")
     cells = data.drop_duplicates(["attention", "segment"]).sort_values("segment")
     expected = {index: step_of(cell) for index, cell in cells.iterrows()}
     closed = {index: step.peak if counted else step.saved_for_backward for index, step in expected.items()}
-    size, unit = (GIB, "GiB") if max(closed.values()) > 4 * GIB else (MIB, "MiB")
+    unit, size = memory_unit(max(closed.values()))
     for index, attention in enumerate(["plain", "flash"]):
         rows = select(data, metric=metric, attention=attention, status="ok").sort_values("segment")
         forms = select(cells, attention=attention)
+        look: dict[str, Any] = {"color": COLOURS[index], "linestyle": ["-", "--"][index]}
+        line, dash = forms[forms["segment"] > 0], forms[forms["segment"] == 0]
         axes.plot(
-            [segment or NONE for segment in forms["segment"]],
-            [closed[row] / size for row in forms.index],
-            color=COLOURS[index],
-            linestyle=["-", "--"][index],
-            label=f"{attention}, closed form" if len(forms) else None,
+            line["segment"], [closed[row] / size for row in line.index], **look, label=f"{attention}, closed form"
         )
+        axes.plot([NONE] * len(dash), [closed[row] / size for row in dash.index], **look, marker="_", markersize=14)
         axes.plot(
             [segment or NONE for segment in rows["segment"]],
             rows["mean"] * MIB / size,
             color=COLOURS[index],
             marker=MARKERS[index],
             linestyle="",
-            label=f"{attention}, measured" if len(rows) else None,
+            label=f"{attention}, measured",
         )
     if counted:
         limit = data["gpu_memory"].iloc[0] / size
         axes.axhline(limit, color="black", linewidth=0.8, linestyle=":", label="the device's memory")
-    axes.set_ylabel(f"{title} / {unit}")
+    axes.set_ylabel(f"{quantity} / {unit}")
 
 
 def draw_time(axes: Axes, data: DataFrame) -> None:
     """Median step times, bars from the 20th to the 80th percentile."""
     for index, attention in enumerate(["plain", "flash"]):
         rows = select(data, metric="step", attention=attention, status="ok").sort_values("segment")
-        axes.errorbar(
-            [segment or NONE for segment in rows["segment"]],
-            rows["median"],
-            yerr=[rows["median"] - rows["p20"], rows["p80"] - rows["median"]],
-            color=COLOURS[index],
-            marker=MARKERS[index],
-            linestyle=["-", "--"][index],
-        )
+        for shown in (rows[rows["segment"] == 0], rows[rows["segment"] > 0]):
+            axes.errorbar(
+                [segment or NONE for segment in shown["segment"]],
+                shown["median"],
+                yerr=[shown["median"] - shown["p20"], shown["p80"] - shown["median"]],
+                color=COLOURS[index],
+                marker=MARKERS[index],
+                linestyle=["-", "--"][index],
+            )
     axes.set_ylabel("step / ms")

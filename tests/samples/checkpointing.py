@@ -36,7 +36,7 @@ def measure(cell: Checkpointing, *, on_gpu: bool) -> list[Measurement]:
     before_backward = memory.between_steps + memory.saved_for_backward
     counted = {
         "peak_memory": peak,
-        "peak_forward": before_backward + block.saved_bytes,
+        "peak_forward": before_backward,
         "peak_backward": peak,
         "peak_optimizer": state_bytes("train_step", shape, cell.vocab_size),
         "memory_before_step": memory.between_steps,

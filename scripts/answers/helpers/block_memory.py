@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
-from scripts.closed_forms import FLASH, block_of, saved_mib
+from scripts.closed_forms import FLASH, block_of, saved_by, saved_mib
 from scripts.data import one, select, size_order, statistic
 from scripts.markup import Table, fixed, percent
 
@@ -22,7 +22,7 @@ def block_answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     if not len(saved):
         return {"measured": False}
     table = select(table, size=size_order(saved)[-1])
-    cells = [row for _, row in select(table, metric="saved_activations").sort_values(CELL).iterrows()]
+    cells = [row for _, row in in_order(select(table, metric="saved_activations")).iterrows()]
     context = max(int(row["context"]) for row in cells)
     longest = [row for row in cells if row["context"] == context]
     return {
@@ -32,9 +32,9 @@ def block_answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "batch": int(cells[0]["batch_size"]),
         "count": CONTRIBUTORS,
         "contributors": Table(
-            ["precision", "attention", "module", "operator", "tensor", "MiB", "share", "closed form / MiB"],
+            ["precision", "attention", "module", "operator", "tensors", "what they are", "MiB", "share"],
             [line for row in longest for line in contributors(table, row)],
-            text_columns=5,
+            text_columns=6,
         ),
         "totals": totals(table, cells),
         "exact": all(is_exact(table, row) for row in cells),
@@ -50,25 +50,30 @@ def rows_of(table: DataFrame, cell: Series) -> DataFrame:
     return select(table, **{name: cell[name] for name in CELL})
 
 
+def in_order(cells: DataFrame) -> DataFrame:
+    """Cells by context, fp32 and plain attention first."""
+    return cells.sort_values(CELL, ascending=[True, False, False])
+
+
 def contributors(table: DataFrame, cell: Series) -> list[list[str]]:
-    """The largest contributors of a cell: what they are, MiB, share and closed form."""
+    """The largest contributors of a cell: where they come from, what they are, MiB and share."""
     rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
-    expected = saved_mib(cell)
+    known = saved_by(cell)
     largest = [row for _, row in rows.head(CONTRIBUTORS).iterrows()]
     numbers = fixed([row["mean"] for row in largest])
-    closed = fixed([expected.get((row["range"], row["operator"], row["tensor"])) for row in largest])
     return [
         [
             cell["precision"],
             cell["attention"],
             row["range"],
             row["operator"] or FLASH,
-            row["tensor"],
+            f"{len(tensors) or 1} of {row['tensor']}",
+            ", ".join(tensor.meaning for tensor in tensors) or "not in the closed form",
             number,
             percent(row["mean"] / cell["mean"]),
-            form or "–",
         ]
-        for row, number, form in zip(largest, numbers, closed, strict=True)
+        for row, number in zip(largest, numbers, strict=True)
+        for tensors in [known.get((row["range"], row["operator"], row["tensor"]), [])]
     ]
 
 

@@ -1,5 +1,6 @@
 """Answers on strategies of activation checkpointing, from closed forms: a table and a sketch."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,8 @@ from cs336_systems.accounting.strategies import (
     square_root_segment,
 )
 from cs336_systems.sizes import SIZES
+from scripts.closed_forms import memory_unit
 from scripts.markup import Table, Typst
-from scripts.memory import GIB
 
 SKETCHED = 16
 """Blocks of the sketch."""
@@ -32,7 +33,11 @@ def strategy_answers(blocks: Mapping[str, BlockActivations]) -> dict[str, Any]:
         "strategies": strategies_table(layers, blocks),
         "sketch": sketch(),
         "ratios": {
-            attention: (block.saved_bytes / block.residual, (layers * block.residual / block.saved_bytes) ** 0.5)
+            attention: (
+                block.saved_bytes / block.residual,
+                (layers * block.residual / block.saved_bytes) ** 0.5,
+                square_root_segment(layers, block.residual, block.saved_bytes),
+            )
             for attention, block in blocks.items()
         },
     }
@@ -40,7 +45,7 @@ def strategy_answers(blocks: Mapping[str, BlockActivations]) -> dict[str, Any]:
 
 def strategies(layers: int) -> dict[str, Strategy]:
     """What readers call each strategy, on a number of blocks."""
-    segment = square_root_segment(layers, 1, 1)
+    segment = math.isqrt(layers)
     return {
         "keep everything": keep_all(layers),
         f"one level, segments of {segment}": one_level(layers, segment),
@@ -51,6 +56,7 @@ def strategies(layers: int) -> dict[str, Strategy]:
 
 def strategies_table(layers: int, blocks: Mapping[str, BlockActivations]) -> Table:
     """What each strategy keeps and costs, and what its activations take in the model, for each attention."""
+    unit, size = memory_unit(max((layers * block.saved_bytes for block in blocks.values()), default=0))
     rows = [
         [
             name,
@@ -59,13 +65,13 @@ def strategies_table(layers: int, blocks: Mapping[str, BlockActivations]) -> Tab
             str(len(strategy.kept)),
             str(len(strategy.saved)),
             str(strategy.forwards),
-            *(f"{strategy.memory(block.residual, block.saved_bytes) / GIB:.3g}" for block in blocks.values()),
+            *(f"{strategy.memory(block.residual, block.saved_bytes) / size:.3g}" for block in blocks.values()),
         ]
         for (name, strategy), (memory, passes) in zip(strategies(layers).items(), ORDERS, strict=True)
     ]
     head = ["strategy", "memory", "forward passes", "inputs", "blocks saved", "passes", *blocks]
     groups = [("", 1), ("of N blocks", 2), (f"N = {layers}", 3)]
-    return Table(head, rows, groups=[*groups, ("memory / GiB", len(blocks))] if blocks else groups)
+    return Table(head, rows, groups=[*groups, (f"memory / {unit}", len(blocks))] if blocks else groups)
 
 
 def sketch() -> list[tuple[str, list[Typst]]]:

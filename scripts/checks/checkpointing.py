@@ -1,0 +1,92 @@
+"""Self-checks of activation checkpointing."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.sizes import parse_size
+from scripts.check import TOLERANCE, Check, conclude
+from scripts.closed_forms import step_of
+from scripts.data import measured_gpu, select, statistic
+
+CELL = ["size", "context", "batch_size", "vocab_size", "precision", "attention", "warmup", "steps"]
+ROUNDING = 1e-6
+"""MiB, about a byte."""
+PEAK_TOLERANCE = 0.03
+"""Of the closed form: it leaves out workspaces, the allocator's rounding, and what kernels need while they run."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    table = tables["checkpointing"]
+    yield saved_is_the_closed_form(table)
+    yield peak_is_the_closed_form(table)
+    yield blocks_run_again(table)
+    yield recomputation_takes_time(table)
+
+
+def name_cell(row: Series) -> str:
+    """A cell in words."""
+    segment = f"segments of {row['segment']}" if row["segment"] else "no checkpointing"
+    return f"{row['label']}, context {row['context']}, {row['precision']}, {row['attention']}, {segment}"
+
+
+def saved_is_the_closed_form(table: DataFrame) -> Check:
+    """What autograd keeps between the passes is the closed form to the byte."""
+    rows = select(table, metric="saved_for_backward", status="ok")
+    complaints = [
+        f"{name_cell(row)}: {row['mean']:.3f} MiB, expected {expected:.3f}"
+        for _, row in rows.iterrows()
+        if abs(row["mean"] - (expected := step_of(row).saved_for_backward / MIB)) > ROUNDING
+    ]
+    check = "what a step saves between its passes is the closed form"
+    return conclude(check, complaints, len(rows), f"{len(rows)} cells, to the byte")
+
+
+def peak_is_the_closed_form(table: DataFrame) -> Check:
+    """The peak is near the closed form."""
+    rows = select(table, metric="peak_memory", status="ok")
+    errors = [(row, row["mean"] / (step_of(row).peak / MIB) - 1) for _, row in rows.iterrows()]
+    complaints = [
+        f"{name_cell(row)}: {row['mean']:.0f} MiB, {error:+.1%} from the closed form"
+        for row, error in errors
+        if abs(error) > PEAK_TOLERANCE
+    ]
+    worst = max((abs(error) for _, error in errors), default=0.0)
+    summary = f"{len(rows)} cells within {PEAK_TOLERANCE:.0%}; largest difference {worst:.1%}"
+    check = "the peak memory of a checkpointed step is that of the closed form"
+    return conclude(check, complaints, len(rows), summary if len(rows) else "peak memory is counted on GPUs only")
+
+
+def blocks_run_again(table: DataFrame) -> Check:
+    """With checkpointing each block's forward pass runs twice a step, without once."""
+    rows = select(table, metric="block_calls", status="ok")
+    complaints = [
+        f"{name_cell(row)}: {row['mean']:.0f} calls of {layers} blocks"
+        for _, row in rows.iterrows()
+        if row["mean"] != (2 if row["segment"] else 1) * (layers := parse_size(row["size"]).num_layers)
+    ]
+    check = "checkpointed blocks run twice in a step, others once"
+    return conclude(check, complaints, len(rows), f"{len(rows)} cells")
+
+
+def recomputation_takes_time(table: DataFrame) -> Check:
+    """A checkpointed step is not quicker than one without, nor longer by more than a forward pass."""
+    check = "checkpointing makes a step longer, by no more than a forward pass"
+    if not measured_gpu({"": table}):
+        return Check(check, "not applicable", "judged on GPUs only: so few steps on a CPU are disturbed too much")
+    tolerance = TOLERANCE["GPU"]
+    complaints, examined = [], 0
+    steps = select(table, metric="step", status="ok")
+    for _, row in steps[steps["segment"] > 0].iterrows():
+        # The 20th percentile: what disturbs a step only ever adds to its time.
+        without = {name: row[name] for name in CELL} | {"segment": 0}
+        step = statistic(table, "p20", metric="step", **without)
+        forward = statistic(table, "p20", metric="forward", **without)
+        if step is None or forward is None:
+            continue
+        examined += 1
+        if not (1 - tolerance) * step <= row["p20"] <= (1 + tolerance) * (step + forward):
+            complaints.append(f"{name_cell(row)}: {row['p20']:.2f} ms against {step:.2f} + {forward:.2f} ms")
+    return conclude(check, complaints, examined, f"{examined} cells within {tolerance:.0%}")
