@@ -15,8 +15,12 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
 @pytest.mark.parametrize(
     ("keys", "value", "sentence"),
     [
-        (["figures", "warmup", "colour"], "red", "unknown key 'colour' in figures.warmup; allowed: script, table, "),
-        (["figures", "warmup", "script"], "pie", "figures.warmup.script is 'pie'; allowed: flash, speedup, "),
+        (
+            ["figures", "warmup", "colour"],
+            "red",
+            "unknown key 'colour' in figures.warmup; allowed: script, table, trace, ",
+        ),
+        (["figures", "warmup", "script"], "pie", "figures.warmup.script is 'pie'; allowed: flash, kernel_shares, "),
         (["figures", "warmup", "table"], "pie", "figures.warmup.table is 'pie'; allowed: accumulation, attention, "),
         (["figures", "warmup", "alt"], 3, "figures.warmup.alt is 3; allowed: a valid string"),
         (
@@ -24,7 +28,10 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
             CONTENTS["figures"]["warmup"],
             "a figure is named 'flash'; allowed: any name but an experiment's, as both name targets",
         ),
-        (["figures", "pie"], {"script": "flash"}, "figures.pie.table is missing"),
+        (["figures", "pie"], {"script": "flash"}, "figures.pie.category is missing"),
+        (["figures", "warmup", "table"], "", "figures.warmup has neither table nor trace; allowed: one of them"),
+        (["figures", "warmup", "trace"], "training_step", "figures.warmup has both table and trace; allowed: one of"),
+        (["figures", "kernel_timeline", "trace"], "pie", "kernel_timeline.trace is 'pie'; allowed: training_step"),
         (["pictures"], {}, "unknown key 'pictures' in the top level; allowed: parts, figures"),
         (["parts"], ["flash_forward"], r"parts is \['flash_forward'\]; allowed: a valid dictionary"),
         (["parts", "More"], ["pie"], "a section is 'pie'; allowed: benchmarking_mixed_precision, "),

@@ -153,15 +153,15 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
 def explain_calls(chosen: DataFrame, layers: int) -> str:
     """The launches of a kernel, as layers times modules where they come from blocks."""
     per_range = chosen.groupby("range", sort=False)["calls"].sum()
-    inside = {name: calls / layers for name, calls in per_range.items() if calls % layers == 0}
-    outside = {name: calls for name, calls in per_range.items() if calls % layers}
-    cell = name_of(chosen["label"].iloc[0], chosen["precision"].iloc[0])
+    inside = {name: calls // layers for name, calls in per_range.items() if calls % layers == 0}
+    outside = [f"{calls:.0f} ({name})" for name, calls in per_range.items() if calls % layers]
     terms = []
     if inside:
-        parts = ", ".join(f"{calls:.0f} in {name}" for name, calls in inside.items())
-        terms.append(f"{layers} layers × {sum(inside.values()):.0f} ({parts})")
-    terms += [f"{calls:.0f} in {name}" for name, calls in outside.items()]
-    return f"{cell}: {per_range.sum():.0f} = {' + '.join(terms)}"
+        modules = [f"{calls:.0f} × {name}" if calls > 1 else str(name) for name, calls in inside.items()]
+        named = ", ".join(module.replace("blocks.", "") for module in modules)
+        terms.append(f"{layers} layers × {sum(inside.values()):.0f} ({named})")
+    cell = name_of(chosen["label"].iloc[0], chosen["precision"].iloc[0])
+    return f"{cell}: {per_range.sum():.0f} = {' + '.join([*terms, *outside])}"
 
 
 def other_answers(rows: DataFrame) -> dict[str, Any]:
