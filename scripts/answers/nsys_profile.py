@@ -7,10 +7,11 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
+from cs336_systems.measure.trace import STAGES
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
 from scripts.checks.kernel_profile import DEVICE_BOUND
-from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order
+from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
     FORWARD,
     FORWARD_AND_BACKWARD,
@@ -48,6 +49,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **top_answers(here),
         **other_answers(select(here, size=focus)),
         **share_answers(here, focus),
+        **stage_answers(select(here, size=focus)),
         **attention_answers(here),
         **removal_answers(table),
         **profiler_cost(table),
@@ -226,6 +228,18 @@ def share_answers(here: DataFrame, focus: str) -> dict[str, Any]:
     header = ["category", *(MODES_PROFILED[mode] for _, mode in columns)]
     whole = len(columns) == 2 * (len(groups) - 1)
     return {"shares": Table(header, body, groups=groups if whole else ()), "changes": changes}
+
+
+def stage_answers(rows: DataFrame) -> dict[str, Any]:
+    """How long each stage of one size's training step takes, and how much of it the device computes."""
+    body = []
+    for precision in PRECISIONS:
+        cell = select(rows, precision=precision, mode="train_step")
+        for stage in STAGES:
+            busy, whole = (statistic(cell, "mean", metric=metric, stage=stage) for metric in ("stage_busy", "stage"))
+            if busy is not None and whole:
+                body.append([precision, stage, *fixed([busy, whole]), str(percent(max(0.0, 1 - busy / whole)))])
+    return {"stages": Table(["precision", "stage", "busy / ms", "stage / ms", "idle"], body, text_columns=2)}
 
 
 def extremes(values: Any) -> Typst:
