@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from cs336_systems.artifacts.one_step import parse_step
 from cs336_systems.benchmarks.kernel_profile import prepare_step
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.kernel_profile import KernelProfile
@@ -53,6 +52,8 @@ def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
 
 
 if __name__ == "__main__":
+    from cs336_systems.artifacts.one_step import parse_step
+
     described, target, options = parse_step("kernel_trace", KernelProfile, sys.argv[1:])
     if message := write_trace(described, target, options.output):
         print(f"kernel_trace: no step was traced: {message}", file=sys.stderr)
