@@ -27,6 +27,8 @@ from scripts.markup import Table, Typst, fixed, percent, significant, times
 
 OTHERS_SHOWN = 6
 """Kernels other than matrix multiplies that are listed for each precision."""
+TOGETHER = "others ("
+"""Begins the name of a row that several small kernels share."""
 PASSES = {"forward": ("inference", FORWARD), "forward + backward": ("train_step", FORWARD_AND_BACKWARD)}
 
 
@@ -123,7 +125,7 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
                 if not len(rows):
                     continue
                 label = rows["label"].iloc[0]
-                named = rows[~rows["kernel"].str.startswith("others (")]
+                named = rows[~rows["kernel"].str.startswith(TOGETHER)]
                 top = named.groupby("kernel")["ms"].sum().idxmax()
                 chosen = select(rows, kernel=top)
                 products = rows[(rows["category"] == "matmul") & rows["kernel"].map(is_product).astype(bool)]
@@ -136,7 +138,7 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
                     matmul_tops += int("matmul" in set(chosen["category"]))
                     explained.append(explain_calls(chosen, parse_size(size).num_layers))
             same += int(len(found) == 2 and found[0] == found[1])
-    header = ["size", "precision", "pass", "kernel with the most time", "calls", "share", "matmul calls"]
+    header = ["size", "precision", "pass", "the one with most time", "calls", "share", "matmul calls"]
     sizes = size_order(here)
     return {
         "top": Table(header, body, text_columns=4),
@@ -175,6 +177,7 @@ def other_answers(rows: DataFrame) -> dict[str, Any]:
             continue
         others = forward[forward["category"] != "matmul"]
         share_of_others[precision] = float(others["ms"].sum() / forward["ms"].sum())
+        others = others[~others["kernel"].str.startswith(TOGETHER)]
         grouped = others.groupby(["kernel", "category"])["ms"].sum().sort_values(ascending=False)
         for key, ms in grouped.head(OTHERS_SHOWN).items():
             kernel, category = cast(tuple[str, str], key)
