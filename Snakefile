@@ -18,7 +18,6 @@ include: "rules/artifacts.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"
-include: "rules/artifacts.smk"
 
 
 rule all:
