@@ -6,7 +6,7 @@ from typing import Any, cast
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
-from cs336_systems.measure.kernel_names import CATEGORIES, is_product
+from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import STAGES
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
@@ -20,6 +20,7 @@ from scripts.kernels import (
     kernels,
     label_of,
     name_of,
+    products,
     shares,
     total,
 )
@@ -128,9 +129,8 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
                 named = rows[~rows["kernel"].str.startswith(TOGETHER)]
                 top = named.groupby("kernel")["ms"].sum().idxmax()
                 chosen = select(rows, kernel=top)
-                products = rows[(rows["category"] == "matmul") & rows["kernel"].map(is_product).astype(bool)]
                 share = ratio(chosen["ms"].sum(), rows["ms"].sum())
-                counts = [f"{chosen['calls'].sum():.0f}", str(percent(share)), f"{products['calls'].sum():.0f}"]
+                counts = [f"{chosen['calls'].sum():.0f}", str(percent(share)), f"{products(rows)['calls'].sum():.0f}"]
                 body.append([label, precision, title, str(top), *counts])
                 found.append(top)
                 if mode == "inference":
