@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from pandas import DataFrame
 
-from cs336_systems.measure.kernel_names import CATEGORIES
+from cs336_systems.measure.kernel_names import CATEGORIES, is_product
 from scripts.data import select, statistic
 
 MODES_PROFILED = {"inference": "inference", "train_step": "training step"}
 """The kinds of step, and what readers call them."""
 PRECISIONS = ["fp32", "bf16"]
+SPLIT_SUM = "_split_k"
+"""Ends the name of an fp32 kernel of cuBLAS that adds up the parts of a product."""
 CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
 """The parameters besides the mode."""
 FORWARD = ["forward"]
@@ -32,6 +34,15 @@ def kernels(table: DataFrame, stages: Sequence[str] = (), **wanted: object) -> D
     if stages:
         rows = rows[rows["stage"].isin(stages)]
     return rows.assign(ms=rows["mean"] * rows["n"] / rows["steps"] / 1e3, calls=rows["n"] / rows["steps"])
+
+
+def products(rows: DataFrame) -> DataFrame:
+    """Of some kernels those that compute a matrix product, not those that add up the parts of one.
+
+    cuBLAS divides small products along their inner dimension; its two kinds of kernels have two names for the sum.
+    """
+    named = rows["kernel"].map(is_product).astype(bool) & ~rows["kernel"].str.endswith(SPLIT_SUM)
+    return rows[(rows["category"] == "matmul") & named]
 
 
 def shares(rows: DataFrame) -> dict[str, float]:

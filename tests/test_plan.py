@@ -74,6 +74,13 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
         ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, recorded"),
         ({"scale": "large"}, "scale is 'large'; allowed: auto, smoke or handout"),
         ({"strict": "yes"}, "strict is 'yes'; allowed: true or false"),
+        ({"trace": {"smoke": {}}}, "'handout' is a required property in trace"),
+        (
+            {"trace": {"smoke": {"size": ["nano", "micro"]}, "handout": {}}},
+            r"trace.smoke.size is \['nano', 'micro'\]; allowed: a list of one value",
+        ),
+        ({"trace": {"smoke": {"size": ["tiny"]}, "handout": {}}}, "trace.smoke: size is 'tiny'; allowed: nano, micro"),
+        ({"trace": {"smoke": {"speed": [1]}, "handout": {}}}, "trace.smoke: 'speed' is not known here; allowed: size"),
         ({"model": "nowhere"}, "model is 'nowhere'; allowed: a model class as package.module:Class"),
         ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
         ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: auto, or"),

@@ -95,7 +95,8 @@ def h200(tmp_path_factory):
         name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
         for name in EXPERIMENTS
     }
-    return write_report(tmp_path_factory.mktemp("h200"), H200_PLAN, rows)
+    trace = ROOT / "tests" / "traces" / "eager.json.gz"
+    return write_report(tmp_path_factory.mktemp("h200"), H200_PLAN, rows, str(trace))
 
 
 @pytest.fixture(scope="module")

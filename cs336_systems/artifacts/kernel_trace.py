@@ -4,18 +4,29 @@ Launch: python -m cs336_systems.artifacts.kernel_trace --size small --precision 
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-from cs336_systems.artifacts.one_step import parse_step
 from cs336_systems.benchmarks.kernel_profile import prepare_step
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.kernel_profile import KernelProfile
-from cs336_systems.measure.compact_trace import compact, write_events
+from cs336_systems.measure.compact_trace import NAMES, compact, write_events
 from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
 from cs336_systems.measure.measurement import Measurement
+from cs336_systems.measure.trace import Event, attribute
+
+RECORDED_STEPS = 3
+"""Steps that are recorded, of which the last is kept: under the profiler the first launches of each kernel are slow."""
+
+
+def last_step(events: Sequence[Event]) -> list[Event]:
+    """The events of the last of several recorded steps, and those that name processes and threads."""
+    stages = attribute(events).stages
+    start = next(stage.start for stage in stages if stage.step == stages[-1].step)
+    return [event for event in events if event["ph"] == NAMES or event["ts"] >= start]
 
 
 def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
@@ -29,8 +40,8 @@ def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
         with TemporaryDirectory() as folder:
             recorded = Path(folder, "trace.json")
             with recording(step.forward_model, device, recorded):
-                run_steps(step.stages(cell.mode), 1, device)
-            write_events(output, compact(recorded_events(recorded, device)))
+                run_steps(step.stages(cell.mode), RECORDED_STEPS, device)
+            write_events(output, compact(last_step(recorded_events(recorded, device))))
         return []
 
     obstacles = measure_or_explain(trace, cell, device)
@@ -41,6 +52,8 @@ def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
 
 
 if __name__ == "__main__":
+    from cs336_systems.artifacts.one_step import parse_step
+
     described, target, options = parse_step("kernel_trace", KernelProfile, sys.argv[1:])
     if message := write_trace(described, target, options.output):
         print(f"kernel_trace: no step was traced: {message}", file=sys.stderr)

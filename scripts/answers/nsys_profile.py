@@ -6,11 +6,12 @@ from typing import Any, cast
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
-from cs336_systems.measure.kernel_names import CATEGORIES, is_product
+from cs336_systems.measure.kernel_names import CATEGORIES
+from cs336_systems.measure.trace import STAGES
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
 from scripts.checks.kernel_profile import DEVICE_BOUND
-from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order
+from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
     FORWARD,
     FORWARD_AND_BACKWARD,
@@ -19,6 +20,7 @@ from scripts.kernels import (
     kernels,
     label_of,
     name_of,
+    products,
     shares,
     total,
 )
@@ -26,6 +28,8 @@ from scripts.markup import Table, Typst, fixed, percent, significant, times
 
 OTHERS_SHOWN = 6
 """Kernels other than matrix multiplies that are listed for each precision."""
+TOGETHER = "others ("
+"""Begins the name of a row that several small kernels share."""
 PASSES = {"forward": ("inference", FORWARD), "forward + backward": ("train_step", FORWARD_AND_BACKWARD)}
 
 
@@ -48,6 +52,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **top_answers(here),
         **other_answers(select(here, size=focus)),
         **share_answers(here, focus),
+        **stage_answers(select(here, size=focus)),
         **attention_answers(here),
         **removal_answers(table),
         **profiler_cost(table),
@@ -121,12 +126,11 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
                 if not len(rows):
                     continue
                 label = rows["label"].iloc[0]
-                named = rows[~rows["kernel"].str.startswith("others (")]
+                named = rows[~rows["kernel"].str.startswith(TOGETHER)]
                 top = named.groupby("kernel")["ms"].sum().idxmax()
                 chosen = select(rows, kernel=top)
-                products = rows[(rows["category"] == "matmul") & rows["kernel"].map(is_product).astype(bool)]
                 share = ratio(chosen["ms"].sum(), rows["ms"].sum())
-                counts = [f"{chosen['calls'].sum():.0f}", str(percent(share)), f"{products['calls'].sum():.0f}"]
+                counts = [f"{chosen['calls'].sum():.0f}", str(percent(share)), f"{products(rows)['calls'].sum():.0f}"]
                 body.append([label, precision, title, str(top), *counts])
                 found.append(top)
                 if mode == "inference":
@@ -134,7 +138,7 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
                     matmul_tops += int("matmul" in set(chosen["category"]))
                     explained.append(explain_calls(chosen, parse_size(size).num_layers))
             same += int(len(found) == 2 and found[0] == found[1])
-    header = ["size", "precision", "pass", "kernel with the most time", "calls", "share", "matmul calls"]
+    header = ["size", "precision", "pass", "the one with most time", "calls", "share", "matmul calls"]
     sizes = size_order(here)
     return {
         "top": Table(header, body, text_columns=4),
@@ -153,15 +157,15 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
 def explain_calls(chosen: DataFrame, layers: int) -> str:
     """The launches of a kernel, as layers times modules where they come from blocks."""
     per_range = chosen.groupby("range", sort=False)["calls"].sum()
-    inside = {name: calls / layers for name, calls in per_range.items() if calls % layers == 0}
-    outside = {name: calls for name, calls in per_range.items() if calls % layers}
-    cell = name_of(chosen["label"].iloc[0], chosen["precision"].iloc[0])
+    inside = {name: calls // layers for name, calls in per_range.items() if calls % layers == 0}
+    outside = [f"{calls:.0f} ({name})" for name, calls in per_range.items() if calls % layers]
     terms = []
     if inside:
-        parts = ", ".join(f"{calls:.0f} in {name}" for name, calls in inside.items())
-        terms.append(f"{layers} layers × {sum(inside.values()):.0f} ({parts})")
-    terms += [f"{calls:.0f} in {name}" for name, calls in outside.items()]
-    return f"{cell}: {per_range.sum():.0f} = {' + '.join(terms)}"
+        modules = [f"{calls:.0f} × {name}" if calls > 1 else str(name) for name, calls in inside.items()]
+        named = ", ".join(module.replace("blocks.", "") for module in modules)
+        terms.append(f"{layers} layers × {sum(inside.values()):.0f} ({named})")
+    cell = name_of(chosen["label"].iloc[0], chosen["precision"].iloc[0])
+    return f"{cell}: {per_range.sum():.0f} = {' + '.join([*terms, *outside])}"
 
 
 def other_answers(rows: DataFrame) -> dict[str, Any]:
@@ -173,6 +177,7 @@ def other_answers(rows: DataFrame) -> dict[str, Any]:
             continue
         others = forward[forward["category"] != "matmul"]
         share_of_others[precision] = float(others["ms"].sum() / forward["ms"].sum())
+        others = others[~others["kernel"].str.startswith(TOGETHER)]
         grouped = others.groupby(["kernel", "category"])["ms"].sum().sort_values(ascending=False)
         for key, ms in grouped.head(OTHERS_SHOWN).items():
             kernel, category = cast(tuple[str, str], key)
@@ -226,6 +231,18 @@ def share_answers(here: DataFrame, focus: str) -> dict[str, Any]:
     header = ["category", *(MODES_PROFILED[mode] for _, mode in columns)]
     whole = len(columns) == 2 * (len(groups) - 1)
     return {"shares": Table(header, body, groups=groups if whole else ()), "changes": changes}
+
+
+def stage_answers(rows: DataFrame) -> dict[str, Any]:
+    """How long each stage of one size's training step takes, and how much of it the device computes."""
+    body = []
+    for precision in PRECISIONS:
+        cell = select(rows, precision=precision, mode="train_step")
+        for stage in STAGES:
+            busy, whole = (statistic(cell, "mean", metric=metric, stage=stage) for metric in ("stage_busy", "stage"))
+            if busy is not None and whole:
+                body.append([precision, stage, *fixed([busy, whole]), str(percent(max(0.0, 1 - busy / whole)))])
+    return {"stages": Table(["precision", "stage", "busy / ms", "stage / ms", "idle"], body, text_columns=2)}
 
 
 def extremes(values: Any) -> Typst:

@@ -49,6 +49,6 @@ def draw(table: str, output: str) -> None:
         axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
         axes.set_xlabel("model size (I: inference, T: training step)")
         axes.grid(axis="x", visible=False)
-    panels[0].set_ylabel("share of the kernels' time / %")
+    panels[0].set_ylabel("share of time / %")
     figure.legend(ncols=5, loc="outside lower center")
     save(figure, output)

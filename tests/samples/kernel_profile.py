@@ -7,9 +7,8 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import H200, OOM, PEAK, jittered
+from tests.samples.end_to_end import LAUNCH_MS, LAUNCHES
 
-BUSY = 0.95
-"""Share of a stage in which the device computes."""
 LINEAR = [f"blocks.attention.{name}" for name in ("query", "key", "value", "output")]
 LINEAR += [f"blocks.feed_forward.{name}" for name in ("gate", "up", "down")]
 GEMM, SUM, SOFTMAX, MULTIPLY, COPY, FUSED = (
@@ -24,17 +23,22 @@ GEMM, SUM, SOFTMAX, MULTIPLY, COPY, FUSED = (
 
 
 def measure(cell: KernelProfile, *, on_gpu: bool) -> list[Measurement]:
-    """Stages as long as in the made-up training steps, of which the device is busy for nearly all."""
+    """Stages as long as in the made-up training steps."""
     shape = parse_size(cell.size)
     if on_gpu and cell.mode == "train_step" and 1.3 * state_bytes(cell.mode, shape, 10_000) > H200["gpu_memory"]:
         return [OOM]
     flops = step_flops("forward", shape, cell.vocab_size, cell.batch_size, cell.context)
     forward = 1e3 * flops / (0.4 * PEAK.flops(cell.precision)) * (0.8 if cell.compiled else 1)
-    optimizer = 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth
-    stages = {"forward": forward}
+    busy = {"forward": forward}
     if cell.mode == "train_step":
-        stages = {"forward": 0.97 * forward, "loss": 0.03 * forward, "backward": 2 * forward, "optimizer": optimizer}
-    laps = {stage: jittered(cell, stage, ms, cell.steps) for stage, ms in stages.items()}
+        optimizer = 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth
+        busy = {"forward": 0.97 * forward, "loss": 0.03 * forward, "backward": 2 * forward, "optimizer": optimizer}
+    # The host launches as fast as in the made-up training steps.
+    launching = {stage: LAUNCH_MS * LAUNCHES.get(stage, 0) * shape.num_layers for stage in busy}
+    if cell.compiled:
+        launching = {stage: ms / 3 for stage, ms in launching.items()}
+    whole_stage = {stage: 1.02 * max(busy[stage], launching[stage]) for stage in busy}
+    laps = {stage: jittered(cell, stage, ms, cell.steps) for stage, ms in whole_stage.items()}
     steps = [sum(lap) for lap in zip(*laps.values(), strict=True)]
     rows = [
         summarize("step", "ms", steps),
@@ -47,18 +51,19 @@ def measure(cell: KernelProfile, *, on_gpu: bool) -> list[Measurement]:
         rows += [
             summarize("stage", "ms", milliseconds, details=details),
             summarize("stage_profiled", "ms", milliseconds, details=details),
-            summarize("stage_busy", "ms", [BUSY * ms for ms in milliseconds], details=details),
+            summarize("stage_busy", "ms", [busy[stage]] * cell.steps, details=details),
         ]
         if on_gpu:
-            rows.append(summarize("stage_idle", "ms", [(1 - BUSY) * ms for ms in milliseconds], details=details))
+            idle = [max(0.0, ms - busy[stage]) for ms in milliseconds]
+            rows.append(summarize("stage_idle", "ms", idle, details=details))
     if not on_gpu:
         rows.append(Measurement(metric="stage_idle", unit="ms", status="skipped", message="on a CPU there is none"))
-    for stage, ms in stages.items():
+    for stage, ms in busy.items():
         made = list(kernels(cell, stage))
         whole = sum(weight for *_, weight in made)
         for range_, category, name, calls, weight in made:
             details = {"stage": stage, "range": range_, "category": category, "kernel": name[0 if on_gpu else 1]}
-            duration = 1e3 * BUSY * ms * weight / whole / calls
+            duration = 1e3 * ms * weight / whole / calls
             rows.append(summarize("kernel", "us", [duration] * calls * cell.steps, keep=False, details=details))
     return rows
 

@@ -36,7 +36,9 @@ def copy_project(folder: Path, grids: dict = GRIDS) -> Path:
     tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     copy_files(ROOT, folder, filter(None, tracked.split("\0")))
     edit_yaml(
-        folder / "config.yaml", experiments={name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
+        folder / "config.yaml",
+        experiments={name: {"smoke": grid, "handout": grid} for name, grid in grids.items()},
+        trace={scale: {"size": ["nano"], "context": [16]} for scale in ("smoke", "handout")},
     )
     return folder
 

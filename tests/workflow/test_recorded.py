@@ -65,6 +65,8 @@ def test_what_was_measured_here_is_promoted_on_request(project):
     assert (project / "recorded/cpu/raw/accumulation/other.csv").read_text() == "another job\n"
     (project / "recorded/cpu/raw/accumulation/other.csv").unlink()
     assert rows(project / "recorded/cpu/raw") == rows(project / "results/cpu/raw") != set()
+    recorded, made = (project / folder / "cpu/traces/training_step.json.gz" for folder in ("recorded", "results"))
+    assert recorded.read_bytes() == made.read_bytes()
     assert planned_jobs(project, "--config", "recorded=cpu") == set()
 
 

@@ -11,9 +11,9 @@ from scripts.data import select, size_order
 from scripts.kernels import FORWARD, MODES_PROFILED, PRECISIONS, kernels, label_of, name_of, total
 from scripts.markup import Table, significant
 
-VARIANTS = {(False, "plain"): "eager", (True, "plain"): "compiled", (False, "flash"): "FlashAttention"}
+VARIANTS = {(False, "plain"): "eager", (True, "plain"): "compiled", (False, "flash"): "flash"}
 """What readers call a model, by whether it is compiled and by its attention."""
-REMOVABLE = [name for name in CATEGORIES if name not in ("communication", "other")]
+KERNELS, STEP, LAUNCHES = "all kernels", "whole step", "launches (number)"
 
 
 def attention_answers(here: DataFrame) -> dict[str, Any]:
@@ -61,48 +61,63 @@ def removal_answers(table: DataFrame) -> dict[str, Any]:
     varied = table[(table["compiled"] | (table["attention"] != "plain")) & (table["metric"] == "kernel")]
     if not len(varied):
         return {"removal": None}
-    size = varied["size"].iloc[0]
-    body, removed = [], []
-    for precision, context in sorted(set(zip(varied["precision"], varied["context"], strict=True))):
+    size, precision = varied[["size", "precision"]].iloc[0]
+    columns: list[dict[str, float]] = []
+    header, groups, removed = [], [], []
+    for context in sorted(varied["context"].unique()):
         for mode, title in MODES_PROFILED.items():
-            eager: dict[Any, Any] = {}
-            for (compiled, attention), variant in VARIANTS.items():
-                rows = select(table, size=size, precision=precision, context=context, mode=mode)
-                rows = select(rows, compiled=compiled, attention=attention)
-                launched = kernels(rows)
-                if not len(launched):
-                    continue
-                spent = launched.groupby("category")["ms"].sum().to_dict()
-                summed: dict[Any, Any] = {
-                    "launches": int(launched["calls"].sum()),
-                    "kernels": launched["ms"].sum(),
-                    "step": total(rows, "stage", list(select(rows, metric="stage")["stage"])),
-                }
-                numbers = [str(significant(spent[name])) if name in spent else "–" for name in REMOVABLE]
-                numbers += [
-                    str(summed["launches"]),
-                    *(str(significant(summed[name])) for name in ("kernels", "step")),
+            cell = select(table, size=size, precision=precision, context=context, mode=mode)
+            found = {
+                name: spent
+                for (compiled, attention), name in VARIANTS.items()
+                if (spent := spending(select(cell, compiled=compiled, attention=attention)))
+            }
+            columns += found.values()
+            header += list(found)
+            groups.append((f"{title}, context {context}", len(found)))
+            if "eager" in found:
+                where = f"{title}, context {context}"
+                changes = [
+                    change(name, where, found["eager"], spent) for name, spent in found.items() if name != "eager"
                 ]
-                body.append([precision, str(context), title, variant, *numbers])
-                if variant == "eager":
-                    eager = spent | summed
-                elif eager:
-                    falls = {name: eager.get(name, 0.0) - spent.get(name, 0.0) for name in REMOVABLE}
-                    most = max(falls, key=lambda name: falls[name])
-                    removed.append(
-                        {
-                            "variant": variant,
-                            "where": f"{title}, context {context}",
-                            "kernels": (eager["kernels"], summed["kernels"]),
-                            "step": (eager["step"], summed["step"]),
-                            "launches": (eager["launches"], summed["launches"]),
-                            "category": most,
-                            "fall": (eager.get(most, 0.0), spent.get(most, 0.0)),
-                        }
-                    )
-    header = ["precision", "context", "step", "model", *REMOVABLE, "launches", "kernels", "whole step"]
+                removed += changes
+    names = [name for name in columns[0] if any(column[name] for column in columns)]
+    body = [[name, *(str(significant(column[name])) if column[name] else "–" for column in columns)] for name in names]
     return {
-        "removal": Table(header, body, text_columns=4),
+        "removal": Table(["ms per step", *header], body, groups=[("", 1), *groups]),
         "removal_size": label_of(table, size),
+        "removal_precision": precision,
         "removed": removed,
+    }
+
+
+def spending(rows: DataFrame) -> dict[str, float]:
+    """Milliseconds per step of each category in a cell, of all kernels and of the step without the profiler.
+
+    Also the number of launches; empty where the cell was not profiled.
+    """
+    launched = kernels(rows)
+    if not len(launched):
+        return {}
+    by_category = launched.groupby("category")["ms"].sum()
+    step = total(rows, "stage", list(select(rows, metric="stage")["stage"]))
+    assert step is not None, "every stage has its time"
+    return {name: float(by_category.get(name, 0.0)) for name in CATEGORIES} | {
+        KERNELS: float(launched["ms"].sum()),
+        STEP: step,
+        LAUNCHES: float(launched["calls"].sum()),
+    }
+
+
+def change(name: str, where: str, eager: dict[str, float], other: dict[str, float]) -> dict[str, Any]:
+    """What a variant changes, and the category that falls most."""
+    most = max(CATEGORIES, key=lambda category: eager[category] - other[category])
+    return {
+        "variant": name,
+        "where": where,
+        "kernels": (eager[KERNELS], other[KERNELS]),
+        "step": (eager[STEP], other[STEP]),
+        "launches": (int(eager[LAUNCHES]), int(other[LAUNCHES])),
+        "category": most,
+        "fall": (eager[most], other[most]),
     }

@@ -1,0 +1,189 @@
+"""The kernel profile and its artifacts, on a CPU."""
+
+import os
+import runpy
+import shlex
+import sys
+
+import pytest
+import torch
+
+from cs336_systems.accounting.transformer import forward_products
+from cs336_systems.artifacts.kernel_trace import write_trace
+from cs336_systems.benchmarks import kernel_profile
+from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.measure.kernel_names import CATEGORIES, is_product
+from cs336_systems.measure.trace import STAGES, Kernel, Stage, attribute, read_events, read_file
+from cs336_systems.sizes import parse_size
+from tests.samples import ROOT
+
+CPU = torch.device("cpu")
+TINY = "tiny:d_model=8,d_ff=12,num_layers=2,num_heads=2"
+FLAT = "flat:d_model=2,d_ff=1,num_layers=1,num_heads=1"
+
+
+def measured(**parameters):
+    torch.manual_seed(0)
+    cell = KernelProfile(**({"size": TINY, "context": 7, "vocab_size": 32, "warmup": 1, "steps": 3} | parameters))
+    return kernel_profile.measure(cell, CPU)
+
+
+@pytest.mark.parametrize(("mode", "stages"), [("train_step", STAGES), ("inference", ("forward",))])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_rows_tell_where_a_steps_time_goes(mode, stages, precision):
+    rows = measured(mode=mode, precision=precision)
+    for metric in ("stage", "stage_profiled", "stage_busy"):
+        assert [(row.details["stage"], row.n) for row in rows if row.metric == metric] == [(name, 3) for name in stages]
+    assert {row.metric: row.n for row in rows if row.metric in ("step", "step_profiled")} == {
+        "step": 3,
+        "step_profiled": 3,
+    }
+    (idle,) = [row for row in rows if row.metric == "stage_idle"]
+    assert (idle.status, "CPU" in idle.message) == ("skipped", True)
+    busy = {row.details["stage"]: row.mean for row in rows if row.metric == "stage_busy"}
+    profiled = {row.details["stage"]: row.mean for row in rows if row.metric == "stage_profiled"}
+    kernels = [row for row in rows if row.metric == "kernel"]
+    assert {row.details["category"] for row in kernels} <= set(CATEGORIES)
+    for stage in stages:
+        spent = sum(row.mean * row.n for row in kernels if row.details["stage"] == stage) / 3 / 1e3
+        assert spent == pytest.approx(busy[stage], rel=0.02)
+        assert 0 < busy[stage] <= profiled[stage]
+    (unknown,) = [row.mean for row in rows if row.metric == "unattributed"]
+    assert unknown < 0.01
+
+
+def test_matmul_launches_per_forward_pass_are_layers_times_products():
+    rows = measured(mode="inference")
+    launches = [
+        (row.details["range"], row.n)
+        for row in rows
+        if row.metric == "kernel" and row.details["category"] == "matmul" and is_product(row.details["kernel"])
+    ]
+    assert sum(n for _, n in launches) == 3 * forward_products(parse_size(TINY)) == 3 * (2 * 9 + 1)
+    assert dict(launches)["final product"] == 3 * 2
+
+
+def kernels_of(*durations):
+    stage = Stage(name="forward", step=0, start=0.0, end=1e6)
+    return [
+        Kernel(
+            name=name,
+            start=0.0,
+            end=duration,
+            duration=duration,
+            lane="stream 7",
+            thread="thread 1",
+            launched=1.0,
+            stage=stage,
+            range=range_,
+            operator="",
+        )
+        for name, range_, duration in durations
+    ]
+
+
+def test_small_kernels_of_a_range_share_a_row_and_their_launches_stay_counted():
+    durations = [("big_elementwise_kernel", "a", 1000.0)]
+    durations += [(f"{letter}_elementwise_kernel", "a", 0.1) for letter in "xyxz"]
+    durations += [("lonely_elementwise_kernel", "b", 0.1), ("gemm_1", "a", 0.1), ("gemm_2", "a", 0.1)]
+    rows = list(kernel_profile.kernel_rows(kernels_of(*durations)))
+    assert {(row.details["range"], row.details["kernel"]): row.n for row in rows} == {
+        ("a", "big_elementwise_kernel"): 1,
+        ("a", "others (3 kernels)"): 4,
+        ("b", "lonely_elementwise_kernel"): 1,
+        ("a", "gemm_1"): 1,  # products are counted by name
+        ("a", "gemm_2"): 1,
+    }
+    assert sum(row.mean * row.n for row in rows) == pytest.approx(1000.7)
+
+
+def test_a_cell_without_memory_is_a_row(launch):
+    arguments = ["--size", FLAT, "--batch-size", "1", "--vocab-size", "4", "--steps", "1", "--warmup", "0"]
+    # Scores of 8 million by 8 million tokens.
+    (lost,) = launch("kernel_profile", *arguments, "--context", "8000000", "--mode", "inference")
+    assert lost["cell"].status == "oom"
+
+
+def test_another_model_class_is_profiled_by_name(launch):
+    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "inference"]
+    (metrics,) = launch("kernel_profile", *arguments, "--model", "tests.models:ConvolutionLM")
+    assert metrics["unattributed"].mean < 0.01
+
+
+def test_the_trace_of_a_step_is_written_and_read_again(tmp_path):
+    cell = KernelProfile(size=TINY, context=7, vocab_size=32, warmup=1)
+    assert write_trace(cell, CPU, tmp_path / "traces" / "step.json.gz") == ""
+    trace = attribute(read_events(tmp_path / "traces" / "step.json.gz"))
+    assert [(stage.name, stage.step) for stage in trace.stages] == [(name, 0) for name in STAGES]
+    assert sum(kernel.name in ("aten::mm", "aten::bmm") for kernel in trace.kernels) == 3 * (2 * 9 + 1)
+    assert min(kernel.start for kernel in trace.kernels) < 1e4  # time begins with the step
+
+
+def test_a_step_without_memory_leaves_a_trace_that_says_so(tmp_path):
+    cell = KernelProfile(size=FLAT, batch_size=1, vocab_size=4, context=8_000_000, warmup=0)
+    message = write_trace(cell, CPU, tmp_path / "step.json.gz")
+    assert "can't allocate memory" in message
+    content = read_file(tmp_path / "step.json.gz")
+    assert (content["traceEvents"], content["otherData"]) == ([], {"note": message})
+
+
+NSYS = """#!/bin/sh
+echo "$@" > "$(dirname "$0")/arguments"
+while case "$1" in profile | --*) true ;; *) false ;; esac; do
+    case "$1" in --output=*) output="${1#--output=}" ;; esac
+    shift
+done
+"$@" && echo profiled > "$output"
+"""
+STEP = f"--size {TINY} --context 7 --vocab-size 32 --warmup 1 --device cpu"
+
+
+@pytest.fixture
+def nsys(monkeypatch, capfd):
+    """Runs the artifact's command with this PATH."""
+
+    def run(path, *arguments):
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.setattr(sys, "argv", ["nsys", *arguments])
+        with pytest.raises(SystemExit) as status:
+            runpy.run_path(str(ROOT / "cs336_systems" / "artifacts" / "nsys.py"), run_name="__main__")
+        return status.value.code, capfd.readouterr()
+
+    return run
+
+
+def test_nsys_profiles_the_step_where_it_is_installed(tmp_path, nsys, monkeypatch):
+    stand_in = tmp_path / "nsys"
+    stand_in.write_text(NSYS)
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    output = tmp_path / "made" / "step.nsys-rep"
+    status, _ = nsys(f"{tmp_path}{os.pathsep}{os.environ['PATH']}", *shlex.split(STEP), "--output", str(output))
+    assert status == 0
+    assert output.read_text() == "profiled\n"
+    arguments = (tmp_path / "arguments").read_text()
+    assert arguments.startswith("profile --trace=cuda,nvtx,cublas --force-overwrite=true --output=")
+    assert f"-m cs336_systems.artifacts.ranged_step {STEP} --output {output}" in arguments
+
+
+def test_a_failure_under_nsys_is_passed_on(tmp_path, nsys, monkeypatch):
+    stand_in = tmp_path / "nsys"
+    stand_in.write_text("#!/bin/sh\nexit 3\n")
+    stand_in.chmod(0o755)
+    status, _ = nsys(f"{tmp_path}{os.pathsep}{os.environ['PATH']}", *shlex.split(STEP), "--output", str(tmp_path / "x"))
+    assert status == 3
+
+
+def test_without_nsys_one_sentence_says_what_answers_instead(tmp_path, nsys):
+    status, printed = nsys(tmp_path, *shlex.split(STEP), "--output", str(tmp_path / "x.nsys-rep"))
+    assert not status
+    assert printed.out.startswith("nsys is not on the PATH")
+    assert "snakemake kernel_profile" in printed.out
+    assert printed.out.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_several_steps_at_once_are_refused(tmp_path, nsys):
+    status, printed = nsys(tmp_path, *shlex.split(STEP), "--context", "7", "8", "--output", "x")
+    assert status == 2
+    assert "2 steps are described; allowed: one value of each parameter" in printed.err

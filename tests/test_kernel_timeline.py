@@ -1,0 +1,46 @@
+"""The timeline figure, drawn from traces of one step."""
+
+import pytest
+
+from cs336_systems.measure.compact_trace import write_events
+from cs336_systems.measure.trace import attribute, read_events
+from scripts.figures.kernel_timeline import draw, lanes_of, visible
+from tests.traces import FOLDER
+
+
+def drawn(trace, folder):
+    draw(trace=str(trace), output=str(folder / "figure.svg"))
+    return (folder / "figure.svg").read_text()
+
+
+def test_every_kernel_is_in_one_lane_and_every_launch_in_one():
+    trace = attribute(read_events(FOLDER / "eager.json.gz"))
+    lanes = lanes_of(trace)
+    assert list(lanes)[:2] == ["launches", "launches by autograd"]
+    assert {"matmul", "softmax", "elementwise", "normalization", "optimizer"} <= set(lanes)
+    launches = sum(len(lane) for name, lane in lanes.items() if name.startswith("launches"))
+    assert launches == sum(map(len, lanes.values())) - launches == len(trace.kernels)
+
+
+def test_streams_have_lanes_of_their_own():
+    lanes = lanes_of(attribute(read_events(FOLDER / "two_streams.json.gz")))
+    assert sum(name.startswith("matmul, stream ") for name in lanes) == 2
+
+
+def test_what_is_drawn_lies_in_the_window_and_is_wide_enough_to_be_seen():
+    intervals = [(0.0, 1.0), (1.5, 1.5), (1.9, 4.0), (5.0, 6.0)]
+    assert list(visible(intervals, (0.5, 3.0), 0.2)) == [(0.5, 1.0), (1.5, 1.7), (1.9, 3.0)]
+
+
+@pytest.mark.parametrize("name", ["eager", "two_streams"])
+def test_stages_and_lanes_are_named(tmp_path, name):
+    picture = drawn(FOLDER / f"{name}.json.gz", tmp_path)
+    for text in ("forward", "backward", "launches by autograd", "the whole step", "around the loss"):
+        assert f"<!-- {text} -->" in picture
+
+
+@pytest.mark.parametrize("trace", ["", "empty.json.gz"])
+def test_where_there_is_no_trace_the_figure_says_why(tmp_path, trace):
+    write_events(tmp_path / "empty.json.gz", [], "out of memory")
+    reason = "out of memory" if trace else "not run"
+    assert f"no step was traced: {reason}" in drawn(tmp_path / trace if trace else "", tmp_path)
