@@ -44,7 +44,11 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
         "extra_constant": extra.max() < 1.5 * extra.min(),
         "step_least": at_once["step"].min(),
         "step_most": at_once["step"].max(),
-        "extra_by_phase": extra_by_phase(table, at_once.reset_index()),
+        "extra_by_phase": [
+            (phase, milliseconds)
+            for phase, milliseconds in extra_by_phase(table, at_once.reset_index())
+            if milliseconds > NOTICEABLE * extra.min()
+        ],
         "allocations_first": known(at_once["device_allocations"]),
         "allocations_later": known(settled["device_allocations"]),
         "late": [
