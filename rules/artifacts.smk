@@ -1,7 +1,8 @@
 """Artifacts: traces of the one step that config.yaml describes under `trace`, for people to open.
 
-Needs the plan (common.smk); makes results/<machine>/traces/training_step.json.gz, and for `snakemake nsys`
-results/<machine>/nsys/training_step.nsys-rep.
+Needs the plan (common.smk); makes results/<machine>/traces/training_step.json.gz, for `snakemake nsys`
+results/<machine>/nsys/training_step.nsys-rep, and for `snakemake memory_snapshot`
+results/<machine>/artifacts/memory_snapshot.pickle.
 """
 
 STEP = f"{PLAN.trace.arguments} --device {PLAN.device} --seed {config['seed']}"
@@ -43,22 +44,24 @@ if not PLAN.recorded:
             " || (tail -n 30 {log} >&2; exit 1)"
 
     rule memory_snapshot:
-        """The memory history of a training step, for https://pytorch.org/memory_viz."""
+        """Record the memory history of a training step of the profiled model, for PyTorch's viewer."""
+        input:
+            obstacles,
         output:
             f"{RESULTS}/artifacts/memory_snapshot.pickle",
         log:
-            f"{RESULTS}/logs/artifacts/memory_snapshot.log",
+            f"{RESULTS}/logs/memory_snapshot.log",
         threads: workflow.cores
         resources:
-            gpu=1,
+            gpu=1 if PLAN.device == "cuda" else 0,
         params:
-            size="2.7B",
-            context=512,
-            precision="bf16",
+            step="--size 2.7B --context 512 --precision bf16",
             model=config["model"],
+            device=PLAN.device,
+            seed=config["seed"],
         message:
-            "Recording the memory of a training step of {params.size}, context {params.context}, {params.precision}"
+            "Recording the memory history of a step: {params.step}"
         shell:
-            "python -m cs336_systems.artifacts.memory_snapshot --size {params.size} --context {params.context}"
-            " --precision {params.precision} --model {params.model} --output {output} 2> {log}"
+            "python -m cs336_systems.artifacts.memory_snapshot {params.step} --model {params.model}"
+            " --device {params.device} --seed {params.seed} --output {output} 2> {log}"
             " || (tail -n 30 {log} >&2; exit 1)"

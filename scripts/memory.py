@@ -1,5 +1,7 @@
 """What the memory figures and answers share: which cells they show, and the categories that a reader sees."""
 
+from typing import TypedDict
+
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
@@ -10,27 +12,40 @@ from scripts.style import COLOURS
 GIB = 1024 * MIB
 MODES = {"inference": "inference", "forward": "forward, with graph", "train_step": "training step"}
 """The kinds of step that are followed, and what readers call them."""
+PRECISIONS = ["fp32", "bf16"]
 OTHER = "other"
-SHOWN = [
-    of.PARAMETERS,
-    of.OPTIMIZER_STATE,
-    of.GRADIENTS,
-    of.WEIGHT_COPIES,
-    of.ACTIVATIONS,
-    of.TEMPORARIES,
-    OTHER,
-]
-"""The categories of the figures, from the bottom up; the small ones are one."""
+
+
+class Look(TypedDict):
+    """How an area or a bar is filled."""
+
+    facecolor: str
+    hatch: str
+    edgecolor: str
+    linewidth: float
+
+
+def _look(colour: int, hatch: str) -> Look:
+    return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+
+
 LOOKS = {
-    name: {"facecolor": COLOURS[index], "hatch": ["", "///", "...", "xxx", "", "\\\\\\", ""][index]}
-    for index, name in enumerate(SHOWN)
+    of.PARAMETERS: _look(0, ""),
+    of.OPTIMIZER_STATE: _look(1, "///"),
+    of.GRADIENTS: _look(2, "..."),
+    of.WEIGHT_COPIES: _look(3, "xxx"),
+    of.ACTIVATIONS: _look(4, ""),
+    of.TEMPORARIES: _look(5, "\\\\\\"),
+    OTHER: _look(6, ""),
 }
+"""The categories of the figures, from the bottom up; the small ones are one."""
+SHOWN = list(LOOKS)
 
 
 def profiled(table: DataFrame) -> DataFrame:
-    """The rows of the largest size, with plain attention."""
+    """The rows of the largest size."""
     sizes = size_order(table)
-    return select(table, size=sizes[-1], attention="plain") if sizes else table
+    return select(table, size=sizes[-1]) if sizes else table
 
 
 def shown_category(category: str) -> str:
@@ -38,9 +53,9 @@ def shown_category(category: str) -> str:
     return category if category in SHOWN else OTHER
 
 
-def parts(rows: DataFrame, metric: str, **wanted: str) -> dict[str, float]:
-    """GiB by category of the figures, in a metric that has a row per category."""
-    found = select(rows, metric=metric, **wanted)
+def parts(cell: DataFrame) -> dict[str, float]:
+    """What a cell's memory at the peak is for: GiB by category of the figures."""
+    found = select(cell, metric="at_peak")
     sums = dict.fromkeys(SHOWN, 0.0)
     for category, size in zip(found["category"], found["mean"], strict=True):
         sums[shown_category(category)] += size / GIB
@@ -58,11 +73,15 @@ def contexts(rows: DataFrame) -> list[int]:
     return sorted(int(context) for context in rows["context"].unique())
 
 
-def compared_context(rows: DataFrame, **wanted: str) -> int | None:
-    """The longest context at which every kind of step was measured."""
+def compared_context(rows: DataFrame) -> int | None:
+    """The longest context at which every kind of step was measured in both precisions, or None."""
     complete = [
         context
         for context in contexts(rows)
-        if all(one(rows, metric="peak_allocated", context=context, mode=mode, **wanted) is not None for mode in MODES)
+        if all(
+            one(rows, metric="peak_allocated", context=context, mode=mode, precision=precision) is not None
+            for mode in MODES
+            for precision in PRECISIONS
+        )
     ]
     return max(complete, default=None)

@@ -40,6 +40,7 @@ def test_the_stages_are_those_of_the_training_step():
     assert {stage for mode in PHASES_OF_MODE for stage in step.stages(mode)} == set(STAGES)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", ["eager", "bf16"])
 def test_every_product_belongs_to_its_module_forward_and_backward(trace_of, name):
     trace = trace_of(name)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cs336_systems.accounting import transformer
-from cs336_systems.measure.memory_history import OperatorLog, owners_of_training, source_of
+from cs336_systems.measure.memory_history import OperatorLog, code_at, owners_of_training, source_of
 from cs336_systems.measure.memory_recording import BlockState, Event, Operator, Recording, Segment, Stage, from_json
 from cs336_systems.measure.memory_timeline import (
     ACTIVATIONS,
@@ -242,6 +242,13 @@ def test_sources_are_lines_of_the_project_or_of_the_users_model():
     assert source_of({"frames": [library]}) == source_of({"frames": []}) == source_of({}) == ""
 
 
+def test_a_source_names_a_line_that_can_be_read():
+    text = Path(__file__).read_text().splitlines()
+    number = text.index("MIB = 2**20") + 1
+    assert code_at(f"tests/test_memory_timeline.py:{number} forward") == "MIB = 2**20"
+    assert code_at("basics/model.py:7 forward") == code_at("") == ""
+
+
 def test_operators_and_copies_of_weights_are_told_apart():
     """What the dispatcher shows on a CPU, with operators counted in place of allocations."""
     weight, x = torch.ones(3, 3, requires_grad=True), torch.ones(2, 3)
@@ -255,6 +262,18 @@ def test_operators_and_copies_of_weights_are_told_apart():
     assert names.count("_to_copy") == 2  # the other one is x
     assert names.count("mm") == 2
     assert [(call.first, call.end) for call in log.calls][:2] == [(0, 1), (2, 3)]
+
+
+def test_copies_of_weights_are_those_of_the_linear_layers():
+    model = build_model(
+        "cs336_systems.model:TransformerLM",
+        parse_size("nano"),
+        vocab_size=77,
+        context_length=8,
+        device=torch.device("cpu"),
+    )
+    linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    assert transformer.weight_copy_bytes(parse_size("nano"), 77) == 2 * sum(linear)
 
 
 def test_owners_are_the_tensors_of_a_training_step():

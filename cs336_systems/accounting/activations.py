@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from cs336_systems.accounting.notation import describe_tensor
 from cs336_systems.accounting.transformer import block_parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.sizes import ModelShape
@@ -41,15 +42,6 @@ class Saved:
     def bytes(self) -> int:
         """Its size."""
         return DTYPE_BYTES[self.dtype] * prod(self.shape)
-
-
-def describe_tensor(dtype: str, shape: tuple[int, ...]) -> str:
-    """A tensor's dtype and shape as text.
-
-    >>> describe_tensor("float32", (4, 128))
-    'float32 4×128'
-    """
-    return f"{dtype} {'×'.join(map(str, shape))}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,28 +84,6 @@ class BlockActivations:
     def parameter_gradients(self) -> int:
         """Bytes of the gradients of its weights, which are as wide as these."""
         return FP32_BYTES * block_parameters(self.shape)
-
-    @property
-    def backward_working(self) -> int:
-        """Bytes that the backward pass needs at its worst on top of all that the block has saved.
-
-        There are two candidates. In the feed-forward network: the gradients of both factors of the gated product,
-        while the factors are still there. In plain attention: the gradients of the attention weights and of the
-        scores, when all that was saved after them is gone.
-        """
-        numbers = self.tokens * self.shape.d_ff * BYTES[self.precision]
-        down = FP32_BYTES * self.shape.d_model * self.shape.d_ff
-        feed_forward = self.residual + 2 * numbers + down - self.weight_copies_of(self.shape.d_ff)
-        if self.attention == "flash":
-            return feed_forward
-        saved = self.saved()
-        softmax = next(index for index, tensor in enumerate(saved) if tensor.operator == "softmax")
-        freed = sum(tensor.bytes for tensor in saved[softmax + 1 :])
-        values = self.tokens * self.shape.d_model * BYTES[self.precision]
-        matrices = 3 * self.shape.d_ff + self.shape.d_model
-        gradients = self.residual + 2 * saved[softmax].bytes + values + FP32_BYTES * self.shape.d_model * matrices
-        attention = gradients - freed - self.weight_copies_of(matrices)
-        return max(feed_forward, attention)
 
     def weight_copies_of(self, width: int) -> int:
         """Bytes of autocast's copies of matrices that are d_model by `width` numbers together; 0 in fp32."""

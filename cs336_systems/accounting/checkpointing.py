@@ -28,7 +28,7 @@ class StepMemory:
     @property
     def between_steps(self) -> int:
         """Weights and AdamW's two moments: what a step finds when its gradients are gone."""
-        return self._state - self._gradients
+        return self.state - self._gradients
 
     @property
     def saved_for_backward(self) -> int:
@@ -40,14 +40,36 @@ class StepMemory:
     @property
     def peak(self) -> int:
         """The most at any time."""
-        return max(self._state, self._peak_of_loss(), *self._peaks_of_blocks())
+        return max(count for _, count in self.turns())
+
+    @property
+    def peak_block(self) -> int | None:
+        """The block at whose turn in the backward pass the peak is; None if it is at the loss or the optimizer."""
+        return max(self.turns(), key=lambda turn: turn[1])[0]
+
+    def turns(self) -> Iterator[tuple[int | None, int]]:
+        """What is in use, at its worst, at the loss, at each block's turn in the backward pass, and at the optimizer.
+
+        At a block's turn there are: gradients of what comes after it; inputs of the segments before its own; what its
+        segment's blocks up to it saved; and what its backward pass makes.
+        """
+        yield None, self.between_steps + self.saved_for_backward + self._working_of_loss
+        shape = self.block.shape
+        gradients = FP32_BYTES * (self.vocab_size * shape.d_model + shape.d_model)  # of the head and the final norm
+        for index in reversed(range(self._layers)):
+            segments_before, blocks_before = divmod(index, self.segment or self._layers)
+            kept = segments_before * self.block.residual + (blocks_before + 1) * self._block_saved
+            yield index, self.between_steps + gradients + kept + self._working_of_block
+            gradients += self.block.parameter_gradients
+        yield None, self.state
 
     @property
     def _layers(self) -> int:
         return self.block.shape.num_layers
 
     @property
-    def _state(self) -> int:
+    def state(self) -> int:
+        """Weights, gradients and AdamW's two moments: what checkpointing cannot reduce."""
         return state_bytes("train_step", self.block.shape, self.vocab_size)
 
     @property
@@ -59,8 +81,51 @@ class StepMemory:
         return self.block.saved_bytes + self.block.weight_copies
 
     @property
+    def _logits(self) -> int:
+        """How many there are."""
+        return self.block.tokens * self.vocab_size
+
+    @property
+    def _casts_log_probabilities(self) -> bool:
+        """Whether cross-entropy makes them in bf16 and casts them, as on a GPU; on a CPU autocast casts the logits."""
+        return self.block.precision == "bf16" and self.block.on_gpu
+
+    @property
     def _log_probabilities(self) -> int:
-        return FP32_BYTES * self.block.tokens * self.vocab_size
+        """Bytes of those that log-softmax and the likelihood save: one tensor in fp32, unless there is one of each."""
+        return (FP32_BYTES + (BYTES["bf16"] if self._casts_log_probabilities else 0)) * self._logits
+
+    @property
+    def _working_of_loss(self) -> int:
+        """Gradients that cross-entropy's backward pass holds at once: of the log-probabilities, and of the logits.
+
+        Where the former are cast, the fp32 log-probabilities are gone before there are two.
+        """
+        return (1 if self._casts_log_probabilities else 2) * FP32_BYTES * self._logits
+
+    @property
+    def _working_of_block(self) -> int:
+        """Bytes that a block's backward pass needs at its worst on top of all that the block has saved.
+
+        There are two candidates. In the feed-forward network: the gradients of both factors of the gated product,
+        while the factors are still there. In plain attention: the gradients of the attention weights and of the
+        scores, when all that was saved after them is gone; a GPU's kernel also needs the product of weights and
+        gradient.
+        """
+        block, shape = self.block, self.block.shape
+        inner = block.tokens * shape.d_ff * BYTES[block.precision]
+        down = FP32_BYTES * shape.d_model * shape.d_ff - block.weight_copies_of(shape.d_ff)
+        feed_forward = block.residual + 2 * inner + down
+        if block.attention == "flash":
+            return feed_forward
+        saved = block.saved()
+        softmax = next(index for index, tensor in enumerate(saved) if tensor.operator == "softmax")
+        freed = sum(tensor.bytes for tensor in saved[softmax + 1 :])
+        values = block.tokens * shape.d_model * BYTES[block.precision]
+        width = 3 * shape.d_ff + shape.d_model
+        weights = FP32_BYTES * shape.d_model * width - block.weight_copies_of(width)
+        scores = (3 if block.on_gpu else 2) * saved[softmax].bytes
+        return max(feed_forward, block.residual + scores + values + weights - freed)
 
     @property
     def _head_saved(self) -> int:
@@ -74,21 +139,8 @@ class StepMemory:
         head_input = BYTES[self.block.precision] * numbers
         return token_ids + norm + head_input + copy + self._log_probabilities + targets + total_weight
 
-    def _peak_of_loss(self) -> int:
-        """While the backward pass of cross-entropy turns the log-probabilities' gradient into the logits'."""
-        return self.between_steps + self.saved_for_backward + 2 * self._log_probabilities
 
-    def _peaks_of_blocks(self) -> Iterator[int]:
-        """At each block's turn in the backward pass, from the last to the first.
-
-        Then there are: gradients of what comes after it; inputs of the segments before its own; what its segment's
-        blocks up to it saved; and what its backward pass makes.
-        """
-        shape = self.block.shape
-        gradients = self._gradients - FP32_BYTES * self.vocab_size * shape.d_model  # less the embedding's
-        gradients -= self._layers * self.block.parameter_gradients
-        for index in reversed(range(self._layers)):
-            segments_before, blocks_before = divmod(index, self.segment or self._layers)
-            kept = segments_before * self.block.residual + (blocks_before + 1) * self._block_saved
-            yield self.between_steps + gradients + kept + self.block.backward_working
-            gradients += self.block.parameter_gradients
+def best_segment(block: BlockActivations, vocab_size: int) -> int:
+    """The segment length of the lowest peak, the shortest of several."""
+    lengths = range(1, block.shape.num_layers + 1)
+    return min(lengths, key=lambda length: StepMemory(block=block, vocab_size=vocab_size, segment=length).peak)

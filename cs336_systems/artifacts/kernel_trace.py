@@ -14,9 +14,8 @@ from cs336_systems.benchmarks.kernel_profile import prepare_step
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.compact_trace import compact, write_events
-from cs336_systems.measure.kernel_profile import recording, run_steps
+from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
 from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.trace import read_events
 
 
 def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
@@ -31,7 +30,7 @@ def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
             recorded = Path(folder, "trace.json")
             with recording(step.forward_model, device, recorded):
                 run_steps(step.stages(cell.mode), 1, device)
-            write_events(output, compact(read_events(recorded)))
+            write_events(output, compact(recorded_events(recorded, device)))
         return []
 
     obstacles = measure_or_explain(trace, cell, device)
@@ -42,6 +41,6 @@ def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
 
 
 if __name__ == "__main__":
-    described, target, options = parse_step("kernel_trace", sys.argv[1:])
+    described, target, options = parse_step("kernel_trace", KernelProfile, sys.argv[1:])
     if message := write_trace(described, target, options.output):
         print(f"kernel_trace: no step was traced: {message}", file=sys.stderr)

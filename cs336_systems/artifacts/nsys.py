@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from cs336_systems.artifacts.one_step import parse_step
+from cs336_systems.experiments.kernel_profile import KernelProfile
 
 NOT_INSTALLED = (
     "nsys is not on the PATH, so no .nsys-rep file was written; `snakemake kernel_profile` measures the same kernels "
@@ -16,7 +17,7 @@ NOT_INSTALLED = (
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    _, device, options = parse_step("nsys", arguments)
+    _, device, options = parse_step("nsys", KernelProfile, arguments)
     if not (nsys := shutil.which("nsys")):
         print(NOT_INSTALLED)
         sys.exit()

@@ -1,18 +1,21 @@
-"""The command line of the artifacts: one step of a language model, described like a cell of `kernel_profile`."""
+"""The command line of the artifacts: one step of a language model, described like a cell of an experiment."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 from cs336_systems.benchmarks.command_line import parse_command_line, resolve_device
 from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.model import load_model_class
 from cs336_systems.parallel.process_group import current_rank
+
+E = TypeVar("E", KernelProfile, MemoryProfile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,15 +30,20 @@ class ArtifactOptions:
     """Seed for the random weights and data."""
 
 
-def parse_step(program: str, arguments: Sequence[str]) -> tuple[KernelProfile, torch.device, ArtifactOptions]:
+def parse_step(program: str, experiment: type[E], arguments: Sequence[str]) -> tuple[E, torch.device, ArtifactOptions]:
     """The step, the device and the options of an artifact's command line; seeds PyTorch, and turns TF32 off.
+
+    Args:
+        program: the module of this package that is run.
+        experiment: whose parameters describe the step; it has a model.
+        arguments: what follows the program's name.
 
     Exits with status 2 and one sentence on bad input.
     """
     end_with_the_run()
     try:
         cells, options = parse_command_line(
-            KernelProfile, arguments, ArtifactOptions, f"cs336_systems.artifacts.{program}"
+            experiment, arguments, ArtifactOptions, f"cs336_systems.artifacts.{program}"
         )
         if len(cells) > 1:
             raise ValueError(f"{len(cells)} steps are described; allowed: one value of each parameter")

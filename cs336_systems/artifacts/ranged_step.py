@@ -11,6 +11,7 @@ import torch
 
 from cs336_systems.artifacts.one_step import parse_step
 from cs336_systems.benchmarks.kernel_profile import prepare_step
+from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_profile import module_ranges, run_steps
 from cs336_systems.ranges import listening
 
@@ -29,7 +30,7 @@ def captured(device: torch.device) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    cell, device, _ = parse_step("ranged_step", sys.argv[1:])
+    cell, device, _ = parse_step("ranged_step", KernelProfile, sys.argv[1:])
     step = prepare_step(cell, device)
     with captured(device), module_ranges(step.forward_model), listening():
         run_steps(step.stages(cell.mode), 1, device)

@@ -17,9 +17,9 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.kernel_names import categorize, short_name
-from cs336_systems.measure.kernel_profile import recording, run_steps
+from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
 from cs336_systems.measure.measurement import Measurement, summarize
-from cs336_systems.measure.trace import Kernel, Trace, attribute, read_events
+from cs336_systems.measure.trace import Kernel, Trace, attribute
 from cs336_systems.model import load_model_class
 from cs336_systems.training_step import TrainingStep
 
@@ -37,7 +37,7 @@ def measure(cell: KernelProfile, device: torch.device) -> list[Measurement]:
         path = Path(folder, "trace.json")
         with recording(step.forward_model, device, path):
             profiled = run_steps(stages, cell.steps, device)
-        trace = attribute(read_events(path))
+        trace = attribute(recorded_events(path, device))
     seconds = time.perf_counter() - begin
     return [
         summarize("step", "ms", plain.steps),

@@ -12,7 +12,7 @@ from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.measurement import Measurement, summarize
-from cs336_systems.measure.memory_history import owners_of_training, record_step, require_history
+from cs336_systems.measure.memory_history import code_at, owners_of_training, record_step, require_history
 from cs336_systems.measure.memory_recording import Recording
 from cs336_systems.measure.memory_timeline import FORWARD, Timeline, largest_groups, replay, sample_positions
 from cs336_systems.model import build_model, load_model_class
@@ -123,7 +123,7 @@ def allocation_rows(timeline: Timeline) -> Iterator[Measurement]:
     for rank, group in enumerate(largest_groups(timeline, LARGEST), start=1):
         of = group[0]
         details = {name: getattr(of, name) for name in ("stage", "category", "freed", "operator", "source")}
-        details["rank"] = str(rank)
+        details |= {"code": code_at(of.source), "rank": str(rank)}
         lifetimes = [each.milliseconds for each in group if each.milliseconds is not None]
         yield summarize("allocation", "B", [each.requested for each in group], keep=False, details=details)
         if lifetimes:
@@ -136,7 +136,7 @@ def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
         (each.operator, each.source) for each in timeline.made() if each.stage == FORWARD and each.requested == size
     )
     for (operator, source), count in found.items():
-        details = {"stage": FORWARD, "operator": operator, "source": source}
+        details = {"stage": FORWARD, "operator": operator, "source": source, "code": code_at(source)}
         yield summarize("residual_tensors", "", [count], details=details)
 
 

@@ -9,10 +9,7 @@ from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProfile(Experiment):
-    """Find out which kernels a step of a Transformer language model runs, for how long, and what launched them.
-
-    On a CPU the same of operators.
-    """
+    """Find which kernels (on a CPU: operators) a language model's step runs, for how long, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
     metrics: ClassVar[Mapping[str, str]] = {
@@ -35,7 +32,7 @@ class KernelProfile(Experiment):
     details: ClassVar[tuple[str, ...]] = ("stage", "range", "category", "kernel")
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "warmup", "steps", "model")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_attribution")
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as

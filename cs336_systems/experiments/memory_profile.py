@@ -26,7 +26,7 @@ class MemoryProfile(Experiment):
         "lifetime": "ms",
         "residual_tensors": "",
     }
-    details: ClassVar[tuple[str, ...]] = ("stage", "category", "freed", "operator", "source", "rank")
+    details: ClassVar[tuple[str, ...]] = ("stage", "category", "freed", "operator", "source", "code", "rank")
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_memory_history_gpu")
 

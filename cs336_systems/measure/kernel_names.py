@@ -101,8 +101,8 @@ def short_name(name: str) -> str:
         base = f"{parent.rpartition('::')[2]}::{base}"
     if GENERIC.search(base):
         told = [word for word in TELLING.findall(arguments) if not WRAPPERS.match(word)]
-        base = ": ".join([base, *told[:1]])
-    base = re.sub(r"(_align[ac]\d+)*(_execute\w*)?_kernel__5x_cublas\w*$", "", base)
+        base = told[0] if told and base.startswith("Kernel") else ": ".join([base, *told[:1]])
+    base = re.sub(r"(?:_align[ac]\d+)*_execute(_split_k)?_kernel__5x_cublas$", r"\1", base)
     if len(base) > LONGEST_NAME:
         base = f"{base[: LONGEST_NAME - 25]}…{base[-24:]}"
     return base

@@ -13,8 +13,10 @@ import torch
 from torch import nn
 from torch._dynamo import OptimizedModule
 
+from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.profiler import profiling
-from cs336_systems.measure.timing import synchronize
+from cs336_systems.measure.timing import no_garbage_collection, synchronize
+from cs336_systems.measure.trace import ON_DEVICE, read_events
 from cs336_systems.ranges import listening, named_range
 
 COMPILED, WHOLE_MODEL = "compiled", "model"
@@ -31,6 +33,7 @@ class StepTimes:
     """Milliseconds of the whole step by the host's clock."""
 
 
+@no_garbage_collection()
 def run_steps(stages: Mapping[str, Callable[[], None]], steps: int, device: torch.device) -> StepTimes:
     """Run the stages of a step, step after step; the device is idle when a stage begins, and each is a named range."""
     times = StepTimes(stages={name: [] for name in stages})
@@ -74,6 +77,18 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
     with module_ranges(model), listening(), profiling(device, operators=True) as profiler:
         yield
     profiler.export_chrome_trace(str(path))
+
+
+def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
+    """The events that `recording` wrote.
+
+    Raises:
+        Unavailable: the profiler saw no kernel of the device.
+    """
+    events = read_events(path)
+    if device.type == "cuda" and not any(event.get("cat") in ON_DEVICE for event in events):
+        raise Unavailable("PyTorch's profiler recorded no kernel")
+    return events
 
 
 @cache  # The first profile of a process takes a second longer than others: it loads and starts CUPTI.

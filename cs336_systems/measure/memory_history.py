@@ -1,6 +1,7 @@
 """Records what PyTorch's CUDA allocator does during one step. `memory_timeline` makes sense of it."""
 
 import contextlib
+import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -179,6 +180,12 @@ def source_file(name: str) -> str:
         return ""
     parts = path.relative_to(PROJECT).parts if path.is_relative_to(PROJECT) else path.parts[-2:]
     return "/".join(parts)
+
+
+def code_at(source: str) -> str:
+    """The text of the line that `source_of` names; empty for a file that is not the project's."""
+    file, _, place = source.partition(":")
+    return linecache.getline(str(PROJECT / file), int(place.split()[0])).strip() if place else ""
 
 
 class OperatorLog(TorchDispatchMode):

@@ -117,7 +117,7 @@ def replay(recording: Recording) -> Timeline:
     born: dict[Allocation, int] = {}
     names = _stage_of_position(recording)
     for event in recording.events:
-        # Until the last stage ends, nothing is allocated or freed that the stages' counters did not see.
+        # Stages are counted in allocations and frees, so other events belong to none.
         stage = next(names) if event.action in ("alloc", "free_requested") else ""
         match event.action:
             case "alloc":

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -24,9 +25,12 @@ def profiling(device: torch.device, *, operators: bool) -> Iterator[profile]:
     on_gpu = device.type == "cuda"
     os.environ["TEARDOWN_CUPTI"] = "1"  # read anew at the end of each profile
     activities = [ProfilerActivity.CPU] * operators + [ProfilerActivity.CUDA] * on_gpu
-    with profile(activities=activities, acc_events=True) as profiler:
-        yield profiler
-        synchronize(device)
+    with warnings.catch_warnings():
+        # Keeping events across cycles would make PyTorch read all of them at once, in Python: seconds per step.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events at the end of each cycle")
+        with profile(activities=activities) as profiler:
+            yield profiler
+            synchronize(device)
     if on_gpu:
         for _ in range(DETACH_CALLS):
             time.sleep(DETACH_PAUSE_S)

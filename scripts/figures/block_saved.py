@@ -1,0 +1,55 @@
+"""What one Transformer block saves for its backward pass, by operator, plain against flash attention."""
+
+from pandas import DataFrame, concat
+
+from scripts.closed_forms import FLASH
+from scripts.data import load_at_one_setting, select, size_order
+from scripts.style import COLOURS, HATCHES, save, save_note, subplots
+
+LEAST_SHARE = 0.01
+"""Operators that never reach this share of a block's total are drawn as one."""
+
+
+def draw(table: str, output: str) -> None:
+    """Horizontal bars in the order of the forward pass, one panel per precision, at the longest context."""
+    data = select(load_at_one_setting("block_memory", table), metric="saved")
+    if not len(data):
+        save_note("not measured", output)
+        return
+    data = select(data, size=size_order(data)[-1])
+    data = by_operator(select(data, context=data["context"].max()))
+    modules = list(dict.fromkeys(data["range"]))
+    names = list(dict.fromkeys(data.sort_values("range", key=lambda ranges: ranges.map(modules.index))["name"]))
+    precisions = sorted(data["precision"].unique(), reverse=True)
+    figure, panels = subplots(len(precisions), height=0.9 + 0.23 * len(names))
+    for axes, precision in zip(panels, precisions, strict=True):
+        for index, attention in enumerate(["plain", "flash"]):
+            rows = select(data, precision=precision, attention=attention).set_index("name")["mean"]
+            axes.barh(
+                [position + (index - 0.5) * 0.4 for position in range(len(names))],
+                [rows.get(name, 0.0) for name in names],
+                0.38,
+                label=attention,
+                color=COLOURS[index],
+                hatch=HATCHES[index],
+                edgecolor="white",
+            )
+        axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
+        axes.set_xlabel("saved for backward / MiB")
+        axes.grid(axis="y", visible=False)
+    panels[0].set_yticks(range(len(names)), names, fontsize=7.5)
+    panels[0].invert_yaxis()
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, ncols=2, loc="outside lower center", title="attention")
+    save(figure, output)
+
+
+def by_operator(data: DataFrame) -> DataFrame:
+    """One row per cell and operator of a module, small ones together at the end."""
+    cell = ["context", "precision", "attention"]
+    data = data.assign(name=data["range"] + ": " + data["operator"].replace("", FLASH))
+    sums = data.groupby([*cell, "range", "name"], sort=False, as_index=False).agg({"mean": "sum"})
+    share = sums["mean"] / sums.groupby(cell)["mean"].transform("sum")
+    small = sums["name"].map(share.groupby(sums["name"]).max()) < LEAST_SHARE
+    rest = sums[small].groupby(cell, sort=False, as_index=False).agg({"mean": "sum"})
+    return concat([sums[~small], rest.assign(range="", name="all others")], ignore_index=True)
