@@ -25,7 +25,7 @@ def spread(steps: DataFrame) -> dict[str, Any]:
     """
     steps = steps[steps["std"].notna()].copy()
     if not len(steps):
-        return {"cells": 0}
+        return {"cells": 0, "pace_known": 0}
     steps["variation"] = steps["std"] / steps["mean"]
     steps["outliers"] = [outliers(step) for _, step in steps.iterrows()]
     steps["variation_without"] = [variation_without_outliers(step) for _, step in steps.iterrows()]
