@@ -11,7 +11,7 @@ from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.step_memory import memory_answers
 from scripts.answers.helpers.variability import spread
 from scripts.answers.helpers.warmup import warmup_answers
-from scripts.data import PHASES, one, reason, reference_context, select, size_order, statistic
+from scripts.data import PHASES, measured_gpu, one, reason, reference_context, select, size_order, statistic
 from scripts.markup import Table, Tile, mean_std, percent, significant, times
 from scripts.steps import PASSES, name_of, steady, step_table
 
@@ -167,7 +167,7 @@ def best_utilization(measured: DataFrame) -> list[dict[str, Any]]:
 def all_times_table(table: DataFrame, eager: DataFrame) -> Table:
     """Median times, the device's share and peak memory of the training step in all eager cells."""
     cells = list(dict.fromkeys(zip(table["size"], table["context"], strict=True)))
-    order = size_order(table)
+    order, on_gpu = size_order(table), bool(measured_gpu({"": table}))
     body = []
     for size, context in sorted(cells, key=lambda cell: (order.index(cell[0]), cell[1])):
         line = [select(table, size=size)["label"].iloc[0], str(context)]
@@ -177,10 +177,13 @@ def all_times_table(table: DataFrame, eager: DataFrame) -> Table:
             lost = "OOM" if len(select(table, status="oom", **cell)) else "n/m"
             whole = steps[steps["mode"] != "inference"].tail(1)
             line += [short(whole[title], lost) for title in PASSES]
-            line += [first_share(whole["busy"]), short(whole["peak_memory"] / 1024, "–")]
+            if on_gpu:
+                line += [first_share(whole["busy"]), short(whole["peak_memory"] / 1024, "–")]
         body.append(line)
-    header = ["size", "context", *["forward", "+ backward", "+ AdamW", "busy", "peak"] * 2]
-    groups = [("", 2), *((f"{precision}: ms, % and GiB", 5) for precision in ("fp32", "bf16"))]
+    header = ["forward", "+ backward", "+ AdamW", *(["busy", "peak"] if on_gpu else [])]
+    units = "ms, % and GiB" if on_gpu else "ms"
+    groups = [("", 2), *((f"{precision}: {units}", len(header)) for precision in ("fp32", "bf16"))]
+    header = ["size", "context", *header * 2]
     return Table(header, body, groups=groups)
 
 
