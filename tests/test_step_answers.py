@@ -193,6 +193,15 @@ def test_the_verdict_on_scatter_is_that_of_the_samples(tables):
     assert benchmarking_script.answers(tables)["verdict"] == "large"
 
 
+def test_a_cpus_table_of_scatter_has_no_column_for_a_device(sound_cpu):
+    table = sound_cpu["end_to_end"].copy()
+    cell = {"metric": "step", "size": "nano", "context": 64, "precision": "fp32", "warmup": 3}
+    doctor(table, [20.0, *[10.0] * 9], **cell)
+    found = benchmarking_script.answers(sound_cpu | {"end_to_end": table})
+    assert [len(found["wide"].columns), *map(len, found["wide"].rows)] == [6, 6]
+    assert len(found["all_times"].columns) == 8
+
+
 def test_cells_whose_pace_the_host_sets_are_counted_and_named(sound, sound_cpu):
     table = sound["end_to_end"]
     found = benchmarking_script.answers(sound)

@@ -30,7 +30,7 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
     at_once, most = by_size.xs(0, level=1), by_size.xs(warmups[-1], level=1)
     inflation = (at_once["mean"] / most["step"]).dropna()
     extra = at_once["extra"].dropna()
-    settled = cold[cold["warmup"] > 0]
+    settled = cold[(cold["warmup"] > 0) & (cold["warmup"] < warmups[-1])]
     late = settled[settled["extra"] > NOTICEABLE * settled["step"]]
     return {
         "warmup_table": warmup_table(by_size, sizes, warmups),
