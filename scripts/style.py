@@ -79,7 +79,7 @@ def grouped_bars(
             positions, heights, 0.92 * width, label=name, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white"
         )
         for position, value in zip(positions, values, strict=True):
-            text = "n/m" if value is None else f"{value:.{digits}f}"
+            text = "n/m" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
             axes.annotate(text, (position, value or 0), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)

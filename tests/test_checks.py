@@ -25,6 +25,8 @@ from tests.samples import H200, PEAK, config, planned_cells, provenance, rows_of
 END_TO_END = {
     "phases": end_to_end.phases_add_up,
     "sizes": end_to_end.larger_sizes_take_longer,
+    "busy": end_to_end.device_is_not_busier_than_the_step_is_long,
+    "inference": end_to_end.inference_is_no_slower,
     "compiled": end_to_end.compiled_is_compiled,
     "precision": end_to_end.precision_is_what_it_says,
     "roofline": end_to_end.nothing_beats_the_roofline,
@@ -98,10 +100,19 @@ def test_nothing_applies_to_empty_tables(sound):
     [
         ("phases", {"metric": "backward", "mode": "forward_backward"}, "p20", 1e3, "small, context 512, fp32, eager"),
         ("phases", {"metric": "forward", "mode": "forward"}, "p20", 1e-3, "small, context 512, fp32, eager"),
-        ("sizes", {"metric": "step", "mode": "forward"}, "p20", 1e4, "context 512: small p20 10000.00 ms, medium p80 "),
-        ("sizes", {"metric": "step", "mode": "forward", "size": "medium"}, "p80", 1e-3, "medium p80 0.00 ms"),
+        (
+            "sizes",
+            {"metric": "forward", "mode": "train_step"},
+            "p20",
+            1e4,
+            "context 512: small p20 10000.00 ms, medium",
+        ),
+        ("sizes", {"metric": "forward", "mode": "train_step", "size": "medium"}, "p80", 1e-3, "medium p80 0.00 ms"),
+        ("busy", {"metric": "backward_busy", "mode": "train_step"}, "median", 1e3, "train_step: backward .*% busy"),
+        ("busy", {"metric": "forward", "mode": "inference"}, "median", 1e-3, "inference: forward .*% busy"),
+        ("inference", {"metric": "forward", "mode": "train_step"}, "median", 1.0, "warm-up 5: 20.3. times as long"),
         ("compiled", {"metric": "compiled_graphs", "mode": "forward"}, "mean", 1.0, "fp32, eager, warm-up 5: 1 graphs"),
-        ("compiled", {"metric": "compiled_graphs", "mode": "forward", "compiled": True}, "mean", 0.0, ": 0 graphs"),
+        ("compiled", {"metric": "compiled_graphs", "mode": "train_step", "compiled": True}, "mean", 0.0, ": 0 graphs"),
         ("precision", {"metric": "logits_dtype", "mode": "forward"}, "tf32", True, "warm-up 5: float32, TF32 on"),
         ("precision", {"metric": "logits_dtype", "mode": "forward"}, "value", "bfloat16", "warm-up 5: bfloat16"),
         (
@@ -282,20 +293,20 @@ def test_coverage_counts_every_planned_cell_once(tmp_path):
         512: Measurement(metric=WHOLE_CELL, status="skipped", message="no abacus"),
     }
     cells = planned_cells("end_to_end", "handout")
-    run = [cell for cell in cells if cell.size != "10B"]
+    run = [cell for cell in cells if cell.size != "large"]
     rows = rows_of(run, provenance(**H200), lambda cell: lost.get(cell.context) if cell.size == "xl" else None)
     tables = {name: load(name, write_raw(tmp_path, name, rows if name == "end_to_end" else [])) for name in EXPERIMENTS}
     found = cover(make_plan(config(machine="1 x NVIDIA H200")), tables).set_index(["experiment", "grid"])
-    # Six training modes and precisions per size and context; nothing of 10B was run.
+    # A training step in both precisions per size and context; nothing of large was run.
     assert found.loc[("end_to_end", "eager")].to_dict() == {
-        "planned": 144,
-        "ok": 102,
-        "oom": 6,
-        "skipped": 6,
-        "failed": 6,
-        "not run": 24,
+        "planned": 40,
+        "ok": 26,
+        "oom": 2,
+        "skipped": 2,
+        "failed": 2,
+        "not run": 8,
     }
-    assert found.loc[("end_to_end", "compiled"), "skipped"] == 6
+    assert found.loc[("end_to_end", "inference"), "skipped"] == 2
     assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
     assert found["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
 
@@ -345,15 +356,16 @@ def test_lost_metrics_are_told_from_lost_cells(tmp_path):
     failed = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
     rows = rows_of(cells, provenance(), lambda cell: failed if cell.compiled else None)
     covered, lost = coverage_of("end_to_end", rows, plan, tmp_path)
-    compiled = sum(cell.compiled for cell in cells)
-    assert covered["failed"].sum() == compiled
+    assert covered["failed"].sum() == len(plan.jobs["end_to_end"]["compiled"].cells)
     found = {(row.grid, row.metric, row.status): (row.cells, row.reason) for row in lost.itertuples()}
-    varied = sum(cell.warmup < 3 for cell in cells)
-    assert found == {
-        ("eager", "peak_memory", "skipped"): (len(cells) - compiled - varied, "on CUDA devices only"),
-        ("compiled", WHOLE_CELL, "failed"): (compiled, "no compiler"),
-        ("warmup", "peak_memory", "skipped"): (varied, "on CUDA devices only"),
-    }
+    expected = {}
+    for job in plan.jobs["end_to_end"].values():
+        for metric in ("peak_memory", "device_allocations", "device_busy"):
+            key = (job.grid, metric, "skipped")
+            expected[key] = (expected.get(key, (0, ""))[0] + len(job.cells), "on CUDA devices only")
+            if job.grid == "compiled":
+                expected[job.grid, WHOLE_CELL, "failed"] = (expected.pop(key)[0], "no compiler")
+    assert found == expected
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.step_memory import memory_answers
 from scripts.answers.helpers.variability import spread
 from scripts.answers.helpers.warmup import warmup_answers
-from scripts.data import PHASES, one, reason, reference_context, select, size_order, statistic
+from scripts.data import PHASES, measured_gpu, one, reason, reference_context, select, size_order, statistic
 from scripts.markup import Table, Tile, mean_std, percent, significant, times
 from scripts.steps import PASSES, name_of, steady, step_table
 
-UNITS = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak (TF32 off)"}
-"""Whose peak a utilization is relative to."""
+WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
+"""What a utilization is relative to."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -46,10 +46,8 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """The best utilization; where no peak rate is known, what warm-up does and how far repeated steps scatter."""
     if best := found["utilization"]:
         first, *others = best
-        what = f"of {UNITS[first['precision']]}: the best utilization of any step ({first['cell']})"
-        rest = [
-            f"; in {other['precision']} {100 * other['share']:.0f} % of {UNITS[other['precision']]}" for other in others
-        ]
+        what = f"of {first['of']}, the best utilization of all steps"
+        rest = [f"; in {other['precision']} {100 * other['share']:.0f} % of {other['of']}" for other in others]
         return [Tile(percent(first["share"]), "".join([what, *rest]))]
     shown = []
     if found["most_inflated"]:
@@ -86,7 +84,7 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
             for phase in PHASES:
                 columns[phase].append(phase_statistics(rows, phase))
             size = parse_size(rows["size"].iloc[0])
-            shown = label if context == reference else f"{label} (context {context})"
+            shown = label if context == reference else f"{label} at {context}"
             texts.append([shown, f"{parameters(size, int(rows['vocab_size'].iloc[0])) / 1e6:,.0f}", precision])
             reasons.append(reason(rows, mode="train_step"))
             kinds = select(eager, label=label, context=context, precision=precision)
@@ -102,7 +100,7 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
         ]
         for index, text in enumerate(texts)
     ]
-    header = ["size", "parameters / M", "precision", "inference", "forward", "backward", "AdamW", "busy / %", "MFU / %"]
+    header = ["size", "weights / M", "precision", "inference", "forward", "backward", "AdamW", "busy / %", "MFU / %"]
     groups = [("", 3), ("mean ± std / ms", 4), ("of the step", 2)]
     if all(share == "–" for pair in shares for share in pair):  # no GPU, or one whose peak is not known
         header, body, groups = header[:-2], [line[:-2] for line in body], groups[:-1]
@@ -158,18 +156,18 @@ def best_utilization(measured: DataFrame) -> list[dict[str, Any]]:
     plain = select(measured, attention="plain")
     shares = [(utilization(step), step) for _, step in plain.iterrows()]
     best = []
-    for precision in UNITS:
+    for precision in WHOSE_PEAK:
         known = [(share, name_of(step)) for share, step in shares if share and step["precision"] == precision]
         if known:
             share, cell = max(known)
-            best.append({"precision": precision, "share": share, "cell": cell, "of": UNITS[precision]})
+            best.append({"precision": precision, "share": share, "cell": cell, "of": WHOSE_PEAK[precision]})
     return sorted(best, key=lambda entry: -entry["share"])
 
 
 def all_times_table(table: DataFrame, eager: DataFrame) -> Table:
-    """Median times, device's share and peak memory of the training step in all eager cells."""
+    """Median times, the device's share and peak memory of the training step in all eager cells."""
     cells = list(dict.fromkeys(zip(table["size"], table["context"], strict=True)))
-    order = size_order(table)
+    order, on_gpu = size_order(table), bool(measured_gpu({"": table}))
     body = []
     for size, context in sorted(cells, key=lambda cell: (order.index(cell[0]), cell[1])):
         line = [select(table, size=size)["label"].iloc[0], str(context)]
@@ -177,14 +175,15 @@ def all_times_table(table: DataFrame, eager: DataFrame) -> Table:
             cell = {"size": size, "context": context, "precision": precision}
             steps = select(eager, **cell)
             lost = "OOM" if len(select(table, status="oom", **cell)) else "n/m"
-            alone = select(steps, mode="inference")["step"]
-            line.append(str(significant(alone.iloc[0])) if len(alone) else "n/m")
             whole = steps[steps["mode"] != "inference"].tail(1)
             line += [short(whole[title], lost) for title in PASSES]
-            line += [first_share(whole["busy"]), short(whole["peak_memory"] / 1024, "–")]
+            if on_gpu:
+                line += [first_share(whole["busy"]), short(whole["peak_memory"] / 1024, "–")]
         body.append(line)
-    header = ["size", "context", *["inference", "forward", "+ backward", "+ AdamW", "busy / %", "peak"] * 2]
-    groups = [("", 2), *((f"{precision}: ms; peak in GiB", 6) for precision in ("fp32", "bf16"))]
+    header = ["forward", "+ backward", "+ AdamW", *(["busy", "peak"] if on_gpu else [])]
+    units = "ms, % and GiB" if on_gpu else "ms"
+    groups = [("", 2), *((f"{precision}: {units}", len(header)) for precision in ("fp32", "bf16"))]
+    header = ["size", "context", *header * 2]
     return Table(header, body, groups=groups)
 
 

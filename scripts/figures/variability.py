@@ -5,7 +5,7 @@ from pandas import DataFrame
 from scripts.answers.helpers.variability import OUTLIER, SMALL_SPREAD
 from scripts.data import load_at_one_setting
 from scripts.steps import steady, step_table
-from scripts.style import COLOURS, MARKERS, save, save_note, subplots
+from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -31,7 +31,8 @@ def draw(table: str, output: str) -> None:
             cells["step"], variation, MARKERS[index], color=COLOURS[index], label=title, markersize=4, mfc="none"
         )
     spread.axhline(100 * SMALL_SPREAD, color="black", linewidth=0.8, linestyle="--")
-    spread.set_xscale("log")
+    log_scale(spread.xaxis)
+    log_scale(spread.yaxis)
     spread.set_xlabel("median step / ms")
     spread.set_ylabel("std / mean / %")
     figure.legend(*spread.get_legend_handles_labels(), ncols=2, loc="outside lower center")

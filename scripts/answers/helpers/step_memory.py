@@ -5,19 +5,25 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import parameters, state_bytes, weight_copy_bytes
+from cs336_systems.accounting.transformer import state_bytes, weight_copy_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import parse_size
 from scripts.data import one, select
 from scripts.steps import name_of
 
 GIB = 1024 * MIB
+KINDS = {
+    "inference": "Inference",
+    "forward": "The forward pass",
+    "forward_backward": "Forward and backward",
+    "train_step": "The training step",
+}
 
 
 def memory_answers(table: DataFrame, steady: DataFrame) -> dict[str, Any]:
     """What must outlive a step against what was in memory at its peak, and whether what did not fit ever could."""
     trained = select(steady, mode="train_step").dropna(subset="peak_memory")
-    found: dict[str, Any] = {"lost": [lost_cell(row) for _, row in lost_rows(table).iterrows()], "memory": None}
+    found: dict[str, Any] = {"lost": lost_cells(table), "memory": None}
     if not len(trained):
         return found
     shares = [
@@ -46,19 +52,22 @@ def against_fp32(trained: DataFrame) -> dict[str, Any]:
     }
 
 
-def lost_rows(table: DataFrame) -> DataFrame:
-    """The eager cells with plain attention that ran out of memory."""
-    return select(table, status="oom", compiled=False, attention="plain")
-
-
-def lost_cell(row: Any) -> dict[str, Any]:
-    """A cell that ran out of memory, and the closed form of what its step must keep, GiB."""
-    shape = parse_size(row["size"])
-    state = state_bytes(row["mode"], shape, row["vocab_size"])
-    return {
-        "cell": f"{row['label']}, context {row['context']}, {row['precision']}, {row['mode'].replace('_', ' ')}",
-        "parameters": parameters(shape, row["vocab_size"]) / 1e9,
-        "state": state / GIB,
-        "device": row["gpu_memory"] / GIB,
-        "never_fits": bool(row["gpu_memory"]) and state > row["gpu_memory"],
-    }
+def lost_cells(table: DataFrame) -> list[dict[str, Any]]:
+    """The eager kinds of step that ran out of memory, and the closed form of what they must keep, GiB."""
+    lost = select(table, status="oom", compiled=False, attention="plain")
+    found = []
+    for _, rows in lost.groupby(["size", "mode"], sort=False):
+        first = rows.iloc[0]
+        state = state_bytes(first["mode"], parse_size(first["size"]), first["vocab_size"])
+        by_context = rows.groupby("context")["precision"]
+        found.append(
+            {
+                "what": KINDS[first["mode"]],
+                "size": first["label"],
+                "contexts": [f"{context} ({', '.join(sorted(names))})" for context, names in by_context],
+                "state": state / GIB,
+                "device": first["gpu_memory"] / GIB,
+                "never_fits": state > first["gpu_memory"] > 0,
+            }
+        )
+    return found

@@ -25,15 +25,16 @@ def spread(steps: DataFrame) -> dict[str, Any]:
     """
     steps = steps[steps["std"].notna()].copy()
     if not len(steps):
-        return {"cells": 0}
+        return {"cells": 0, "pace_known": 0}
     steps["variation"] = steps["std"] / steps["mean"]
     steps["outliers"] = [outliers(step) for _, step in steps.iterrows()]
     steps["variation_without"] = [variation_without_outliers(step) for _, step in steps.iterrows()]
     wide = steps[steps["variation"] > SMALL_SPREAD].sort_values("variation", ascending=False)
+    kept = bool(steps["samples"].map(len).all())
     still_wide = int((wide["variation_without"] > SMALL_SPREAD).sum())
     if not len(wide):
         verdict = "small"
-    elif not still_wide:
+    elif kept and not still_wide:
         verdict = "outliers"
     else:
         verdict = "mostly" if len(wide) < len(steps) / 2 else "large"
@@ -47,6 +48,7 @@ def spread(steps: DataFrame) -> dict[str, Any]:
         "worst_step": worst["mean"],
         "wide_cells": len(wide),
         "still_wide": still_wide,
+        "samples_kept": kept,
         "small_spread": SMALL_SPREAD,
         "outlier_factor": OUTLIER,
         "outliers": int(steps["outliers"].map(len).sum()),
@@ -88,6 +90,8 @@ def wide_table(wide: DataFrame) -> Table:
             ]
         )
     header = ["cell", "mean ± std / ms", "median / ms", "slowest step", "std / %", "without outliers / %", "busy / %"]
+    if wide["busy"].isna().all():  # a CPU
+        header, body = header[:-1], [line[:-1] for line in body]
     return Table(header, body)
 
 

@@ -30,7 +30,7 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
     at_once, most = by_size.xs(0, level=1), by_size.xs(warmups[-1], level=1)
     inflation = (at_once["mean"] / most["step"]).dropna()
     extra = at_once["extra"].dropna()
-    settled = cold[cold["warmup"] > 0]
+    settled = cold[(cold["warmup"] > 0) & (cold["warmup"] < warmups[-1])]
     late = settled[settled["extra"] > NOTICEABLE * settled["step"]]
     return {
         "warmup_table": warmup_table(by_size, sizes, warmups),
@@ -44,7 +44,11 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
         "extra_constant": extra.max() < 1.5 * extra.min(),
         "step_least": at_once["step"].min(),
         "step_most": at_once["step"].max(),
-        "extra_by_phase": extra_by_phase(table, at_once.reset_index()),
+        "extra_by_phase": [
+            (phase, milliseconds)
+            for phase, milliseconds in extra_by_phase(table, at_once.reset_index())
+            if milliseconds > NOTICEABLE * extra.min()
+        ],
         "allocations_first": known(at_once["device_allocations"]),
         "allocations_later": known(settled["device_allocations"]),
         "late": [
