@@ -23,7 +23,9 @@ def plan(tmp_path, monkeypatch):
     """Two jobs of three cells and one of one cell, on a GPU; results lie in the temporary folder."""
     monkeypatch.chdir(tmp_path)
     jobs = {name: job(name, cells) for name, cells in (("a", CELLS), ("b", CELLS), ("c", CELLS[:1]))}
-    return Plan(machine="nvidia-l4", gpus=1, recorded=False, scale="smoke", jobs={"accumulation": jobs})
+    return Plan(
+        machine="nvidia-l4", gpus=1, recorded=False, scale="smoke", jobs={"accumulation": jobs}, trace=job("trace")
+    )
 
 
 @pytest.fixture
