@@ -10,13 +10,11 @@ from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import STAGES
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
-from scripts.checks.kernel_profile import DEVICE_BOUND
-from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order, statistic
+from scripts.data import PRECISIONS, measured_gpu, ratio, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
     FORWARD,
     FORWARD_AND_BACKWARD,
     MODES_PROFILED,
-    PRECISIONS,
     kernels,
     label_of,
     name_of,
@@ -25,6 +23,7 @@ from scripts.kernels import (
     total,
 )
 from scripts.markup import Table, Typst, fixed, percent, significant, times
+from scripts.steps import HOST_BOUND
 
 OTHERS_SHOWN = 6
 """Kernels other than matrix multiplies that are listed for each precision."""
@@ -87,7 +86,7 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
             label = rows["label"].iloc[0]
             timed = select(elsewhere, size=size, precision=precision, context=rows["context"].iloc[0])
             host = float(timed.sort_values("warmup")["median"].iloc[-1]) if len(timed) else None
-            paced_by_device = busy >= DEVICE_BOUND * unprofiled
+            paced_by_device = busy >= HOST_BOUND * unprofiled
             if not paced_by_device:
                 host_bound.append(name_of(label, precision))
             if host and (paced_by_device or not on_gpu):
