@@ -8,12 +8,14 @@ import pytest
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.attention import Attention
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.machine import machine_label
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
 from cs336_systems.sizes import parse_size
+from scripts.cells import cells, name_cell
 from scripts.checks import all_experiments, attention, end_to_end
 from scripts.coverage import cover, losses
 from scripts.data import load, select
@@ -139,6 +141,18 @@ def test_a_doctored_row_fails_its_check_and_is_named(table, name, cell, column, 
     check = END_TO_END[name](table)
     assert check.outcome == "failed"
     assert pandas.Series([check.detail]).str.contains(complaint).all(), check.detail
+
+
+def test_a_cell_is_named_by_what_sets_it_apart(table):
+    named = {name_cell(row): rows for row, rows in cells(select(table, size="small"), EndToEnd, "step")}
+    assert named.keys() >= {
+        "small, context 512, fp32, training step",
+        "small, context 512, bf16, compiled, training step",
+        "small, context 1024, bf16, our attention, training step",
+        "small, context 128, fp32, forward + backward, cold after 0 warm-up steps",
+    }
+    assert len(named) == len(select(table, size="small", metric="step"))
+    assert all(rows["metric"].is_unique for rows in named.values())
 
 
 FLASH_CELL = {"implementation": "triton", "sequence": 65536, "d": 64, "precision": "bf16"}
