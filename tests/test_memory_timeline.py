@@ -121,7 +121,7 @@ def test_a_segment_that_was_given_back_may_return_elsewhere_and_in_another_size(
 
 
 def test_what_another_stream_still_reads_is_not_counted_but_its_block_is_not_free_yet():
-    segment = large((0, 8 * MIB, 8 * MIB, "active_awaiting_free"), (8 * MIB, 12 * MIB, 0, OUT))
+    segment = large((0, 8 * MIB, 8 * MIB, "active_pending_free"), (8 * MIB, 12 * MIB, 0, OUT))
     events = [
         ("alloc", 8 * MIB, 4 * MIB),
         ("free_requested", 8 * MIB, 4 * MIB),
