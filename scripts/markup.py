@@ -150,7 +150,7 @@ def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings: the first `text_columns` columns are aligned left, the others right."""
+    """A table of strings or markup: the first `text_columns` columns are aligned left, the others right."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -184,6 +184,6 @@ class Table:
                     span += 1
                 cells.append(f"table.cell(colspan: {span}, align: center)[#reason({string(row[index])})],")
             else:
-                cells.append(f"[{escape(row[index])}],")
+                cells.append(f"[{finalize(row[index])}],")
             index += span
         return cells

@@ -40,6 +40,10 @@ def test_strings_come_out_as_they_are(typeset, text):
     assert squeeze(text) in typeset(Table(["a"], [[text]]).markup())
 
 
+def test_markup_in_a_table_is_left_as_it_is(typeset):
+    assert typeset(Table(["a"], [[Typst("*one* #(1 + 1)")]]).markup()) == "aone2"
+
+
 def test_right_to_left_text_is_there(typeset):
     assert typeset(escape("שלום")) in ("שלום", "שלום"[::-1])  # a PDF stores it as it is drawn
 
