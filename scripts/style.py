@@ -80,6 +80,7 @@ def grouped_bars(
         )
         for position, value in zip(positions, values, strict=True):
             text = "n/m" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
-            axes.annotate(text, (position, value or 0), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
+            place = position, max(value or 0, 0)
+            axes.annotate(text, place, (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)

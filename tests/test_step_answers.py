@@ -173,6 +173,33 @@ def test_a_step_that_is_slow_after_one_warm_up_is_named(tables):
     assert late["factor"] == pytest.approx(1.5, rel=0.05)
 
 
+def test_processes_that_differ_without_regard_to_warm_up_are_named(tables):
+    table = tables["end_to_end"]
+    assert benchmarking_script.answers(tables)["between_processes"] is None
+    cell = {"size": "large", "context": 128, "precision": "fp32", "mode": "forward_backward", "cold_start": True}
+    row = where(table, metric="step", warmup=2, **cell)
+    table.loc[row, "median"] *= 1.5
+    found = benchmarking_script.answers(tables)["between_processes"]
+    assert (found["size"], found["slow"][1], found["same_work"]) == ("large", "2", True)
+    assert found["factor"] == pytest.approx(1.5, rel=0.05)
+    table.loc[where(table, metric="device_busy", warmup=2, **cell), "median"] *= 1.5
+    assert not benchmarking_script.answers(tables)["between_processes"]["same_work"]
+
+
+def test_inference_is_compared_where_the_device_sets_the_pace(sound):
+    steps = steady(step_table(sound["end_to_end"]))
+    quick = steps[(steps["mode"] == "inference") & ~steps["host_bound"]]
+    found = benchmarking_script.answers(sound)["inference"]
+    assert 0 < found["cells"] <= len(quick) < (steps["mode"] == "inference").sum()
+
+
+def test_cells_without_samples_are_counted(tables):
+    table = tables["end_to_end"]
+    assert benchmarking_script.answers(tables)["without_samples"] == 0
+    table.loc[where(table, metric="step", size="large", context=256, precision="bf16"), "samples"] = ""
+    assert benchmarking_script.answers(tables)["without_samples"] == 1
+
+
 def test_warm_up_is_no_subject_where_it_was_not_varied(sound):
     table = sound["end_to_end"]
     only = sound | {"end_to_end": table[table["warmup"] == 5]}

@@ -145,6 +145,17 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
         assert h200.says(f"{figure.caption}, on NVIDIA H200.")
 
 
+def test_every_picture_and_table_of_a_section_is_referred_to():
+    for folder in ("sections", "partials"):
+        for path in (ROOT / "report" / folder).glob("*.j2"):
+            text = path.read_text()
+            labels = [f"fig-{name}" for name in re.findall(r'<< figure\("(\w+)"\) >>', text)]
+            tables = re.findall(r"^\] (<|#label\(<< \(\")([\w-]+)", text, re.MULTILINE)
+            assert len(tables) == text.count("#tabulated(") + text.count("kind: table"), path.name
+            labels += [label for _, label in tables]
+            assert [name for name in labels if f"@{name}" not in text and f'#ref(label(<< ("{name}' not in text] == []
+
+
 def test_a_picture_that_is_not_listed_is_told():
     with pytest.raises(ValueError, match="a template shows the figure 'flash_speed'; allowed: step_phases, "):
         picture_of(CONTENTS, "x")("flash_speed")

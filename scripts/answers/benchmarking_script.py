@@ -10,7 +10,7 @@ from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.step_memory import memory_answers
 from scripts.answers.helpers.variability import spread
-from scripts.answers.helpers.warmup import warmup_answers
+from scripts.answers.helpers.warmup import NOTICEABLE, warmup_answers
 from scripts.data import PHASES, measured_gpu, one, reason, reference_context, select, size_order, statistic
 from scripts.markup import Table, Tile, mean_std, percent, significant, times
 from scripts.steps import PASSES, name_of, steady, step_table
@@ -50,7 +50,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         rest = [f"; in {other['precision']} {100 * other['share']:.0f} % of {other['of']}" for other in others]
         return [Tile(percent(first["share"]), "".join([what, *rest]))]
     shown = []
-    if found["most_inflated"]:
+    if found["most_inflated"] and found["most_inflated"] > 1 + NOTICEABLE:
         inflation = f"how much timing without warm-up inflates the mean of {found['steps']} steps, at worst"
         shown.append(Tile(times(found["most_inflated"]), inflation))
     if found["cells"]:

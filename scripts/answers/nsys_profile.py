@@ -9,7 +9,7 @@ from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import STAGES
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
 from scripts.answers.helpers.kernel_tops import TOGETHER, top_answers
-from scripts.checks.kernel_profile import DEVICE_BOUND
+from scripts.checks.kernel_profile import DEVICE_BOUND, FORWARD_TOLERANCE
 from scripts.data import measured_gpu, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
     FORWARD,
@@ -39,6 +39,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     context = reference_context(plain)
     here = select(plain, context=context)
     focus = focus_size(here)
+    launched = "kernel" if measured_gpu({"": table}) else "operator"
     return {
         "context": context,
         "steps": int(here["steps"].iloc[0]),
@@ -46,8 +47,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "unattributed": float(select(table, metric="unattributed")["mean"].max()),
         "focus": label_of(here, focus),
         **forward_answers(here, tables["end_to_end"], on_gpu=bool(measured_gpu({"": table}))),
-        **top_answers(here),
-        **other_answers(select(here, size=focus)),
+        **top_answers(here, launched),
+        **other_answers(select(here, size=focus), launched),
         **share_answers(here, focus),
         **stage_answers(select(here, size=focus)),
         **attention_answers(here),
@@ -107,12 +108,13 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
         "forward": Table(["size", "precision", *header], body, groups=groups, text_columns=2),
         "host_bound": host_bound,
         "forward_cells": len(body),
+        "agree": FORWARD_TOLERANCE,
         "compared": len(gaps),
         "largest_gap": max(((gap, name) for name, gap in gaps.items()), default=None),
     }
 
 
-def other_answers(rows: DataFrame) -> dict[str, Any]:
+def other_answers(rows: DataFrame, launched: str) -> dict[str, Any]:
     """(c) What else matters in the forward pass of one size."""
     body, share_of_others = [], {}
     for precision in PRECISIONS:
@@ -131,7 +133,7 @@ def other_answers(rows: DataFrame) -> dict[str, Any]:
             share = percent(ms / forward["ms"].sum())
             numbers = [f"{chosen['calls'].sum():.0f}", str(significant(ms)), str(share)]
             body.append([precision, readable(kernel), category, where, *numbers])
-    header = ["precision", "kernel", "category", "most of it in", "calls", "ms", "share"]
+    header = ["precision", launched, "category", "most of it in", "calls", "ms", "share"]
     return {"others": Table(header, body, text_columns=4), "share_of_others": share_of_others}
 
 

@@ -13,8 +13,11 @@ TOGETHER = "others ("
 """Begins the name of a row that several small kernels share."""
 
 
-def top_answers(here: DataFrame) -> dict[str, Any]:
-    """(b) The kernel that takes most time in the forward pass, and in forward and backward, by size and precision."""
+def top_answers(here: DataFrame, launched: str) -> dict[str, Any]:
+    """(b) The kernel that takes most time in the forward pass, and in forward and backward, by size and precision.
+
+    `launched` is what readers call a kernel: an operator on a CPU.
+    """
     forward_body, both_body = [], []
     matmuls = same = 0
     for size in size_order(here):
@@ -24,8 +27,8 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
             both = top(kernels(here, FORWARD_AND_BACKWARD, mode="train_step", **cell))
             names = [label_of(here, size), precision]
             if forward:
-                launched = calls_explained(forward["launched"], parse_size(size).num_layers)
-                forward_body.append([*names, readable(forward["kernel"]), launched, *forward["numbers"]])
+                callers = calls_explained(forward["launched"], parse_size(size).num_layers)
+                forward_body.append([*names, readable(forward["kernel"]), callers, *forward["numbers"]])
                 matmuls += forward["category"] == "matmul"
             if both:
                 both_body.append([*names, readable(both["kernel"]), *both["numbers"]])
@@ -33,8 +36,8 @@ def top_answers(here: DataFrame) -> dict[str, Any]:
                 same += forward["kernel"] == both["kernel"]
     numbers = ["calls", "share", "products"]
     return {
-        "top": Table(["size", "precision", "kernel", "launched by", *numbers], forward_body, text_columns=4),
-        "top_both": Table(["size", "precision", "kernel", *numbers], both_body, text_columns=3),
+        "top": Table(["size", "precision", launched, "called by", *numbers], forward_body, text_columns=4),
+        "top_both": Table(["size", "precision", launched, *numbers], both_body, text_columns=3),
         "tops": len(forward_body),
         "tops_matmul": matmuls,
         "tops_both": len(both_body),
