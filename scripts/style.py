@@ -59,10 +59,11 @@ def save_note(text: str, path: str | Path) -> None:
 
 
 def log_scale(axis: XAxis | YAxis) -> None:
-    """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there are few."""
+    """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there is room."""
     low, high = axis.get_data_interval()
+    widest = 100 if axis.axis_name == "x" else 1000
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < widest * low else (1,)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
