@@ -101,6 +101,15 @@ def with_unit(value: float | None, unit: str) -> Typst:
     return Typst(f"{significant(value)}\u202f{unit}") if measured(value) else escape(NOT_MEASURED)
 
 
+def span(values: Sequence[float | None], unit: str) -> Typst:
+    """The least and the most of something, "3.0 ms to 4.0 ms", or the one number that they are after rounding.
+
+    `unit` is that of the numbers; "×" for ratios, "%" for fractions.
+    """
+    texts = [{"×": times, "%": percent}.get(unit, lambda value: with_unit(value, unit))(value) for value in values]
+    return Typst(" to ".join(dict.fromkeys(texts)))
+
+
 def listing(items: Sequence[str]) -> Typst:
     """Strings as a list in prose: a, b and c."""
     escaped = [finalize(item) for item in items]
@@ -126,6 +135,7 @@ FILTERS = {
     "times": times,
     "percent": percent,
     "unit": with_unit,
+    "span": span,
     "listing": listing,
     "string": string,
 }

@@ -150,6 +150,17 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
         assert h200.says(f"{figure.caption}{'' if figure.closed_form else ', on NVIDIA H200'}.")
 
 
+def test_every_picture_and_table_of_a_section_is_referred_to():
+    for folder in ("sections", "partials"):
+        for path in (ROOT / "report" / folder).glob("*.j2"):
+            text = path.read_text()
+            labels = [f"fig-{name}" for name in re.findall(r'<< figure\("(\w+)"\) >>', text)]
+            tables = re.findall(r"^\] (<|#label\(<< \(\")([\w-]+)", text, re.MULTILINE)
+            assert len(tables) == text.count("#tabulated(") + text.count("kind: table"), path.name
+            labels += [label for _, label in tables]
+            assert [name for name in labels if f"@{name}" not in text and f'#ref(label(<< ("{name}' not in text] == []
+
+
 def test_a_picture_that_is_not_listed_is_told():
     with pytest.raises(ValueError, match="a template shows the figure 'flash_speed'; allowed: step_phases, "):
         picture_of(CONTENTS, "x")("flash_speed")
@@ -221,7 +232,7 @@ def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
     assert [h200.says(text) for text in (utilization, inflation, gain, step)] == [True, False, True, True]
     assert [cpu.says(text) for text in (utilization, inflation, gain, step)] == [False, True, False, False]
     tiles = [report.source.read_text().count("\ntile(") for report in (h200, cpu, nothing)]
-    assert tiles == [7, 5, 1]
+    assert tiles == [6, 4, 0]
 
 
 def test_lost_cells_are_counted_and_explained(h200):
