@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -260,7 +260,8 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
     for grid_name, grid in config["experiments"][experiment][scale].items():
         where = f"config.yaml: experiments.{experiment}.{scale}.{grid_name}"
         try:
-            for job in _grid_jobs(kind, grid_name, grid, sizes, config["model"]):
+            values = {key: items for key, items in grid.items() if key != JOB_KEY}
+            for job in _grid_jobs(kind, grid_name, values, grid.get(JOB_KEY, []), sizes, config["model"]):
                 for cell in job.cells:
                     if cell in owner:
                         raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
@@ -279,10 +280,9 @@ def plan_trace(config: Mapping[str, Any], scale: str) -> Job:
     Raises:
         ValueError: a parameter that the experiment does not have, or a value it does not allow.
     """
-    sizes = own_sizes(config["sizes"])
+    values = {key: [value] for key, value in config["trace"][scale].items()}
     try:
-        # The schema allows one value of each parameter.
-        (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", config["trace"][scale], sizes, config["model"])
+        (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", values, [], own_sizes(config["sizes"]), config["model"])
     except ValueError as error:
         raise ValueError(f"config.yaml: trace.{scale}: {error}") from None
     return job
@@ -305,14 +305,19 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def _grid_jobs(
-    kind: type[Experiment], name: str, grid: Mapping[str, Any], sizes: Mapping[str, str], model: str
+    kind: type[Experiment],
+    name: str,
+    grid: Mapping[str, Sequence[Any]],
+    one_job_per: Sequence[str],
+    sizes: Mapping[str, str],
+    model: str,
 ) -> list[Job]:
     """Split a grid into jobs: one for each combination of the values of the parameters that `one_job_per` names.
 
     A job is one launch, so different numbers of processes are different jobs, whether it names them or not.
     """
-    values = {key: list(items) for key, items in grid.items() if key != JOB_KEY}
-    split = list(grid.get(JOB_KEY, []))
+    values = {key: list(items) for key, items in grid.items()}
+    split = list(one_job_per)
     if len(values.get(PROCESSES, [])) > 1 and PROCESSES not in split:
         split.append(PROCESSES)
     if "size" in values:

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from pandas import DataFrame
 
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
-from scripts.data import select, statistic
+from scripts.data import MODES, select, statistic
 
-MODES_PROFILED = {"inference": "inference", "train_step": "training step"}
+MODES_PROFILED = {mode: MODES[mode] for mode in ("inference", "train_step")}
 """The kinds of step, and what readers call them."""
-PRECISIONS = ["fp32", "bf16"]
 SPLIT_SUM = "_split_k"
 """Ends the name of an fp32 kernel of cuBLAS that adds up the parts of a product."""
-CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
-"""The parameters besides the mode."""
 FORWARD = ["forward"]
 FORWARD_AND_BACKWARD = ["forward", "loss", "backward"]
 LONG_NAMES = {

@@ -138,7 +138,7 @@ def test_a_tensor_that_the_closed_form_lacks_is_told(h200):
 
 BLOCK_CELL = {"context": 512, "precision": "bf16", "attention": "plain"}
 STEP_CELL = {"attention": "flash", "segment": 4}
-CASES = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}
+DOCTORED = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,7 @@ CASES = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpoin
     ],
 )
 def test_a_doctored_row_fails_its_check_and_is_named(h200, check, name, cell, column, value, complaint):
-    module, where_it_is = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}[
-        name
-    ]
+    module, where_it_is = DOCTORED[name]
     examine = getattr(module, check)
     table = h200[name].copy()
     assert examine(table).outcome == "passed"
@@ -176,7 +174,8 @@ def test_a_doctored_row_fails_its_check_and_is_named(h200, check, name, cell, co
     found = examine(table)
     assert found.outcome == "failed"
     assert pandas.Series([found.detail]).str.contains(complaint).all(), found.detail
-    assert ("context 512, bf16, plain" if name == "block_memory" else "flash, segments of 4") in found.detail
+    named = {"block_memory": "2.7B, context 512, bf16: ", "checkpointing": "our attention, segments of 4: "}[name]
+    assert named in found.detail
 
 
 def test_checks_of_nothing_and_of_a_cpu_do_not_fail(cpu, nothing):

@@ -83,8 +83,8 @@ def test_the_device_sets_the_pace_of_some_cells(sound):
 @pytest.mark.parametrize(
     ("check", "cell", "factor", "complaint"),
     [
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "train step, backw"),
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "train step, backw"),
+        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "step, backw"),
+        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "step, backw"),
         ("CUDA events", {"metric": "stage_profiled", "stage": "forward", "mode": "inference"}, 1.1, "inference, forw"),
         (
             "end_to_end",
@@ -116,7 +116,7 @@ def test_where_the_host_sets_the_pace_times_may_differ(table, sound):
 
 def test_kernels_of_unknown_origin_are_told(table, sound):
     table.loc[where(table, **CELL, metric="unattributed", mode="inference"), "mean"] = 0.011
-    assert outcome(table, sound, "unknown") == ("failed", "xl, context 512, fp32, plain attention, inference: 1.1%")
+    assert outcome(table, sound, "unknown") == ("failed", "xl, context 512, fp32, inference: 1.1%")
 
 
 def test_a_missing_product_is_counted(table, sound):

@@ -11,9 +11,10 @@ from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.step_memory import memory_answers
 from scripts.answers.helpers.variability import spread
 from scripts.answers.helpers.warmup import NOTICEABLE, warmup_answers
+from scripts.cells import name_cell
 from scripts.data import PHASES, measured_gpu, one, reason, reference_context, select, size_order, statistic
 from scripts.markup import Table, Tile, mean_std, percent, significant, times
-from scripts.steps import PASSES, name_of, steady, step_table
+from scripts.steps import PASSES, steady, step_table
 
 WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
 """What a utilization is relative to."""
@@ -160,7 +161,7 @@ def best_utilization(measured: DataFrame) -> list[dict[str, Any]]:
     shares = [(utilization(step), step) for _, step in plain.iterrows()]
     best = []
     for precision in WHOSE_PEAK:
-        known = [(share, name_of(step)) for share, step in shares if share and step["precision"] == precision]
+        known = [(share, name_cell(step)) for share, step in shares if share and step["precision"] == precision]
         if known:
             share, cell = max(known)
             best.append({"precision": precision, "share": share, "cell": cell, "of": WHOSE_PEAK[precision]})

@@ -12,8 +12,8 @@ from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
 from scripts.markup import Table, Typst, finalize
-from scripts.memory import GIB
 from scripts.parallelism import MESH
+from scripts.units import GIB
 
 STAGES, MICRO_BATCHES = 4, 16
 """Of the pipeline in (d)."""

@@ -9,12 +9,11 @@ from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import STAGES
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
 from scripts.answers.helpers.kernel_tops import TOGETHER, top_answers
-from scripts.checks.kernel_profile import DEVICE_BOUND, FORWARD_TOLERANCE
-from scripts.data import measured_gpu, reason, reference_context, select, size_order, statistic
+from scripts.checks.kernel_profile import FORWARD_TOLERANCE
+from scripts.data import PRECISIONS, measured_gpu, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
     FORWARD,
     MODES_PROFILED,
-    PRECISIONS,
     kernels,
     label_of,
     name_of,
@@ -23,6 +22,7 @@ from scripts.kernels import (
     total,
 )
 from scripts.markup import Table, Typst, fixed, percent, significant, times
+from scripts.steps import HOST_BOUND
 
 LEAST_SHARE = 0.001
 """A smaller share of the time is not written out."""
@@ -85,7 +85,7 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
             label = rows["label"].iloc[0]
             timed = select(elsewhere, size=size, precision=precision, context=rows["context"].iloc[0])
             host = float(timed.sort_values("warmup")["median"].iloc[-1]) if len(timed) else None
-            paced_by_device = busy >= DEVICE_BOUND * unprofiled
+            paced_by_device = busy >= HOST_BOUND * unprofiled
             if not paced_by_device:
                 host_bound.append(name_of(label, precision))
             if host and (paced_by_device or not on_gpu):

@@ -7,8 +7,8 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import forward_flops, softmax_flops
 from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.sizes import parse_size
-from scripts.data import select, size_order
-from scripts.kernels import FORWARD, MODES_PROFILED, PRECISIONS, kernels, label_of, name_of, total
+from scripts.data import PRECISIONS, select, size_order
+from scripts.kernels import FORWARD, MODES_PROFILED, kernels, label_of, name_of, total
 from scripts.markup import Table, significant
 
 VARIANTS = {(False, "plain"): "eager", (True, "plain"): "compiled", (False, "flash"): "flash"}

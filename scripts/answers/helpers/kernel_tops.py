@@ -5,8 +5,8 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.sizes import parse_size
-from scripts.data import ratio, select, size_order
-from scripts.kernels import FORWARD, FORWARD_AND_BACKWARD, PRECISIONS, kernels, label_of, products, readable
+from scripts.data import PRECISIONS, ratio, select, size_order
+from scripts.kernels import FORWARD, FORWARD_AND_BACKWARD, kernels, label_of, products, readable
 from scripts.markup import Table, percent
 
 TOGETHER = "others ("

@@ -6,8 +6,9 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
+from scripts.cells import name_cell
 from scripts.markup import Table, mean_std
-from scripts.steps import HOST_BOUND, name_of
+from scripts.steps import HOST_BOUND
 
 SMALL_SPREAD = 0.05
 """A coefficient of variation that a reader would call small."""
@@ -44,7 +45,7 @@ def spread(steps: DataFrame) -> dict[str, Any]:
         "verdict": verdict,
         "typical_variation": steps["variation"].median(),
         "worst_variation": worst["variation"],
-        "worst_cell": name_of(worst),
+        "worst_cell": name_cell(worst),
         "worst_step": worst["mean"],
         "wide_cells": len(wide),
         "still_wide": still_wide,
@@ -65,11 +66,9 @@ def outliers(step: Series) -> list[int]:
 
 
 def variation_without_outliers(step: Series) -> float:
-    """Standard deviation over mean of the steps that are no outliers; of all steps where no samples were kept."""
-    if not step["outliers"]:
-        return float(step["variation"])
+    """Standard deviation over mean of the steps that are no outliers; of all steps where these are fewer than two."""
     kept = [sample for place, sample in enumerate(step["samples"], start=1) if place not in step["outliers"]]
-    return statistics.stdev(kept) / statistics.fmean(kept)
+    return statistics.stdev(kept) / statistics.fmean(kept) if len(kept) > 1 else float(step["variation"])
 
 
 def wide_table(wide: DataFrame) -> Table:
@@ -80,7 +79,7 @@ def wide_table(wide: DataFrame) -> Table:
         slowest = max(step["samples"], default=None)
         body.append(
             [
-                name_of(step),
+                name_cell(step),
                 pair,
                 f"{step['step']:.1f}",
                 f"{slowest / step['step']:.2f}× (no. {step['samples'].index(slowest) + 1})" if slowest else "–",
