@@ -17,9 +17,11 @@ from cs336_systems.measure.machine import detect, machine_label
 from cs336_systems.measure.source import source_digest
 from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_name
 
-AUTO, NONE, CPU = "auto", "none", "cpu"
+AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 JOB_KEY = "one_job_per"
-PROCESSES = "processes"
+BACKEND, PROCESSES = "backend", "processes"
+"""Parameters of which a launch has one value each."""
+DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
@@ -40,7 +42,7 @@ class Job:
     grid: str
     """The grid of config.yaml that it is part of."""
     cells: tuple[Experiment, ...]
-    """All with the same number of processes."""
+    """All with the same number of processes and on the same device."""
     arguments: str
     """Its options on the command line of the experiment."""
 
@@ -72,6 +74,11 @@ def launch_command(experiment: str, processes: int) -> str:
     return f"{launcher} -m cs336_systems.benchmarks.{experiment}"
 
 
+def device_of(cell: Experiment, machine: str) -> str:
+    """What measures a cell, cpu or cuda: what its backend needs, or, where it has no such parameter, the machine's."""
+    return DEVICE_OF_BACKEND.get(getattr(cell, BACKEND, ""), machine)
+
+
 def measured_modules(experiment: str) -> list[str]:
     """The modules whose code decides what an experiment measures, whichever model it is given."""
     return [f"cs336_systems.benchmarks.{experiment}", "cs336_systems.benchmarks.runner"]
@@ -96,8 +103,8 @@ class Plan:
 
     @property
     def device(self) -> str:
-        """cpu or cuda."""
-        return CPU if self.machine == CPU else "cuda"
+        """What the machine has: cpu or cuda."""
+        return CPU if self.machine == CPU else CUDA
 
     @property
     def raw(self) -> Path:
@@ -123,12 +130,17 @@ class Plan:
         """The CSV file of a job."""
         return self.raw / f"{job.path}.csv"
 
+    def gpus_of(self, job: Job) -> int:
+        """Number of GPUs that a job takes: one per process, if it takes any."""
+        return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
+
     def obstacle(self, job: Job) -> str:
         """Why a job is not measured in this run; empty if it is."""
         if self.recorded:
             return "not among the recorded results"
-        if self.device != CPU and job.processes > self.gpus:
-            return f"it needs {job.processes} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
+        needed = self.gpus_of(job)
+        if needed > self.gpus:
+            return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
         return ""
 
 
@@ -314,12 +326,11 @@ def _grid_jobs(
 ) -> list[Job]:
     """Split a grid into jobs: one for each combination of the values of the parameters that `one_job_per` names.
 
-    A job is one launch, so different numbers of processes are different jobs, whether it names them or not.
+    A job is one launch, so different backends or numbers of processes are different jobs, whether it names them or not.
     """
     values = {key: list(items) for key, items in grid.items()}
     split = list(one_job_per)
-    if len(values.get(PROCESSES, [])) > 1 and PROCESSES not in split:
-        split.append(PROCESSES)
+    split += [key for key in (BACKEND, PROCESSES) if len(values.get(key, [])) > 1 and key not in split]
     if "size" in values:
         values["size"] = [sizes.get(item, item) if isinstance(item, str) else item for item in values["size"]]
     if "model" in {field.name for field in dataclasses.fields(kind)}:

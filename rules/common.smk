@@ -131,5 +131,5 @@ def job_tests(wildcards):
 
 
 def job_gpus(wildcards):
-    """Number of GPUs that a job takes."""
-    return JOBS[wildcards.job].processes if PLAN.device == "cuda" else 0
+    """Number of GPUs that a job takes: at least one where there are GPUs, so that a cluster runs it on such a node."""
+    return max(PLAN.gpus_of(JOBS[wildcards.job]), int(PLAN.device == "cuda"))

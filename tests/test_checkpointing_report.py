@@ -98,13 +98,16 @@ def test_nothing_measured_leaves_the_strategies(nothing):
 
 def test_the_largest_contributors_come_first_with_their_share(h200):
     found = block_answers(h200)
-    lines = [row for row in found["contributors"].rows if row[:2] == ["bf16", "plain"]]
-    assert len(lines) == 5
+    table = found["contributors"]
+    assert [title for title, _ in table.groups[1:]] == ["fp32, plain", "fp32, flash", "bf16, plain", "bf16, flash"]
     # Scores of 4 sequences and 32 heads: fp32 from softmax, bf16 for the product.
-    assert lines[0][2:7] == ["attention", "softmax", "1 of float32 4×32×2048×2048", "attention weights", "2048.0"]
-    assert lines[1][3:7] == ["matmul", "1 of bfloat16 128×2048×2048", "attention weights, cast", "1024.0"]
+    assert table.rows[0][:5] == ["attention", "softmax", "attention weights", "1 of 4×32×2048×2048", "2048"]
+    assert table.rows[0][6:9:2] == ["–", "2048"]
+    (cast,) = [row for row in table.rows if row[2] == "attention weights, cast"]
+    assert cast[3:9:2] == ["1 of 128×2048×2048", "–", "–"]
+    assert cast[8] == "1024"
     total = number(h200["block_memory"], "saved_activations", context=2048, precision="bf16", attention="plain")
-    assert lines[0][7].startswith(f"{100 * 2048 / total:.0f}")
+    assert table.rows[0][9].startswith(f"{100 * 2048 / total:.0f}")
     assert found["doubled"] == {
         "softmax": 2048,
         "product": 1024,
@@ -129,7 +132,8 @@ def test_a_tensor_that_the_closed_form_lacks_is_told(h200):
     table.loc[row, "tensor"] = "float32 1×2"
     found = block_answers({"block_memory": table})
     assert not found["exact"]
-    assert found["contributors"].rows[0][4:6] == ["1 of float32 1×2", "not in the closed form"]
+    (line,) = [row for row in found["contributors"].rows if row[3] == "1 of 1×2"]
+    assert line[2] == "not in the closed form"
 
 
 BLOCK_CELL = {"context": 512, "precision": "bf16", "attention": "plain"}

@@ -209,6 +209,25 @@ def test_a_job_of_more_gpus_than_there_are_is_not_measured(ranks, machine, obsta
     assert [plan.obstacle(job) for job in plan.jobs["ranks"].values()] == obstacles
 
 
+@pytest.mark.parametrize(
+    ("machine", "obstacles", "gpus"),
+    [
+        ("cpu", ["", "it needs 2 GPUs, and 0 are visible", "", "it needs 4 GPUs, and 0 are visible"], [0, 2, 0, 4]),
+        ("2 x NVIDIA H200", ["", "", "", "it needs 4 GPUs, and 2 are visible"], [0, 2, 0, 4]),
+    ],
+)
+def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
+    grid = {"backend": ["gloo", "nccl"], "processes": [2, 4], "megabytes": [1, 10]}
+    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
+    plan = make_plan(config(experiments=experiments, machine=machine))
+    jobs = plan.jobs["all_reduce"]
+    names = ["all-gloo-2_processes", "all-nccl-2_processes", "all-gloo-4_processes", "all-nccl-4_processes"]
+    assert sorted(jobs) == sorted(names)
+    assert all(len({(cell.backend, cell.processes) for cell in job.cells}) == 1 for job in jobs.values())
+    assert [plan.obstacle(jobs[name]) for name in names] == obstacles
+    assert [plan.gpus_of(jobs[name]) for name in names] == gpus
+
+
 @pytest.mark.parametrize("scale", ["smoke", "handout"])
 def test_a_plan_survives_its_file(tmp_path, ranks, scale):
     plan = dataclasses.replace(ranks("4 x NVIDIA H200"), scale=scale)

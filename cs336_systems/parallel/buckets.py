@@ -1,0 +1,67 @@
+"""Buckets: gradients that travel together, side by side in one tensor."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+MB = 10**6
+
+
+class Bucket:
+    """The gradients of some parameters of one dtype, as one tensor."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]):
+        """A bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
+        self.parameters = parameters
+        self.awaited = len(parameters)  # gradients still to come in this step
+        self._flat: Tensor | None = None
+        self._views: list[Tensor] = []
+        if len(parameters) > 1:
+            sizes = [parameter.numel() for parameter in parameters]
+            self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+            self._views = views_like(self._flat, parameters)
+
+    def gather(self) -> Tensor:
+        """All its gradients in one tensor, which they are views of from here on; each parameter must have one."""
+        gradients = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
+        assert len(gradients) == len(self.parameters), "a parameter without a gradient"
+        if self._flat is None:
+            return gradients[0]
+        # Where zero_grad keeps gradients, they are views already, and the backward pass has added to them in place.
+        outside = [
+            i for i, (gradient, view) in enumerate(zip(gradients, self._views, strict=True)) if gradient is not view
+        ]
+        if outside:
+            torch._foreach_copy_([self._views[i] for i in outside], [gradients[i] for i in outside])
+        for i in outside:
+            self.parameters[i].grad = self._views[i]
+        return self._flat
+
+
+def fill_buckets(parameters: Sequence[nn.Parameter], max_bytes: float) -> list[Bucket]:
+    """Buckets of at most `max_bytes`, in the order in which they are complete; a larger parameter has its own."""
+    return [Bucket([parameters[i] for i in group]) for group in group_tensors(parameters, max_bytes)]
+
+
+def group_tensors(tensors: Iterable[Tensor], max_bytes: float) -> list[list[int]]:
+    """Tensors, by their indices, in groups of one dtype and of at most `max_bytes` each; a larger one is alone.
+
+    Consecutive tensors share a group as far as they can. Groups are in the order of their last members.
+    """
+    groups: list[list[int]] = []
+    open_groups: dict[torch.dtype, tuple[list[int], int]] = {}  # the last group of each dtype, and its bytes
+    for index, tensor in enumerate(tensors):
+        group, size = open_groups.get(tensor.dtype, ([], 0))
+        if not group or size + tensor.nbytes > max_bytes:
+            group, size = [], 0
+            groups.append(group)
+        group.append(index)
+        open_groups[tensor.dtype] = (group, size + tensor.nbytes)
+    return sorted(groups, key=lambda group: group[-1])
+
+
+def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Consecutive parts of a one-dimensional tensor, each in the shape of one of `tensors`."""
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]

@@ -1,0 +1,243 @@
+"""Data parallelism, from naive to bucketed: ranks hold the same model, share a batch, and average their gradients.
+
+    model = BucketedDataParallel(model, bucket_size_mb=25)
+    loss(model(inputs), targets).backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+
+The loss is a mean over the rank's examples, of which all ranks have the same number, so that the mean of the ranks'
+gradients is that of the whole batch. Set `requires_grad` before wrapping. To save the model, save the `state_dict` of
+`model.module`, which any bare model loads; that of the wrapper has `module.` before each name, as PyTorch's has.
+"""
+
+import contextlib
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
+from cs336_systems.parallel.replicas import replicate
+
+
+class DataParallel(nn.Module, ABC):
+    """What all wrappers share: the model of rank 0 on every rank, and the rules of a step.
+
+    After `finish_gradient_synchronization()` each gradient is its mean over the ranks, with the same bits on all of
+    them. Where only some ranks have a gradient, the others count as zeros; where none has, it remains None.
+
+    Buffers are broadcast once, here; what a forward pass writes into them afterwards stays on its rank.
+    """
+
+    def __init__(self, module: nn.Module):
+        """Wrap a module on every rank of the default process group, and give it rank 0's parameters and buffers.
+
+        Raises:
+            ValueError: the ranks' modules differ, or nothing in them is to be trained.
+        """
+        super().__init__()
+        self.module = module
+        replicate(module)
+        # The backward pass makes gradients in about this order.
+        trainable = [named for named in reversed(list(module.named_parameters())) if named[1].requires_grad]
+        if not trainable:
+            raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
+        self._names = [name for name, _ in trainable]
+        self._trainable = [parameter for _, parameter in trainable]
+        self._arrived: set[int] = set()  # whose gradients this step's backward pass has made
+        self._accumulating = False
+        self._all_used = torch.ones(len(trainable), dtype=torch.uint8, device=self._trainable[0].device)
+        # Hooks hold no reference to the wrapper: parameter, hook, wrapper and module would be a cycle, which only the
+        # garbage collector frees.
+        this = weakref.ref(self)
+        handles = [
+            parameter.register_post_accumulate_grad_hook(arrival_hook(this, index))
+            for index, parameter in enumerate(self._trainable)
+        ]
+        weakref.finalize(self, remove_hooks, handles)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns.
+
+        Raises:
+            RuntimeError: the gradients of the last backward pass were not synchronized.
+        """
+        if self._arrived and torch.is_grad_enabled():
+            raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
+        return self.module(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes in this context only add to the rank's own gradients: gradient accumulation.
+
+        Put all backward passes of a step but the last into it.
+        """
+        if self._arrived:
+            raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
+        before, self._accumulating = self._accumulating, True
+        try:
+            yield
+        finally:
+            self._accumulating = before
+
+    def finish_gradient_synchronization(self) -> None:
+        """Wait for the mean of all gradients: on a GPU the current stream waits, not the host. All ranks call it.
+
+        Call it after a step's last backward pass and before gradients are clipped or used.
+        """
+        absent = [index for index, parameter in enumerate(self._trainable) if parameter.grad is None]
+        for index in absent:  # Other ranks may have a gradient, and wait for this one to take part.
+            self._trainable[index].grad = torch.zeros_like(self._trainable[index])
+        self._average_gradients()
+        self._drop_gradients_of_none(absent)
+        self._arrived.clear()
+
+    def _drop_gradients_of_none(self, absent: list[int]) -> None:
+        """Take the zeros away again where no rank had a gradient; only a rank that asks has to wait for the answer."""
+        used = self._all_used  # The largest of ones and anything is one, so this tensor never changes.
+        if absent:
+            used = used.clone()
+            used[absent] = 0
+        dist.all_reduce(used, dist.ReduceOp.MAX)
+        if absent:
+            for index, is_used in zip(absent, used[absent].tolist(), strict=True):
+                if not is_used:
+                    self._trainable[index].grad = None
+
+    def _note_arrival(self, index: int) -> None:
+        """The backward pass has added to the gradient of a parameter."""
+        if self._accumulating:
+            return
+        if index in self._arrived:
+            raise RuntimeError(
+                f"the gradient of {self._names[index]} arrived a second time: call finish_gradient_synchronization() "
+                "after each backward pass, or put all but the last into no_sync()"
+            )
+        self._arrived.add(index)
+        self._gradient_arrived(index)
+
+    def _gradient_arrived(self, index: int) -> None:
+        """The gradient of the parameter `index` is complete. Wrappers that communicate during the pass begin here."""
+
+    @abstractmethod
+    def _average_gradients(self) -> None:
+        """Replace all gradients, which are there now, by their means."""
+
+
+class NaiveDataParallel(DataParallel):
+    """One all-reduce per parameter, after the backward pass.
+
+    As simple as it gets. Each call pays its fixed cost, and the processors wait while the gradients travel.
+    """
+
+    def _average_gradients(self) -> None:
+        for parameter in self._trainable:
+            assert parameter.grad is not None
+            average(parameter.grad).wait()
+
+
+class FlatDataParallel(DataParallel):
+    """All gradients of a dtype in one all-reduce, after the backward pass.
+
+    Improves on naive: the fixed cost is paid once, and one long message uses the links' whole bandwidth. The price is
+    a copy of all gradients; and the processors still wait.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self._buckets = fill_buckets(self._trainable, math.inf)
+
+    def _average_gradients(self) -> None:
+        for bucket in self._buckets:
+            average(bucket.gather()).wait()
+
+
+class OverlappedDataParallel(DataParallel):
+    """One all-reduce per parameter, started as soon as the backward pass has made its gradient.
+
+    Improves on flat: gradients travel while those of earlier layers are computed. The price is naive's fixed cost per
+    parameter.
+
+    All ranks must start the same all-reduces in the same order, though not all need use the same parameters. So the
+    order is fixed: from the last parameter to the first. Behind a gradient that does not arrive, all others wait for
+    `finish_gradient_synchronization()`.
+    """
+
+    def __init__(self, module: nn.Module):
+        super().__init__(module)
+        self._plan([Bucket([parameter]) for parameter in self._trainable])
+
+    def _plan(self, buckets: list[Bucket]) -> None:
+        self._buckets = buckets
+        self._running: list[dist.Work] = []  # those of the first buckets
+        bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
+        self._bucket_of = [bucket_of[parameter] for parameter in self._trainable]
+
+    def _gradient_arrived(self, index: int) -> None:
+        self._bucket_of[index].awaited -= 1
+        while len(self._running) < len(self._buckets) and not self._buckets[len(self._running)].awaited:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        self._running.append(average(self._buckets[len(self._running)].gather()))
+
+    def _average_gradients(self) -> None:
+        while len(self._running) < len(self._buckets):
+            self._start_next()
+        for work in self._running:
+            work.wait()
+        self._running.clear()
+        for bucket in self._buckets:
+            bucket.awaited = len(bucket.parameters)
+
+
+class BucketedDataParallel(OverlappedDataParallel):
+    """One all-reduce per bucket of gradients, started as soon as the backward pass has made all of them.
+
+    Improves on overlapped: the fixed cost is paid once per bucket. Large buckets are few, but start late, and the last
+    one has nothing to hide behind; small ones are many.
+    """
+
+    def __init__(self, module: nn.Module, bucket_size_mb: float):
+        """Wrap a module, as `DataParallel` does.
+
+        Args:
+            module: what is trained.
+            bucket_size_mb: the most that a bucket holds, in 10^6 bytes; a larger parameter has a bucket of its own.
+                Buckets hold gradients of one dtype. They are filled from the last parameter to the first.
+
+        Raises:
+            ValueError: as `DataParallel`, or a bucket size that is not positive.
+        """
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
+        super().__init__(module)
+        self._plan(fill_buckets(self._trainable, bucket_size_mb * MB))
+
+
+def average(tensor: Tensor) -> dist.Work:
+    """Start to replace a tensor by its mean over the ranks; `wait` before it is used."""
+    return dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True)
+
+
+def arrival_hook(wrapper: "weakref.ref[DataParallel]", index: int) -> Callable[[Tensor], None]:
+    """A hook that tells the wrapper, while it lives, of a parameter's gradient."""
+
+    def hook(parameter: Tensor) -> None:
+        alive = wrapper()
+        if alive is not None:
+            alive._note_arrival(index)
+
+    return hook
+
+
+def remove_hooks(handles: list[RemovableHandle]) -> None:
+    """Leave the module as it was before it was wrapped."""
+    for handle in handles:
+        handle.remove()

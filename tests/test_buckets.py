@@ -1,0 +1,55 @@
+"""How parameters are put into buckets."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from cs336_systems.parallel.buckets import fill_buckets, group_tensors
+
+
+def sized(*sizes, dtype=torch.float32):
+    return [nn.Parameter(torch.zeros(size, dtype=dtype)) for size in sizes]
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "groups"),
+    [
+        (0, [[0], [1], [2], [3], [4]]),
+        (15, [[0], [1], [2], [3], [4]]),
+        (16, [[0, 1], [2], [3, 4]]),  # exactly full; the third is larger than a bucket
+        (40, [[0, 1], [2], [3, 4]]),
+        (56, [[0, 1, 2], [3, 4]]),
+        (math.inf, [[0, 1, 2, 3, 4]]),
+    ],
+)
+def test_groups_hold_consecutive_tensors_up_to_their_size(max_bytes, groups):
+    assert group_tensors(sized(3, 1, 10, 2, 2), max_bytes) == groups
+
+
+def test_groups_have_one_dtype_and_come_in_the_order_in_which_they_are_complete():
+    tensors = [*sized(1), *sized(1, dtype=torch.bfloat16), *sized(1, 2), *sized(1, dtype=torch.bfloat16), *sized(9)]
+    assert group_tensors(tensors, math.inf) == [[1, 4], [0, 2, 3, 5]]
+    assert group_tensors(tensors, 8) == [[0, 2], [3], [1, 4], [5]]
+
+
+def test_gathered_gradients_are_views_of_one_tensor():
+    parameters = sized(3, (2, 2), ())
+    (bucket,) = fill_buckets(parameters, math.inf)
+    for step in (1, 2):
+        for i, parameter in enumerate(parameters):
+            if step == 1 or i == 1:  # the others keep the gradient they have, which is a view already
+                parameter.grad = torch.full_like(parameter, 10 * step + i)
+        flat = bucket.gather()
+        assert flat.tolist() == [10.0] * 3 + [11.0 if step == 1 else 21.0] * 4 + [12.0]
+        flat += 100
+        assert parameters[1].grad.tolist() == [[10.0 * step + 101] * 2] * 2
+        flat -= 100
+
+
+def test_a_lone_gradient_is_not_copied():
+    (parameter,) = parameters = sized(3)
+    (bucket,) = fill_buckets(parameters, math.inf)
+    parameter.grad = torch.ones(3)
+    assert bucket.gather() is parameter.grad
