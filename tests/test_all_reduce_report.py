@@ -8,8 +8,10 @@ from scripts.answers import distributed_communication_single_node as section
 from scripts.checks import all_reduce
 from scripts.communication import all_reduce_table, lines
 from scripts.data import load, select
+from scripts.markup import Typst
 from scripts.tables import merge
-from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
+from scripts.writeup import environment
+from tests.samples import H200, ROOT, planned_cells, provenance, rows_of, write_raw
 from tests.samples.all_reduce import OVERHEAD_MS
 
 
@@ -44,6 +46,16 @@ def answers(table):
     return section.answers({"all_reduce": table})
 
 
+def rendered(table):
+    template = environment(ROOT / "report").get_template("sections/distributed_communication_single_node.typ.j2")
+    return template.render(
+        a=answers(table),
+        summary={"machine": "a machine", "gpu": table["gpu"].iloc[0]},
+        reproduce=lambda name: Typst(name),
+        figure=lambda name: Typst(f"<fig-{name}>"),
+    )
+
+
 def outcomes(table):
     return {check.check: (check.outcome, check.detail) for check in all_reduce.checks({"all_reduce": table})}
 
@@ -74,6 +86,7 @@ def test_overhead_processes_and_backends_are_compared(h200):
     assert (nccl["backend"], nccl["smallest"], nccl["largest"]) == ("NCCL", 1, 1000)
     assert nccl["small"][0] > 0.85 > 0.05 > nccl["large"][1]
     assert gloo["small"][1] < 0.5
+    assert found["sent_together"] == ["NCCL"]
     nccl, gloo = found["processes"]
     assert (nccl["few"], nccl["many"], nccl["megabytes"], nccl["verdict"]) == (2, 6, 1000, "ring")
     assert nccl["ring"] == pytest.approx((2 * 5 / 6) / (2 * 1 / 2))
@@ -83,6 +96,10 @@ def test_overhead_processes_and_backends_are_compared(h200):
     assert found["link"]["share"] == pytest.approx(340 / 450, rel=0.02)
     fast = doctored(h200, "time", backend="nccl", processes=6, megabytes=1000, median=3.0)
     assert answers(fast)["processes"][0]["verdict"] == "less"
+    sound, doubtful = rendered(h200), rendered(fast)
+    assert ("the ring's growth to within" in sound, "the ring's growth to within" in doubtful) == (True, False)
+    assert ("meets the medians well" in sound, "meets the medians well" in doubtful) == (True, False)
+    assert "@tab-line" in sound
 
 
 def test_a_cpu_has_one_backend_and_a_line_without_residual(cpu):
@@ -90,6 +107,8 @@ def test_a_cpu_has_one_backend_and_a_line_without_residual(cpu):
     assert found["backends"] == ["Gloo"]
     assert found["fits"].rows[0][-1] == "–"
     assert (found["processes"], found["between"], found["link"], found["worst_residual"]) == ([], None, None, None)
+    assert "NCCL needs a GPU for each process" in rendered(cpu)
+    assert "NVLink" not in rendered(cpu)
 
 
 def test_wide_spreads_are_marked(h200):
@@ -111,6 +130,7 @@ def test_what_was_not_timed_says_why(tmp_path):
     assert set(untimed[3:]) == {"not measured: its sum is wrong"}
     assert "not" not in timed[3]
     assert answers(table)["fits"] is None  # one size
+    assert "@tab-line" not in rendered(table)
 
 
 def test_sound_tables_pass(h200, cpu):

@@ -99,6 +99,8 @@ ERRORS = {
     "never joins": ["TimeoutError: not started within 2 s: rank 1 of 2"],
 }
 """What a launch says in the end, by what rank 1 does."""
+LIMIT_S = 150
+"""What a launch may take on a busy machine; a fraction of what ranks wait for each other in a collective."""
 
 
 @dataclass
@@ -116,15 +118,15 @@ class Launch:
     def ranks(self):
         """The process of each rank, once all are there."""
         while len(found := list((self.folder / "ranks").glob("[01]"))) < 2:
-            if self.torchrun.poll() is not None or time.monotonic() - self.begun > 60:
+            if self.torchrun.poll() is not None or time.monotonic() - self.begun > LIMIT_S:
                 break
             time.sleep(0.1)
         return [int(path.read_text()) for path in found]
 
     def end(self):
-        """Exit status, seconds, and what torchrun says of the failure."""
-        _, stderr = self.torchrun.communicate(timeout=90)
-        return self.torchrun.returncode, time.monotonic() - self.begun, stderr.rpartition("Root Cause")[2]
+        """Exit status, and what torchrun says of the failure; an error if it does not end within LIMIT_S."""
+        _, stderr = self.torchrun.communicate(timeout=LIMIT_S)
+        return self.torchrun.returncode, stderr.rpartition("Root Cause")[2]
 
 
 def alive(pids):
@@ -164,9 +166,8 @@ def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
     launch = launches[fault]
     ranks = launch.ranks()
     assert ranks
-    status, seconds, message = launch.end()
+    status, message = launch.end()
     assert status != 0
-    assert seconds < 60
     for text in ERRORS[fault]:
         assert text in message
     assert not launch.csv.exists()

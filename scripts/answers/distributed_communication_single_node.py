@@ -12,6 +12,8 @@ from scripts.data import measured_gpu, reason, select
 from scripts.markup import Table, significant
 
 CELL = ["backend", "processes", "megabytes"]
+LARGE_SHARE = 0.25
+"""Of overhead in the time of a message, from which on sending fewer messages is worth while."""
 NEAR = 0.15
 """Relative difference between a measured ratio and a model's that counts as agreement."""
 
@@ -25,6 +27,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     fits = lines(cells)
     wide = (cells["p80"] - cells["p20"]) / cells["median"] > WIDE_SPREAD
     wrong = select(table, metric="wrong_numbers")
+    sizes = [by_size(cells, backend, fits) for backend in BACKENDS if any(key[0] == backend for key in fits)]
     residuals = [(line.residual, name(*key)) for key, line in fits.items() if line.residual is not None]
     return {
         "times": times_table(table, cells, fits),
@@ -36,7 +39,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "backends": [BACKENDS[backend] for backend in BACKENDS if backend in set(cells["backend"])],
         "fits": fits_table(fits) if fits else None,
         "worst_residual": max(residuals, default=None),
-        "sizes": [by_size(cells, backend, fits) for backend in BACKENDS if any(key[0] == backend for key in fits)],
+        "sizes": sizes,
+        "sent_together": [share["backend"] for share in sizes if share["small"][0] > LARGE_SHARE],
         "near": NEAR,
         "processes": [found for backend in BACKENDS if (found := by_processes(select(cells, backend=backend)))],
         "between": between_backends(cells),
