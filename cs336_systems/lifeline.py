@@ -1,4 +1,7 @@
-"""A run's jobs end when the run does, even if it was killed: no orphan disturbs the timings of the next run."""
+"""A run's jobs end when the run does, and ranks when their launcher does, even if these were killed.
+
+No orphan disturbs the timings of the next run.
+"""
 
 import os
 import socket
@@ -27,7 +30,14 @@ def end_with_the_run() -> None:
     host, _, identity = os.environ.get(RUN, "").partition(" ")
     if host == socket.gethostname():
         pid, _, start = identity.partition(" ")
-        threading.Thread(target=_watch, args=(int(pid), start), daemon=True).start()
+        _end_with(int(pid), start)
+
+
+def end_with_the_launcher() -> None:
+    """End this process at once when the process that started it is gone, such as a torchrun that was killed."""
+    pid = os.getppid()
+    if start := start_of(pid):
+        _end_with(pid, start)
 
 
 def start_of(pid: int) -> str | None:
@@ -45,6 +55,10 @@ def start_of(pid: int) -> str | None:
         return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
     except psutil.NoSuchProcess:
         return None
+
+
+def _end_with(pid: int, start: str) -> None:
+    threading.Thread(target=_watch, args=(pid, start), daemon=True).start()
 
 
 def _watch(pid: int, start: str) -> None:

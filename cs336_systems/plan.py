@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,11 @@ from cs336_systems.measure.machine import detect, machine_label
 from cs336_systems.measure.source import source_digest
 from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_name
 
-AUTO, NONE, CPU = "auto", "none", "cpu"
+AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 JOB_KEY = "one_job_per"
-PROCESSES = "processes"
+BACKEND, PROCESSES = "backend", "processes"
+"""Parameters of which a launch has one value each."""
+DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
@@ -40,7 +42,7 @@ class Job:
     grid: str
     """The grid of config.yaml that it is part of."""
     cells: tuple[Experiment, ...]
-    """All with the same number of processes."""
+    """All with the same number of processes and on the same device."""
     arguments: str
     """Its options on the command line of the experiment."""
 
@@ -72,6 +74,11 @@ def launch_command(experiment: str, processes: int) -> str:
     return f"{launcher} -m cs336_systems.benchmarks.{experiment}"
 
 
+def device_of(cell: Experiment, machine: str) -> str:
+    """What measures a cell, cpu or cuda: what its backend needs, or, where it has no such parameter, the machine's."""
+    return DEVICE_OF_BACKEND.get(getattr(cell, BACKEND, ""), machine)
+
+
 def measured_modules(experiment: str) -> list[str]:
     """The modules whose code decides what an experiment measures, whichever model it is given."""
     return [f"cs336_systems.benchmarks.{experiment}", "cs336_systems.benchmarks.runner"]
@@ -96,8 +103,8 @@ class Plan:
 
     @property
     def device(self) -> str:
-        """cpu or cuda."""
-        return CPU if self.machine == CPU else "cuda"
+        """What the machine has: cpu or cuda."""
+        return CPU if self.machine == CPU else CUDA
 
     @property
     def raw(self) -> Path:
@@ -123,12 +130,17 @@ class Plan:
         """The CSV file of a job."""
         return self.raw / f"{job.path}.csv"
 
+    def gpus_of(self, job: Job) -> int:
+        """Number of GPUs that a job takes: one per process, if it takes any."""
+        return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
+
     def obstacle(self, job: Job) -> str:
         """Why a job is not measured in this run; empty if it is."""
         if self.recorded:
             return "not among the recorded results"
-        if self.device != CPU and job.processes > self.gpus:
-            return f"it needs {job.processes} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
+        needed = self.gpus_of(job)
+        if needed > self.gpus:
+            return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
         return ""
 
 
@@ -260,7 +272,8 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
     for grid_name, grid in config["experiments"][experiment][scale].items():
         where = f"config.yaml: experiments.{experiment}.{scale}.{grid_name}"
         try:
-            for job in _grid_jobs(kind, grid_name, grid, sizes, config["model"]):
+            values = {key: items for key, items in grid.items() if key != JOB_KEY}
+            for job in _grid_jobs(kind, grid_name, values, grid.get(JOB_KEY, []), sizes, config["model"]):
                 for cell in job.cells:
                     if cell in owner:
                         raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
@@ -279,10 +292,9 @@ def plan_trace(config: Mapping[str, Any], scale: str) -> Job:
     Raises:
         ValueError: a parameter that the experiment does not have, or a value it does not allow.
     """
-    sizes = own_sizes(config["sizes"])
+    values = {key: [value] for key, value in config["trace"][scale].items()}
     try:
-        # The schema allows one value of each parameter.
-        (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", config["trace"][scale], sizes, config["model"])
+        (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", values, [], own_sizes(config["sizes"]), config["model"])
     except ValueError as error:
         raise ValueError(f"config.yaml: trace.{scale}: {error}") from None
     return job
@@ -305,16 +317,20 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def _grid_jobs(
-    kind: type[Experiment], name: str, grid: Mapping[str, Any], sizes: Mapping[str, str], model: str
+    kind: type[Experiment],
+    name: str,
+    grid: Mapping[str, Sequence[Any]],
+    one_job_per: Sequence[str],
+    sizes: Mapping[str, str],
+    model: str,
 ) -> list[Job]:
     """Split a grid into jobs: one for each combination of the values of the parameters that `one_job_per` names.
 
-    A job is one launch, so different numbers of processes are different jobs, whether it names them or not.
+    A job is one launch, so different backends or numbers of processes are different jobs, whether it names them or not.
     """
-    values = {key: list(items) for key, items in grid.items() if key != JOB_KEY}
-    split = list(grid.get(JOB_KEY, []))
-    if len(values.get(PROCESSES, [])) > 1 and PROCESSES not in split:
-        split.append(PROCESSES)
+    values = {key: list(items) for key, items in grid.items()}
+    split = list(one_job_per)
+    split += [key for key in (BACKEND, PROCESSES) if len(values.get(key, [])) > 1 and key not in split]
     if "size" in values:
         values["size"] = [sizes.get(item, item) if isinstance(item, str) else item for item in values["size"]]
     if "model" in {field.name for field in dataclasses.fields(kind)}:

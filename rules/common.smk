@@ -1,6 +1,6 @@
 """Shared by all rules: the plan of this run, the names of its files, and the environment of its jobs.
 
-Needs `config`; makes PLAN, PLAN_JSON, RESULTS and the functions that turn wildcards into job properties.
+Needs `config`; makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that turn wildcards into job properties.
 """
 
 import os
@@ -23,6 +23,7 @@ except ValueError as error:
 
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
+TRACE = "training_step.json.gz"
 JOBS = {job.path: job for job in PLAN.all_jobs()}
 PROGRESS = ProgressMonitor(PLAN)
 if " " in sys.prefix:
@@ -82,7 +83,7 @@ def raw_csvs(wildcards):
 
 def trace_to_draw(wildcards):
     """The trace of a step: the recorded one if there is one, or the one that exists or will."""
-    trace = str(PLAN.traces / "training_step.json.gz")
+    trace = str(PLAN.traces / TRACE)
     return trace if os.path.exists(trace) or not measures_nothing() else []
 
 
@@ -93,7 +94,7 @@ def measures_nothing():
 
 
 def obstacles(wildcards):
-    """What keeps a job or the trace from being made in this run: no input, or one that cannot exist, named by the reason.
+    """What keeps a job or an artifact from being made in this run: no input, or one that cannot exist, named by the reason.
 
     If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
     from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
@@ -119,11 +120,16 @@ def job_source(wildcards):
     return source_digest(*JOBS[wildcards.job].modules)
 
 
+def trace_source(wildcards):
+    """The same of the code that decides what is traced."""
+    return source_digest("cs336_systems.artifacts.kernel_trace", *PLAN.trace.modules)
+
+
 def job_tests(wildcards):
     """The test modules that must pass on the machine before the job measures there."""
     return " ".join(EXPERIMENTS[JOBS[wildcards.job].experiment].numeric_tests)
 
 
 def job_gpus(wildcards):
-    """Number of GPUs that a job takes."""
-    return JOBS[wildcards.job].processes if PLAN.device == "cuda" else 0
+    """Number of GPUs that a job takes: at least one where there are GPUs, so that a cluster runs it on such a node."""
+    return max(PLAN.gpus_of(JOBS[wildcards.job]), int(PLAN.device == "cuda"))

@@ -1,6 +1,6 @@
 """Figures: one rule per figure in report/contents.yaml, named after it.
 
-Needs results/<machine>/tables and traces; makes results/<machine>/figures/*.svg.
+Needs results/<machine>/tables and traces, or nothing where closed forms are drawn; makes results/<machine>/figures/*.svg.
 """
 
 from scripts.contents import read_contents
@@ -18,7 +18,7 @@ for name, figure in CONTENTS.figures.items():
         name:
             name
         input:
-            **({"table": TABLES[figure.table]} if figure.table else {"trace": trace_to_draw}),
+            **figure.sources(TABLES, trace_to_draw),
         output:
             report(
                 FIGURES[name],
@@ -32,8 +32,6 @@ for name, figure in CONTENTS.figures.items():
             script=figure.script,
             options=figure.options,
             caption=figure.caption,
-            source=source_digest(
-                "scripts.draw", f"scripts.figures.{figure.script}", f"cs336_systems.experiments.{figure.experiment}"
-            ),
+            source=source_digest(*figure.modules),
         script:
             "../scripts/draw.py"

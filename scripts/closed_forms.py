@@ -4,10 +4,13 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.activations import BlockActivations, Saved
 from cs336_systems.accounting.checkpointing import StepMemory
-from cs336_systems.accounting.units import MIB
+from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
+from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.experiments.block_memory import BlockMemory
+from cs336_systems.measure import memory_timeline as of
 from cs336_systems.sizes import parse_size
-from scripts.data import select, size_order
-from scripts.memory import GIB
+from scripts.data import select
+from scripts.units import BYTE
 
 FLASH = "FlashAttention"
 """What a reader calls the operator without a name: a function of this project, none of PyTorch's."""
@@ -30,28 +33,38 @@ def step_of(row: Series) -> StepMemory:
     return StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=int(row["segment"]))
 
 
-def saved_by(row: Series) -> dict[tuple[str, str, str], list[Saved]]:
+def held_by_training(row: Series) -> dict[str, int]:
+    """Bytes by category that a training step of a row's model holds at some time, besides activations.
+
+    The copies of weights are those that autocast makes.
+    """
+    shape, vocabulary = parse_size(row["size"]), int(row["vocab_size"])
+    weights = FP32_BYTES * parameters(shape, vocabulary)
+    return {
+        of.PARAMETERS: weights,
+        of.GRADIENTS: weights,
+        of.OPTIMIZER_STATE: adamw_bytes(shape, vocabulary),
+        of.WEIGHT_COPIES: weight_copy_bytes(shape, vocabulary),
+    }
+
+
+def saved_by(row: Series) -> dict[tuple[str, ...], list[Saved]]:
     """The tensors that a block saves, by what `block_memory` tells its rows apart by."""
-    found: dict[tuple[str, str, str], list[Saved]] = {}
+    found: dict[tuple[str, ...], list[Saved]] = {}
     for tensor in block_of(row).saved():
         found.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)
     return found
 
 
-def saved_mib(row: Series) -> dict[tuple[str, str, str], float]:
-    """Their MiB."""
-    return {key: sum(tensor.bytes for tensor in tensors) / MIB for key, tensors in saved_by(row).items()}
+def not_as_derived(row: Series, rows: DataFrame) -> list[str]:
+    """The tensors that a block saves otherwise than the closed form says, or that only one of the two has.
 
-
-def memory_unit(largest: float) -> tuple[str, int]:
-    """The unit of numbers up to the given bytes: its name and its bytes."""
-    return ("GiB", GIB) if largest > 4 * GIB else ("MiB", MIB)
-
-
-def one_model(table: DataFrame) -> DataFrame:
-    """The rows of the largest model at its longest context, in the precision that most of them have."""
-    if not len(table):
-        return table
-    table = select(table, size=size_order(table)[-1])
-    table = select(table, context=table["context"].max())
-    return select(table, precision=table["precision"].mode().iloc[0])
+    Args:
+        row: one of the cell's.
+        rows: all of them.
+    """
+    expected = {key: sum(tensor.bytes for tensor in tensors) / MIB for key, tensors in saved_by(row).items()}
+    saved = select(rows, metric="saved")
+    keys = saved[list(BlockMemory.details)].itertuples(index=False, name=None)
+    found = dict(zip(keys, saved["mean"], strict=True))
+    return [" ".join(key) for key in {**expected, **found} if abs(found.get(key, 0) - expected.get(key, 0)) > BYTE]

@@ -3,8 +3,9 @@
 The rules read this too, before anything runs: no pandas and no matplotlib here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,9 @@ from cs336_systems.plan import TRACED
 CONTENTS = Path("report/contents.yaml")
 TRACES = ("training_step",)
 """The traces that a run writes."""
+SOURCES = ("table", "trace", "closed_form")
+"""The keys of a figure that say what it is drawn from."""
+T = TypeVar("T")
 
 
 class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -25,22 +29,31 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     script: str
     """The module of scripts/figures that draws it."""
     table: str = ""
-    """The experiment whose table it is drawn from; empty if it is drawn from a trace."""
+    """The experiment whose table it is drawn from."""
     trace: str = ""
     """The trace that it is drawn from: the name of its file in `traces`."""
+    closed_form: bool = False
+    """Whether it is drawn from closed forms alone, and so looks the same on every machine."""
     category: str
     """Its heading in Snakemake's interactive report."""
     caption: str
-    """Plain text without a full stop, since the machine's name follows."""
+    """Plain text without a full stop, since the machine's name follows, unless closed forms are drawn."""
     alt: str
     """The description for readers who cannot see the picture."""
     options: dict[str, str] = {}
     """Arguments for the module's `draw` besides the paths."""
 
+    def sources(self, tables: Mapping[str, T], trace: T) -> dict[str, T]:
+        """Of these, the one that it is drawn from, by the name that `draw` gives it; none for closed forms."""
+        if self.table:
+            return {"table": tables[self.table]}
+        return {"trace": trace} if self.trace else {}
+
     @property
-    def experiment(self) -> str:
-        """The experiment that it shows."""
-        return self.table or TRACED
+    def modules(self) -> list[str]:
+        """The modules whose code decides what it shows."""
+        scripts = ["scripts.draw", f"scripts.figures.{self.script}"]
+        return scripts if self.closed_form else [*scripts, f"cs336_systems.experiments.{self.table or TRACED}"]
 
 
 class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -78,12 +91,13 @@ def _check_files(contents: Contents, templates: Path) -> None:
         if name in EXPERIMENTS:
             raise ValueError(f"a figure is named {name!r}; allowed: any name but an experiment's, as both name targets")
         _check_name(f"figures.{name}.script", figure.script, _stems("scripts.figures"))
-        if bool(figure.table) == bool(figure.trace):
-            named = "both table and trace" if figure.table else "neither table nor trace"
-            raise ValueError(f"figures.{name} has {named}; allowed: one of them")
+        given = [key for key in SOURCES if getattr(figure, key)]
+        if len(given) != 1:
+            found = " and ".join(given) or "no source"
+            raise ValueError(f"figures.{name} has {found}; allowed: one of {', '.join(SOURCES)}")
         if figure.table:
             _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
-        else:
+        elif figure.trace:
             _check_name(f"figures.{name}.trace", figure.trace, TRACES)
     for name in contents.sections:
         _check_name("a section", name, _stems("scripts.answers"))

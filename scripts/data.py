@@ -15,8 +15,14 @@ from cs336_systems.sizes import SIZES, parse_size, size_name
 HANDOUT_CONTEXT = 512
 STEADY_WARMUP = 5
 PHASES = ["forward", "backward", "optimizer"]
-MODES = {"forward": "forward", "forward_backward": "forward + backward", "train_step": "training step"}
-"""The kinds of step, and what readers call them."""
+PRECISIONS = ["fp32", "bf16"]
+MODES = {
+    "inference": "inference",
+    "forward": "forward",
+    "forward_backward": "forward + backward",
+    "train_step": "training step",
+}
+"""The kinds of step, the most complete one last, and what readers call them."""
 
 
 def load(experiment: str, path: str | Path) -> DataFrame:
@@ -87,6 +93,15 @@ def size_order(table: DataFrame) -> list[str]:
         return (order.index(size) if size in order else len(order), shape.d_model * shape.num_layers)
 
     return sorted(table["size"].unique(), key=key)
+
+
+def one_model(table: DataFrame) -> DataFrame:
+    """The rows of the largest model at its longest context, in the precision that most of them have."""
+    if not len(table):
+        return table
+    table = select(table, size=size_order(table)[-1])
+    table = select(table, context=table["context"].max())
+    return select(table, precision=table["precision"].mode().iloc[0])
 
 
 def reference_context(table: DataFrame) -> int | None:

@@ -8,9 +8,9 @@ from scripts.log import log_to
 
 
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
-    """Have the module of scripts/figures draw what is at one path as an SVG at the other.
+    """Have the module of scripts/figures draw its source, a path, as an SVG at another.
 
-    The source is named: `table`, or `trace`, which is empty if there is none.
+    The source is named: `table`, or `trace`, which is empty if there is none; closed forms have none.
     """
     importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
 

@@ -1,21 +1,26 @@
 """Selections from the kernel profile that its figures, answers and self-checks share."""
 
+import re
 from collections.abc import Sequence
 
 from pandas import DataFrame
 
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
-from scripts.data import select, statistic
+from scripts.data import MODES, select, statistic
 
-MODES_PROFILED = {"inference": "inference", "train_step": "training step"}
+MODES_PROFILED = {mode: MODES[mode] for mode in ("inference", "train_step")}
 """The kinds of step, and what readers call them."""
-PRECISIONS = ["fp32", "bf16"]
 SPLIT_SUM = "_split_k"
 """Ends the name of an fp32 kernel of cuBLAS that adds up the parts of a product."""
-CELL = ["size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "warmup", "steps", "model"]
-"""The parameters besides the mode."""
 FORWARD = ["forward"]
 FORWARD_AND_BACKWARD = ["forward", "loss", "backward"]
+LONG_NAMES = {
+    r"sm\d+_xmma_gemm_\w*_([nt]{2})_n_tilesize(\d+x\d+).*": r"xmma_gemm \1 \2",
+    r"cutlass_\d+_\w+_(\w*gemm)_(\d+x\d+)_\w+_([nt]{2})_align\d+": r"cutlass \1 \3 \2",
+    r"nvjet_sm\d+_\w+?_(\d+x\d+)_\w+_([NT]{3})": r"nvjet \2 \1",
+    r"((?:\w+_)?elementwise)_kernel: (\w+?)(?:_kernel)?(?:_cuda)?": r"\1: \2",
+}
+"""What is shown of long names, by their pattern: of products the layout of the operands and the tile of the result."""
 
 
 def name_of(size: str, precision: str) -> str:
@@ -26,6 +31,18 @@ def name_of(size: str, precision: str) -> str:
 def label_of(rows: DataFrame, size: str) -> str:
     """What readers call a size."""
     return str(select(rows, size=size)["label"].iloc[0])
+
+
+def readable(kernel: str) -> str:
+    """A kernel's name as short as a table needs it; another kernel may have the same.
+
+    >>> readable("vectorized_elementwise_kernel: bfloat16_copy_kernel_cuda")
+    'vectorized_elementwise: bfloat16_copy'
+    """
+    for pattern, shown in LONG_NAMES.items():
+        if found := re.fullmatch(pattern, kernel):
+            return found.expand(shown)
+    return kernel
 
 
 def kernels(table: DataFrame, stages: Sequence[str] = (), **wanted: object) -> DataFrame:

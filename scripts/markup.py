@@ -101,6 +101,15 @@ def with_unit(value: float | None, unit: str) -> Typst:
     return Typst(f"{significant(value)}\u202f{unit}") if measured(value) else escape(NOT_MEASURED)
 
 
+def span(values: Sequence[float | None], unit: str) -> Typst:
+    """The least and the most of something, "3.0 ms to 4.0 ms", or the one number that they are after rounding.
+
+    `unit` is that of the numbers; "×" for ratios, "%" for fractions.
+    """
+    texts = [{"×": times, "%": percent}.get(unit, lambda value: with_unit(value, unit))(value) for value in values]
+    return Typst(" to ".join(dict.fromkeys(texts)))
+
+
 def listing(items: Sequence[str]) -> Typst:
     """Strings as a list in prose: a, b and c."""
     escaped = [finalize(item) for item in items]
@@ -126,6 +135,7 @@ FILTERS = {
     "times": times,
     "percent": percent,
     "unit": with_unit,
+    "span": span,
     "listing": listing,
     "string": string,
 }
@@ -150,7 +160,7 @@ def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings: the first `text_columns` columns are aligned left, the others right."""
+    """A table of strings or markup: the first `text_columns` columns are aligned left, the others right."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -184,6 +194,6 @@ class Table:
                     span += 1
                 cells.append(f"table.cell(colspan: {span}, align: center)[#reason({string(row[index])})],")
             else:
-                cells.append(f"[{escape(row[index])}],")
+                cells.append(f"[{finalize(row[index])}],")
             index += span
         return cells

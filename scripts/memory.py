@@ -4,15 +4,17 @@ from typing import TypedDict
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
-from scripts.data import one, select, size_order, statistic
+from scripts.data import MODES, PRECISIONS, one, select, size_order, statistic
 from scripts.style import COLOURS
+from scripts.units import GIB
 
-GIB = 1024 * MIB
-MODES = {"inference": "inference", "forward": "forward, with graph", "train_step": "training step"}
-"""The kinds of step that are followed, and what readers call them."""
-PRECISIONS = ["fp32", "bf16"]
+FOLLOWED = {
+    "inference": MODES["inference"],
+    "forward": "forward, with graph",
+    "train_step": MODES["train_step"],
+}
+"""The kinds of step of which the memory is followed, and what readers call them."""
 OTHER = "other"
 
 
@@ -80,7 +82,7 @@ def compared_context(rows: DataFrame) -> int | None:
         for context in contexts(rows)
         if all(
             one(rows, metric="peak_allocated", context=context, mode=mode, precision=precision) is not None
-            for mode in MODES
+            for mode in FOLLOWED
             for precision in PRECISIONS
         )
     ]

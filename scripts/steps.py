@@ -1,25 +1,19 @@
 """Measured steps of the model, one row per cell, and who sets their pace: what figures and answers share."""
 
-from typing import Any
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.data import PHASES, select, size_order
+from scripts.data import MODES, PHASES, select, size_order
 
-PHASES_OF = {
-    "inference": PHASES[:1],
-    "forward": PHASES[:1],
-    "forward_backward": PHASES[:2],
-    "train_step": PHASES,
-}
-"""What each kind of step consists of, the most complete one last."""
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
 """The first phases of a training step, by what readers call them."""
-HOST_BOUND = 0.8
-"""A device that works for a smaller share of a step than this waits for the host."""
+HOST_BOUND = 0.9
+"""A device that works for a smaller share of a step or stage than this waits for the host, which sets the pace.
+
+Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
+"""
 
 
 def step_table(table: DataFrame) -> DataFrame:
@@ -44,7 +38,7 @@ def step_table(table: DataFrame) -> DataFrame:
         wide[f"{title}, busy"] = wide[[f"{phase}_busy" for phase in phases]].sum(axis=1, skipna=False)
     wide = wide.reset_index()
     rank = {size: position for position, size in enumerate(size_order(wide))}
-    order = wide.assign(size=wide["size"].map(rank), mode=wide["mode"].map(list(PHASES_OF).index))
+    order = wide.assign(size=wide["size"].map(rank), mode=wide["mode"].map(list(MODES).index))
     return wide.loc[order.sort_values(["size", "context", "precision", "mode"], kind="stable").index]
 
 
@@ -59,13 +53,3 @@ def most_complete(steps: DataFrame) -> DataFrame:
     kinds = steps[steps["mode"] != "inference"]
     keys = [name for name in parameters(EndToEnd) if name != "mode"]
     return kinds.drop_duplicates(keys, keep="last")
-
-
-def name_of(cell: Any) -> str:
-    """A cell in words."""
-    extras = [
-        "compiled" if cell["compiled"] else "",
-        {"plain": "", "flash": "our attention", "sdpa": "SDPA"}[cell["attention"]],
-    ]
-    words = [cell["label"], f"context {cell['context']}", cell["precision"], *extras, cell["mode"].replace("_", " ")]
-    return ", ".join(word for word in words if word)

@@ -59,10 +59,11 @@ def save_note(text: str, path: str | Path) -> None:
 
 
 def log_scale(axis: XAxis | YAxis) -> None:
-    """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there are few."""
+    """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there is room."""
     low, high = axis.get_data_interval()
+    widest = 100 if axis.axis_name == "x" else 1000
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1000 * low else (1,)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < widest * low else (1,)))
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_formatter(NullFormatter())
 
@@ -80,6 +81,7 @@ def grouped_bars(
         )
         for position, value in zip(positions, values, strict=True):
             text = "n/m" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"
-            axes.annotate(text, (position, value or 0), (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
+            place = position, max(value or 0, 0)
+            axes.annotate(text, place, (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)

@@ -1,14 +1,17 @@
 """What the title page and the last pages say: machine, versions, coverage, self-checks, commands."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import pandas
 from pandas import DataFrame
 
+from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.measurement import WALL
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.plan import Plan
+from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, losses
 from scripts.data import at_one_setting, measured_gpu, measured_machine, select
 from scripts.markup import Table
@@ -52,6 +55,7 @@ def summarize(
         **origin(tables),
         "outdated": outdated(tables, digests),
         "costs": costs_table(tables),
+        "traced": step_in_words(plan.trace.cells[0]),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
         "cells_oom": int(coverage["oom"].sum()),
@@ -68,6 +72,12 @@ def model_settings(end_to_end: DataFrame) -> dict[str, int | None]:
     """What all models of the report have in common."""
     shown = at_one_setting("end_to_end", end_to_end)
     return {name: int(shown[name].iloc[0]) if len(shown) else None for name in ("batch_size", "vocab_size")}
+
+
+def step_in_words(cell: Experiment) -> str:
+    """The step that was traced, as in "small, context 512, bf16"."""
+    values = dataclasses.asdict(cell)
+    return f"{size_name(values['size'])}, context {values['context']}, {values['precision']}"
 
 
 def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

@@ -98,13 +98,16 @@ def test_nothing_measured_leaves_the_strategies(nothing):
 
 def test_the_largest_contributors_come_first_with_their_share(h200):
     found = block_answers(h200)
-    lines = [row for row in found["contributors"].rows if row[:2] == ["bf16", "plain"]]
-    assert len(lines) == 5
+    table = found["contributors"]
+    assert [title for title, _ in table.groups[1:]] == ["fp32, plain", "fp32, flash", "bf16, plain", "bf16, flash"]
     # Scores of 4 sequences and 32 heads: fp32 from softmax, bf16 for the product.
-    assert lines[0][2:7] == ["attention", "softmax", "1 of float32 4×32×2048×2048", "attention weights", "2048.0"]
-    assert lines[1][3:7] == ["matmul", "1 of bfloat16 128×2048×2048", "attention weights, cast", "1024.0"]
+    assert table.rows[0][:5] == ["attention", "softmax", "attention weights", "1 of 4×32×2048×2048", "2048"]
+    assert table.rows[0][6:9:2] == ["–", "2048"]
+    (cast,) = [row for row in table.rows if row[2] == "attention weights, cast"]
+    assert cast[3:9:2] == ["1 of 128×2048×2048", "–", "–"]
+    assert cast[8] == "1024"
     total = number(h200["block_memory"], "saved_activations", context=2048, precision="bf16", attention="plain")
-    assert lines[0][7].startswith(f"{100 * 2048 / total:.0f}")
+    assert table.rows[0][9].startswith(f"{100 * 2048 / total:.0f}")
     assert found["doubled"] == {
         "softmax": 2048,
         "product": 1024,
@@ -129,12 +132,13 @@ def test_a_tensor_that_the_closed_form_lacks_is_told(h200):
     table.loc[row, "tensor"] = "float32 1×2"
     found = block_answers({"block_memory": table})
     assert not found["exact"]
-    assert found["contributors"].rows[0][4:6] == ["1 of float32 1×2", "not in the closed form"]
+    (line,) = [row for row in found["contributors"].rows if row[3] == "1 of 1×2"]
+    assert line[2] == "not in the closed form"
 
 
 BLOCK_CELL = {"context": 512, "precision": "bf16", "attention": "plain"}
 STEP_CELL = {"attention": "flash", "segment": 4}
-CASES = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}
+DOCTORED = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}
 
 
 @pytest.mark.parametrize(
@@ -162,9 +166,7 @@ CASES = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpoin
     ],
 )
 def test_a_doctored_row_fails_its_check_and_is_named(h200, check, name, cell, column, value, complaint):
-    module, where_it_is = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}[
-        name
-    ]
+    module, where_it_is = DOCTORED[name]
     examine = getattr(module, check)
     table = h200[name].copy()
     assert examine(table).outcome == "passed"
@@ -172,7 +174,8 @@ def test_a_doctored_row_fails_its_check_and_is_named(h200, check, name, cell, co
     found = examine(table)
     assert found.outcome == "failed"
     assert pandas.Series([found.detail]).str.contains(complaint).all(), found.detail
-    assert ("context 512, bf16, plain" if name == "block_memory" else "flash, segments of 4") in found.detail
+    named = {"block_memory": "2.7B, context 512, bf16: ", "checkpointing": "our attention, segments of 4: "}[name]
+    assert named in found.detail
 
 
 def test_checks_of_nothing_and_of_a_cpu_do_not_fail(cpu, nothing):

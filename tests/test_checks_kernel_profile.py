@@ -83,8 +83,8 @@ def test_the_device_sets_the_pace_of_some_cells(sound):
 @pytest.mark.parametrize(
     ("check", "cell", "factor", "complaint"),
     [
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "train step, backw"),
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "train step, backw"),
+        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "step, backw"),
+        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "step, backw"),
         ("CUDA events", {"metric": "stage_profiled", "stage": "forward", "mode": "inference"}, 1.1, "inference, forw"),
         (
             "end_to_end",
@@ -116,7 +116,7 @@ def test_where_the_host_sets_the_pace_times_may_differ(table, sound):
 
 def test_kernels_of_unknown_origin_are_told(table, sound):
     table.loc[where(table, **CELL, metric="unattributed", mode="inference"), "mean"] = 0.011
-    assert outcome(table, sound, "unknown") == ("failed", "xl, context 512, fp32, plain attention, inference: 1.1%")
+    assert outcome(table, sound, "unknown") == ("failed", "xl, context 512, fp32, inference: 1.1%")
 
 
 def test_a_missing_product_is_counted(table, sound):
@@ -139,12 +139,14 @@ def test_sums_of_partial_products_are_no_products(table, sound):
 
 def test_the_top_kernel_and_its_calls_are_those_of_the_table(sound):
     found = nsys_profile.answers(sound)
-    (line,) = [row for row in found["top"].rows if row[:3] == ["xl", "fp32", "forward"]]
+    (line,) = [row for row in found["top"].rows if row[:2] == ["xl", "fp32"]]
     # In the made-up tables one kernel computes all products.
-    assert line[3].startswith("nvjet")
+    assert line[2].startswith("nvjet")
+    assert line[3].startswith("48 × (query, key, value, ")
+    assert line[3].endswith(" + lm_head")
     assert (line[4], line[6]) == ("433", "433")
-    assert "432 + 1 = 433 (xl)" in found["products"]
-    assert any(text.startswith("xl fp32: 433 = 48 layers × 9 (attention.query, ") for text in found["explained"])
+    (line,) = [row for row in found["top_both"].rows if row[:2] == ["xl", "fp32"]]
+    assert int(line[3]) == int(line[5]) == 3 * 433
     assert found["tops_matmul"] == found["tops"] == 8
     assert found["focus"] == "2.7B"  # no training step of 10B
 

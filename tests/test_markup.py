@@ -7,7 +7,19 @@ import typst
 from pypdf import PdfReader
 
 from scripts import markup
-from scripts.markup import FONT_FOLDER, Table, Typst, escape, finalize, fixed, listing, mean_std, significant, string
+from scripts.markup import (
+    FONT_FOLDER,
+    Table,
+    Typst,
+    escape,
+    finalize,
+    fixed,
+    listing,
+    mean_std,
+    significant,
+    span,
+    string,
+)
 from tests.samples import squeeze
 
 NASTY = [
@@ -38,6 +50,10 @@ def test_strings_come_out_as_they_are(typeset, text):
     assert typeset(f"before {escape(text)} after") == squeeze(f"before{text}after")
     assert typeset(f"#raw({string(text)})") == squeeze(text)
     assert squeeze(text) in typeset(Table(["a"], [[text]]).markup())
+
+
+def test_markup_in_a_table_is_left_as_it_is(typeset):
+    assert typeset(Table(["a"], [[Typst("*one* #(1 + 1)")]]).markup()) == "aone2"
 
 
 def test_right_to_left_text_is_there(typeset):
@@ -137,3 +153,16 @@ def test_a_reason_spans_the_columns_it_empties(typeset):
     )
     assert table.markup().count("colspan: 3") == 1
     assert typeset(table.markup()) == "gsizefp32bf16ratiosmall123#xl" + squeeze(why)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "printed"),
+    [
+        ((1.0, 2.0), "ms", "1.00\u202fms to 2.00\u202fms"),
+        ((205.9, 206.2), "ms", "206\u202fms"),
+        ((1.141, 1.144), "×", "1.14×"),
+        ((0.1, 0.25), "%", "10\u202f% to 25\u202f%"),
+    ],
+)
+def test_a_span_of_one_number_is_that_number(values, unit, printed):
+    assert span(values, unit) == printed

@@ -166,6 +166,15 @@ def test_two_streams():
     assert timeline.totals()[-1] == torch.cuda.memory_allocated()
 
 
+def test_running_out_of_memory_ends_the_recording():
+    with pytest.raises(torch.OutOfMemoryError):
+        recorded(lambda: torch.empty(2**50, dtype=torch.uint8, device=CUDA))
+    kept = torch.empty(1000, device=CUDA)
+    assert not any(torch.cuda.memory._snapshot()["device_traces"])
+    _, timeline = recorded(kept.clone)
+    assert [allocation.requested for allocation in timeline.made()] == [4000]
+
+
 def test_memory_that_nobody_owns_is_unclassified():
     kept = []
     _, timeline = recorded(lambda: kept.append(torch.empty(5000, device=CUDA)))

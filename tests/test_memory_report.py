@@ -14,7 +14,8 @@ from scripts.checks import memory_profile
 from scripts.data import load, one, select
 from scripts.figures.memory_timelines import stage_levels
 from scripts.markup import Typst
-from scripts.memory import GIB, SHOWN, compared_context, profiled
+from scripts.memory import SHOWN, compared_context, profiled
+from scripts.units import GIB
 from scripts.writeup import environment
 from tests.samples import H200, ROOT, planned_cells, provenance, rows_of, write_raw
 
@@ -55,7 +56,7 @@ def doctor(table, value, **wanted):
             memory_profile.replay_is_exact,
             {"metric": "peak_replayed"},
             1.0,
-            "2.7B, context 256, bf16, plain, train_step: .* B, replayed 1 B",
+            "2.7B, context 256, bf16, training step: .* B, replayed 1 B",
         ),
         (memory_profile.replay_is_exact, {"metric": "at_peak", "category": "temporaries"}, 0.0, "parts "),
         (
@@ -76,7 +77,7 @@ def doctor(table, value, **wanted):
             31.0,
             "63 of 64 additions make 10485760 B",
         ),
-        (memory_profile.peaks_agree, {"metric": "peak_allocated"}, 50_000.0 * MIB, "train_step: 50000 MiB against "),
+        (memory_profile.peaks_agree, {"metric": "peak_allocated"}, 50_000.0 * MIB, "training step: 50000 MiB against "),
     ],
 )
 def test_a_doctored_row_fails_its_check_and_is_named(sound, table, check, row, value, complaint):
@@ -96,7 +97,7 @@ def test_much_unclassified_memory_fails_its_check(table):
     assert memory_profile.memory_is_classified(table).outcome == "passed"
     table.loc[category, "mean"] = 0.021 * peak
     found = memory_profile.memory_is_classified(table)
-    assert (found.outcome, found.detail) == ("failed", "2.7B, context 256, bf16, plain, train_step: 2.1%")
+    assert (found.outcome, found.detail) == ("failed", "2.7B, context 256, bf16, training step: 2.1%")
 
 
 def test_another_model_need_not_have_the_closed_forms(table):

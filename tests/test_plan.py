@@ -77,10 +77,12 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
         ({"trace": {"smoke": {}}}, "'handout' is a required property in trace"),
         (
             {"trace": {"smoke": {"size": ["nano", "micro"]}, "handout": {}}},
-            r"trace.smoke.size is \['nano', 'micro'\]; allowed: a list of one value",
+            r"trace.smoke.size is \['nano', 'micro'\]; allowed: one value",
         ),
-        ({"trace": {"smoke": {"size": ["tiny"]}, "handout": {}}}, "trace.smoke: size is 'tiny'; allowed: nano, micro"),
-        ({"trace": {"smoke": {"speed": [1]}, "handout": {}}}, "trace.smoke: 'speed' is not known here; allowed: size"),
+        ({"trace": {"smoke": {"size": "tiny"}, "handout": {}}}, "trace.smoke: size is 'tiny'; allowed: nano, micro"),
+        ({"trace": {"smoke": {"context": "64"}, "handout": {}}}, "trace.smoke: context is '64'; allowed: a valid int"),
+        ({"trace": {"smoke": {"speed": 1}, "handout": {}}}, "trace.smoke: 'speed' is not known here; allowed: size"),
+        ({"trace": {"smoke": {"one_job_per": "size"}, "handout": {}}}, "trace.smoke: 'one_job_per' is not known here"),
         ({"model": "nowhere"}, "model is 'nowhere'; allowed: a model class as package.module:Class"),
         ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
         ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: auto, or"),
@@ -205,6 +207,25 @@ def test_a_launch_has_one_number_of_processes(ranks):
 def test_a_job_of_more_gpus_than_there_are_is_not_measured(ranks, machine, obstacles):
     plan = ranks(machine)
     assert [plan.obstacle(job) for job in plan.jobs["ranks"].values()] == obstacles
+
+
+@pytest.mark.parametrize(
+    ("machine", "obstacles", "gpus"),
+    [
+        ("cpu", ["", "it needs 2 GPUs, and 0 are visible", "", "it needs 4 GPUs, and 0 are visible"], [0, 2, 0, 4]),
+        ("2 x NVIDIA H200", ["", "", "", "it needs 4 GPUs, and 2 are visible"], [0, 2, 0, 4]),
+    ],
+)
+def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
+    grid = {"backend": ["gloo", "nccl"], "processes": [2, 4], "megabytes": [1, 10]}
+    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
+    plan = make_plan(config(experiments=experiments, machine=machine))
+    jobs = plan.jobs["all_reduce"]
+    names = ["all-gloo-2_processes", "all-nccl-2_processes", "all-gloo-4_processes", "all-nccl-4_processes"]
+    assert sorted(jobs) == sorted(names)
+    assert all(len({(cell.backend, cell.processes) for cell in job.cells}) == 1 for job in jobs.values())
+    assert [plan.obstacle(jobs[name]) for name in names] == obstacles
+    assert [plan.gpus_of(jobs[name]) for name in names] == gpus
 
 
 @pytest.mark.parametrize("scale", ["smoke", "handout"])

@@ -1,10 +1,17 @@
-"""Launches of several processes: each knows its rank, they reach each other, and one that dies ends the job."""
+"""Launches of several processes: each knows its rank, they reach each other, and one that dies ends them all."""
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -23,11 +30,6 @@ def test_without_a_launch_there_is_one_rank_and_no_group(monkeypatch):
         assert not dist.is_initialized()
 
 
-def launch(processes, script):
-    command = [*TORCHRUN, f"--nproc-per-node={processes}", str(script)]
-    return subprocess.run(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120)
-
-
 SUM = """
 import json, torch, torch.distributed as dist
 from cs336_systems.parallel.process_group import current_rank, process_group
@@ -43,27 +45,138 @@ assert not dist.is_initialized()
 
 def test_ranks_reach_each_other(tmp_path):
     (tmp_path / "sum.py").write_text(SUM)
-    done = launch(3, tmp_path / "sum.py")
+    command = [*TORCHRUN, "--nproc-per-node=3", str(tmp_path / "sum.py")]
+    environment = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [3, 111.0, "gloo"]
 
 
-DIE = """
+FAULTY = """
+import os, signal, sys, time
+from datetime import timedelta
+from pathlib import Path
 import torch, torch.distributed as dist
-from cs336_systems.parallel.process_group import current_rank, process_group
-rank = current_rank()
-with process_group(rank, torch.device("cpu")):
-    if rank.number == 1:
-        raise RuntimeError("rank 1 has lost its way")
-    dist.barrier()
+from cs336_systems.benchmarks import all_reduce
+from cs336_systems.benchmarks.command_line import main
+from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.parallel import process_group
+
+fault, rank, processes = sys.argv.pop(1), int(os.environ["RANK"]), Path(sys.argv.pop(1))
+
+def tell():
+    written = processes / f".{rank}"
+    written.write_text(str(os.getpid()))
+    written.rename(processes / str(rank))
+
+def measure(cell, device):
+    tell()
+    found = all_reduce.measure(cell, device)
+    if rank == 1 and fault == "raises":
+        raise RuntimeError("lost its way")
+    if rank == 1 and fault == "raises amid a collective":
+        dist.all_reduce(torch.ones(100, device=device), async_op=True)
+        raise RuntimeError("lost its way")
+    if rank == 0 and fault == "raises amid a collective":
+        time.sleep(300)  # does not take part in it
+    if rank == 1 and fault == "is killed":
+        os.kill(os.getpid(), 9)
+    if fault == "loses its launcher":
+        time.sleep(300)
+    return found
+
+if fault == "never joins":
+    process_group.JOIN_TIMEOUT = timedelta(seconds=2)
+    tell()
+    if rank == 1:
+        time.sleep(300)
+main(AllReduce, measure)
 """
+ERRORS = {
+    "raises": ["RuntimeError: lost its way", "This happened on rank 1 of 2.", "rank      : 1 (local_rank: 1)"],
+    "raises amid a collective": ["RuntimeError: lost its way", "This happened on rank 1 of 2."],
+    "is killed": ["rank      : 1 (local_rank: 1)", "Signal 9 (SIGKILL) received by PID"],
+    "never joins": ["TimeoutError: not started within 2 s: rank 1 of 2"],
+}
+"""What a launch says in the end, by what rank 1 does."""
 
 
-def test_a_rank_that_dies_ends_the_job_with_its_error(tmp_path):
-    (tmp_path / "die.py").write_text(DIE)
-    start = time.monotonic()
-    done = launch(2, tmp_path / "die.py")
-    assert time.monotonic() - start < 60
-    assert done.returncode != 0
-    assert "RuntimeError: rank 1 has lost its way" in done.stderr
-    assert "rank      : 1" in done.stderr
+@dataclass
+class Launch:
+    """A launch whose rank 1 is at fault."""
+
+    torchrun: subprocess.Popen
+    folder: Path
+    begun: float
+
+    @property
+    def csv(self):
+        return self.folder / "rows.csv"
+
+    def ranks(self):
+        """The process of each rank, once all are there."""
+        while len(found := list((self.folder / "ranks").glob("[01]"))) < 2:
+            if self.torchrun.poll() is not None or time.monotonic() - self.begun > 60:
+                break
+            time.sleep(0.1)
+        return [int(path.read_text()) for path in found]
+
+    def end(self):
+        """Exit status, seconds, and what torchrun says of the failure."""
+        _, stderr = self.torchrun.communicate(timeout=90)
+        return self.torchrun.returncode, time.monotonic() - self.begun, stderr.rpartition("Root Cause")[2]
+
+
+def alive(pids):
+    """Those that still run a few seconds later."""
+    processes = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(pid))
+    return psutil.wait_procs(processes, timeout=5)[1]
+
+
+@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def launches(request, tmp_path_factory):
+    """A launch with each fault, all at the same time: they must not disturb each other."""
+    if request.param == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    started = {}
+    for fault in [*ERRORS, "loses its launcher"]:
+        folder = tmp_path_factory.mktemp("launch")
+        (folder / "ranks").mkdir()
+        (folder / "faulty.py").write_text(FAULTY)
+        command = [
+            *[*TORCHRUN, "--nproc-per-node=2", str(folder / "faulty.py"), fault, str(folder / "ranks")],
+            *["--backend", request.param, "--output", str(folder / "rows.csv")],
+        ]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        torchrun = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+        started[fault] = Launch(torchrun, folder, time.monotonic())
+    yield started
+    for launch in started.values():
+        launch.torchrun.kill()
+        launch.torchrun.communicate()
+
+
+@pytest.mark.parametrize("fault", ERRORS)
+def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
+    launch = launches[fault]
+    ranks = launch.ranks()
+    assert ranks
+    status, seconds, message = launch.end()
+    assert status != 0
+    assert seconds < 60
+    for text in ERRORS[fault]:
+        assert text in message
+    assert not launch.csv.exists()
+    assert alive(ranks) == []
+
+
+def test_no_rank_outlives_its_launcher(launches):
+    launch = launches["loses its launcher"]
+    ranks = launch.ranks()
+    assert len(ranks) == 2
+    launch.torchrun.send_signal(signal.SIGKILL)
+    assert alive(ranks) == []
+    assert not launch.csv.exists()

@@ -16,7 +16,7 @@ MODULE = "cs336_systems.benchmarks.accumulation"
 
 
 def collect(device=CPU):
-    return provenance.collect([MODULE], device, processes=1, seed=7, startup_seconds=1.5)
+    return provenance.collect([MODULE], device, gpus=int(device.type == "cuda"), seed=7, startup_seconds=1.5)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Reading a trace: of a step on this processor, and of traces from an H200 doctored to lack something."""
 
+import contextlib
 import json
 from collections import Counter
 
@@ -12,6 +13,7 @@ from cs336_systems.measure.kernel_names import is_product
 from cs336_systems.measure.kernel_profile import recording, run_steps
 from cs336_systems.measure.trace import GRADIENT_ACCUMULATION, STAGES, attribute, read_events
 from cs336_systems.model import build_model
+from cs336_systems.ranges import named_range
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
 from tests.traces import FOLDER, by_stage, counted, make_step, record
@@ -93,6 +95,23 @@ def test_a_compact_trace_cannot_be_made_smaller(name):
     again = compact(events)
     assert len(again) == len(events)
     assert origins(attribute(again)) == origins(attribute(events))
+
+
+def test_a_recording_that_ends_early_leaves_nothing_behind(tmp_path):
+    """As where memory runs out: no hooks, no ranges, and the next recording is whole."""
+    step = make_step("eager", CPU)
+
+    def run_out():
+        with named_range("inner"):
+            raise MemoryError
+
+    with pytest.raises(MemoryError), recording(step.forward_model, CPU, tmp_path / "lost.json"):
+        run_steps({"forward": step.infer, "loss": run_out}, 1, CPU)
+    assert not (tmp_path / "lost.json").exists()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in step.model.modules())
+    assert isinstance(named_range("nobody listens"), contextlib.nullcontext)
+    record(step, tmp_path / "trace.json.gz", CPU)
+    assert [stage.name for stage in attribute(read_events(tmp_path / "trace.json.gz")).stages] == list(STAGES)
 
 
 def test_recomputed_operators_belong_to_their_modules_on_a_cpu_too(tmp_path):

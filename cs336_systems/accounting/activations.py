@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from math import prod
 
 from cs336_systems.accounting.notation import describe_tensor
-from cs336_systems.accounting.transformer import block_parameters
+from cs336_systems.accounting.transformer import block_parameters, residual_bytes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.sizes import ModelShape
 
 DTYPE = {"fp32": "float32", "bf16": "bfloat16"}
 DTYPE_BYTES = {"float32": FP32_BYTES, "bfloat16": BYTES["bf16"], "bool": 1}
-INT64_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ class BlockActivations:
     @property
     def residual(self) -> int:
         """Bytes of the residual stream, [batch, context, d_model] in fp32: a block's input, its output, a gradient."""
-        return FP32_BYTES * self.tokens * self.shape.d_model
+        return residual_bytes(self.shape, self.batch_size, self.context)
 
     @property
     def saved_bytes(self) -> int:

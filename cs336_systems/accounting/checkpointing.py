@@ -8,9 +8,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cs336_systems.accounting.activations import INT64_BYTES, BlockActivations
+from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.transformer import parameters, state_bytes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
+
+INT64_BYTES = 8
+"""Of a token's id."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,6 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.model import load_model_class
-from cs336_systems.parallel.process_group import current_rank
 
 E = TypeVar("E", KernelProfile, MemoryProfile)
 
@@ -48,7 +47,7 @@ def parse_step(program: str, experiment: type[E], arguments: Sequence[str]) -> t
         if len(cells) > 1:
             raise ValueError(f"{len(cells)} steps are described; allowed: one value of each parameter")
         load_model_class(cells[0].model)
-        device = resolve_device(options.device, current_rank())
+        device = resolve_device(options.device)
     except ValueError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)

@@ -31,7 +31,7 @@ from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.measure.record import make_row, parameters, write_job
 from cs336_systems.measure.validation import Row
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
-from cs336_systems.plan import launch_command, measured_modules
+from cs336_systems.plan import CPU, CUDA, device_of, launch_command, measured_modules
 from cs336_systems.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
@@ -44,7 +44,7 @@ class JobOptions:
     output: Path | None = None
     """CSV file to write, with its SHA-256 next to it; if not given, a table is printed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to measure; auto uses a GPU if PyTorch sees one."""
+    """Where to measure; auto uses a GPU if PyTorch sees one. A cell with a backend is measured where that works."""
     seed: int = 0
     """Seed for the random weights and data."""
 
@@ -64,10 +64,11 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
     rank = current_rank()
     try:
         cells, options = parse_command_line(experiment, sys.argv[1:])
-        device = resolve_device(options.device, rank)
+        machine = resolve_device(options.device)
         for cell in cells:
             check_processes(cell, rank)
             check(cell)
+        device = device_of_rank(cells, machine, rank)
     except ValueError as error:
         if rank.number == 0:
             print(f"{experiment.name}: {error}", file=sys.stderr)
@@ -82,8 +83,8 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
     if rank.number == 0:
         origin = provenance.collect(
             measured_modules(experiment.name),
-            device,
-            processes=rank.processes,
+            machine,
+            gpus=rank.processes if device.type == CUDA else 0,
             seed=options.seed,
             startup_seconds=startup_seconds,
         )
@@ -132,20 +133,36 @@ def parse_command_line(
     return expand(experiment, grid), kind(**{name: getattr(parsed, name) for name, *_ in settings})
 
 
-def resolve_device(device: str, rank: Rank) -> torch.device:
-    """The device on which this rank measures.
+def resolve_device(device: str) -> torch.device:
+    """The device that the machine is to be known by.
 
     Raises:
-        ValueError: a GPU was asked for and PyTorch sees none, or fewer than there are processes.
+        ValueError: a GPU was asked for and PyTorch sees none.
     """
-    visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if device == "auto":
-        device = "cuda" if visible else "cpu"
-    if device == "cuda" and not visible:
+    visible = torch.cuda.is_available()
+    if device == CUDA and not visible:
         raise ValueError(f"device is cuda, but PyTorch {torch.__version__} sees no GPU; allowed here: cpu")
-    if device == "cuda" and rank.local_number >= visible:
-        raise ValueError(f"{rank.processes} processes need a GPU each, but PyTorch sees {visible}")
-    return torch.device(device, rank.local_number) if device == "cuda" and rank.processes > 1 else torch.device(device)
+    if device == "auto":
+        device = CUDA if visible else CPU
+    return torch.device(device)
+
+
+def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Rank) -> torch.device:
+    """The device on which this rank measures all cells of its launch: of several ranks, each has a GPU of its own.
+
+    Raises:
+        ValueError: the cells' backends need different devices, or GPUs where the machine has none, or fewer than there
+            are processes.
+    """
+    devices = sorted({device_of(cell, machine.type) for cell in cells})
+    if len(devices) > 1:
+        raise ValueError(f"the backends need {' and '.join(devices)}; allowed: one backend per launch")
+    if devices == [CPU]:
+        return torch.device(CPU)
+    visible = torch.cuda.device_count() if machine.type == CUDA else 0
+    if rank.processes > visible:
+        raise ValueError(f"{rank.processes} processes need a GPU each, but there are {visible}")
+    return torch.device(CUDA, rank.local_number) if rank.processes > 1 else machine
 
 
 def check_processes(cell: Experiment, rank: Rank) -> None:

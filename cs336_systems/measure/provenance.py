@@ -16,15 +16,15 @@ from cs336_systems.measure.source import source_digest
 
 
 def collect(
-    modules: Sequence[str], device: torch.device, *, processes: int, seed: int, startup_seconds: float
+    modules: Sequence[str], device: torch.device, *, gpus: int, seed: int, startup_seconds: float
 ) -> Provenance:
-    """The provenance of a job that ran `modules` on `device`, with one process per GPU."""
+    """The provenance of a job that ran `modules` on so many GPUs of the machine that `device` belongs to."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
     return Provenance(
         gpu=torch.cuda.get_device_name(device) if on_gpu else "",
-        gpu_count=processes if on_gpu else 0,
+        gpu_count=gpus,
         gpu_memory=machine.gpu_memory if on_gpu else 0,
         cpu=machine.cpu,
         driver=machine.driver if on_gpu else "",

@@ -32,9 +32,9 @@ class Provenance:
     """As in Measurement."""
 
     gpu: str = ""
-    """GPU model; empty when measured on the CPU."""
+    """GPU model of the machine; empty where the CPU stands for it."""
     gpu_count: int = 0
-    """Number of GPUs that the measurement ran on."""
+    """Number of GPUs that the measurement ran on; 0 for one in the host's memory."""
     gpu_memory: int = 0
     """Memory of one GPU, bytes."""
     cpu: str = ""

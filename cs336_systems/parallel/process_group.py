@@ -1,16 +1,28 @@
 """A rank of a torchrun launch: its number, its device, and the process group that connects it with the others."""
 
+import atexit
 import contextlib
 import os
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
-TIMEOUT = timedelta(minutes=5)
-"""How long a rank waits for the others in a collective before it gives up."""
+from cs336_systems.lifeline import end_with_the_launcher
+
+JOIN_TIMEOUT = timedelta(seconds=60)
+"""How long a rank waits for the others to start: many times what importing PyTorch and waking up a GPU take."""
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others in a collective. Another one may be compiling a model, which takes minutes. One
+that is dead need not be waited for: torchrun notices that at once."""
+GRACE_S = 1.0
+"""How long a rank keeps an error to itself; torchrun looks after the ranks ten times as often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +51,60 @@ def current_rank() -> Rank:
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     """Connect the ranks of a launch: NCCL between GPUs, each bound to its own, Gloo between CPUs.
 
-    A lone process has no group.
+    They leave together: what follows happens only if every rank has got to the end. A rank that raises or is killed
+    ends the launch: torchrun ends the others, and names it and its error. So does the end of torchrun itself. A lone
+    process has no group.
+
+    Raises:
+        TimeoutError: some ranks have not started within JOIN_TIMEOUT; the sentence names them.
     """
     if rank.processes == 1:
         yield
         return
+    end_with_the_launcher()
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=TIMEOUT, device_id=device if on_gpu else None)
-    yield
-    # Not after an error: it would wait for ranks that wait for this one. torchrun ends them once this one is gone.
+    try:
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            store=join(rank),
+            rank=rank.number,
+            world_size=rank.processes,
+            timeout=TIMEOUT,
+            device_id=device if on_gpu else None,
+        )
+        yield
+        dist.barrier()
+    except Exception as error:
+        error.add_note(f"This happened on rank {rank.number} of {rank.processes}.")
+        # It may only be the echo of another rank's death. Then torchrun finds that rank meanwhile, and ends this one.
+        time.sleep(GRACE_S)
+        # Python would wait for collectives under way, in which other ranks wait for this one.
+        atexit.register(_end_at_once)
+        raise
     dist.destroy_process_group()
+
+
+def join(rank: Rank) -> Store:
+    """The store of the launch, once all ranks have reached it.
+
+    Raises:
+        TimeoutError: some have not within JOIN_TIMEOUT; the sentence names them.
+    """
+    store, *_ = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
+    present = [f"rank {number}" for number in range(rank.processes)]
+    store.set(present[rank.number], "")
+    try:
+        store.wait(present, JOIN_TIMEOUT)
+    except dist.DistStoreError:
+        missing = [name for name in present if not store.check([name])]
+        waited = f"{JOIN_TIMEOUT.total_seconds():g} s"
+        raise TimeoutError(f"not started within {waited}: {', '.join(missing)} of {rank.processes}") from None
+    return store
+
+
+def _end_at_once() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)

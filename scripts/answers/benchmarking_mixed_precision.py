@@ -11,7 +11,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.sizes import parse_size
 from scripts.data import one, reference_context, select
-from scripts.markup import Table, Tile, times
+from scripts.markup import Table, Tile, significant, times
 from scripts.steps import PASSES, most_complete, steady, step_table
 
 BOTH = "forward + backward"
@@ -76,7 +76,7 @@ def speed_answers(table: DataFrame) -> dict[str, Any]:
         "context": context,
         "speed": speed_table(here),
         **by_size(here),
-        "by_context": by_context(both),
+        "ends_by_context": ends(by_context(both)),
         "slower": [pair.described() for pair in both if (pair.gain(BOTH) or 1) < 1],
         "pairs": len(both),
         **pace(both),
@@ -115,10 +115,6 @@ class Pair:
             "cell": f"{self.label} at context {self.context}",
             "gain": self.gain(BOTH),
             "host_bound": bool(self.bf16["host_bound"]),
-            "busy": None if math.isnan(self.bf16["busy"]) else self.bf16["busy"],
-            "launches": (
-                None if math.isnan(self.bf16["launches"]) else (int(self.fp32["launches"]), int(self.bf16["launches"]))
-            ),
         }
 
 
@@ -179,8 +175,13 @@ def by_context(both: list[Pair]) -> list[dict[str, Any]]:
     return found
 
 
+def ends(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and the last."""
+    return found if len(found) < 2 else [found[0], found[-1]]
+
+
 def pace(both: list[Pair]) -> dict[str, Any]:
-    """How often the host sets the pace in either precision, and where a longer context then takes no longer."""
+    """How often the host sets the pace in either precision, and the size whose time then grows least with context."""
     known = [pair for pair in both if not math.isnan(pair.bf16["busy"])]
     flat = []
     for label in dict.fromkeys(pair.label for pair in known):
@@ -190,17 +191,37 @@ def pace(both: list[Pair]) -> dict[str, Any]:
             flat.append(
                 {
                     "size": label,
+                    "tokens": last["context"] // first["context"],
+                    "factor": last["step"] / first["step"],
                     "short": int(first["context"]),
-                    "short_ms": first["step"],
                     "long": int(last["context"]),
-                    "long_ms": last["step"],
                 }
             )
     return {
         "known": len(known),
         "waiting": {p: sum(bool(getattr(pair, p)["host_bound"]) for pair in known) for p in ("fp32", "bf16")},
-        "flat": flat,
+        "flat": max(flat, key=lambda entry: entry["tokens"] / entry["factor"], default=None),
+        "pace": pace_table(known) if known else None,
     }
+
+
+def pace_table(known: list[Pair]) -> Table:
+    """What may set the pace of each size's step: layers, launches, and the step's time in bf16 by context."""
+    contexts = sorted({pair.context for pair in known})
+    body = []
+    for label in dict.fromkeys(pair.label for pair in known):
+        pairs_here = {pair.context: pair for pair in known if pair.label == label}
+        first = next(iter(pairs_here.values()))
+        line = [label, str(traits(first.bf16)["layers"])]
+        line += [f"{step['launches']:.0f}" for step in (first.fp32, first.bf16)]
+        for context in contexts:
+            pair = pairs_here.get(context)
+            star = "*" if pair and pair.bf16["host_bound"] else ""
+            line.append(f"{significant(pair.bf16['step'])}{star}" if pair else "–")
+        body.append(line)
+    header = ["size", "layers", "fp32", "bf16", *map(str, contexts)]
+    groups = [("", 2), ("launches per step", 2), ("bf16 step / ms at context", len(contexts))]
+    return Table(header, body, groups=groups)
 
 
 def inversions(eager: DataFrame) -> list[dict[str, Any]]:

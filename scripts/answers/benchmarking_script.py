@@ -10,10 +10,11 @@ from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.step_memory import memory_answers
 from scripts.answers.helpers.variability import spread
-from scripts.answers.helpers.warmup import warmup_answers
+from scripts.answers.helpers.warmup import NOTICEABLE, warmup_answers
+from scripts.cells import name_cell
 from scripts.data import PHASES, measured_gpu, one, reason, reference_context, select, size_order, statistic
 from scripts.markup import Table, Tile, mean_std, percent, significant, times
-from scripts.steps import PASSES, name_of, steady, step_table
+from scripts.steps import PASSES, steady, step_table
 
 WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
 """What a utilization is relative to."""
@@ -50,7 +51,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         rest = [f"; in {other['precision']} {100 * other['share']:.0f} % of {other['of']}" for other in others]
         return [Tile(percent(first["share"]), "".join([what, *rest]))]
     shown = []
-    if found["most_inflated"]:
+    if found["most_inflated"] and found["most_inflated"] > 1 + NOTICEABLE:
         inflation = f"how much timing without warm-up inflates the mean of {found['steps']} steps, at worst"
         shown.append(Tile(times(found["most_inflated"]), inflation))
     if found["cells"]:
@@ -128,12 +129,15 @@ def mean_and_std(rows: DataFrame, metric: str, mode: str) -> tuple[float | None,
 
 
 def inference_share(eager: DataFrame) -> dict[str, Any] | None:
-    """Inference's time over that of the training step's forward pass: the smallest and the largest ratio."""
+    """Inference's time over that of the training step's forward pass: the smallest and the largest ratio.
+
+    Not of cells whose pace the host sets, which differs from process to process.
+    """
     ratios = []
     for _, alone in select(eager, mode="inference").iterrows():
         cell = {name: alone[name] for name in ("size", "context", "precision")}
         trained = one(eager, mode="train_step", **cell)
-        if trained is not None:
+        if trained is not None and not (alone["host_bound"] or trained["host_bound"]):
             words = f"{alone['label']}, context {alone['context']}, {alone['precision']}"
             ratios.append((alone["step"] / trained["forward"], words))
     return {"least": min(ratios), "most": max(ratios), "cells": len(ratios)} if ratios else None
@@ -157,7 +161,7 @@ def best_utilization(measured: DataFrame) -> list[dict[str, Any]]:
     shares = [(utilization(step), step) for _, step in plain.iterrows()]
     best = []
     for precision in WHOSE_PEAK:
-        known = [(share, name_of(step)) for share, step in shares if share and step["precision"] == precision]
+        known = [(share, name_cell(step)) for share, step in shares if share and step["precision"] == precision]
         if known:
             share, cell = max(known)
             best.append({"precision": precision, "share": share, "cell": cell, "of": WHOSE_PEAK[precision]})
@@ -178,7 +182,8 @@ def all_times_table(table: DataFrame, eager: DataFrame) -> Table:
             whole = steps[steps["mode"] != "inference"].tail(1)
             line += [short(whole[title], lost) for title in PASSES]
             if on_gpu:
-                line += [first_share(whole["busy"]), short(whole["peak_memory"] / 1024, "–")]
+                star = "*" if whole["host_bound"].any() else ""
+                line += [first_share(whole["busy"]) + star, short(whole["peak_memory"] / 1024, "–")]
         body.append(line)
     header = ["forward", "+ backward", "+ AdamW", *(["busy", "peak"] if on_gpu else [])]
     units = "ms, % and GiB" if on_gpu else "ms"

@@ -9,9 +9,10 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.checkpointing import best_segment
 from cs336_systems.accounting.units import MIB
 from scripts.answers.helpers.checkpoint_strategies import strategy_answers
-from scripts.closed_forms import block_of, memory_unit, one_model, step_of
-from scripts.data import ratio, reason, select, statistic
+from scripts.closed_forms import block_of, step_of
+from scripts.data import one_model, ratio, reason, select, statistic
 from scripts.markup import Table, Tile, Typst, escape, fixed, mean_std, times
+from scripts.units import memory_unit
 
 MEMORY = {"saved": "saved_for_backward", "before backward": "memory_before_backward", "peak": "peak_memory"}
 """Columns of the table and their metrics."""

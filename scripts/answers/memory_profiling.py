@@ -5,15 +5,25 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
-from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.accounting.transformer import residual_bytes
+from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.block_memory import block_answers
-from scripts.data import ratio, reason, select, statistic
+from scripts.closed_forms import held_by_training
+from scripts.data import PRECISIONS, ratio, reason, select, statistic
 from scripts.markup import Table, fixed
-from scripts.memory import GIB, LOOKS, MODES, PRECISIONS, compared_context, contexts, parts, peak_gib, profiled
+from scripts.memory import FOLLOWED, LOOKS, compared_context, contexts, parts, peak_gib, profiled
+from scripts.units import GIB
+
+FORMULAS = {
+    of.PARAMETERS: "4 bytes per weight",
+    of.GRADIENTS: "4 bytes per weight",
+    of.OPTIMIZER_STATE: "8 bytes per weight, 4 per tensor",
+    of.WEIGHT_COPIES: "2 bytes per weight of a linear layer",
+}
+"""The closed forms of what a training step holds, in words."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -36,7 +46,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     if found["context"] is None:
         return found
     fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)
-    cells = {mode: select(fp32, mode=mode, context=found["context"]) for mode in MODES}
+    cells = {mode: select(fp32, mode=mode, context=found["context"]) for mode in FOLLOWED}
     peaks, replayed = (list(select(table, metric=f"peak_{name}")["mean"]) for name in ("allocated", "replayed"))
     return {
         **found,
@@ -53,19 +63,10 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def derived_table(table: DataFrame) -> Table:
     """Closed forms of what outlives a step and of the copies that autocast makes, next to what was found."""
-    cell = table.iloc[0]
-    shape, vocabulary = parse_size(cell["size"]), int(cell["vocab_size"])
-    weights = FP32_BYTES * parameters(shape, vocabulary)
-    rows = [
-        (of.PARAMETERS, "4 bytes per weight", weights),
-        (of.GRADIENTS, "4 bytes per weight", weights),
-        (of.OPTIMIZER_STATE, "8 bytes per weight, 4 per tensor", adamw_bytes(shape, vocabulary)),
-        (of.WEIGHT_COPIES, "2 bytes per weight of a linear layer", weight_copy_bytes(shape, vocabulary)),
-    ]
     most = select(table, metric="most").groupby("category")["mean"].max() / MIB
     body = [
-        [category, formula, f"{size / MIB:.1f}", f"{most[category]:.1f}" if category in most else "–"]
-        for category, formula, size in rows
+        [category, FORMULAS[category], f"{size / MIB:.1f}", f"{most[category]:.1f}" if category in most else "–"]
+        for category, size in held_by_training(table.iloc[0]).items()
     ]
     header = ["memory", "closed form", "derived / MiB", "found / MiB"]
     if not len(most):
@@ -107,7 +108,7 @@ def stage_answers(cells: Mapping[str, DataFrame]) -> dict[str, Any]:
         "gradients": held[of.GRADIENTS][of.BACKWARD],
         "backward_grows": total[of.BACKWARD] > total[of.LOSS],
         "optimizer_events": events[of.OPTIMIZER],
-        "peak_stages": {mode: str(select(cell, metric="peak_stage")["value"].iloc[0]) for mode, cell in cells.items()},
+        "peak_stages": {mode: peak_stage(cell) for mode, cell in cells.items()},
     }
 
 
@@ -119,20 +120,26 @@ def peak_stage(cell: DataFrame) -> str:
 def peak_answers(fp32: DataFrame, table: DataFrame, context: int) -> dict[str, Any]:
     """(b) Peaks by context and kind of step, and what no_grad and FlashAttention save."""
     lengths = contexts(fp32)
-    columns = [peak_column(fp32, mode, lengths) for mode in MODES]
+    columns = [peak_column(fp32, mode, lengths) for mode in FOLLOWED]
     body = [[str(length), *line] for length, line in zip(lengths, zip(*columns, strict=True), strict=True)]
-    plain = {mode: peak_gib(fp32, mode=mode, context=context) for mode in MODES}
+    plain = {mode: peak_gib(fp32, mode=mode, context=context) for mode in FOLLOWED}
     flash = select(table, attention="flash", metric="peak_allocated")
     lost = select(fp32, metric=WHOLE_CELL, status="oom")
     return {
-        "peaks": Table(["context", *(f"{title} / GiB" for title in MODES.values())], body, text_columns=0),
+        "peaks": Table(["context", *(f"{title} / GiB" for title in FOLLOWED.values())], body, text_columns=0),
         "graph_factor": ratio(plain["forward"], plain["inference"]),
         "graph_saved": parts(select(fp32, mode="forward", context=context))[of.ACTIVATIONS],
         "out_of_memory": [
-            f"{MODES[mode]} at context {context}" for mode, context in zip(lost["mode"], lost["context"], strict=True)
+            f"{FOLLOWED[mode]} at context {context}"
+            for mode, context in zip(lost["mode"], lost["context"], strict=True)
         ],
         "flash": [
-            {"context": int(row["context"]), "precision": row["precision"], "mode": MODES[row["mode"]], "gib": gib}
+            {
+                "context": int(row["context"]),
+                "precision": row["precision"],
+                "mode": FOLLOWED[row["mode"]],
+                "gib": gib,
+            }
             for _, row in flash.iterrows()
             for gib in [row["mean"] / GIB]
         ],
@@ -152,7 +159,7 @@ def precision_answers(fp32: DataFrame, bf16: DataFrame, context: int) -> dict[st
     body = [[str(length)] for length in lengths]
     saved: list[str] = []
     costs: list[str] = []
-    for mode, title in MODES.items():
+    for mode, title in FOLLOWED.items():
         for line, length, text in zip(body, lengths, peak_column(bf16, mode, lengths), strict=True):
             before, after = (peak_gib(rows, mode=mode, context=length) for rows in (fp32, bf16))
             if before is None or after is None:
@@ -160,21 +167,21 @@ def precision_answers(fp32: DataFrame, bf16: DataFrame, context: int) -> dict[st
                 continue
             line += [text, f"{after - before:+.2f}".replace("-", "−")]
             (saved if after < before else costs).append(f"{title} at {length}")
-    header = ["context", *["bf16", "− fp32"] * len(MODES)]
-    groups = [("", 1), *((f"{title} / GiB", 2) for title in MODES.values())]
+    header = ["context", *["bf16", "− fp32"] * len(FOLLOWED)]
+    groups = [("", 1), *((f"{title} / GiB", 2) for title in FOLLOWED.values())]
     cells = {
         (mode, precision): parts(select(rows, mode=mode, context=context))
-        for mode in MODES
+        for mode in FOLLOWED
         for precision, rows in zip(PRECISIONS, (fp32, bf16), strict=True)
     }
     by_category = [[name, *(f"{sizes[name]:.2f}" for sizes in cells.values())] for name in LOOKS]
     return {
         "bf16_peaks": Table(header, body, groups=groups, text_columns=0),
-        "by_category": Table(["memory at the peak", *["fp32", "bf16"] * len(MODES)], by_category, groups=groups),
+        "by_category": Table(["memory at the peak", *["fp32", "bf16"] * len(FOLLOWED)], by_category, groups=groups),
         "bf16_saves": saved,
         "bf16_costs": costs,
         "bf16_peak_stage": peak_stage(select(bf16, mode="train_step", context=context)),
-        "copies": {mode: cells[mode, "bf16"][of.WEIGHT_COPIES] for mode in MODES},
+        "copies": {mode: cells[mode, "bf16"][of.WEIGHT_COPIES] for mode in FOLLOWED},
         "activation_ratio": ratio(cells["forward", "bf16"][of.ACTIVATIONS], cells["forward", "fp32"][of.ACTIVATIONS]),
     }
 

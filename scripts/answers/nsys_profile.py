@@ -5,32 +5,29 @@ from typing import Any, cast
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import STAGES
-from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
-from scripts.checks.kernel_profile import DEVICE_BOUND
-from scripts.data import measured_gpu, ratio, reason, reference_context, select, size_order, statistic
+from scripts.answers.helpers.kernel_tops import TOGETHER, top_answers
+from scripts.checks.kernel_profile import FORWARD_TOLERANCE
+from scripts.data import PRECISIONS, measured_gpu, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
     FORWARD,
-    FORWARD_AND_BACKWARD,
     MODES_PROFILED,
-    PRECISIONS,
     kernels,
     label_of,
     name_of,
-    products,
+    readable,
     shares,
     total,
 )
 from scripts.markup import Table, Typst, fixed, percent, significant, times
+from scripts.steps import HOST_BOUND
 
+LEAST_SHARE = 0.001
+"""A smaller share of the time is not written out."""
 OTHERS_SHOWN = 6
 """Kernels other than matrix multiplies that are listed for each precision."""
-TOGETHER = "others ("
-"""Begins the name of a row that several small kernels share."""
-PASSES = {"forward": ("inference", FORWARD), "forward + backward": ("train_step", FORWARD_AND_BACKWARD)}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -42,6 +39,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     context = reference_context(plain)
     here = select(plain, context=context)
     focus = focus_size(here)
+    launched = "kernel" if measured_gpu({"": table}) else "operator"
     return {
         "context": context,
         "steps": int(here["steps"].iloc[0]),
@@ -49,8 +47,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "unattributed": float(select(table, metric="unattributed")["mean"].max()),
         "focus": label_of(here, focus),
         **forward_answers(here, tables["end_to_end"], on_gpu=bool(measured_gpu({"": table}))),
-        **top_answers(here),
-        **other_answers(select(here, size=focus)),
+        **top_answers(here, launched),
+        **other_answers(select(here, size=focus), launched),
         **share_answers(here, focus),
         **stage_answers(select(here, size=focus)),
         **attention_answers(here),
@@ -87,7 +85,7 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
             label = rows["label"].iloc[0]
             timed = select(elsewhere, size=size, precision=precision, context=rows["context"].iloc[0])
             host = float(timed.sort_values("warmup")["median"].iloc[-1]) if len(timed) else None
-            paced_by_device = busy >= DEVICE_BOUND * unprofiled
+            paced_by_device = busy >= HOST_BOUND * unprofiled
             if not paced_by_device:
                 host_bound.append(name_of(label, precision))
             if host and (paced_by_device or not on_gpu):
@@ -110,65 +108,13 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
         "forward": Table(["size", "precision", *header], body, groups=groups, text_columns=2),
         "host_bound": host_bound,
         "forward_cells": len(body),
+        "agree": FORWARD_TOLERANCE,
         "compared": len(gaps),
         "largest_gap": max(((gap, name) for name, gap in gaps.items()), default=None),
     }
 
 
-def top_answers(here: DataFrame) -> dict[str, Any]:
-    """(b) The kernel that takes most time, and how often it is launched."""
-    body, same, matmul_tops, tops, explained = [], 0, 0, 0, []
-    for size in size_order(here):
-        for precision in PRECISIONS:
-            found = []
-            for title, (mode, stages) in PASSES.items():
-                rows = kernels(here, stages, size=size, precision=precision, mode=mode)
-                if not len(rows):
-                    continue
-                label = rows["label"].iloc[0]
-                named = rows[~rows["kernel"].str.startswith(TOGETHER)]
-                top = named.groupby("kernel")["ms"].sum().idxmax()
-                chosen = select(rows, kernel=top)
-                share = ratio(chosen["ms"].sum(), rows["ms"].sum())
-                counts = [f"{chosen['calls'].sum():.0f}", str(percent(share)), f"{products(rows)['calls'].sum():.0f}"]
-                body.append([label, precision, title, str(top), *counts])
-                found.append(top)
-                if mode == "inference":
-                    tops += 1
-                    matmul_tops += int("matmul" in set(chosen["category"]))
-                    explained.append(explain_calls(chosen, parse_size(size).num_layers))
-            same += int(len(found) == 2 and found[0] == found[1])
-    header = ["size", "precision", "pass", "the one with most time", "calls", "share", "matmul calls"]
-    sizes = size_order(here)
-    return {
-        "top": Table(header, body, text_columns=4),
-        "tops": tops,
-        "tops_same": same,
-        "tops_both": sum(line[2] == "forward + backward" for line in body),
-        "tops_matmul": matmul_tops,
-        "products": [
-            f"{9 * parse_size(size).num_layers} + 1 = {forward_products(parse_size(size))} ({label_of(here, size)})"
-            for size in sizes
-        ],
-        "explained": explained,
-    }
-
-
-def explain_calls(chosen: DataFrame, layers: int) -> str:
-    """The launches of a kernel, as layers times modules where they come from blocks."""
-    per_range = chosen.groupby("range", sort=False)["calls"].sum()
-    inside = {name: calls // layers for name, calls in per_range.items() if calls % layers == 0}
-    outside = [f"{calls:.0f} ({name})" for name, calls in per_range.items() if calls % layers]
-    terms = []
-    if inside:
-        modules = [f"{calls:.0f} × {name}" if calls > 1 else str(name) for name, calls in inside.items()]
-        named = ", ".join(module.replace("blocks.", "") for module in modules)
-        terms.append(f"{layers} layers × {sum(inside.values()):.0f} ({named})")
-    cell = name_of(chosen["label"].iloc[0], chosen["precision"].iloc[0])
-    return f"{cell}: {per_range.sum():.0f} = {' + '.join([*terms, *outside])}"
-
-
-def other_answers(rows: DataFrame) -> dict[str, Any]:
+def other_answers(rows: DataFrame, launched: str) -> dict[str, Any]:
     """(c) What else matters in the forward pass of one size."""
     body, share_of_others = [], {}
     for precision in PRECISIONS:
@@ -186,8 +132,8 @@ def other_answers(rows: DataFrame) -> dict[str, Any]:
             where = f"{ranges[0]} and {len(ranges) - 1} more" if len(ranges) > 1 else ranges[0]
             share = percent(ms / forward["ms"].sum())
             numbers = [f"{chosen['calls'].sum():.0f}", str(significant(ms)), str(share)]
-            body.append([precision, kernel, category, where, *numbers])
-    header = ["precision", "kernel", "category", "most of it in", "calls", "ms", "share"]
+            body.append([precision, readable(kernel), category, where, *numbers])
+    header = ["precision", launched, "category", "most of it in", "calls", "ms", "share"]
     return {"others": Table(header, body, text_columns=4), "share_of_others": share_of_others}
 
 
@@ -204,7 +150,7 @@ def share_answers(here: DataFrame, focus: str) -> dict[str, Any]:
     }
     columns = {key: by_size[focus] for key, by_size in found.items() if focus in by_size}
     body = [
-        [category, *(str(percent(column[category])) if column[category] else "–" for column in columns.values())]
+        [category, *(share_text(column[category]) for column in columns.values())]
         for category in CATEGORIES
         if any(column[category] for column in columns.values())
     ]
@@ -231,6 +177,13 @@ def share_answers(here: DataFrame, focus: str) -> dict[str, Any]:
     header = ["category", *(MODES_PROFILED[mode] for _, mode in columns)]
     whole = len(columns) == 2 * (len(groups) - 1)
     return {"shares": Table(header, body, groups=groups if whole else ()), "changes": changes}
+
+
+def share_text(share: float) -> str:
+    """A share in percent; a dash for none."""
+    if not share:
+        return "–"
+    return str(percent(share)) if share >= LEAST_SHARE else f"< {percent(LEAST_SHARE)}"
 
 
 def stage_answers(rows: DataFrame) -> dict[str, Any]:

@@ -2,18 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
+from scripts.cells import cells, name_cell
 from scripts.check import Check, conclude
-from scripts.closed_forms import block_of, saved_mib
+from scripts.closed_forms import block_of, not_as_derived
 from scripts.data import select, statistic
+from scripts.units import BYTE
 
-CELL = ["size", "context", "batch_size", "precision", "attention"]
-ROUNDING = 1e-6
-"""MiB, about a byte."""
-ALLOCATOR = 0.02
+MEASURED = "saved_activations"
+"""The metric that every measured cell has."""
+ALLOCATOR_TOLERANCE = 0.02
 """Share that an allocator's blocks may be larger than what was asked for."""
 
 
@@ -25,32 +26,16 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield allocator_agrees(table)
 
 
-def cells(table: DataFrame) -> Iterator[tuple[Series, DataFrame]]:
-    """Each measured cell: one row of it, and all."""
-    for _, row in select(table, metric="saved_activations", status="ok").iterrows():
-        yield row, select(table, **{name: row[name] for name in CELL})
-
-
-def name_cell(row: Series) -> str:
-    """A cell in words."""
-    return f"{row['label']}, context {row['context']}, {row['precision']}, {row['attention']}"
-
-
 def saved_is_the_closed_form(table: DataFrame) -> Check:
     """Every tensor that an operator saves is in the closed form, with its dtype, shape and size, and no other is."""
     complaints, examined = [], 0
-    for row, rows in cells(table):
+    for row, rows in cells(table, BlockMemory, MEASURED):
         examined += 1
-        expected = saved_mib(row)
-        saved = select(rows, metric="saved")
-        found = {tuple(key): mean for *key, mean in saved[[*BlockMemory.details, "mean"]].itertuples(index=False)}
-        differing = [
-            " ".join(key) for key in {**expected, **found} if abs(found.get(key, 0) - expected.get(key, 0)) > ROUNDING
-        ]
+        differing = not_as_derived(row, rows)
         copies = statistic(rows, "mean", metric="saved_weight_copies") or 0
-        if abs(copies - block_of(row).weight_copies / MIB) > ROUNDING:
+        if abs(copies - block_of(row).weight_copies / MIB) > BYTE:
             differing.append("copies of weights")
-        if abs(row["mean"] - sum(found.values())) > ROUNDING * len(found):
+        if abs(row["mean"] - select(rows, metric="saved")["mean"].sum()) > BYTE:
             differing.append("the sum")
         if differing:
             complaints.append(f"{name_cell(row)}: {', '.join(differing)}")
@@ -61,7 +46,7 @@ def saved_is_the_closed_form(table: DataFrame) -> Check:
 def gradients_are_the_closed_form(table: DataFrame) -> Check:
     """A block's gradients are as large as its weights and its input."""
     complaints, examined = [], 0
-    for row, rows in cells(table):
+    for row, rows in cells(table, BlockMemory, MEASURED):
         block = block_of(row)
         for metric, expected in (
             ("parameter_gradients", block.parameter_gradients / MIB),
@@ -69,7 +54,7 @@ def gradients_are_the_closed_form(table: DataFrame) -> Check:
         ):
             found = statistic(rows, "mean", metric=metric)
             examined += 1
-            if found is None or abs(found - expected) > ROUNDING:
+            if found is None or abs(found - expected) > BYTE:
                 complaints.append(f"{name_cell(row)}: {metric} {found} MiB, expected {expected}")
     check = "a block's gradients are as large as its weights and its input"
     return conclude(check, complaints, examined, f"{examined} sums, to the byte")
@@ -79,7 +64,7 @@ def allocator_agrees(table: DataFrame) -> Check:
     """What a pass leaves allocated is what the storages add up to, or a little more."""
     check = "the memory that a block's passes leave allocated is that of the tensors that were found"
     complaints, worst, examined = [], 0.0, 0
-    for row, rows in cells(table):
+    for row, rows in cells(table, BlockMemory, MEASURED):
         for metric, parts in (
             ("left_by_forward", ("saved_activations", "saved_weight_copies")),
             ("left_by_backward", ("parameter_gradients", "input_gradient")),
@@ -89,9 +74,8 @@ def allocator_agrees(table: DataFrame) -> Check:
                 continue
             examined += 1
             tensors = sum(statistic(rows, "mean", metric=part) or 0 for part in parts)
-            error = left / tensors - 1
-            worst = max(worst, abs(error))
-            if not -ROUNDING <= error <= ALLOCATOR:
+            worst = max(worst, abs(left / tensors - 1))
+            if not tensors - BYTE <= left <= (1 + ALLOCATOR_TOLERANCE) * tensors:
                 complaints.append(f"{name_cell(row)}: {metric} {left:.1f} MiB, tensors {tensors:.1f} MiB")
-    summary = f"{examined} passes within {ALLOCATOR:.0%}; largest difference {worst:.1%}"
+    summary = f"{examined} passes within {ALLOCATOR_TOLERANCE:.0%}; largest difference {worst:.1%}"
     return conclude(check, complaints, examined, summary if examined else "allocated memory is counted on GPUs only")

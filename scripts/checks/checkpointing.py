@@ -2,17 +2,18 @@
 
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.checkpointing import Checkpointing
+from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
+from scripts.cells import name_cell
 from scripts.check import TOLERANCE, Check, conclude
 from scripts.closed_forms import step_of
 from scripts.data import measured_gpu, select, statistic
+from scripts.units import BYTE
 
-CELL = ["size", "context", "batch_size", "vocab_size", "precision", "attention", "warmup", "steps"]
-ROUNDING = 1e-6
-"""MiB, about a byte."""
 PEAK_TOLERANCE = 0.03
 """Of the closed form: it leaves out workspaces, the allocator's rounding, and what kernels need while they run."""
 
@@ -26,19 +27,13 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield recomputation_takes_time(table)
 
 
-def name_cell(row: Series) -> str:
-    """A cell in words."""
-    segment = f"segments of {row['segment']}" if row["segment"] else "no checkpointing"
-    return f"{row['label']}, context {row['context']}, {row['precision']}, {row['attention']}, {segment}"
-
-
 def saved_is_the_closed_form(table: DataFrame) -> Check:
     """What autograd keeps between the passes is the closed form to the byte."""
     rows = select(table, metric="saved_for_backward", status="ok")
     complaints = [
         f"{name_cell(row)}: {row['mean']:.3f} MiB, expected {expected:.3f}"
         for _, row in rows.iterrows()
-        if abs(row["mean"] - (expected := step_of(row).saved_for_backward / MIB)) > ROUNDING
+        if abs(row["mean"] - (expected := step_of(row).saved_for_backward / MIB)) > BYTE
     ]
     check = "what a step saves between its passes is the closed form"
     return conclude(check, complaints, len(rows), f"{len(rows)} cells, to the byte")
@@ -81,7 +76,7 @@ def recomputation_takes_time(table: DataFrame) -> Check:
     steps = select(table, metric="step", status="ok")
     for _, row in steps[steps["segment"] > 0].iterrows():
         # The 20th percentile: what disturbs a step only ever adds to its time.
-        without = {name: row[name] for name in CELL} | {"segment": 0}
+        without = {name: row[name] for name in parameters(Checkpointing)} | {"segment": 0}
         step = statistic(table, "p20", metric="step", **without)
         forward = statistic(table, "p20", metric="forward", **without)
         if step is None or forward is None:

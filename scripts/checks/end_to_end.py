@@ -3,15 +3,16 @@
 import itertools
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
+from scripts.cells import name_cell
 from scripts.check import TOLERANCE, Check, Timing, conclude, outside, under_the_roofline
-from scripts.data import PHASES, measured_gpu, one, ratio, select, size_order, statistic
-from scripts.steps import HOST_BOUND, step_table
+from scripts.data import PHASES, measured_gpu, one, select, size_order, statistic
+from scripts.steps import step_table
 
 CELL = [name for name in parameters(EndToEnd) if name != "mode"]
 BUSIER = 0.05
@@ -31,17 +32,12 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield memory_holds_the_state(table)
 
 
-def name_cell(row: Series) -> str:
-    """A cell in words."""
-    compiled = "compiled" if row["compiled"] else "eager"
-    return f"{row['label']}, context {row['context']}, {row['precision']}, {compiled}, warm-up {row['warmup']}"
-
-
 def phases_add_up(table: DataFrame) -> Check:
     """The forward pass by itself plus the backward phase equals forward and backward in the training step."""
     check = "forward + backward, each from its own run, agree with the same two phases of the training step"
     tolerance = TOLERANCE["GPU" if measured_gpu({"": table}) else "CPU"]
-    complaints, worst, examined, host_bound = [], 0.0, 0, 0
+    complaints, worst, examined, left_out = [], 0.0, 0, 0
+    host_bound = select(step_table(table), mode="train_step").set_index(CELL)["host_bound"]
     for _, step in select(table, metric="optimizer", mode="train_step").iterrows():
         cell = {name: step[name] for name in CELL}
         # The 20th percentile: what disturbs a step only ever adds to its time.
@@ -51,12 +47,8 @@ def phases_add_up(table: DataFrame) -> Check:
         spread = statistic(table, "std", metric="step", mode="train_step", **cell)
         if alone is None or backward is None or whole is None:
             continue
-        busy = ratio(
-            statistic(table, "median", metric="device_busy", mode="train_step", **cell),
-            statistic(table, "median", metric="step", mode="train_step", **cell),
-        )
-        if busy is not None and busy < HOST_BOUND:  # the host is not equally fast in every process
-            host_bound += 1
+        if host_bound[tuple(cell.values())]:  # the host is not equally fast in every process
+            left_out += 1
             continue
         examined += 1
         together = whole - step["p20"]
@@ -65,8 +57,8 @@ def phases_add_up(table: DataFrame) -> Check:
         if error > max(tolerance * together, 3 * (spread or 0)):
             complaints.append(f"{name_cell(step)}: {alone + backward:.2f} ms against {together:.2f} ms")
     limit = f"within {tolerance:.0%} or three standard deviations"
-    left_out = f"; {host_bound} host-bound cells left out" if host_bound else ""
-    return conclude(check, complaints, examined, f"{examined} cells {limit}; largest difference {worst:.1%}{left_out}")
+    others = f"; {left_out} host-bound cells left out" if left_out else ""
+    return conclude(check, complaints, examined, f"{examined} cells {limit}; largest difference {worst:.1%}{others}")
 
 
 def larger_sizes_take_longer(table: DataFrame) -> Check:
@@ -97,7 +89,7 @@ def device_is_not_busier_than_the_step_is_long(table: DataFrame) -> Check:
             share = step[f"{phase}_busy"] / step[phase]
             most = max(most, share)
             if share > 1 + BUSIER:
-                complaints.append(f"{name_cell(step)}, {step['mode']}: {phase} {share:.0%} busy")
+                complaints.append(f"{name_cell(step)}: {phase} {share:.0%} busy")
     examined = int(steps["device_busy"].notna().sum())
     summary = f"{examined} cells; {most:.1%} at most, allowed {1 + BUSIER:.0%}"
     return conclude(check, complaints, examined, summary if examined else "busy time is measured on GPUs only")
@@ -144,7 +136,7 @@ def nothing_beats_the_roofline(table: DataFrame) -> Check:
     check = "no step is faster than its matrix multiplies at the data sheet's dense peak"
     timings = [
         Timing(
-            cell=f"{name_cell(row)}, {row['mode']}",
+            cell=name_cell(row),
             flops=step_flops(
                 row["mode"], parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"]
             ),
@@ -163,7 +155,7 @@ def memory_holds_the_state(table: DataFrame) -> Check:
     rows = select(table, metric="peak_memory", status="ok")
     for _, row in rows.iterrows():
         least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"])
-        complaints += outside(row, f"{name_cell(row)}, {row['mode']}", least)
+        complaints += outside(row, name_cell(row), least)
     summary = f"{len(rows)} cells" if len(rows) else "peak memory is counted on GPUs only"
     return conclude(check, complaints, len(rows), summary)
 

@@ -2,14 +2,19 @@
 
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
+from scripts.cells import cells, name_cell
 from scripts.check import Check, conclude
 from scripts.data import measured_gpu, select
-from scripts.kernels import CELL, FORWARD, kernels, products, total
+from scripts.kernels import FORWARD, kernels, products, total
+from scripts.steps import HOST_BOUND
+
+CELL = parameters(KernelProfile)
 
 STAGE_TOLERANCE = 0.05
 """Relative difference of a stage in the trace and between its events."""
@@ -18,8 +23,6 @@ STAGE_SLACK_MS = 0.2
 first event to entering the stage's range."""
 FORWARD_TOLERANCE = 0.1
 """Relative difference of a forward pass in the trace and by the host's clock in another process."""
-DEVICE_BOUND = 0.9
-"""The device sets the pace of a stage if it is busy for at least this share of it."""
 UNATTRIBUTED = 0.01
 """The largest share of the kernels' time of which the origin may be unknown."""
 GPUS_ONLY = "kernels and idle time exist on GPUs only"
@@ -34,16 +37,10 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield products_are_counted(table)
 
 
-def name_cell(row: Series) -> str:
-    """A cell in words."""
-    kind = "compiled" if row["compiled"] else f"{row['attention']} attention"
-    return f"{row['label']}, context {row['context']}, {row['precision']}, {kind}, {row['mode'].replace('_', ' ')}"
-
-
 def stages_add_up(table: DataFrame) -> Check:
     """Busy and idle time of a stage, from the trace, add up to the time between its events."""
     check = f"a stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}"
-    keys = [*CELL, "mode", "stage", "label"]
+    keys = [*CELL, "stage", "label"]
     wanted = ["stage_busy", "stage_idle", "stage_profiled"]
     rows = table[table["metric"].isin(wanted) & (table["status"] == "ok")]
     times = rows.pivot_table(index=keys, columns="metric", values="mean").reindex(columns=wanted).dropna()
@@ -68,14 +65,12 @@ def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Check:
         return Check(check, "not applicable", GPUS_ONLY)
     complaints, worst, examined = [], 0.0, 0
     compared = [name for name in CELL if name not in ("warmup", "steps")]
-    for _, row in select(table, metric="step", status="ok").iterrows():
-        cell = {name: row[name] for name in compared}
-        rows = select(table, mode=row["mode"], warmup=row["warmup"], steps=row["steps"], **cell)
+    for row, rows in cells(table, KernelProfile, "step"):
         # The host's clock has forward pass and loss together.
         stages = FORWARD if row["mode"] == "inference" else [*FORWARD, "loss"]
         busy, idle = total(rows, "stage_busy", stages), total(rows, "stage_idle", stages)
-        others = select(end_to_end, metric="forward", status="ok", mode=row["mode"], **cell)
-        if busy is None or idle is None or busy < DEVICE_BOUND * (busy + idle) or not len(others):
+        others = select(end_to_end, metric="forward", status="ok", **{name: row[name] for name in compared})
+        if busy is None or idle is None or busy < HOST_BOUND * (busy + idle) or not len(others):
             continue
         examined += 1
         elsewhere = float(others.sort_values("warmup")["median"].iloc[-1])
@@ -101,7 +96,7 @@ def products_are_counted(table: DataFrame) -> Check:
     """A forward pass of the project's model, eager, launches one kernel for each of its matrix products."""
     check = "eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1"
     rows = products(kernels(table, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
-    launched = rows.groupby([*CELL, "mode", "label"])["calls"].sum().reset_index()
+    launched = rows.groupby([*CELL, "label"])["calls"].sum().reset_index()
     complaints = [
         f"{name_cell(row)}: {row['calls']:g} kernels, {expected} products"
         for _, row in launched.iterrows()

@@ -4,21 +4,19 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
-from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.accounting.transformer import residual_bytes
+from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.memory_timeline import (
-    GRADIENTS,
-    OPTIMIZER_STATE,
-    PARAMETERS,
-    UNCLASSIFIED,
-    WEIGHT_COPIES,
-)
+from cs336_systems.measure.memory_timeline import GRADIENTS, OPTIMIZER_STATE, UNCLASSIFIED, WEIGHT_COPIES
+from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
+from scripts.cells import cells, name_cell
 from scripts.check import Check, conclude
+from scripts.closed_forms import held_by_training
 from scripts.data import select, statistic
 
-CELL = ["size", "context", "batch_size", "vocab_size", "precision", "attention", "model", "mode"]
+MEASURED = "peak_allocated"
+"""The metric that every measured cell has."""
 NOT_MEASURED = "memory is followed on GPUs only"
 UNCLASSIFIED_LIMIT = 0.02
 PEAK_TOLERANCE = 0.01
@@ -35,21 +33,10 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield peaks_agree(table, tables["end_to_end"])
 
 
-def cells(table: DataFrame) -> Iterator[tuple[Series, DataFrame]]:
-    """Each measured cell: its row of the peak, and all its rows."""
-    for _, row in select(table, metric="peak_allocated", status="ok").iterrows():
-        yield row, select(table, **{name: row[name] for name in CELL})
-
-
-def name_cell(row: Series) -> str:
-    """A cell in words."""
-    return f"{row['label']}, context {row['context']}, {row['precision']}, {row['attention']}, {row['mode']}"
-
-
 def replay_is_exact(table: DataFrame) -> Check:
     """The replayed timeline's peak is the allocator's, and its parts add up to it."""
     complaints, examined = [], 0
-    for row, rows in cells(table):
+    for row, rows in cells(table, MemoryProfile, MEASURED):
         examined += 1
         replayed = statistic(rows, "mean", metric="peak_replayed")
         parts = select(rows, metric="at_peak")["mean"].sum()
@@ -64,7 +51,7 @@ def replay_is_exact(table: DataFrame) -> Check:
 def state_is_what_the_shape_says(table: DataFrame) -> Check:
     """Parameters, gradients, AdamW's state and copies of weights have the bytes of the closed forms."""
     complaints, examined = [], 0
-    for row, rows in cells(select(table, model=MemoryProfile.model)):
+    for row, rows in cells(select(table, model=MemoryProfile.model), MemoryProfile, MEASURED):
         examined += 1
         for category, expected in closed_forms(row).items():
             found = statistic(rows, "mean", metric="most", category=category) or 0
@@ -76,21 +63,18 @@ def state_is_what_the_shape_says(table: DataFrame) -> Check:
 
 def closed_forms(row: Series) -> dict[str, int]:
     """Bytes by category, less the allocator's rounding, that a cell must have."""
-    shape, vocabulary = parse_size(row["size"]), row["vocab_size"]
-    trains = row["mode"] == "train_step"
-    weights = FP32_BYTES * parameters(shape, vocabulary)
-    return {
-        PARAMETERS: weights,
-        GRADIENTS: weights if trains else 0,
-        OPTIMIZER_STATE: adamw_bytes(shape, vocabulary) if trains else 0,
-        WEIGHT_COPIES: weight_copy_bytes(shape, vocabulary) if row["precision"] == "bf16" else 0,
-    }
+    absent: list[str] = []
+    if row["mode"] != "train_step":
+        absent += [GRADIENTS, OPTIMIZER_STATE]
+    if row["precision"] != "bf16":
+        absent.append(WEIGHT_COPIES)
+    return held_by_training(row) | dict.fromkeys(absent, 0)
 
 
 def memory_is_classified(table: DataFrame) -> Check:
     """It is known what the memory at the peak is for."""
     complaints, worst, examined = [], 0.0, 0
-    for row, rows in cells(table):
+    for row, rows in cells(table, MemoryProfile, MEASURED):
         examined += 1
         share = (statistic(rows, "mean", metric="at_peak", category=UNCLASSIFIED) or 0) / row["mean"]
         worst = max(worst, share)
@@ -103,7 +87,7 @@ def memory_is_classified(table: DataFrame) -> Check:
 def residual_stream_is_found(table: DataFrame) -> Check:
     """Each block adds twice to the residual stream, in allocations of the derived size."""
     complaints, examined = [], 0
-    for row, rows in cells(select(table, model=MemoryProfile.model)):
+    for row, rows in cells(select(table, model=MemoryProfile.model), MemoryProfile, MEASURED):
         examined += 1
         shape = parse_size(row["size"])
         found = select(rows, metric="residual_tensors", operator="add")["mean"].sum()
@@ -119,8 +103,8 @@ def peaks_agree(table: DataFrame, end_to_end: DataFrame) -> Check:
     complaints, worst, examined = [], 0.0, 0
     timed = select(end_to_end, metric="peak_memory", status="ok", compiled=False)
     timed = timed[timed["warmup"] == timed["warmup"].max()]
-    for row, _ in cells(table):
-        peaks = select(timed, **{name: row[name] for name in CELL})["mean"] * MIB
+    for row, _ in cells(table, MemoryProfile, MEASURED):
+        peaks = select(timed, **{name: row[name] for name in parameters(MemoryProfile)})["mean"] * MIB
         for peak in peaks:
             examined += 1
             error = abs(row["mean"] - peak) / peak

@@ -8,7 +8,7 @@ from scripts.closed_forms import FLASH, block_of
 from scripts.data import load_at_one_setting, select, size_order
 from scripts.style import COLOURS, HATCHES, save, save_note, subplots
 
-LEAST_SHARE = 0.01
+LEAST_SHARE = 0.05
 """Operators that never reach this share of a block's total are drawn as one."""
 
 ALL_OTHERS = "all others"
@@ -28,7 +28,7 @@ def draw(table: str, output: str) -> None:
     data = data.sort_values("range", key=lambda ranges: ranges.map(order.index), kind="stable")
     names = list(dict.fromkeys(data["name"]))
     precisions = sorted(data["precision"].unique(), reverse=True)
-    figure, panels = subplots(len(precisions), height=0.9 + 0.23 * len(names))
+    figure, panels = subplots(len(precisions), height=0.9 + 0.17 * len(names))
     for axes, precision in zip(panels, precisions, strict=True):
         for index, attention in enumerate(["plain", "flash"]):
             rows = select(data, precision=precision, attention=attention).set_index("name")["mean"]

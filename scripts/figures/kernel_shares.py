@@ -1,8 +1,8 @@
 """How the kernels' time divides into categories, inference beside the training step, by model size."""
 
 from cs336_systems.measure.kernel_names import CATEGORIES
-from scripts.data import load_at_one_setting, reference_context, select, size_order
-from scripts.kernels import MODES_PROFILED, PRECISIONS, kernels, label_of, shares
+from scripts.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
+from scripts.kernels import MODES_PROFILED, kernels, label_of, shares
 from scripts.style import COLOURS, HATCHES, save, save_note, subplots
 
 BAR, APART = 0.38, 0.2

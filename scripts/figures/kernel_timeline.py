@@ -16,8 +16,10 @@ ZOOM = 0.02
 """How much of the step the lower panel shows on each side of the loss, or of the middle."""
 RESOLUTION = 1 / 2000
 """Gaps below this share of a panel's width cannot be seen, and are not drawn."""
-SHADES = ["0.93", "1.0"]
+SHADES = ["0.90", "0.97"]
 """Behind the stages, alternating."""
+EDGE = 0.05
+"""A stage's name this close to a panel's edge, as a share of its width, goes to one side."""
 LANE = 0.8
 """Height of what is drawn in a lane of height 1."""
 
@@ -32,7 +34,7 @@ def draw(trace: str, output: str) -> None:
     begin = found.stages[0].start
     end = max([found.stages[-1].end, *(kernel.end for kernel in found.kernels)])
     lanes = lanes_of(found)
-    figure, panels = subplots(rows=2, height=1.2 + 0.26 * 2 * len(lanes))
+    figure, panels = subplots(rows=2, height=1.2 + 0.19 * 2 * len(lanes))
     around = next((stage for stage in found.stages if stage.name == "loss"), None)
     middle = (around.start + around.end) / 2 if around else (begin + end) / 2
     half = ZOOM * (end - begin) + ((around.end - around.start) / 2 if around else 0)
@@ -90,9 +92,12 @@ def draw_window(
             axes.axvspan(
                 (left - origin) / MICROSECONDS, (right - origin) / MICROSECONDS, color=SHADES[number % 2], zorder=0
             )
-            if right - left > 0.03 * (end - start):
-                middle = ((left + right) / 2 - origin) / MICROSECONDS
-                axes.annotate(stage.name, (middle, -0.6), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+            middle = (left + right) / 2
+            # A narrow stage at an edge has its name inside the panel.
+            share = (middle - start) / (end - start)
+            side = "left" if share < EDGE else "right" if share > 1 - EDGE else "center"
+            place = ((middle - origin) / MICROSECONDS, -0.6)
+            axes.annotate(stage.name, place, (0, 2), textcoords="offset points", ha=side, fontsize=7)
     axes.set_xlim((start - origin) / MICROSECONDS, (end - origin) / MICROSECONDS)
     axes.set_ylim(len(labels) - 0.4, -1.3)
     axes.set_yticks(range(len(labels)), labels, fontsize=7)

@@ -2,8 +2,8 @@
 
 from matplotlib.patches import Patch
 
-from scripts.data import load_at_one_setting, select
-from scripts.memory import LOOKS, MODES, PRECISIONS, contexts, parts, peak_gib, profiled
+from scripts.data import PRECISIONS, load_at_one_setting, select
+from scripts.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
 from scripts.style import save, save_note, subplots
 
 WIDTH = 0.37
@@ -15,9 +15,9 @@ def draw(table: str, output: str) -> None:
     if not len(select(rows, metric="peak_allocated")):
         save_note("no memory was followed on this machine", output)
         return
-    figure, panels = subplots(len(MODES), height=3.2)
+    figure, panels = subplots(len(FOLLOWED), height=3.2)
     lengths = contexts(rows)
-    for axes, (mode, title) in zip(panels, MODES.items(), strict=True):
+    for axes, (mode, title) in zip(panels, FOLLOWED.items(), strict=True):
         for group, context in enumerate(lengths):
             for precision, side in zip(PRECISIONS, (-0.5, 0.5), strict=True):
                 position = group + 1.1 * WIDTH * side

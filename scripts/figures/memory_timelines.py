@@ -9,8 +9,9 @@ from pandas import DataFrame
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.measurement import parse_samples
 from scripts.data import load_at_one_setting, select
-from scripts.memory import GIB, LOOKS, MODES, compared_context, peak_gib, profiled, shown_category
+from scripts.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category
 from scripts.style import WIDTH, save, save_note
+from scripts.units import GIB
 
 Levels = NDArray[numpy.float64]
 
@@ -27,14 +28,14 @@ def draw(table: str, output: str) -> None:
     if context is None:
         save_note("no memory was followed on this machine", output)
         return
-    figure, panels = pyplot.subplots(1, len(MODES), figsize=(WIDTH, 3.6), sharey=True, width_ratios=[1, 1.3, 2.2])
-    cells = {mode: select(rows, context=context, mode=mode, precision="fp32") for mode in MODES}
+    figure, panels = pyplot.subplots(1, len(FOLLOWED), figsize=(WIDTH, 3.6), sharey=True, width_ratios=[1, 1.3, 2.2])
+    cells = {mode: select(rows, context=context, mode=mode, precision="fp32") for mode in FOLLOWED}
     occurring = {shown_category(category) for cell in cells.values() for category in cell["category"] if category}
     shown = [name for name in LOOKS if name in occurring]
     highest = max(peak_gib(cell) or 0 for cell in cells.values())
     for axes, (mode, cell) in zip(panels, cells.items(), strict=True):
         draw_step(axes, cell, shown, margin=0.03 * highest)
-        axes.set_title(f"{MODES[mode]}\npeak {peak_gib(cell):.1f} GiB")
+        axes.set_title(f"{FOLLOWED[mode]}\npeak {peak_gib(cell):.1f} GiB")
     panels[0].set_ylim(0, 1.3 * highest)
     panels[0].set_ylabel("memory in use / GiB")
     panels[1].set_xlabel(f"allocations and frees, in order\n({rows['label'].iloc[0]}, fp32, context {context})")

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from matplotlib.lines import Line2D
+
 from scripts.data import load_at_one_setting, select, size_order
 from scripts.steps import steady, step_table
 from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
@@ -29,5 +31,8 @@ def draw(table: str, output: str) -> None:
         axes.set_xlabel("context / tokens")
     panels[0].set_ylabel("training step / ms")
     handles, names = max((axes.get_legend_handles_labels() for axes in panels), key=lambda legend: len(legend[1]))
+    if steps["device_busy"].notna().any():
+        handles.append(Line2D([], [], linestyle=":", linewidth=1, color="black"))
+        names.append("the device works")
     figure.legend(handles, names, ncols=len(names), loc="outside lower center")
     save(figure, output)

@@ -6,12 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from cs336_systems.benchmarks.command_line import check_processes, parse_command_line, resolve_device
+from cs336_systems.benchmarks.command_line import (
+    check_processes,
+    device_of_rank,
+    parse_command_line,
+    resolve_device,
+)
 from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from cs336_systems.parallel.process_group import Rank
+from cs336_systems.plan import launch_command
 from tests.samples import ROOT
 
 
@@ -72,7 +79,7 @@ def test_every_experiment_has_a_module_that_measures_it():
     for name, kind in EXPERIMENTS.items():
         module = importlib.import_module(f"cs336_systems.benchmarks.{name}")
         assert callable(module.measure)
-        assert module.__doc__.count(f"Launch: python -m cs336_systems.benchmarks.{name}") == 1
+        assert module.__doc__.count(f"Launch: {launch_command(name, kind().processes)}") == 1
         assert kind.name == name
     assert {path.stem for path in Path(ROOT, "cs336_systems", "benchmarks").glob("[!_]*.py")} == {
         *EXPERIMENTS,
@@ -94,11 +101,33 @@ def test_another_number_of_processes_is_answered_with_the_right_launch(monkeypat
         check_processes(Accumulation(), Rank(number=0, processes=launched, local_number=0))
 
 
-def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
+@pytest.fixture
+def two_gpus(monkeypatch):
+    """PyTorch seems to see two GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    ranks = [Rank(number=number, processes=3, local_number=number) for number in range(3)]
-    assert [resolve_device("auto", rank) for rank in ranks[:2]] == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    with pytest.raises(ValueError, match="3 processes need a GPU each, but PyTorch sees 2"):
-        resolve_device("cuda", ranks[2])
-    assert resolve_device("cpu", ranks[2]) == torch.device("cpu")
+
+
+def ranks(processes):
+    return [Rank(number=number, processes=processes, local_number=number) for number in range(processes)]
+
+
+def test_each_process_has_a_gpu_of_its_own(two_gpus):
+    gpu, cpu, cells = resolve_device("auto"), resolve_device("cpu"), [Accumulation()]
+    assert [device_of_rank(cells, gpu, rank) for rank in ranks(2)] == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert device_of_rank(cells, gpu, ranks(1)[0]) == torch.device("cuda")
+    for rank in ranks(3):  # all of them: only rank 0 tells
+        with pytest.raises(ValueError, match="3 processes need a GPU each, but there are 2"):
+            device_of_rank(cells, gpu, rank)
+        assert device_of_rank(cells, cpu, rank) == cpu
+
+
+def test_a_backend_decides_what_its_cells_are_measured_on(two_gpus):
+    gpu, cpu = resolve_device("auto"), resolve_device("cpu")
+    gloo, nccl = AllReduce(backend="gloo"), AllReduce(backend="nccl")
+    assert all(device_of_rank([gloo], machine, rank) == cpu for machine in (gpu, cpu) for rank in ranks(3))
+    assert device_of_rank([nccl], gpu, ranks(2)[1]) == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="2 processes need a GPU each, but there are 0"):
+        device_of_rank([nccl], cpu, ranks(2)[0])
+    with pytest.raises(ValueError, match="the backends need cpu and cuda; allowed: one backend per launch"):
+        device_of_rank([gloo, nccl], gpu, ranks(2)[0])

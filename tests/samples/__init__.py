@@ -99,5 +99,5 @@ def pdf_text(path: Path) -> str:
 
 
 def squeeze(text: str) -> str:
-    """A text without white space."""
-    return re.sub(r"\s+", "", text)
+    """A text without white space and the breaks that a table's long names may have."""
+    return re.sub(r"[\s\u200b]+", "", text)

@@ -38,7 +38,7 @@ def copy_project(folder: Path, grids: dict = GRIDS) -> Path:
     edit_yaml(
         folder / "config.yaml",
         experiments={name: {"smoke": grid, "handout": grid} for name, grid in grids.items()},
-        trace={scale: {"size": ["nano"], "context": [16]} for scale in ("smoke", "handout")},
+        trace={scale: {"size": "nano", "context": 16} for scale in ("smoke", "handout")},
     )
     return folder
 

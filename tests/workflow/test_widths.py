@@ -43,6 +43,14 @@ def test_no_order_of_runs_loses_or_overwrites_a_row(project, order):
     assert ping == f"ping,all,6,{6 - lost},0,0,0,{lost}"
 
 
+def test_gloo_is_measured_on_machines_of_any_width(tmp_path):
+    grid = {"backend": ["gloo", "nccl"], "processes": [2, 4]}
+    folder = copy_project(tmp_path, {name: {} for name in EXPERIMENTS} | {"all_reduce": {"all": grid}})
+    gloo = {"all_reduce/all-gloo-2_processes", "all_reduce/all-gloo-4_processes"}
+    assert planned_jobs(folder) == planned_jobs(folder, gpus=1) == gloo
+    assert planned_jobs(folder, gpus=2) == gloo | {"all_reduce/all-nccl-2_processes"}
+
+
 def test_a_job_too_wide_for_the_machine_says_why_when_it_is_asked_for(project):
     target = f"results/nvidia-h200/raw/{JOBS[4]}.csv"
     assert "(it needs 4 GPUs, and 2 are visible)" in snakemake(project, "-n", target, check=False, gpus=2)

@@ -6,10 +6,10 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.block_memory import BlockMemory
-from scripts.closed_forms import FLASH, block_of, saved_by, saved_mib
+from scripts.closed_forms import FLASH, block_of, not_as_derived, saved_by
 from scripts.data import one, select, size_order, statistic
-from scripts.markup import Table, fixed, percent
+from scripts.markup import Table, fixed, percent, significant
+from scripts.units import BYTE
 
 CELL = ["context", "precision", "attention"]
 CONTRIBUTORS = 5
@@ -31,13 +31,9 @@ def block_answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "context": context,
         "batch": int(cells[0]["batch_size"]),
         "count": CONTRIBUTORS,
-        "contributors": Table(
-            ["precision", "attention", "module", "operator", "tensors", "what they are", "MiB", "share"],
-            [line for row in longest for line in contributors(table, row)],
-            text_columns=6,
-        ),
+        "contributors": contributors(table, longest),
         "totals": totals(table, cells),
-        "exact": all(is_exact(table, row) for row in cells),
+        "exact": not any(not_as_derived(row, rows_of(table, row)) for row in cells),
         "scores": scores(table, cells),
         "copies": copies(table, longest),
         "doubled": doubled(table, longest),
@@ -55,26 +51,33 @@ def in_order(cells: DataFrame) -> DataFrame:
     return cells.sort_values(CELL, ascending=[True, False, False])
 
 
-def contributors(table: DataFrame, cell: Series) -> list[list[str]]:
-    """The largest contributors of a cell: where they come from, what they are, MiB and share."""
-    rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
-    known = saved_by(cell)
-    largest = [row for _, row in rows.head(CONTRIBUTORS).iterrows()]
-    numbers = fixed([row["mean"] for row in largest])
-    return [
-        [
-            cell["precision"],
-            cell["attention"],
-            row["range"],
-            row["operator"] or FLASH,
-            f"{len(tensors) or 1} of {row['tensor']}",
-            ", ".join(tensor.meaning for tensor in tensors) or "not in the closed form",
-            number,
-            percent(row["mean"] / cell["mean"]),
-        ]
-        for row, number in zip(largest, numbers, strict=True)
-        for tensors in [known.get((row["range"], row["operator"], row["tensor"]), [])]
-    ]
+def contributors(table: DataFrame, cells: list[Series]) -> Table:
+    """The largest contributors of each cell, one row each: what they are, then MiB and share in every cell."""
+    found: dict[tuple[str, ...], dict[int, tuple[float, str]]] = {}
+    largest = set()
+    for number, cell in enumerate(cells):
+        rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
+        for rank, (_, row) in enumerate(rows.iterrows()):
+            tensors = saved_by(cell).get((row["range"], row["operator"], row["tensor"]), [])
+            key = (
+                row["range"],
+                row["operator"] or FLASH,
+                ", ".join(tensor.meaning for tensor in tensors) or "not in the closed form",
+                f"{len(tensors) or 1} of {row['tensor'].partition(' ')[2]}",
+            )
+            found.setdefault(key, {})[number] = (row["mean"], str(percent(row["mean"] / cell["mean"])))
+            if rank < CONTRIBUTORS:
+                largest.add(key)
+    body = []
+    for key in sorted(largest, key=lambda key: -max(mib for mib, _ in found[key].values())):
+        line = list(key)
+        for number in range(len(cells)):
+            mib, share = found[key].get(number, (None, "–"))
+            line += ["–" if mib is None else str(significant(mib)), share]
+        body.append(line)
+    groups = [("", 4), *((f"{cell['precision']}, {cell['attention']}", 2) for cell in cells)]
+    header = ["module", "operator", "what they are", "tensors", *["MiB", "share"] * len(cells)]
+    return Table(header, body, text_columns=4, groups=groups)
 
 
 def totals(table: DataFrame, cells: list[Series]) -> Table:
@@ -101,14 +104,6 @@ def totals(table: DataFrame, cells: list[Series]) -> Table:
     forward = sum(title in columns for title in ("saved", "closed form", "bf16 weights", "left by forward"))
     groups = [("", 3), ("saved for backward / MiB", forward), ("gradients / MiB", len(columns) - forward)]
     return Table([*CELL, *columns], body, text_columns=3, groups=groups)
-
-
-def is_exact(table: DataFrame, cell: Series) -> bool:
-    """Whether a cell saves what the closed form says, tensor by tensor."""
-    rows = select(rows_of(table, cell), metric="saved")
-    found = dict(zip(rows[list(BlockMemory.details)].itertuples(index=False, name=None), rows["mean"], strict=True))
-    expected = saved_mib(cell)
-    return found.keys() == expected.keys() and all(abs(found[key] - expected[key]) < 1e-6 for key in expected)
 
 
 def scores(table: DataFrame, cells: list[Series]) -> dict[str, Any] | None:
@@ -178,5 +173,5 @@ def gradients(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
         "expected": expected(last),
         "weights": block_of(last).parameter_gradients / MIB,
         "input": block_of(last).residual / MIB,
-        "exact": all(abs(measured(cell) - expected(cell)) < 1e-6 for cell in cells),
+        "exact": all(abs(measured(cell) - expected(cell)) < BYTE for cell in cells),
     }

@@ -14,8 +14,8 @@ from cs336_systems.accounting.strategies import (
     square_root_segment,
 )
 from cs336_systems.sizes import SIZES
-from scripts.closed_forms import memory_unit
 from scripts.markup import Table, Typst
+from scripts.units import memory_unit
 
 SKETCHED = 16
 """Blocks of the sketch."""

@@ -7,12 +7,13 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import forward_flops, softmax_flops
 from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.sizes import parse_size
-from scripts.data import select, size_order
-from scripts.kernels import FORWARD, MODES_PROFILED, PRECISIONS, kernels, label_of, name_of, total
+from scripts.data import PRECISIONS, select, size_order
+from scripts.kernels import FORWARD, MODES_PROFILED, kernels, label_of, name_of, total
 from scripts.markup import Table, significant
 
 VARIANTS = {(False, "plain"): "eager", (True, "plain"): "compiled", (False, "flash"): "flash"}
 """What readers call a model, by whether it is compiled and by its attention."""
+EXPLAINED = {"eager": "eager", "compiled": "compiled", "flash": "eager with this project's FlashAttention (flash)"}
 KERNELS, STEP, LAUNCHES = "all kernels", "whole step", "launches (number)"
 
 
@@ -82,13 +83,25 @@ def removal_answers(table: DataFrame) -> dict[str, Any]:
                 ]
                 removed += changes
     names = [name for name in columns[0] if any(column[name] for column in columns)]
-    body = [[name, *(str(significant(column[name])) if column[name] else "–" for column in columns)] for name in names]
+    body = [[name, *(shown(column[name], name) for column in columns)] for name in names]
+    largest = {
+        name: max((one for one in removed if one["variant"] == name), key=lambda one: one["step"][0] - one["step"][1])
+        for name in dict.fromkeys(one["variant"] for one in removed)
+    }
     return {
         "removal": Table(["ms per step", *header], body, groups=[("", 1), *groups]),
         "removal_size": label_of(table, size),
         "removal_precision": precision,
-        "removed": removed,
+        "removal_variants": [EXPLAINED[name] for name in VARIANTS.values() if name in header],
+        "removed": list(largest.values()),
     }
+
+
+def shown(value: float, name: str) -> str:
+    """A time of a column in ms, or a number of launches; a dash for none."""
+    if not value:
+        return "–"
+    return f"{value:.0f}" if name == LAUNCHES else f"{value:.1f}" if value >= 0.05 else "< 0.1"
 
 
 def spending(rows: DataFrame) -> dict[str, float]:

@@ -8,10 +8,10 @@ from pandas import DataFrame
 from cs336_systems.accounting.transformer import state_bytes, weight_copy_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import parse_size
+from scripts.cells import name_cell
 from scripts.data import one, select
-from scripts.steps import name_of
+from scripts.units import GIB
 
-GIB = 1024 * MIB
 KINDS = {
     "inference": "Inference",
     "forward": "The forward pass",
@@ -29,7 +29,7 @@ def memory_answers(table: DataFrame, steady: DataFrame) -> dict[str, Any]:
     shares = [
         (
             step["peak_memory"] * MIB / state_bytes("train_step", parse_size(step["size"]), step["vocab_size"]),
-            name_of(step),
+            name_cell(step),
         )
         for _, step in trained.iterrows()
     ]

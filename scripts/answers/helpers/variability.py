@@ -6,14 +6,15 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
+from scripts.cells import name_cell
 from scripts.markup import Table, mean_std
-from scripts.steps import HOST_BOUND, name_of
+from scripts.steps import HOST_BOUND
 
 SMALL_SPREAD = 0.05
 """A coefficient of variation that a reader would call small."""
 OUTLIER = 1.2
 """A step that takes more than this many medians of its cell is named as an outlier."""
-LISTED = 12
+LISTED = 8
 """So many of the cells that scatter most are listed."""
 
 
@@ -30,11 +31,11 @@ def spread(steps: DataFrame) -> dict[str, Any]:
     steps["outliers"] = [outliers(step) for _, step in steps.iterrows()]
     steps["variation_without"] = [variation_without_outliers(step) for _, step in steps.iterrows()]
     wide = steps[steps["variation"] > SMALL_SPREAD].sort_values("variation", ascending=False)
-    kept = bool(steps["samples"].map(len).all())
+    without_samples = int((steps["samples"].map(len) == 0).sum())
     still_wide = int((wide["variation_without"] > SMALL_SPREAD).sum())
     if not len(wide):
         verdict = "small"
-    elif kept and not still_wide:
+    elif not still_wide:
         verdict = "outliers"
     else:
         verdict = "mostly" if len(wide) < len(steps) / 2 else "large"
@@ -44,11 +45,11 @@ def spread(steps: DataFrame) -> dict[str, Any]:
         "verdict": verdict,
         "typical_variation": steps["variation"].median(),
         "worst_variation": worst["variation"],
-        "worst_cell": name_of(worst),
+        "worst_cell": name_cell(worst),
         "worst_step": worst["mean"],
         "wide_cells": len(wide),
         "still_wide": still_wide,
-        "samples_kept": kept,
+        "without_samples": without_samples,
         "small_spread": SMALL_SPREAD,
         "outlier_factor": OUTLIER,
         "outliers": int(steps["outliers"].map(len).sum()),
@@ -60,16 +61,14 @@ def spread(steps: DataFrame) -> dict[str, Any]:
 
 
 def outliers(step: Series) -> list[int]:
-    """The numbers of a cell's timed steps, from 1, that took more than OUTLIER medians."""
+    """The numbers of a cell's timed steps, from 1, that took more than OUTLIER medians; none without samples."""
     return [place for place, sample in enumerate(step["samples"], start=1) if sample > OUTLIER * step["step"]]
 
 
 def variation_without_outliers(step: Series) -> float:
-    """Standard deviation over mean of the steps that are no outliers; of all steps where no samples were kept."""
-    if not step["outliers"]:
-        return float(step["variation"])
+    """Standard deviation over mean of the steps that are no outliers; of all steps where these are fewer than two."""
     kept = [sample for place, sample in enumerate(step["samples"], start=1) if place not in step["outliers"]]
-    return statistics.stdev(kept) / statistics.fmean(kept)
+    return statistics.stdev(kept) / statistics.fmean(kept) if len(kept) > 1 else float(step["variation"])
 
 
 def wide_table(wide: DataFrame) -> Table:
@@ -80,7 +79,7 @@ def wide_table(wide: DataFrame) -> Table:
         slowest = max(step["samples"], default=None)
         body.append(
             [
-                name_of(step),
+                name_cell(step),
                 pair,
                 f"{step['step']:.1f}",
                 f"{slowest / step['step']:.2f}× (no. {step['samples'].index(slowest) + 1})" if slowest else "–",
@@ -105,22 +104,13 @@ def pace(steps: DataFrame) -> dict[str, Any]:
         "host_bound_share": HOST_BOUND,
         "host_bound_variation": slow["variation"].median() if len(slow) else None,
         "device_bound_variation": fast["variation"].median() if len(fast) else None,
-        "host_bound_cells": [
-            f"{precision}: {contexts_by_size(group)}"
-            for precision, group in training(slow).groupby("precision", sort=False)
-        ],
+        "host_bound_training": {
+            precision: (int(group["host_bound"].sum()), len(group))
+            for precision, group in training(known).groupby("precision", sort=False)
+        },
     }
 
 
 def training(steps: DataFrame) -> DataFrame:
     """The eager training steps with plain attention."""
     return steps[(steps["mode"] == "train_step") & ~steps["compiled"] & (steps["attention"] == "plain")]
-
-
-def contexts_by_size(steps: DataFrame) -> str:
-    """Cells as in "small at 128 and 256, medium at 128"."""
-    parts = []
-    for label, group in steps.groupby("label", sort=False):
-        *most, last = map(str, sorted(group["context"]))
-        parts.append(f"{label} at {', '.join(most)} and {last}" if most else f"{label} at {last}")
-    return ", ".join(parts)

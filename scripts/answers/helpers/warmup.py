@@ -1,6 +1,7 @@
 """What the first steps of a process cost, for `benchmarking_script`."""
 
 import statistics
+from operator import itemgetter
 from typing import Any
 
 import pandas
@@ -27,14 +28,15 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
     by_size = cold.set_index(["size", "warmup"]).reindex(
         pandas.MultiIndex.from_product([sizes, warmups], names=["size", "warmup"])
     )
-    at_once, most = by_size.xs(0, level=1), by_size.xs(warmups[-1], level=1)
-    inflation = (at_once["mean"] / most["step"]).dropna()
+    at_once = by_size.xs(0, level=1)
+    inflation = (at_once["mean"] / at_once["step"]).dropna()
     extra = at_once["extra"].dropna()
     settled = cold[(cold["warmup"] > 0) & (cold["warmup"] < warmups[-1])]
     late = settled[settled["extra"] > NOTICEABLE * settled["step"]]
     return {
         "warmup_table": warmup_table(by_size, sizes, warmups),
         "warmup_counts": [str(warmup) for warmup in warmups],
+        "cold_sizes": len(sizes),
         "warmup_context": int(first["context"]),
         "warmup_precision": first["precision"],
         "most_inflated": inflation.max(),
@@ -63,7 +65,7 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
         ],
         "noticeable": NOTICEABLE,
         "after_one_worst": (settled["extra"] / settled["step"]).max(),
-        "mean_difference": mean_difference(by_size, warmups),
+        "between_processes": between_processes(cold),
     }
 
 
@@ -106,12 +108,21 @@ def extra_by_phase(table: DataFrame, cells: DataFrame) -> list[tuple[str, float]
     return found
 
 
-def mean_difference(by_size: DataFrame, warmups: list[int]) -> list[tuple[str, float]]:
-    """By how much the mean after each number of warm-up steps differs from that after the most, at worst."""
-    reference = by_size.xs(warmups[-1], level=1)["mean"]
+def between_processes(cold: DataFrame) -> dict[str, Any] | None:
+    """The size whose median differs most between its processes, if noticeably: the two medians and their warm-ups."""
     found = []
-    for warmup in warmups[:-1]:
-        differences = (by_size.xs(warmup, level=1)["mean"] / reference - 1).abs().dropna()
-        if len(differences):
-            found.append((str(warmup), differences.max()))
-    return found
+    for label, runs in cold.groupby("label"):
+        ordered = runs.sort_values("step")
+        quick, slow = ordered.iloc[0], ordered.iloc[-1]
+        busy = runs["device_busy"]
+        found.append(
+            {
+                "size": label,
+                "factor": slow["step"] / quick["step"],
+                "quick": (quick["step"], str(quick["warmup"])),
+                "slow": (slow["step"], str(slow["warmup"])),
+                "same_work": bool(busy.max() < (1 + NOTICEABLE) * busy.min()),
+            }
+        )
+    widest = max(found, key=itemgetter("factor"))
+    return widest if widest["factor"] > 1 + NOTICEABLE else None

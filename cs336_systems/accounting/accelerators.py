@@ -1,0 +1,27 @@
+"""The accelerator that closed forms of parallelism are put into numbers with."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """Its rates."""
+
+    name: str
+    flops: float
+    """C, matrix multiplies in bf16, FLOP/s."""
+    bandwidth: float
+    """W, bytes/s that it sends to its neighbours; on a torus in both directions of one axis."""
+    memory: float
+    """Bytes."""
+
+    @property
+    def intensity(self) -> float:
+        """α = C/W: FLOPs in the time of sending a byte."""
+        return self.flops / self.bandwidth
+
+
+TPU_V5P = Accelerator(name="TPU v5p", flops=4.6e14, bandwidth=2 * 9e10, memory=95e9)
+"""Rates of the handout and of Austin et al. 2025, "How to Scale Your Model", chapter 2."""
+H100_MEMORY = 80e9
+"""Bytes of an H100."""

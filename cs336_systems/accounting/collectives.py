@@ -1,0 +1,37 @@
+"""Time of ring collectives: N devices in a ring, each sending to the next one at W bytes/s.
+
+The model counts bytes alone: no latency per message, no time for the additions, and links that do not disturb each
+other. It is the one of Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations",
+who also show that no all-reduce can send less than the ring's.
+
+`size` is in bytes, `bandwidth` in bytes/s, results are in seconds.
+"""
+
+
+def all_gather_seconds(size: float, devices: int | float, bandwidth: float) -> float:
+    """From a shard of size/N on each device to the whole tensor of `size` on all of them.
+
+    In each of N - 1 steps a device passes on the shard that it received in the step before: (N - 1)/N · S/W.
+    """
+    return (devices - 1) / devices * size / bandwidth
+
+
+def reduce_scatter_seconds(size: float, devices: int | float, bandwidth: float) -> float:
+    """From a tensor of `size` on each device to one shard of their sum on each.
+
+    An all-gather run backwards: in each of N - 1 steps a device passes on a partial sum of size/N: (N - 1)/N · S/W.
+    """
+    return all_gather_seconds(size, devices, bandwidth)
+
+
+def all_reduce_seconds(size: float, devices: int | float, bandwidth: float) -> float:
+    """From a tensor of `size` on each device to their sum on all: a reduce-scatter, then an all-gather."""
+    return reduce_scatter_seconds(size, devices, bandwidth) + all_gather_seconds(size, devices, bandwidth)
+
+
+def whole_tensor_all_reduce_seconds(size: float, devices: int | float, bandwidth: float) -> float:
+    """An all-reduce that passes whole tensors round the ring, every device adding up all that come by.
+
+    In each of N - 1 steps a device passes on a tensor of `size`: (N - 1) · S/W, N/2 times the time of the ring above.
+    """
+    return (devices - 1) * size / bandwidth

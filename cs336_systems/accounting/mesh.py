@@ -1,0 +1,106 @@
+"""The fewest tokens with which a layer of two matrices is compute-bound in its forward pass on a mesh of accelerators.
+
+FSDP over X devices and tensor parallelism over Y, as Austin et al. 2025 ("How to Scale Your Model", chapter 5) do it:
+the weights are gathered along X; along Y the input is gathered and the output reduce-scattered. X spans M_X axes of a
+torus and Y M_Y, each of which adds the accelerator's bandwidth; (X - 1)/X and (Y - 1)/Y count as 1.
+"""
+
+import math
+from dataclasses import dataclass
+
+from cs336_systems.accounting.accelerators import Accelerator
+from cs336_systems.accounting.units import BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """A layer of two matrices on X · Y devices; batches are in tokens per device, b = B/(X Y)."""
+
+    d_model: int
+    d_ff: int
+    device: Accelerator
+    fsdp: float
+    """X."""
+    tensor: float
+    """Y."""
+    fsdp_axes: int
+    """M_X."""
+    tensor_axes: int
+    """M_Y."""
+
+    @property
+    def devices(self) -> float:
+        """X · Y."""
+        return self.fsdp * self.tensor
+
+    def compute_seconds(self, batch: float) -> float:
+        """4 B D F FLOPs over X Y devices: 4 b D F/C."""
+        return 4 * batch * self.d_model * self.d_ff / self.device.flops
+
+    @property
+    def weights_seconds(self) -> float:
+        """Gathering both matrices' columns or rows of one tensor-parallel rank, whatever the batch: 4 D F/(Y W M_X)."""
+        size = BYTES["bf16"] * 2 * self.d_model * self.d_ff / self.tensor
+        return size / (self.device.bandwidth * self.fsdp_axes)
+
+    def activations_seconds(self, batch: float) -> float:
+        """Gathering the input of B/X = b Y tokens and reduce-scattering the output: 4 b Y D/(W M_Y)."""
+        size = BYTES["bf16"] * 2 * batch * self.tensor * self.d_model
+        return size / (self.device.bandwidth * self.tensor_axes)
+
+    def communication_seconds(self, batch: float, *, overlapped: bool) -> float:
+        """Both collectives, at once or in turn."""
+        weights, activations = self.weights_seconds, self.activations_seconds(batch)
+        return max(weights, activations) if overlapped else weights + activations
+
+    @property
+    def activations_share(self) -> float:
+        """Time of the activations over that of the compute, whatever the batch: α Y/(M_Y F)."""
+        return self.device.intensity * self.tensor / (self.tensor_axes * self.d_ff)
+
+    @property
+    def weights_batch(self) -> float:
+        """The batch whose compute is as long as the gathering of the weights: α/(Y M_X)."""
+        return self.device.intensity / (self.tensor * self.fsdp_axes)
+
+    def least_batch(self, *, overlapped: bool) -> float:
+        """The smallest batch, in tokens per device, that is compute-bound; infinite if none is.
+
+        With the time of the compute as the unit, the weights take (α/(Y M_X))/b and the activations α Y/(M_Y F). If
+        they overlap, each has to be at most 1: b >= α/(Y M_X). If not, their sum has to be:
+        b >= α/(Y M_X)/(1 - α Y/(M_Y F)).
+        """
+        share = self.activations_share
+        if overlapped:
+            return self.weights_batch if share <= 1 else math.inf
+        return self.weights_batch / (1 - share) if share < 1 else math.inf
+
+    def best_tensor(self, *, overlapped: bool) -> float:
+        """The Y, not rounded, with the smallest of these batches.
+
+        If the collectives overlap, the largest that the activations allow, M_Y F/α. If not, Y (1 - α Y/(M_Y F)) has to
+        be the largest, whose derivative is 0 at half of that.
+        """
+        most = self.tensor_axes * self.d_ff / self.device.intensity
+        return most if overlapped else most / 2
+
+    def best_batch(self, *, overlapped: bool) -> float:
+        """The smallest batch with the best Y: α²/(M_X M_Y F), and four times that if the collectives take turns."""
+        quarter = self.device.intensity**2 / (self.fsdp_axes * self.tensor_axes * self.d_ff)
+        return quarter if overlapped else 4 * quarter
+
+    def pipelined_batch(self, stages: int) -> float:
+        """The least batch if the blocks are split over Z stages of X · Y devices, and the collectives overlap.
+
+        A device then gathers the weights of a Zth of the blocks, once for all micro-batches, while it computes as much
+        per token of its b: α/(Z Y M_X).
+        """
+        return self.least_batch(overlapped=True) / stages
+
+
+def bubble_share(stages: int, micro_batches: int) -> float:
+    """The share of its time for which a device of a pipeline idles: (Z - 1)/(m + Z - 1) (Huang et al. 2019, GPipe).
+
+    The last stage starts Z - 1 micro-batches after the first, and each stage works on m of them.
+    """
+    return (stages - 1) / (micro_batches + stages - 1)

@@ -1,0 +1,175 @@
+"""Compute and communication of one feed-forward layer that is spread over devices, and the most devices that pay.
+
+The layer is SwiGLU's (y = (f(x W₁) ∘ x W₂) W₃, three matrices) or has two matrices (y = f(x W₁) W₂); the elementwise
+functions are not counted. Numbers take two bytes. Compute and communication overlap, so that a strategy is limited by
+the longer of the two. Collectives are those of `collectives`. Sources: Rajbhandari et al. 2020 (ZeRO) and Shoeybi et
+al. 2019 (tensor parallelism) for the strategies, Austin et al. 2025 ("How to Scale Your Model", chapter 5) for the
+comparison of times.
+"""
+
+import math
+from dataclasses import dataclass
+
+from cs336_systems.accounting.accelerators import Accelerator
+from cs336_systems.accounting.collectives import all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
+from cs336_systems.accounting.units import BYTES
+
+BACKWARD_PRODUCTS = 2
+"""Products of the backward pass for each of the forward pass: a gradient of the input, and one of the weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForward:
+    """A layer and its batch."""
+
+    tokens: float
+    """B, over all devices."""
+    d_model: int
+    """D."""
+    d_ff: int
+    """D_FF."""
+    matrices: int = 3
+    """Of d_model · d_ff numbers each."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices, and of their gradients."""
+        return BYTES["bf16"] * self.matrices * self.d_model * self.d_ff
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of the input, of the output, and of the gradient of either: [B, D]."""
+        return BYTES["bf16"] * self.tokens * self.d_model
+
+    @property
+    def forward_flops(self) -> float:
+        """2 m n k for each product: 2 B D D_FF per matrix."""
+        return 2 * self.matrices * self.tokens * self.d_model * self.d_ff
+
+    @property
+    def backward_flops(self) -> float:
+        """Two products for each of the forward pass."""
+        return BACKWARD_PRODUCTS * self.forward_flops
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one pass on each device."""
+
+    compute: float
+    communication: float
+
+    @property
+    def is_compute_bound(self) -> bool:
+        """Whether the communication can hide behind the compute."""
+        return self.communication <= self.compute
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """A layer on devices of a kind."""
+
+    layer: FeedForward
+    device: Accelerator
+
+    def data_parallel_backward(self, devices: float) -> Times:
+        """Each device has all weights and B/N tokens; it all-reduces the gradients of the weights.
+
+        The forward pass, whose tokens do not depend on each other, communicates nothing.
+        """
+        compute = self._compute(self.layer.backward_flops, devices)
+        return Times(compute, all_reduce_seconds(self.layer.weight_bytes, devices, self.device.bandwidth))
+
+    def fsdp_forward(self, devices: float) -> Times:
+        """Each device has 1/N of each weight and B/N tokens; it gathers the weights."""
+        return Times(self._compute(self.layer.forward_flops, devices), self._gather_weights(devices))
+
+    def fsdp_backward(self, devices: float) -> Times:
+        """The weights, freed after the forward pass, are gathered again, and their gradients reduce-scattered."""
+        scatter = reduce_scatter_seconds(self.layer.weight_bytes, devices, self.device.bandwidth)
+        return Times(self._compute(self.layer.backward_flops, devices), self._gather_weights(devices) + scatter)
+
+    def tensor_forward(self, devices: float) -> Times:
+        """Each device has D_FF/N columns of the first matrices, as many rows of the last, and all tokens.
+
+        Its product with those rows is one of N summands of the output, [B, D], which is all-reduced.
+        """
+        return Times(self._compute(self.layer.forward_flops, devices), self._reduce_activations(devices))
+
+    def tensor_backward(self, devices: float) -> Times:
+        """The gradient of the input is a sum over D_FF as well: one all-reduce of [B, D], after a local addition."""
+        return Times(self._compute(self.layer.backward_flops, devices), self._reduce_activations(devices))
+
+    def mixed_forward(self, fsdp: float, tensor: float, *, overlapped: bool) -> Times:
+        """FSDP over one axis of a grid and tensor parallelism over the other; both axes at once, or in turn.
+
+        A device gathers, along the first axis, the weights that the second axis leaves it, 1/tensor of all; and
+        reduces, along the second, the output of its B/fsdp tokens.
+        """
+        bandwidth = self.device.bandwidth
+        weights = all_gather_seconds(self.layer.weight_bytes / tensor, fsdp, bandwidth)
+        outputs = all_reduce_seconds(self.layer.activation_bytes / fsdp, tensor, bandwidth)
+        compute = self._compute(self.layer.forward_flops, fsdp * tensor)
+        return Times(compute, max(weights, outputs) if overlapped else weights + outputs)
+
+    @property
+    def batch_limit(self) -> float:
+        """The most devices of data parallelism and of FSDP, in either pass: N <= 1 + B W/C.
+
+        With m matrices, FSDP's forward pass computes 2 m B D D_FF/(N C) seconds and communicates
+        (N - 1)/N · 2 m D D_FF/W. The common factors, the layer's sizes among them, cancel: (N - 1)/W <= B/C. The
+        backward pass has twice of both, and so has that of data parallelism, whose all-reduce is as long as a gather
+        and a reduce-scatter.
+        """
+        return 1 + self.layer.tokens / self.device.intensity
+
+    @property
+    def tensor_forward_limit(self) -> float:
+        """The most devices of tensor parallelism: N <= 1 + (m/2) D_FF W/C, for m matrices.
+
+        Compute takes 2 m B D D_FF/(N C) seconds, and the all-reduce 2 (N - 1)/N · 2 B D/W: B and D cancel.
+        """
+        return 1 + self.layer.matrices / 2 * self.layer.d_ff / self.device.intensity
+
+    @property
+    def tensor_backward_limit(self) -> float:
+        """Twice the compute for the same communication: N <= 1 + m D_FF W/C."""
+        return 1 + BACKWARD_PRODUCTS * (self.tensor_forward_limit - 1)
+
+    def mixed_limit(self, *, overlapped: bool) -> float:
+        """The most devices of FSDP with tensor parallelism, over all splits, in the forward pass.
+
+        Over the time of the compute, the collectives take (X - 1)/a and (Y - 1)/c, where a = B W/C and
+        c = (m/2) D_FF W/C. If they overlap, each has to be at most 1, so X Y <= (1 + a)(1 + c).
+        If they do not, their sum has to be: X/a + Y/c <= 1 + 1/a + 1/c. The product of two numbers with a given sum
+        is the largest when they are equal: X Y <= (a c + a + c)²/(4 a c), a quarter of a c where both are large.
+        If that would take X or Y below 1, the other axis alone is the best.
+        """
+        a, c = self.batch_limit - 1, self.tensor_forward_limit - 1
+        if overlapped:
+            return (1 + a) * (1 + c)
+        total = a * c + a + c
+        fsdp, tensor = total / (2 * c), total / (2 * a)
+        return fsdp * tensor if min(fsdp, tensor) >= 1 else 1 + max(a, c)
+
+    def best_fsdp(self, devices: float, *, overlapped: bool) -> float:
+        """The size of the FSDP axis, not rounded, with which N devices communicate for the shortest time.
+
+        Weights take g (X - 1)/N seconds and outputs h (N/X - 1)/N, with g = 2 m D D_FF/W and h = 4 B D/W. The first
+        grows with X, and the second falls. Their maximum is the least where they are equal, g X² + (h - g) X = h N;
+        their sum where its derivative is 0, X = √(h N/g), or at the nearer end.
+        """
+        ratio = 2 * self.layer.activation_bytes / self.layer.weight_bytes
+        if overlapped:
+            half = (ratio - 1) / 2
+            return math.sqrt(half**2 + ratio * devices) - half
+        return min(max(math.sqrt(ratio * devices), 1), devices)
+
+    def _compute(self, flops: float, devices: float) -> float:
+        return flops / devices / self.device.flops
+
+    def _gather_weights(self, devices: float) -> float:
+        return all_gather_seconds(self.layer.weight_bytes, devices, self.device.bandwidth)
+
+    def _reduce_activations(self, devices: float) -> float:
+        return all_reduce_seconds(self.layer.activation_bytes, devices, self.device.bandwidth)

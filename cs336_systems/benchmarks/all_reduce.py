@@ -1,0 +1,117 @@
+"""Time an all-reduce of fp32 numbers between processes, once its sum is right.
+
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.all_reduce --megabytes 1 10
+"""
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cs336_systems.accounting.units import FP32_BYTES
+from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.measure.timing import Stopwatch, no_garbage_collection
+from cs336_systems.parallel.gather import gather
+
+MB = 10**6
+BLOCK = 1_000_003
+"""Numbers after which a contribution repeats itself: a prime, so that no chunks of a library coincide with it."""
+LARGEST = 1000
+"""Contributions are whole numbers up to this, whose sums are exact in fp32 in any order."""
+
+
+def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
+    """Times by the slowest rank of each all-reduce, and bandwidths.
+
+    A sum that is wrong before timing is not timed, only counted.
+    """
+    check_memory(cell, device)
+    blocks = torch.stack([contribution(rank) for rank in range(cell.processes)])
+    mine, total = blocks[dist.get_rank()].to(device), blocks.sum(0).to(device)
+    numbers = torch.empty(cell.megabytes * MB // FP32_BYTES, device=device)
+    fill(numbers, mine)
+    dist.all_reduce(numbers)
+    wrong = [most_wrong(numbers, total)]
+    if wrong[0]:
+        return [summarize("wrong_numbers", "", wrong)]
+    by_rank = gather(time_all_reduces(numbers, mine, cell, device), device)
+    wrong.append(most_wrong(numbers, total))  # of the last one timed
+    laps = list(zip(*by_rank, strict=True))
+    slowest = [max(lap) for lap in laps]
+    bandwidths = [cell.megabytes * MB / seconds / 1e9 for seconds in slowest]
+    return [
+        summarize("wrong_numbers", "", wrong),
+        summarize("time", "ms", [1e3 * seconds for seconds in slowest]),
+        summarize("rank_spread", "ms", [1e3 * (max(lap) - min(lap)) for lap in laps]),
+        summarize("algorithm_bandwidth", "GB/s", bandwidths, keep=False),
+        summarize("bus_bandwidth", "GB/s", [bus_share(cell.processes) * each for each in bandwidths], keep=False),
+    ]
+
+
+def bus_share(processes: int) -> float:
+    """What each process must send for each byte that it contributes, by the ring algorithm: 2 (n - 1) / n bytes.
+
+    Bandwidth in these terms compares with a link's, whatever the number of processes (NVIDIA, nccl-tests).
+    """
+    return 2 * (processes - 1) / processes
+
+
+def check_memory(cell: AllReduce, device: torch.device) -> None:
+    """Check on all ranks alike that all of them have memory for their numbers: none may wait for one that gave up.
+
+    Raises:
+        Unavailable: one has not.
+    """
+    dist.barrier()  # Now all have released what the previous cell needed.
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = psutil.virtual_memory().available // cell.processes
+    least = min(rank[0] for rank in gather([free], device)) / 1e9
+    # Gloo's ring stages one chunk of n, and NCCL allocates its buffers when it starts.
+    needed = cell.megabytes * MB * (1 + 1 / cell.processes) / 1e9
+    if needed > least:
+        raise Unavailable(f"each process needs {needed:.1f} GB of memory, and {least:.1f} GB are free for it")
+
+
+def contribution(rank: int) -> Tensor:
+    """The numbers [BLOCK] that a rank's contribution consists of, fp32; every rank can tell every other one's."""
+    generator = torch.Generator().manual_seed(torch.initial_seed() + rank)
+    return torch.randint(-LARGEST, LARGEST + 1, (BLOCK,), generator=generator, dtype=torch.float32)
+
+
+def fill(numbers: Tensor, block: Tensor) -> None:
+    """Repeat a block of numbers, in place, up to the end."""
+    for part in numbers.split(BLOCK):
+        part.copy_(block[: len(part)])
+
+
+def most_wrong(numbers: Tensor, block: Tensor) -> float:
+    """How many numbers of the rank that has most such differ from the repeated block."""
+    wrong = sum(int((part != block[: len(part)]).sum()) for part in numbers.split(BLOCK))
+    return max(rank[0] for rank in gather([wrong], numbers.device))
+
+
+def time_all_reduces(numbers: Tensor, mine: Tensor, cell: AllReduce, device: torch.device) -> list[float]:
+    """Seconds of each timed all-reduce on this rank, from a barrier to the device's being idle.
+
+    Each one sums the contributions anew; the sum of the last one stays.
+    """
+    stopwatch = Stopwatch(device)
+    seconds = []
+    with no_garbage_collection():
+        for _ in range(cell.warmup + cell.steps):
+            fill(numbers, mine)
+            dist.barrier()
+            stopwatch.lap()
+            dist.all_reduce(numbers)
+            seconds.append(stopwatch.lap())
+    return seconds[cell.warmup :]
+
+
+if __name__ == "__main__":
+    from cs336_systems.benchmarks.command_line import main
+
+    main(AllReduce, measure)

@@ -1,0 +1,41 @@
+"""Parameters of the all-reduce experiment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+
+from cs336_systems.experiments.base import Experiment, NonNegative, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Experiment):
+    """Time an all-reduce of fp32 numbers between processes."""
+
+    name: ClassVar[str] = "all_reduce"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "wrong_numbers": "",
+        "time": "ms",
+        "rank_spread": "ms",
+        "algorithm_bandwidth": "GB/s",
+        "bus_bandwidth": "GB/s",
+    }
+    timed: ClassVar[str] = "time"
+    settings: ClassVar[tuple[str, ...]] = ("warmup", "steps")
+
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """gloo reduces in the host's memory, whatever the machine; nccl between GPUs, one per process."""
+    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    """Processes that take part."""
+    megabytes: Positive = 1
+    """Size of what each process contributes and receives; 1 MB is 10⁶ bytes."""
+    warmup: NonNegative = 5
+    """All-reduces run before timing begins."""
+    steps: Positive = 20
+    """All-reduces timed."""
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Each all-reduce is a sample."""
+        return None if metric not in cls.metrics or metric == "wrong_numbers" else cell.steps

@@ -1,0 +1,159 @@
+"""Answers to `communication_accounting`, from closed forms: the same on every machine."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.accelerators import H100_MEMORY, TPU_V5P
+from cs336_systems.accounting.mesh import Mesh, bubble_share
+from cs336_systems.accounting.units import FP32_BYTES
+from cs336_systems.accounting.xxl import STATES, XXL, Sharding
+from scripts.markup import Table, Typst, finalize
+from scripts.parallelism import MESH
+from scripts.units import GIB
+
+STAGES, MICRO_BATCHES = 4, 16
+"""Of the pipeline in (d)."""
+GB = 1e9
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    return {
+        "xxl": XXL,
+        "device": TPU_V5P,
+        "gb": GB,
+        "state_gpus": math.ceil(XXL.state_bytes / H100_MEMORY),
+        "saving_gpus": math.ceil((XXL.state_bytes + BATCHES[1] * XXL.saved_bytes) / H100_MEMORY),
+        "state_gpus_gib": math.ceil(XXL.state_bytes / GIB / (H100_MEMORY / GB)),
+        "h100": H100_MEMORY,
+        "memory": memory_table(),
+        **sharding_answers(),
+        **batch_answers(),
+        **trick_answers(),
+    }
+
+
+def overall(batch: float, ranks: int = round(MESH.devices)) -> int:
+    """Tokens of all ranks, with equally many on each."""
+    return math.ceil(batch) * ranks
+
+
+BATCHES = [1024, 4096, overall(MESH.least_batch(overlapped=True))]
+"""Tokens that memory is counted for; the last is the answer of (c)."""
+
+
+def memory_table() -> Table:
+    """(a) The parts of the state, and what batches of several sizes save."""
+    rows = [
+        (name, Typst(f"${FP32_BYTES * numbers} P$"), FP32_BYTES * numbers * XXL.parameters)
+        for name, numbers in STATES.items()
+    ]
+    rows.append(("all of these", Typst("$16 P$"), XXL.state_bytes))
+    rows += [
+        (f"saved for backward, {tokens} tokens", Typst("$2 L (D + F) B$"), XXL.saved_bytes * tokens)
+        for tokens in BATCHES
+    ]
+    body = [[name, form, f"{size / GB:.1f}", f"{size / H100_MEMORY:.2f}"] for name, form, size in rows]
+    return Table(["what", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"], body, text_columns=2)
+
+
+def readings(tokens: int) -> dict[tuple[str, str], Sharding]:
+    """(b) What the question can mean, in words and as a formula, for a batch of so many tokens."""
+    narrow, wide = XXL.narrow_bytes * tokens, XXL.wide_bytes * tokens
+    half = (narrow + wide) / 2
+    return {
+        ("half of the bytes sharded, half on every device", "$(16 P + A \\/ 2) \\/ N + A \\/ 2$"): XXL.sharding(
+            sharded=half, whole=half
+        ),
+        ("inputs of the second linear layers sharded", "$(16 P + A_F) \\/ N + A_D$"): XXL.sharding(
+            sharded=wide, whole=narrow
+        ),
+        ("inputs of the first linear layers sharded", "$(16 P + A_D) \\/ N + A_F$"): XXL.sharding(
+            sharded=narrow, whole=wide
+        ),
+        ("the other half computed again", "$(16 P + A \\/ 2) \\/ N$"): XXL.sharding(sharded=half, whole=0),
+        ("each device has B/N tokens of its own", "$(16 P + A) \\/ N$"): XXL.sharding(sharded=2 * half, whole=0),
+        ("no activations", "$16 P \\/ N$"): XXL.sharding(sharded=0, whole=0),
+    }
+
+
+def sharding_answers() -> dict[str, Any]:
+    """(b) The fewest devices under each reading."""
+    fewest = [[sharding.least_devices(TPU_V5P.memory) for sharding in readings(tokens).values()] for tokens in BATCHES]
+    body = [
+        [words, Typst(formula), *(str(count) if count else "none" for count in counts)]
+        for (words, formula), *counts in zip(readings(1), *fewest, strict=True)
+    ]
+    head = ["reading", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
+    return {
+        "readings": Table(head, body, text_columns=2, groups=[("", 2), ("least N", len(BATCHES))]),
+        "state_devices": XXL.sharding(sharded=0, whole=0).least_devices(TPU_V5P.memory),
+        "tokens": BATCHES[1],
+        "least": fewest[1][0],
+        "most_tokens": math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
+    }
+
+
+def batch_answers() -> dict[str, Any]:
+    """(c) The least batch on the handout's mesh, and under other readings."""
+    one_way = replace(MESH, device=replace(TPU_V5P, bandwidth=TPU_V5P.bandwidth / 2))
+    least = MESH.least_batch(overlapped=True)
+    in_turn = MESH.least_batch(overlapped=False)
+    rows: list[tuple[Any, ...]] = [  # with the number of ranks where it is not that of devices
+        ("both collectives at once, as taken here", "$alpha \\/ (Y M_X)$", least),
+        ("both in turn", "$alpha \\/ (Y M_X) dot 1 \\/ (1 - alpha Y \\/ (M_Y F))$", in_turn),
+        ("batch per FSDP rank, of Y devices", "$alpha \\/ M_X$", least * MESH.tensor, round(MESH.fsdp)),
+        ("one mesh axis for FSDP", "$alpha \\/ Y$", replace(MESH, fsdp_axes=1).least_batch(overlapped=True)),
+        ("one direction of each link", "$2 alpha \\/ (Y M_X)$", one_way.least_batch(overlapped=True)),
+        ("weights gathered in fp32", "$2 alpha \\/ (Y M_X)$", 2 * least),
+        ("weights of one linear layer, FLOPs of both", "$alpha \\/ (2 Y M_X)$", least / 2),
+        ("best X and Y, at once", "$alpha^2 \\/ (M_X M_Y F)$", MESH.best_batch(overlapped=True)),
+        ("best X and Y, in turn", "$4 alpha^2 \\/ (M_X M_Y F)$", MESH.best_batch(overlapped=False)),
+    ]
+    body = [
+        [name, Typst(form), f"{batch:.1f}", f"{batch / least:.2f}×", finalize(overall(batch, *ranks))]
+        for name, form, batch, *ranks in rows
+    ]
+    return {
+        "mesh": MESH,
+        "batch": least,
+        "batch_in_turn": in_turn,
+        "exact_batch": least * (MESH.fsdp - 1) / MESH.fsdp,
+        "overall": overall(least),
+        "overall_in_turn": overall(in_turn),
+        "per_device": math.ceil(least),
+        "per_device_in_turn": math.ceil(in_turn),
+        "batches": Table(["reading", "tokens per device", "", "against the first", "overall"], body, text_columns=2),
+    }
+
+
+def trick_answers() -> dict[str, Any]:
+    """(d) What the least batch becomes."""
+    sizes = [2**power for power in range(round(MESH.devices).bit_length())]
+    split = min((resized(size) for size in sizes), key=lambda mesh: mesh.least_batch(overlapped=True))
+    rows = [
+        (f"X = {split.fsdp}, Y = {split.tensor}", "$alpha \\/ (Y M_X)$", split.least_batch(overlapped=True)),
+        (
+            f"pipeline of Z = {STAGES} stages, each of X = {MESH.fsdp // STAGES}, Y = {MESH.tensor}",
+            "$alpha \\/ (Z Y M_X)$",
+            MESH.pipelined_batch(STAGES),
+        ),
+        ("weights gathered in 8 bits", "$alpha \\/ (2 Y M_X)$", MESH.least_batch(overlapped=True) / 2),
+    ]
+    body = [[name, Typst(form), f"{batch:.1f}", finalize(overall(batch))] for name, form, batch in rows]
+    return {
+        "split": split,
+        "tricks": Table(["trick", "tokens per device", "", "overall"], body, text_columns=2),
+        "bubble": bubble_share(STAGES, MICRO_BATCHES),
+        "stages": STAGES,
+        "micro_batches": MICRO_BATCHES,
+    }
+
+
+def resized(tensor: int) -> Mesh:
+    """The mesh with a tensor-parallel axis of another size, and as many devices."""
+    return replace(MESH, fsdp=MESH.devices // tensor, tensor=tensor)

@@ -1,0 +1,13 @@
+"""Answers to `data_parallel_calcs`: formulas, and an example from closed forms."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame
+
+from scripts.answers.helpers.parallelism import example_answers
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values of the section."""
+    return example_answers()

@@ -1,0 +1,60 @@
+"""Answers to `fsdp_tp_calcs`: formulas, an example from closed forms, and all strategies in a table."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame
+
+from scripts.answers.helpers.parallelism import example_answers
+from scripts.markup import Table, Typst, finalize
+from scripts.parallelism import EXAMPLE
+
+LIMITS = [
+    ("data parallel", "backward", "12 B D F", "12 D F (N - 1)", "1 + a", EXAMPLE.batch_limit),
+    ("FSDP", "forward", "6 B D F", "6 D F (N - 1)", "1 + a", EXAMPLE.batch_limit),
+    ("FSDP", "backward", "12 B D F", "12 D F (N - 1)", "1 + a", EXAMPLE.batch_limit),
+    ("tensor parallel", "forward", "6 B D F", "4 B D (N - 1)", "1 + c", EXAMPLE.tensor_forward_limit),
+    ("tensor parallel", "backward", "12 B D F", "4 B D (N - 1)", "1 + 2 c", EXAMPLE.tensor_backward_limit),
+    (
+        "FSDP + tensor, at once",
+        "forward",
+        "6 B D F",
+        "max {6 D F (X - 1), med 4 B D (Y - 1)}",
+        "(1 + a) (1 + c)",
+        EXAMPLE.mixed_limit(overlapped=True),
+    ),
+    (
+        "FSDP + tensor, in turn",
+        "forward",
+        "6 B D F",
+        "6 D F (X - 1) + 4 B D (Y - 1)",
+        "(a c + a + c)^2 \\/ (4 a c)",
+        EXAMPLE.mixed_limit(overlapped=False),
+    ),
+]
+"""Strategy, pass; N times the FLOPs and the bytes sent per device; the most devices as a formula and in the example."""
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values of the section."""
+    most = {overlapped: EXAMPLE.mixed_limit(overlapped=overlapped) for overlapped in (True, False)}
+    fsdp = {overlapped: EXAMPLE.best_fsdp(most[overlapped], overlapped=overlapped) for overlapped in most}
+    return {
+        **example_answers(),
+        "most": math.floor(most[True]),
+        "most_in_turn": math.floor(most[False]),
+        "gain": most[True] / most[False],
+        "fsdp": fsdp[False],
+        "tensor": most[False] / fsdp[False],
+        "a": EXAMPLE.batch_limit - 1,
+        "c": EXAMPLE.tensor_forward_limit - 1,
+        "limits": Table(
+            ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
+            [
+                [name, which, *(Typst(f"${form}$") for form in forms), finalize(math.floor(limit))]
+                for name, which, *forms, limit in LIMITS
+            ],
+            text_columns=5,
+        ),
+    }

@@ -1,0 +1,65 @@
+"""Time and bus bandwidth of an all-reduce against the size of its message."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from numpy import geomspace
+from pandas import DataFrame
+
+from scripts.communication import BACKENDS, MB, Line, all_reduce_table, lines
+from scripts.data import load_at_one_setting, select
+from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
+
+STYLES = {"nccl": "-", "gloo": "--"}
+
+
+def draw(table: str, output: str) -> None:
+    """One panel of time, and one of bandwidth for each backend; one line per backend and number of processes."""
+    cells = all_reduce_table(load_at_one_setting("all_reduce", table))
+    if not len(cells):
+        save_note("not measured", output)
+        return
+    backends = [backend for backend in BACKENDS if backend in set(cells["backend"])]
+    figure, (time, *panels) = subplots(1 + len(backends), height=3.0, sharey=False)
+    fits = lines(cells)
+    numbers = sorted(set(cells["processes"]))
+    for backend, panel in zip(backends, panels, strict=True):
+        for index, processes in enumerate(numbers):
+            rows = select(cells, backend=backend, processes=processes)
+            if len(rows):
+                look = len(numbers) * backends.index(backend) + index
+                draw_time(time, rows, fits.get((backend, processes)), look, f"{BACKENDS[backend]}, n = {processes}")
+                panel.plot(rows["megabytes"], rows["bus_bandwidth"], **marked(look), linestyle=STYLES[backend])
+        panel.margins(y=0.08)
+        panel.set_ylim(bottom=0)
+        panel.set_title(f"bus bandwidth, {BACKENDS[backend]}")
+        panel.set_ylabel("GB/s")
+    log_scale(time.yaxis)
+    time.set_title("time")
+    time.set_ylabel("ms")
+    sizes = sorted(set(cells["megabytes"]))
+    for axes in (time, *panels):
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("message / MB")
+    handles, names = time.get_legend_handles_labels()
+    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    save(figure, output)
+
+
+def draw_time(axes: Axes, rows: DataFrame, line: Line | None, look: int, label: str) -> None:
+    """Measured times as marks, and the line through them."""
+    errors = [rows["median"] - rows["p20"], rows["p80"] - rows["median"]]
+    backend = rows["backend"].iloc[0]
+    style = "" if line else STYLES[backend]
+    axes.errorbar(rows["megabytes"], rows["median"], yerr=errors, **marked(look), linestyle=style, label=label)
+    if line:
+        sizes = geomspace(rows["megabytes"].min(), rows["megabytes"].max())
+        times = [1e3 * line.seconds(MB * megabytes) for megabytes in sizes]
+        axes.plot(sizes, times, color=COLOURS[look], linestyle=STYLES[backend], linewidth=1)
+
+
+def marked(look: int) -> dict[str, Any]:
+    """The colour and mark of a line."""
+    return {"color": COLOURS[look], "marker": MARKERS[look]}

@@ -1,0 +1,11 @@
+"""What figures and answers put into the closed forms of parallelism: the handout's mesh, and an example of a layer."""
+
+from cs336_systems.accounting.accelerators import TPU_V5P
+from cs336_systems.accounting.mesh import Mesh
+from cs336_systems.accounting.parallelism import FeedForward, Parallel
+from cs336_systems.accounting.xxl import XXL
+
+MESH = Mesh(d_model=XXL.d_model, d_ff=XXL.d_ff, device=TPU_V5P, fsdp=16, tensor=4, fsdp_axes=2, tensor_axes=1)
+"""That of `communication_accounting`."""
+EXAMPLE = Parallel(FeedForward(tokens=2**22, d_model=XXL.d_model, d_ff=XXL.d_ff), TPU_V5P)
+"""A SwiGLU of XXL's widths on the same accelerator, where the handout's 2026 edition names no sizes."""

@@ -1,0 +1,93 @@
+"""All-reduces between real processes: what is summed, what is timed, and what does not fit."""
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+
+from cs336_systems.benchmarks import all_reduce
+from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.measure.record import read_jobs
+from tests.samples import ROOT
+
+TOO_LARGE = 10**9
+"""Megabytes that no machine has."""
+
+
+def launch(folder, processes, *options):
+    """The rows of a launch, by size and metric."""
+    command = [
+        *[sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"],
+        *["-m", "cs336_systems.benchmarks.all_reduce", "--processes", str(processes), *options],
+        *["--output", str(folder / "rows.csv")],
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return {(row.megabytes, row.metric): row for row in read_jobs(AllReduce, [folder / "rows.csv"])}
+
+
+@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+def rows(request, tmp_path_factory):
+    """Three sizes, one of them far too large; over Gloo between three processes."""
+    processes = {"gloo": 3, "nccl": 2}[request.param]
+    if request.param == "nccl" and torch.cuda.device_count() < processes:
+        pytest.skip("needs 2 GPUs")
+    options = ["--backend", request.param, "--megabytes", "1", str(TOO_LARGE), "9", "--warmup", "1", "--steps", "4"]
+    return launch(tmp_path_factory.mktemp("launch"), processes, *options)
+
+
+@pytest.mark.parametrize("megabytes", [1, 9])
+def test_the_sum_is_right_before_and_after_it_is_timed(rows, megabytes):
+    wrong = rows[megabytes, "wrong_numbers"]
+    assert (wrong.n, wrong.mean, wrong.std) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("megabytes", [1, 9])
+def test_bandwidths_are_those_of_the_slowest_ranks_time(rows, megabytes):
+    time, spread, algorithm, bus = (
+        rows[megabytes, metric] for metric in ("time", "rank_spread", "algorithm_bandwidth", "bus_bandwidth")
+    )
+    assert time.n == spread.n == 4
+    for slowest, apart in zip(parse_samples(time.samples), parse_samples(spread.samples), strict=True):
+        assert 0 <= apart <= slowest
+    rates = sorted(megabytes / milliseconds for milliseconds in parse_samples(time.samples))  # MB/ms: GB/s
+    assert algorithm.mean == pytest.approx(sum(rates) / 4, rel=1e-3)
+    ring = {2: Fraction(1), 3: Fraction(4, 3)}[time.processes]
+    assert bus.mean == pytest.approx(float(ring) * algorithm.mean, rel=1e-9)
+
+
+def test_what_does_not_fit_is_skipped_by_all_ranks_alike(rows):
+    cell = rows[TOO_LARGE, "cell"]
+    assert cell.status == "skipped"
+    assert "GB of memory, and" in cell.message
+    assert (9, "time") in rows  # measured after it
+
+
+def test_over_gloo_no_gpu_takes_part(rows):
+    assert {row.gpu_count for row in rows.values()} == {0 if next(iter(rows.values())).backend == "gloo" else 2}
+
+
+def test_contributions_differ_and_their_sums_are_exact():
+    torch.manual_seed(3)
+    blocks = torch.stack([all_reduce.contribution(rank) for rank in range(6)])
+    assert len({tuple(block[:9].tolist()) for block in blocks}) == 6
+    assert torch.equal(blocks.sum(0).double(), blocks.double().sum(0))
+    assert torch.equal(all_reduce.contribution(2), blocks[2])
+    torch.manual_seed(4)
+    assert not torch.equal(all_reduce.contribution(2), blocks[2])
+
+
+def test_a_wrong_number_anywhere_is_counted(monkeypatch):
+    monkeypatch.setattr(all_reduce, "gather", lambda numbers, device: [[0.0], list(numbers)])
+    block = all_reduce.contribution(0)
+    numbers = torch.empty(2 * all_reduce.BLOCK + 5)
+    all_reduce.fill(numbers, block)
+    assert all_reduce.most_wrong(numbers, block) == 0
+    numbers[-1] += 1
+    numbers[all_reduce.BLOCK] = float("nan")
+    assert all_reduce.most_wrong(numbers, block) == 2
+    shifted = numbers.roll(1)
+    assert all_reduce.most_wrong(shifted, block) > all_reduce.BLOCK
