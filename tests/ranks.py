@@ -5,6 +5,7 @@ import importlib
 import inspect
 import multiprocessing
 import multiprocessing.connection
+import os
 import time
 import traceback
 from datetime import timedelta
@@ -108,6 +109,8 @@ class Ranks:
 def serve(connection, rank, backend, meeting_point):
     """A rank: runs the tests that it is sent, and answers each with its error, or with nothing."""
     torch.set_num_threads(1)
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it, deterministic matrix products are refused
+    torch.use_deterministic_algorithms(True)  # tests compare bits
     device = torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(device)

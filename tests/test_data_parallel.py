@@ -31,7 +31,8 @@ class Branches(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.5))
         self.nothing = nn.Parameter(torch.empty(0, 3))
         self.large = nn.Linear(5, 300)
-        self.strided = nn.Conv2d(3, 4, kernel_size=2).to(memory_format=torch.channels_last)
+        self.channels_last = nn.Conv2d(3, 4, kernel_size=2).to(memory_format=torch.channels_last)
+        self.transposed = nn.Parameter(torch.randn(3, 5).mT)
         self.tied = nn.Linear(5, 3, bias=False)
         self.tied.weight = self.small.weight
         self.frozen = nn.Linear(5, 3).requires_grad_(False)
@@ -44,13 +45,14 @@ class Branches(nn.Module):
             "fp64": lambda: self.fp64(x.double()),
             "scale": lambda: x * self.scale + self.nothing.sum(),
             "large": lambda: self.large(x),
-            "strided": lambda: self.strided(x[:4, :3, None, None].expand(-1, -1, 3, 3)),
+            "channels_last": lambda: self.channels_last(x[:4, :3, None, None].expand(-1, -1, 3, 3)),
+            "transposed": lambda: x @ self.transposed,
             "tied": lambda: self.tied(self.frozen.weight.mT @ self.small(x).mT),
         }
         return sum(torch.tanh(values[name]()).sum().float() for name in names)
 
 
-ALL = ("small", "bf16", "fp64", "scale", "large", "strided")
+ALL = ("small", "bf16", "fp64", "scale", "large", "channels_last", "transposed")
 
 
 def average_by_hand(module):

@@ -88,11 +88,18 @@ def test_two_backward_passes_without_no_sync_are_refused(device, wrapper):
     wrapped.finish_gradient_synchronization()
 
 
+def transposed():
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(layer.weight.detach().mT)
+    return layer
+
+
 DIFFERENT = {
     "shape": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 4), r"rank 1 has weight: float32 \[4, 5\]"),
     "missing": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 3, bias=False), "rank 1 has nothing more"),
     "more": (nn.Identity, lambda: nn.Linear(5, 3), r"rank 1 has weight: float32 \[3, 5\]"),
     "dtype": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 3).double(), r"rank 1 has weight: float64 \[3, 5\]"),
+    "layout": (lambda: nn.Linear(3, 3), transposed, r"rank 1 has weight: float32 \[3, 3\] with strides \[1, 3\]"),
     "frozen": (
         lambda: nn.Linear(5, 3),
         lambda: nn.Linear(5, 3).requires_grad_(False),

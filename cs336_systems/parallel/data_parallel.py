@@ -110,18 +110,6 @@ class DataParallel(nn.Module, ABC):
                 if not is_used:
                     self._trainable[index].grad = None
 
-    def _note_arrival(self, index: int) -> None:
-        """The backward pass has added to the gradient of a parameter."""
-        if self._accumulating:
-            return
-        if index in self._arrived:
-            raise RuntimeError(
-                f"the gradient of {self._names[index]} arrived a second time: call finish_gradient_synchronization() "
-                "after each backward pass, or put all but the last into no_sync()"
-            )
-        self._arrived.add(index)
-        self._gradient_arrived(index)
-
     def _gradient_arrived(self, index: int) -> None:
         """The gradient of the parameter `index` is complete. Wrappers that communicate during the pass begin here."""
 
@@ -180,7 +168,10 @@ class OverlappedDataParallel(DataParallel):
         self._bucket_of = [bucket_of[parameter] for parameter in self._trainable]
 
     def _gradient_arrived(self, index: int) -> None:
-        self._bucket_of[index].awaited -= 1
+        bucket = self._bucket_of[index]
+        bucket.awaited -= 1
+        if bucket.awaited:
+            return
         while len(self._running) < len(self._buckets) and not self._buckets[len(self._running)].awaited:
             self._start_next()
 
@@ -222,17 +213,26 @@ class BucketedDataParallel(OverlappedDataParallel):
 
 
 def average(tensor: Tensor) -> dist.Work:
-    """Start to replace a tensor by its mean over the ranks; `wait` before it is used."""
-    return dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True)
+    """Start to replace a gradient by its mean over the ranks; `wait` before it is used."""
+    # Gradients are dense, with the strides of their parameters. NCCL takes no transposed tensor: send it as it lies.
+    in_memory_order = tensor.as_strided((tensor.numel(),), (1,))
+    return dist.all_reduce(in_memory_order, dist.ReduceOp.AVG, async_op=True)
 
 
-def arrival_hook(wrapper: "weakref.ref[DataParallel]", index: int) -> Callable[[Tensor], None]:
-    """A hook that tells the wrapper, while it lives, of a parameter's gradient."""
+def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Tensor], None]:
+    """A hook that notes that the backward pass has added to the gradient of a parameter, and tells the wrapper."""
 
-    def hook(parameter: Tensor) -> None:
-        alive = wrapper()
-        if alive is not None:
-            alive._note_arrival(index)
+    def hook(parameter: Tensor) -> None:  # One call only: it runs for each parameter in each step.
+        wrapper = this()
+        if wrapper is None or wrapper._accumulating:
+            return
+        if index in wrapper._arrived:
+            raise RuntimeError(
+                f"the gradient of {wrapper._names[index]} arrived a second time: call "
+                "finish_gradient_synchronization() after each backward pass, or put all but the last into no_sync()"
+            )
+        wrapper._arrived.add(index)
+        wrapper._gradient_arrived(index)
 
     return hook
 

@@ -16,7 +16,7 @@ def replicate(module: nn.Module) -> None:
     """Give each rank the parameters and buffers of rank 0.
 
     Raises:
-        ValueError: the ranks' models differ in a name, shape or dtype, or in what is frozen. All ranks raise it.
+        ValueError: the ranks' models differ in a name, shape, dtype or layout, or in what is frozen; on all ranks.
     """
     named = [*module.named_parameters(), *module.named_buffers()]
     check_same_on_all_ranks([describe(name, tensor) for name, tensor in named])
@@ -30,8 +30,9 @@ def replicate(module: nn.Module) -> None:
 
 def describe(name: str, tensor: Tensor) -> str:
     """What must be the same on all ranks."""
+    strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     frozen = "" if tensor.requires_grad else ", without gradient"
-    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{frozen}"
+    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{strides}{frozen}"
 
 
 def check_same_on_all_ranks(mine: list[str]) -> None:
