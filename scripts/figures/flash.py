@@ -38,9 +38,12 @@ def draw(table: str, output: str, quantity: str) -> None:
                 linewidth=2.2 if name in ("tiled", "triton") else 1.1,
             )
         axes.set_xscale("log", base=2)
-        log_scale(axes.yaxis)
+        if quantity != "throughput":
+            log_scale(axes.yaxis)
         axes.set_title(f"d = {d}")
         axes.set_xlabel("sequence / tokens")
+    if quantity == "throughput":
+        panels[0].set_ylim(bottom=0)  # shared, so once all is drawn
     panels[0].set_ylabel(label)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, ncols=4, loc="outside lower center", fontsize=7.5)
