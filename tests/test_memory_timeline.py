@@ -264,33 +264,32 @@ def test_operators_and_copies_of_weights_are_told_apart():
     assert [(call.first, call.end) for call in log.calls][:2] == [(0, 1), (2, 3)]
 
 
-def test_copies_of_weights_are_those_of_the_linear_layers():
-    model = build_model(
+def make_model(shape, vocab_size):
+    return build_model(
         "cs336_systems.model:TransformerLM",
-        parse_size("nano"),
-        vocab_size=77,
+        shape,
+        vocab_size=vocab_size,
         context_length=8,
         device=torch.device("cpu"),
     )
+
+
+def test_copies_of_weights_are_those_of_the_linear_layers():
+    model = make_model(parse_size("nano"), vocab_size=77)
     linear = [module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert transformer.weight_copy_bytes(parse_size("nano"), 77) == 2 * sum(linear)
 
 
 def test_owners_are_the_tensors_of_a_training_step():
-    model = build_model(
-        "cs336_systems.model:TransformerLM",
-        parse_size("t:d_model=8,d_ff=8,num_layers=1,num_heads=2"),
-        vocab_size=32,
-        context_length=8,
-        device=torch.device("cpu"),
-    )
+    shape = parse_size("t:d_model=8,d_ff=8,num_layers=1,num_heads=2")
+    model = make_model(shape, vocab_size=32)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     step = TrainingStep(model, torch.randint(32, (2, 9)), optimizer=optimizer)
     for stage in step.stages("train_step").values():
         stage()
     owners = owners_of_training(model, optimizer, [step.inputs, step.logits, step.loss])
     count = len(list(model.parameters()))
-    assert count == transformer.parameter_tensors(parse_size("t:d_model=8,d_ff=8,num_layers=1,num_heads=2"))
+    assert count == transformer.parameter_tensors(shape)
     expected = {PARAMETERS: count, GRADIENTS: count, OPTIMIZER_STATE: 3 * count, OTHER_TENSORS: 4}
     assert {name: list(owners.values()).count(name) for name in expected} == expected
     assert owners[model.lm_head.weight.grad.data_ptr()] == GRADIENTS

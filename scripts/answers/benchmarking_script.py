@@ -125,7 +125,8 @@ def phase_statistics(rows: DataFrame, phase: str) -> tuple[float | None, float |
 
 def mean_and_std(rows: DataFrame, metric: str, mode: str) -> tuple[float | None, float | None]:
     """Mean and std of a metric in one kind of step."""
-    return tuple(statistic(rows, column, mode=mode, metric=metric) for column in ("mean", "std"))  # type: ignore[return-value]
+    wanted = {"mode": mode, "metric": metric}
+    return statistic(rows, "mean", **wanted), statistic(rows, "std", **wanted)
 
 
 def inference_share(eager: DataFrame) -> dict[str, Any] | None:
