@@ -9,11 +9,12 @@ from pathlib import Path
 
 import torch
 
-from cs336_systems.benchmarks.memory_profile import build_step, record
-from cs336_systems.experiments.memory_profile import MemoryProfile
+from cs336_systems.benchmarks.end_to_end import build_step
+from cs336_systems.benchmarks.memory_profile import record
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.memory_recording import Recording, to_json
 
-CELL = MemoryProfile(
+CELL = EndToEnd(
     size="tiny:d_model=96,d_ff=260,num_layers=1,num_heads=3", context=150, vocab_size=4003, precision="bf16"
 )
 

@@ -4,13 +4,16 @@ Launch: python -m cs336_systems.artifacts.memory_snapshot --size 2.7B --context 
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from cs336_systems.artifacts.one_step import parse_step
-from cs336_systems.benchmarks.memory_profile import build_step, warm_up
+from cs336_systems.benchmarks.end_to_end import build_step
+from cs336_systems.benchmarks.memory_profile import warm_up
 from cs336_systems.benchmarks.runner import measure_or_explain
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.memory_history import history, require_history
@@ -22,7 +25,7 @@ def write_snapshot(cell: MemoryProfile, device: torch.device, output: Path) -> s
 
     def snapshot(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
         require_history(device)
-        step = build_step(cell, device)
+        step = build_step(EndToEnd(**asdict(cell)), device)
         warm_up(step, cell.mode)
         with history():
             for stage in step.stages(cell.mode).values():

@@ -5,17 +5,20 @@ Launch: python -m cs336_systems.benchmarks.memory_profile --size small --context
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 
 import torch
 
 from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.end_to_end import build_step
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory_history import code_at, owners_of_training, record_step, require_history
 from cs336_systems.measure.memory_recording import Recording
 from cs336_systems.measure.memory_timeline import FORWARD, Timeline, largest_groups, replay, sample_positions
-from cs336_systems.model import build_model, load_model_class
+from cs336_systems.model import load_model_class
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 
@@ -26,7 +29,7 @@ LARGEST = 12
 def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
     """The timeline of a warmed-up step: its peak, what it is made of, the stages, and the largest allocations."""
     require_history(device)
-    recording = record(build_step(cell, device), cell.mode, device)
+    recording = record(build_step(EndToEnd(**asdict(cell)), device), cell.mode, device)
     timeline = replay(recording)
     residual = residual_bytes(parse_size(cell.size), cell.batch_size, cell.context)
     return [
@@ -37,24 +40,6 @@ def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
         *allocation_rows(timeline),
         *residual_rows(timeline, residual),
     ]
-
-
-def build_step(cell: MemoryProfile, device: torch.device) -> TrainingStep:
-    """The cell's step with random weights and tokens; fused AdamW, if its mode updates."""
-    model = build_model(
-        cell.model,
-        parse_size(cell.size),
-        vocab_size=cell.vocab_size,
-        context_length=cell.context,
-        attention=cell.attention,
-        device=device,
-    )
-    return TrainingStep(
-        model,
-        torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device),
-        precision=cell.precision,
-        optimizer=torch.optim.AdamW(model.parameters(), fused=True) if cell.mode == "train_step" else None,
-    )
 
 
 def warm_up(step: TrainingStep, mode: str) -> None:

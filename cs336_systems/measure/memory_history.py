@@ -2,6 +2,7 @@
 
 import contextlib
 import linecache
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,11 +23,13 @@ from cs336_systems.measure.memory_timeline import (
     PARAMETERS,
     WORKSPACES,
 )
-from cs336_systems.measure.timing import synchronize
+from cs336_systems.measure.timing import no_garbage_collection, synchronize
 
 INSTRUMENT = Path(__file__).parent
 PROJECT = INSTRUMENT.parents[1]
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
+"""Environment variables under which the allocator divides memory otherwise than the replay does."""
 
 
 def require_history(device: torch.device) -> None:
@@ -37,8 +40,9 @@ def require_history(device: torch.device) -> None:
     """
     if device.type != "cuda":
         raise Unavailable("PyTorch keeps a history of allocations on CUDA devices only")
-    if torch.cuda.memory._snapshot(device)["allocator_settings"]["expandable_segments"]:
-        raise Unavailable("PYTORCH_CUDA_ALLOC_CONF asks for expandable segments, whose blocks cannot be followed here")
+    for name in ALLOCATOR_SETTINGS:
+        if value := os.environ.get(name):
+            raise Unavailable(f"{name} is {value!r}; the allocator can be followed only where it is not set")
 
 
 @contextlib.contextmanager
@@ -51,6 +55,7 @@ def history() -> Iterator[None]:
         torch.cuda.memory._record_memory_history(None)
 
 
+@no_garbage_collection()
 def record_step(
     stages: Mapping[str, Callable[[], None]],
     owners: Callable[[], dict[int, str]],

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-ALLOCATED, AWAITING_FREE, INACTIVE = "active_allocated", "active_awaiting_free", "inactive"
-"""States of a block: in use; freed, but another stream may still read it; free."""
+ALLOCATED, INACTIVE = "active_allocated", "inactive"
+"""States of a block: in use; free. There are others between them."""
 
 
 class BlockState(NamedTuple):
