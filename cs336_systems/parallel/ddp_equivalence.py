@@ -24,6 +24,7 @@ from cs336_systems.parallel.data_parallel import (
     NaiveDataParallel,
     OverlappedDataParallel,
 )
+from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
 from cs336_systems.parallel.process_group import current_rank, process_group
 
 STEPS = 5
@@ -77,6 +78,8 @@ WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "overlapped": OverlappedDataParallel,
     "bucketed, 0.4 kB": partial(BucketedDataParallel, bucket_size_mb=0.0004),
     "bucketed, 1 MB": partial(BucketedDataParallel, bucket_size_mb=1),
+    "peer memory, 0.4 kB": partial(PeerMemoryDataParallel, bucket_size_mb=0.0004),
+    "peer memory": PeerMemoryDataParallel,
 }
 
 

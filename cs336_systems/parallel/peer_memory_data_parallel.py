@@ -1,0 +1,199 @@
+"""Data parallelism without collectives: ranks write gradients into each other's memory during the backward pass."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets, views_like
+from cs336_systems.parallel.data_parallel import OverlappedDataParallel, in_memory_order
+from cs336_systems.parallel.peer_memory import PeerMemory, allocate
+
+SMALL_BYTES = MB
+"""Gradients smaller than this travel together, up to so much: below it, starting a copy takes longer than the copy."""
+ALIGNMENT = 256
+
+
+class PeerMemoryDataParallel(OverlappedDataParallel):
+    """Each gradient has an owner among the ranks: the others write theirs into its memory, and it writes back the mean.
+
+    Improves on bucketed: on GPUs, copy engines move the gradients. A collective's kernels take multiprocessors from the
+    backward pass; here only the additions do, and each rank adds only what it owns. Nothing is copied into buckets:
+    a gradient leaves from where the backward pass has put it, and the mean is used where it arrives.
+
+    The price is memory: for each gradient that a rank owns, one for each of the others, and one for each that it does
+    not own. The ranks have to be on one machine.
+
+    What is sent and received is what a ring's reduce-scatter and all-gather send (Patarasuk and Yuan 2009), in one hop
+    instead of ranks - 1.
+    """
+
+    def __init__(self, module: nn.Module, bucket_size_mb: float = 100):
+        """Wrap a module, as `DataParallel` does.
+
+        Args:
+            module: what is trained.
+            bucket_size_mb: about so many 10^6 bytes of gradients set out together; a larger gradient sets out alone.
+
+        Raises:
+            ValueError: as `DataParallel`, or a bucket size that is not positive.
+            RuntimeError: the ranks cannot reach each other's memory.
+        """
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
+        super().__init__(module)
+        messages = make_messages(self._trainable)
+        layout = Layout([size_of(message) for message in messages], dist.get_world_size())
+        device = self._trainable[0].device
+        self._memory = allocate(layout.size, device)
+        buckets = group_messages(layout.sizes, bucket_size_mb * MB)
+        self._exchanges = [Exchange(messages, indices, layout, self._memory) for indices in buckets]
+        self._plan([exchange.bucket for exchange in self._exchanges])
+        self._on_device = torch.get_device_module(device)
+        # What has arrived is worked on before anything else, since others wait for it.
+        self._sending, self._averaging = (self._on_device.Stream(priority=priority) for priority in (0, -1))
+
+    def _start_next(self) -> None:
+        exchange = self._exchanges[self._started]
+        gradients = [in_memory_order(message.gather()) for message in exchange.messages]
+        self._sending.wait_stream(self._on_device.current_stream())
+        with self._on_device.stream(self._sending):
+            for index, slot in exchange.sent:
+                slot.copy_(gradients[index])
+        self._averaging.wait_stream(self._sending)
+        with self._on_device.stream(self._averaging):
+            self._memory.barrier()  # All contributions are there.
+            owned = [gradients[index] for index in exchange.owned]
+            for number, contributions in enumerate(exchange.contributions if owned else [], start=1):
+                # The mean of so many and one more; in the same order for all numbers, so that a run can be repeated.
+                torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
+            for index, slot in exchange.returned:
+                slot.copy_(gradients[index])
+        self._started += 1
+
+    def _wait(self) -> None:
+        with self._on_device.stream(self._averaging):
+            self._memory.barrier()  # All means are there, and what was sent may be overwritten in the next step.
+        self._on_device.current_stream().wait_stream(self._averaging)
+        for exchange in self._exchanges:
+            for parameter, mean in exchange.received:
+                parameter.grad = mean
+
+
+class Layout:
+    """Who owns each message, and where it lies in the memory of each rank.
+
+    On the owner there is a slot for what each other rank sends; on each other rank, a slot for the mean.
+    """
+
+    def __init__(self, sizes: Sequence[int], ranks: int):
+        """Lay out messages of `sizes` bytes."""
+        self.sizes = sizes
+        self.ranks = ranks
+        self.owners = assign_owners(sizes, ranks)
+        ends = [0] * ranks
+        self._starts: list[list[int]] = []  # for each message, on each rank
+        for size, owner in zip(sizes, self.owners, strict=True):
+            self._starts.append(list(ends))
+            for rank in range(ranks):
+                ends[rank] += aligned(size) * (ranks - 1 if rank == owner else 1)
+        self.size = max(*ends, ALIGNMENT)
+        """Bytes of memory that each rank needs."""
+
+    def slot(self, message: int, holder: int, sender: int) -> slice:
+        """The bytes in the memory of `holder` into which `sender` writes a message; one of the two is its owner."""
+        owner = self.owners[message]
+        number = sender - (sender > owner) if holder == owner else 0
+        start = self._starts[message][holder] + number * aligned(self.sizes[message])
+        return slice(start, start + self.sizes[message])
+
+
+class Exchange:
+    """Messages that set out together, and the slots that they go through, seen from this rank."""
+
+    def __init__(self, messages: Sequence[Bucket], indices: Sequence[int], layout: Layout, memory: PeerMemory):
+        """The messages `indices` of `messages`."""
+        rank = dist.get_rank()
+        self.messages = [messages[i] for i in indices]
+        self.bucket = Bucket([parameter for message in self.messages for parameter in message.parameters])
+
+        def slot(number: int, holder: int, sender: int) -> Tensor:
+            part = memory.of_rank[holder][layout.slot(indices[number], holder, sender)]
+            return part.view(self.messages[number].parameters[0].dtype)
+
+        # Each rank begins with another one: no two write to the same at a time, as far as messages are alike.
+        others = [(rank + distance) % layout.ranks for distance in range(1, layout.ranks)]
+        owners = [layout.owners[i] for i in indices]
+        numbers = range(len(indices))
+        self.owned = [number for number in numbers if owners[number] == rank]
+        self.sent = [
+            (number, slot(number, holder=other, sender=rank))
+            for other in others
+            for number in numbers
+            if owners[number] == other
+        ]
+        """What goes to its owners, and where to."""
+        self.contributions = [
+            [slot(number, holder=rank, sender=other) for number in self.owned] for other in sorted(others)
+        ]
+        """From each other rank, what it has sent of all owned messages."""
+        self.returned = [(number, slot(number, holder=other, sender=rank)) for other in others for number in self.owned]
+        """What goes from its owner to the others, and where to."""
+        self.received = [
+            pair
+            for number in numbers
+            if owners[number] != rank
+            for pair in means_in(slot(number, holder=rank, sender=owners[number]), self.messages[number])
+        ]
+        """Parameters that are not owned, and their means."""
+
+
+def make_messages(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
+    """Large gradients alone, small ones of a dtype together, in the order in which they are complete."""
+    order = {parameter: position for position, parameter in enumerate(parameters)}
+    large = [Bucket([parameter]) for parameter in parameters if parameter.nbytes >= SMALL_BYTES]
+    small = fill_buckets([parameter for parameter in parameters if parameter.nbytes < SMALL_BYTES], SMALL_BYTES)
+    return sorted([*large, *small], key=lambda message: order[message.parameters[-1]])
+
+
+def group_messages(sizes: Sequence[int], max_bytes: float) -> list[list[int]]:
+    """Consecutive messages, by their indices, in groups of at most `max_bytes`; a larger one is alone."""
+    groups: list[list[int]] = []
+    total = max_bytes
+    for index, size in enumerate(sizes):
+        if total + size > max_bytes:
+            groups.append([])
+            total = 0
+        groups[-1].append(index)
+        total += size
+    return groups
+
+
+def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """The owner of each message: one after another goes to the rank that has least so far."""
+    owned = [0] * ranks
+    owners = []
+    for size in sizes:
+        owner = owned.index(min(owned))
+        owned[owner] += size
+        owners.append(owner)
+    return owners
+
+
+def means_in(slot: Tensor, message: Bucket) -> list[tuple[nn.Parameter, Tensor]]:
+    """The parameters of a message, each with its part of a slot, in the parameter's shape and strides."""
+    if len(message.parameters) > 1:
+        return list(zip(message.parameters, views_like(slot, message.parameters), strict=True))
+    (parameter,) = message.parameters
+    return [(parameter, slot.as_strided(parameter.size(), parameter.stride()))]
+
+
+def size_of(message: Bucket) -> int:
+    """Bytes of a message."""
+    return sum(parameter.nbytes for parameter in message.parameters)
+
+
+def aligned(size: int) -> int:
+    """The size rounded up, so that what lies behind it can be copied and added fast."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
