@@ -1,6 +1,7 @@
 """Buckets: gradients that travel together, side by side in one tensor."""
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +16,22 @@ class Bucket:
         """A bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
         self.parameters = parameters
         self.awaited = len(parameters)  # gradients still to come in this step
-        self._flat: Tensor | None = None
-        self._views: list[Tensor] = []
-        if len(parameters) > 1:
-            sizes = [parameter.numel() for parameter in parameters]
-            self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-            self._views = views_like(self._flat, parameters)
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        """Where the gradients lie side by side; a bucket that is never gathered takes no memory."""
+        size = sum(parameter.numel() for parameter in self.parameters)
+        return torch.empty(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        return views_like(self._flat, self.parameters)
 
     def gather(self) -> Tensor:
         """All its gradients in one tensor, which they are views of from here on; each parameter must have one."""
         gradients = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
         assert len(gradients) == len(self.parameters), "a parameter without a gradient"
-        if self._flat is None:
+        if len(gradients) == 1:
             return gradients[0]
         # Where zero_grad keeps gradients, they are views already, and the backward pass has added to them in place.
         outside = [

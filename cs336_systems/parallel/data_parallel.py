@@ -124,6 +124,11 @@ class NaiveDataParallel(DataParallel):
     As simple as it gets. Each call pays its fixed cost, and the processors wait while the gradients travel.
     """
 
+    @property
+    def messages(self) -> int:
+        """All-reduces of gradients in a step."""
+        return len(self._trainable)
+
     def _average_gradients(self) -> None:
         for parameter in self._trainable:
             assert parameter.grad is not None
@@ -140,6 +145,11 @@ class FlatDataParallel(DataParallel):
     def __init__(self, module: nn.Module):
         super().__init__(module)
         self._buckets = fill_buckets(self._trainable, math.inf)
+
+    @property
+    def messages(self) -> int:
+        """All-reduces of gradients in a step."""
+        return len(self._buckets)
 
     def _average_gradients(self) -> None:
         for bucket in self._buckets:
@@ -161,6 +171,11 @@ class OverlappedDataParallel(DataParallel):
         super().__init__(module)
         self._plan([Bucket([parameter]) for parameter in self._trainable])
 
+    @property
+    def messages(self) -> int:
+        """All-reduces of gradients in a step."""
+        return len(self._buckets)
+
     def _plan(self, buckets: list[Bucket]) -> None:
         self._buckets = buckets
         self._running: list[dist.Work] = []  # those of the first buckets
@@ -176,16 +191,24 @@ class OverlappedDataParallel(DataParallel):
             self._start_next()
 
     def _start_next(self) -> None:
-        self._running.append(average(self._buckets[len(self._running)].gather()))
+        self._running.append(self._start(self._buckets[len(self._running)]))
+
+    def _start(self, bucket: Bucket) -> dist.Work:
+        """Start to average the gradients of a bucket, all of which are there."""
+        return average(bucket.gather())
 
     def _average_gradients(self) -> None:
         while len(self._running) < len(self._buckets):
             self._start_next()
-        for work in self._running:
+        for bucket, work in zip(self._buckets, self._running, strict=True):
             work.wait()
+            self._finish(bucket)
         self._running.clear()
         for bucket in self._buckets:
             bucket.awaited = len(bucket.parameters)
+
+    def _finish(self, bucket: Bucket) -> None:
+        """Do what remains to be done once the gradients of a bucket are averaged. Later ones may still travel."""
 
 
 class BucketedDataParallel(OverlappedDataParallel):
@@ -212,11 +235,17 @@ class BucketedDataParallel(OverlappedDataParallel):
         self._plan(fill_buckets(self._trainable, bucket_size_mb * MB))
 
 
-def average(tensor: Tensor) -> dist.Work:
+def average(tensor: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
     """Start to replace a gradient by its mean over the ranks; `wait` before it is used."""
-    # Gradients are dense, with the strides of their parameters. NCCL takes no transposed tensor: send it as it lies.
-    in_memory_order = tensor.as_strided((tensor.numel(),), (1,))
-    return dist.all_reduce(in_memory_order, dist.ReduceOp.AVG, async_op=True)
+    return dist.all_reduce(in_memory_order(tensor), dist.ReduceOp.AVG, group=group, async_op=True)
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The numbers of a gradient as they lie in memory, in one dimension: NCCL takes no transposed tensor.
+
+    Gradients are dense, with the strides of their parameters.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Tensor], None]:
