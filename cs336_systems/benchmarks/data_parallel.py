@@ -1,0 +1,78 @@
+"""Train a language model with each data-parallel wrapper in turn, and time what communication adds to a step.
+
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.data_parallel --precision bf16 --rounds 1
+"""
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.data_parallel_contenders import FLOOR, Contender, contenders
+from cs336_systems.benchmarks.data_parallel_ranks import quick_collections, together
+from cs336_systems.benchmarks.data_parallel_trial import Trial, Turn
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import Unavailable, allocated
+from cs336_systems.model import load_model_class
+
+
+def measure(cell: DataParallelTraining, device: torch.device) -> list[Measurement]:
+    """Steps of all contenders, round by round; then, one by one, their phases and a profile."""
+    trial = Trial(cell, device)
+    floor, *others = contenders(cell, trial.optimizer)
+    turns: dict[Contender, list[Turn]] = {contender: [] for contender in (floor, *others)}
+    refused = []
+    with quick_collections(), together():
+        for _ in range(cell.rounds):
+            for contender in list(turns):
+                try:
+                    turns[contender].append(trial.turn(contender))
+                except Unavailable as error:
+                    if contender is floor:
+                        raise
+                    del turns[contender]
+                    refused.append(not_known("step", str(error), contender.details))
+        inspected = {contender: trial.inspect(contender) for contender in turns}
+    rows = [
+        row
+        for contender, own in turns.items()
+        for row in (*summarize_turns(contender, own, turns[floor], device), *inspected[contender])
+    ]
+    if device.type != "cuda":
+        rows.append(not_known("device_busy", "only a CUDA device works apart from the host"))
+        rows.append(allocated("peak_memory", 0, device))
+    return rows + refused
+
+
+def not_known(metric: str, why: str, details: Mapping[str, str] | None = None) -> Measurement:
+    """The one row that says why there are no others."""
+    unit = DataParallelTraining.metrics[metric]
+    return Measurement(metric=metric, unit=unit, status="skipped", message=why, details=details or {})
+
+
+def summarize_turns(
+    contender: Contender, turns: Sequence[Turn], floor: Sequence[Turn], device: torch.device
+) -> Iterator[Measurement]:
+    """Time and memory of a contender's steps, also in comparison with the floor's."""
+    details = contender.details
+    yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
+    if contender.wrapper != FLOOR:
+        exposed = [
+            statistics.median(turn.seconds) - statistics.median(alone.seconds)
+            for turn, alone in zip(turns, floor, strict=True)
+        ]
+        yield summarize("exposed", "ms", [1e3 * seconds for seconds in exposed], details=details)
+    if device.type == "cuda":
+        # Of the first round: what a library allocates once and keeps is the floor's, too, from then on.
+        yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)
+        if contender.wrapper != FLOOR:
+            outside = max(turns[0].outside - floor[0].outside, 0)
+            yield summarize("outside_memory", "MiB", [outside / MIB], details=details)
+
+
+if __name__ == "__main__":
+    from cs336_systems.benchmarks.command_line import main
+
+    main(DataParallelTraining, measure, check=lambda cell: load_model_class(cell.model))

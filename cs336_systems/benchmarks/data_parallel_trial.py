@@ -1,0 +1,212 @@
+"""The training that all contenders take over in turn: one model, one optimizer, one batch per rank."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cs336_systems.benchmarks.data_parallel_contenders import Contender
+from cs336_systems.benchmarks.data_parallel_profile import profile_step
+from cs336_systems.benchmarks.data_parallel_ranks import fits_on_all_ranks, free_memory, wrap_on_all_ranks
+from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
+from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
+from cs336_systems.model import build_model
+from cs336_systems.parallel.buckets import MB
+from cs336_systems.parallel.data_parallel import DataParallel
+from cs336_systems.parallel.gather import gather
+from cs336_systems.parallel.variations import Bf16WireDataParallel
+from cs336_systems.sizes import parse_size
+from cs336_systems.training_step import TrainingStep
+
+LEARNING_RATE = 1e-6
+"""So small that after hundreds of steps on one batch weights and gradients are still those of the start."""
+Phases = Mapping[str, Callable[[], None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """What a contender's turn in one round has shown."""
+
+    seconds: list[float]
+    """Of each timed step, by the slowest rank."""
+    peak: int
+    """The most bytes that this rank's allocator had in use; 0 on a CPU."""
+    outside: int
+    """Bytes of this rank's device that are in use, but not the allocator's; 0 on a CPU."""
+
+
+class Trial:
+    """The training, and a contender's turn at it."""
+
+    def __init__(self, cell: DataParallelTraining, device: torch.device):
+        """Build the model, the same on all ranks, and train it for a step, without communication.
+
+        Raises:
+            MemoryError: on all ranks, if that does not fit on any.
+            Unavailable: the model has no blocks to compile.
+        """
+        self.cell = cell
+        self.device = device
+        reset_peak(device)
+        self.model, self.tokens, self.optimizer = fits_on_all_ranks(self._start, device)
+        self.gradient_bytes = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
+        self.step_bytes = most_in_use(device) - in_use(device)
+
+    def _start(self) -> tuple[nn.Module, Tensor, Optimizer]:
+        cell = self.cell
+        model = build_model(
+            cell.model,
+            parse_size(cell.size),
+            vocab_size=cell.vocab_size,
+            context_length=cell.context,
+            device=self.device,
+        )
+        if cell.compiled:
+            # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
+            compile_blocks(model)
+        everyones = torch.randint(
+            cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=self.device
+        )
+        tokens = everyones.chunk(cell.processes)[dist.get_rank()]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+        run(TrainingStep(model, tokens, precision=cell.precision, optimizer=optimizer).phases("train_step"))
+        model.zero_grad()
+        return model, tokens, optimizer
+
+    def turn(self, contender: Contender) -> Turn:
+        """A contender's turn: wrap the model, warm up, time some steps, and drop the wrapper.
+
+        Raises:
+            Unavailable: it cannot have its turn, on any rank.
+        """
+        phases = self._phases(contender, self._wrap(contender))
+        seconds = time_steps(phases, self.cell, self.device)
+        slowest = [max(lap) for lap in zip(*gather(seconds, self.device), strict=True)]
+        return Turn(seconds=slowest, peak=most_in_use(self.device), outside=memory_outside(self.device))
+
+    def inspect(self, contender: Contender) -> list[Measurement]:
+        """What else there is to know about a contender, from a turn that is not timed as a whole.
+
+        Raises:
+            Unavailable: it cannot have its turn, on any rank.
+        """
+        wrapped = self._wrap(contender)
+        phases = self._phases(contender, wrapped)
+        for _ in range(self.cell.warmup):
+            run(phases)
+        details = contender.details
+        laps = {
+            name: [max(lap) for lap in zip(*gather(seconds, self.device), strict=True)]
+            for name, seconds in time_phases(phases, self.device).items()
+        }
+        rows = [
+            summarize(name, "ms", [1e3 * lap for lap in seconds], details=details) for name, seconds in laps.items()
+        ]
+        if self.device.type == "cuda":
+            rows += profile_step(phases, self.device, details)
+        if wrapped is not self.model:
+            sent = contender.sent * self.gradient_bytes / MB
+            rows.append(summarize("communicated", "MB", [sent], details=details))
+        if (messages := getattr(wrapped, "messages", None)) is not None:
+            rows.append(summarize("messages", "", [messages], details=details))
+        if isinstance(wrapped, Bf16WireDataParallel):
+            rows.append(summarize("gradient_error", "", [gradient_error(wrapped, phases)], details=details))
+        return rows
+
+    def _wrap(self, contender: Contender) -> nn.Module:
+        self.model.zero_grad()
+        free_memory(self.device)
+        reset_peak(self.device)
+        return wrap_on_all_ranks(contender, self.model, self.gradient_bytes, self.step_bytes)
+
+    def _phases(self, contender: Contender, wrapped: nn.Module) -> Phases:
+        """The phases of a contender's step; PyTorch's has none of its own for synchronization."""
+        step = TrainingStep(wrapped, self.tokens, precision=self.cell.precision, optimizer=self.optimizer)
+        phases = step.phases("train_step")
+        update = phases.pop("optimizer")
+        if isinstance(wrapped, DataParallel):
+            phases["synchronization"] = wrapped.finish_gradient_synchronization
+        if not contender.updates:
+            phases["optimizer"] = update
+        return phases
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Have each block compiled by itself, so that its gradients arrive when its own backward pass is over."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be compiled one by one")
+    for block in blocks:
+        block.compile()
+
+
+def run(phases: Phases) -> None:
+    """One step."""
+    for phase in phases.values():
+        phase()
+
+
+@no_garbage_collection()
+def time_steps(phases: Phases, cell: DataParallelTraining, device: torch.device) -> list[float]:
+    """Seconds of each timed step on this rank; all ranks begin together."""
+    for _ in range(cell.warmup):
+        run(phases)
+    synchronize(device)
+    dist.barrier()
+    stopwatch = Stopwatch(device)
+    seconds = []
+    for _ in range(cell.steps):
+        run(phases)
+        seconds.append(stopwatch.lap())
+    return seconds
+
+
+@no_garbage_collection()
+def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of each phase of some steps on this rank; all ranks begin a step together.
+
+    A phase ends when the device has done the work on the current stream. What travels on others goes on.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in phases}
+    for _ in range(PHASE_STEPS):
+        synchronize(device)
+        dist.barrier()
+        for name, phase in phases.items():
+            start = time.perf_counter()
+            phase()
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def memory_outside(device: torch.device) -> int:
+    """Bytes of a device that are in use, but not by PyTorch's allocator: libraries' buffers, memory of peers."""
+    if device.type != "cuda":
+        return 0
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free - torch.cuda.memory_reserved(device)
+
+
+def gradient_error(wrapped: DataParallel, phases: Phases) -> float:
+    """How far the gradients that a wrapper makes of those of all ranks are from their mean: the relative 2-norm."""
+    with wrapped.no_sync():
+        phases["forward"]()
+        phases["backward"]()
+    parameters = [parameter for parameter in wrapped.parameters() if parameter.grad is not None]
+    own = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+    wrapped.finish_gradient_synchronization()
+    error = norm = 0.0
+    for parameter, mine in zip(parameters, own, strict=True):
+        exact = mine.double()
+        dist.all_reduce(exact, dist.ReduceOp.AVG)
+        assert parameter.grad is not None
+        error += (parameter.grad - exact).square().sum().item()
+        norm += exact.square().sum().item()
+    return (error / norm) ** 0.5

@@ -1,0 +1,84 @@
+"""Parameters of the data-parallel training experiment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+
+from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+
+PHASE_STEPS = 3
+"""Steps of which each phase is timed."""
+TIMELINE_PARTS = 200
+"""Equal parts of a step, of each of which the timeline says how busy the device was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataParallelTraining(Experiment):
+    """Train a Transformer language model with each data-parallel wrapper, and time what its communication costs."""
+
+    name: ClassVar[str] = "data_parallel"
+    metrics: ClassVar[Mapping[str, str]] = {
+        # One sample per step, by the slowest rank, with an idle device at both ends.
+        "step": "ms",
+        # One sample per round: how much longer than without communication the median step takes.
+        "exposed": "ms",
+        # From steps in which the device is idle after each phase.
+        "forward": "ms",
+        "backward": "ms",
+        "synchronization": "ms",
+        "optimizer": "ms",
+        # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
+        "device_busy": "ms",
+        "compute": "ms",
+        "communication": "ms",
+        "hidden": "ms",
+        "timeline": "share",
+        "timeline_length": "ms",
+        # On rank 0. outside_memory is not PyTorch's allocator's, and above what the floor takes.
+        "peak_memory": "MiB",
+        "outside_memory": "MiB",
+        "gradient_error": "",
+        # Bytes that a rank contributes in a step, and the collectives that carry them.
+        "communicated": "MB",
+        "messages": "",
+    }
+    details: ClassVar[tuple[str, ...]] = ("wrapper", "bucket_mb", "kind")
+    timed: ClassVar[str] = "step"
+    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_ddp_equivalence", "test_data_parallel")
+
+    size: Size = "xl"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    context: Positive = 512
+    """Tokens per sequence."""
+    batch_size: Positive = 4
+    """Sequences per process."""
+    vocab_size: Positive = 10_000
+    """Rows of the embedding and of the output head."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
+    compiled: bool = False
+    """Whether each Transformer block is compiled by itself, so that gradients arrive block by block."""
+    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    """Processes that train together, one per GPU where there are GPUs."""
+    tried: bool = False
+    """Whether variations that were tried on the way to the best wrapper are measured as well."""
+    rounds: Positive = 3
+    """How often each wrapper has its turn."""
+    warmup: NonNegative = 1
+    """Steps after wrapping, in each round, before timing begins."""
+    steps: Positive = 4
+    """Steps timed in each round."""
+    model: ModelClass = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be compiled it
+    needs its blocks in `blocks`."""
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Each timed step is a sample, or each round, or each part of the timeline."""
+        planned = {"step": cell.rounds * cell.steps, "exposed": cell.rounds, "timeline": TIMELINE_PARTS}
+        planned |= dict.fromkeys(("forward", "backward", "synchronization", "optimizer"), PHASE_STEPS)
+        return planned.get(metric)
