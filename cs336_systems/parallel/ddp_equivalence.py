@@ -78,7 +78,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "overlapped": OverlappedDataParallel,
     "bucketed, 0.4 kB": partial(BucketedDataParallel, bucket_size_mb=0.0004),
     "bucketed, 1 MB": partial(BucketedDataParallel, bucket_size_mb=1),
-    "peer memory, 0.4 kB": partial(PeerMemoryDataParallel, bucket_size_mb=0.0004),
+    "peer memory, 40 B": partial(PeerMemoryDataParallel, bucket_size_mb=0.00004),
     "peer memory": PeerMemoryDataParallel,
 }
 

@@ -7,11 +7,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets, views_like
-from cs336_systems.parallel.data_parallel import OverlappedDataParallel, in_memory_order
+from cs336_systems.parallel.data_parallel import OverlappedDataParallel
 from cs336_systems.parallel.peer_memory import PeerMemory, allocate
+from cs336_systems.parallel.streams import current_stream, new_stream
 
 SMALL_BYTES = MB
-"""Gradients smaller than this travel together, up to so much: below it, starting a copy takes longer than the copy."""
+"""Gradients smaller than this travel together, up to so many: below it, starting a copy takes longer than the copy."""
 ALIGNMENT = 256
 
 
@@ -29,7 +30,7 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
     instead of ranks - 1.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float = 100):
+    def __init__(self, module: nn.Module, bucket_size_mb: float = 200):
         """Wrap a module, as `DataParallel` does.
 
         Args:
@@ -43,39 +44,41 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
         super().__init__(module)
-        messages = make_messages(self._trainable)
-        layout = Layout([size_of(message) for message in messages], dist.get_world_size())
+        messages = make_messages(self._trainable, min(bucket_size_mb * MB, SMALL_BYTES))
+        self._ranks = dist.get_world_size()
+        layout = Layout([size_of(message) for message in messages], self._ranks)
         device = self._trainable[0].device
         self._memory = allocate(layout.size, device)
-        buckets = group_messages(layout.sizes, bucket_size_mb * MB)
-        self._exchanges = [Exchange(messages, indices, layout, self._memory) for indices in buckets]
+        groups = group_messages(layout.sizes, bucket_size_mb * MB)
+        self._exchanges = [Exchange(messages, indices, layout, self._memory) for indices in groups]
         self._plan([exchange.bucket for exchange in self._exchanges])
-        self._on_device = torch.get_device_module(device)
+        self._device = device
         # What has arrived is worked on before anything else, since others wait for it.
-        self._sending, self._averaging = (self._on_device.Stream(priority=priority) for priority in (0, -1))
+        self._sending, self._averaging = new_stream(device), new_stream(device, priority=-1)
 
     def _start_next(self) -> None:
         exchange = self._exchanges[self._started]
-        gradients = [in_memory_order(message.gather()) for message in exchange.messages]
-        self._sending.wait_stream(self._on_device.current_stream())
-        with self._on_device.stream(self._sending):
+        gradients = [message.gather() for message in exchange.messages]
+        self._sending.wait_stream(current_stream(self._device))
+        with self._sending:
             for index, slot in exchange.sent:
                 slot.copy_(gradients[index])
         self._averaging.wait_stream(self._sending)
-        with self._on_device.stream(self._averaging):
+        with self._averaging:
             self._memory.barrier()  # All contributions are there.
             owned = [gradients[index] for index in exchange.owned]
-            for number, contributions in enumerate(exchange.contributions if owned else [], start=1):
-                # The mean of so many and one more; in the same order for all numbers, so that a run can be repeated.
-                torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
+            if owned:
+                for contributions in exchange.contributions:
+                    torch._foreach_add_(owned, contributions)
+                torch._foreach_div_(owned, self._ranks)
             for index, slot in exchange.returned:
                 slot.copy_(gradients[index])
         self._started += 1
 
     def _wait(self) -> None:
-        with self._on_device.stream(self._averaging):
+        with self._averaging:
             self._memory.barrier()  # All means are there, and what was sent may be overwritten in the next step.
-        self._on_device.current_stream().wait_stream(self._averaging)
+        current_stream(self._device).wait_stream(self._averaging)
         for exchange in self._exchanges:
             for parameter, mean in exchange.received:
                 parameter.grad = mean
@@ -119,8 +122,9 @@ class Exchange:
         self.bucket = Bucket([parameter for message in self.messages for parameter in message.parameters])
 
         def slot(number: int, holder: int, sender: int) -> Tensor:
-            part = memory.of_rank[holder][layout.slot(indices[number], holder, sender)]
-            return part.view(self.messages[number].parameters[0].dtype)
+            return as_gathered(
+                memory.of_rank[holder][layout.slot(indices[number], holder, sender)], messages[indices[number]]
+            )
 
         # Each rank begins with another one: no two write to the same at a time, as far as messages are alike.
         others = [(rank + distance) % layout.ranks for distance in range(1, layout.ranks)]
@@ -144,17 +148,17 @@ class Exchange:
             pair
             for number in numbers
             if owners[number] != rank
-            for pair in means_in(slot(number, holder=rank, sender=owners[number]), self.messages[number])
+            for pair in by_parameter(slot(number, holder=rank, sender=owners[number]), self.messages[number])
         ]
         """Parameters that are not owned, and their means."""
 
 
-def make_messages(parameters: Sequence[nn.Parameter]) -> list[Bucket]:
-    """Large gradients alone, small ones of a dtype together, in the order in which they are complete."""
-    order = {parameter: position for position, parameter in enumerate(parameters)}
-    large = [Bucket([parameter]) for parameter in parameters if parameter.nbytes >= SMALL_BYTES]
-    small = fill_buckets([parameter for parameter in parameters if parameter.nbytes < SMALL_BYTES], SMALL_BYTES)
-    return sorted([*large, *small], key=lambda message: order[message.parameters[-1]])
+def make_messages(parameters: Sequence[nn.Parameter], small: float) -> list[Bucket]:
+    """Gradients of at least `small` bytes alone, others with their like, in the order in which they are complete."""
+    position = {parameter: i for i, parameter in enumerate(parameters)}
+    large = [Bucket([parameter]) for parameter in parameters if parameter.nbytes >= small]
+    others = fill_buckets([parameter for parameter in parameters if parameter.nbytes < small], small)
+    return sorted([*large, *others], key=lambda message: position[message.parameters[-1]])
 
 
 def group_messages(sizes: Sequence[int], max_bytes: float) -> list[list[int]]:
@@ -181,12 +185,17 @@ def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def means_in(slot: Tensor, message: Bucket) -> list[tuple[nn.Parameter, Tensor]]:
-    """The parameters of a message, each with its part of a slot, in the parameter's shape and strides."""
-    if len(message.parameters) > 1:
-        return list(zip(message.parameters, views_like(slot, message.parameters), strict=True))
-    (parameter,) = message.parameters
-    return [(parameter, slot.as_strided(parameter.size(), parameter.stride()))]
+def as_gathered(slot: Tensor, message: Bucket) -> Tensor:
+    """The bytes of a slot, as a tensor like the one that `message.gather()` gives."""
+    first, *others = message.parameters
+    numbers = slot.view(first.dtype)
+    return numbers if others else numbers.as_strided(first.size(), first.stride())
+
+
+def by_parameter(gathered: Tensor, message: Bucket) -> list[tuple[nn.Parameter, Tensor]]:
+    """The parameters of a message, each with its part of what was gathered."""
+    parts = views_like(gathered, message.parameters) if len(message.parameters) > 1 else [gathered]
+    return list(zip(message.parameters, parts, strict=True))
 
 
 def size_of(message: Bucket) -> int:
