@@ -1,0 +1,82 @@
+"""Memory that ranks share: who may write where, and that all of it is given back."""
+
+import gc
+import itertools
+import random
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cs336_systems.parallel.peer_memory import allocate
+from cs336_systems.parallel.peer_memory_data_parallel import (
+    Layout,
+    PeerMemoryDataParallel,
+    assign_owners,
+    group_messages,
+)
+from tests.ranks import on_all_ranks
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_no_two_slots_of_a_rank_overlap_and_all_lie_in_its_memory(ranks):
+    sizes = [4, 1000, 0, 257, 256, 12_345, 8, 8]
+    layout = Layout(sizes, ranks)
+    for holder in range(ranks):
+        slots = [
+            layout.slot(message, holder, sender)
+            for message, owner in enumerate(layout.owners)
+            for sender in range(ranks)
+            if sender != holder and owner in (holder, sender)
+        ]
+        expected = sum(
+            size * (ranks - 1 if owner == holder else 1) for size, owner in zip(sizes, layout.owners, strict=True)
+        )
+        assert sum(slot.stop - slot.start for slot in slots) == (expected if ranks > 1 else 0)
+        ordered = sorted((slot.start, slot.stop) for slot in slots if slot.stop > slot.start)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ordered))
+        assert all(start % 256 == 0 and end <= layout.size for start, end in ordered)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 7])
+def test_ranks_own_about_as_much(ranks):
+    sizes = random.Random(0).choices([10, 41, 64, 7], k=200)
+    owners = assign_owners(sizes, ranks)
+    owned = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    assert max(owned) - min(owned) <= max(sizes)
+
+
+def test_groups_are_consecutive_and_small_enough():
+    assert group_messages([3, 3, 3, 9, 1, 1, 10, 2], 6) == [[0, 1], [2], [3], [4, 5], [6], [7]]
+    assert group_messages([], 6) == []
+
+
+@on_all_ranks
+def test_each_rank_reads_what_others_wrote(device):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    memory = allocate(1000, device)
+    for other in range(ranks):
+        memory.of_rank[other][rank::ranks].fill_(10 * rank + other)
+    memory.barrier()
+    for writer in range(ranks):
+        assert (memory.of_rank[rank][writer::ranks] == 10 * writer + rank).all()
+
+
+@on_all_ranks
+def test_gradients_outlive_their_wrapper_whose_memory_is_given_back(device):
+    module = nn.Linear(700, 900, device=device)  # of 2.5 MB, too large to share a message
+    used = []
+    for _ in range(4):
+        wrapped = PeerMemoryDataParallel(module)
+        wrapped(torch.ones(3, 700, device=device)).sum().backward()
+        wrapped.finish_gradient_synchronization()
+        del wrapped
+        gc.collect()
+        assert (module.weight.grad == 3).all()
+        module.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            used.append(torch.cuda.mem_get_info(device)[0])
+    assert len(set(used[1:])) <= 1
