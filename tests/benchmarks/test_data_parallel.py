@@ -13,19 +13,21 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from cs336_systems.benchmarks import data_parallel_ranks, data_parallel_trial
-from cs336_systems.benchmarks.data_parallel_contenders import Contender, contenders
-from cs336_systems.benchmarks.data_parallel_ranks import (
+from cs336_systems.benchmarks.contest import agreement
+from cs336_systems.benchmarks.contest import trial as contest_trial
+from cs336_systems.benchmarks.contest.agreement import (
     fits_on_all_ranks,
     quick_collections,
     together,
     wrap_on_all_ranks,
 )
-from cs336_systems.benchmarks.data_parallel_trial import Trial, gradient_error
+from cs336_systems.benchmarks.contest.contenders import Contender, contenders
+from cs336_systems.benchmarks.contest.trial import Trial, gradient_error
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import read_jobs
+from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
 from tests.ranks import on_all_ranks
 from tests.samples import ROOT
@@ -119,6 +121,8 @@ def test_what_a_cpu_cannot_tell_is_said_once(rows):
     if next(iter(rows.values())).gpu_count:
         assert of(rows, "device_busy").keys() == of(rows, "peak_memory").keys() == of(rows, "step").keys()
         assert {row.n for row in of(rows, "timeline", kind="optimizer").values()} == {200}
+        communicating = {contender for contender, row in of(rows, "communication").items() if row.mean > 0}
+        assert communicating == of(rows, "exposed").keys()
     else:
         for metric in ("device_busy", "peak_memory"):
             assert rows["", "", "", metric].status == "skipped"
@@ -158,7 +162,7 @@ def test_no_turn_leaves_a_trace(device):
         trial = make_trial(device, compiled=True)
     floor, naive, *others = contenders(trial.cell, trial.optimizer)
     groups = len(dist.distributed_c10d._world.pg_map)
-    with torch._dynamo.config.patch(error_on_recompile=True), quick_collections():
+    with torch._dynamo.config.patch(error_on_recompile=True), quick_collections(), no_garbage_collection():
         gradients_of_a_turn(trial, naive)  # Now all have rank 0's weights.
         alone = gradients_of_a_turn(trial, floor)
         means = [gradient.double() for gradient in alone]
@@ -186,7 +190,7 @@ def test_no_turn_leaves_a_trace(device):
 def test_a_step_is_timed_by_the_slowest_rank(device):
     trial = make_trial(device)
     laps = [[1.0, 4.0], [2.0, 3.0]]
-    with mock.patch.object(data_parallel_trial, "time_steps", return_value=laps[dist.get_rank()]):
+    with mock.patch.object(contest_trial, "time_steps", return_value=laps[dist.get_rank()]):
         assert trial.turn(find(trial, "naive")).seconds == [2.0, 4.0]
 
 
@@ -234,7 +238,7 @@ def test_all_ranks_do_without_a_wrapper_that_one_cannot_have(device):
     with pytest.raises(Unavailable, match=r"^no way to rank 0$"):
         wrap_on_all_ranks(refused, model, 0, 0)
     large = Contender(wrapper="new", wrap=lambda model: model, copies=2)
-    with mock.patch.object(data_parallel_ranks, "spare_memory", return_value=[9e9, 5e9][dist.get_rank()]):
+    with mock.patch.object(agreement, "spare_memory", return_value=[9e9, 5e9][dist.get_rank()]):
         assert wrap_on_all_ranks(large, model, int(2e9), int(1e9)) is model
         with pytest.raises(Unavailable, match=r"^each process needs 5\.5 GB of memory, and 5\.0 GB are free$"):
             wrap_on_all_ranks(large, model, int(2e9), int(1.5e9))

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cs336_systems.benchmarks.data_parallel_contenders import Contender
+from cs336_systems.benchmarks.contest.contenders import Contender
 from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
 from cs336_systems.parallel.gather import gather
 
