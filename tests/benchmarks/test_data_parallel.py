@@ -143,13 +143,14 @@ def find(trial, wrapper):
 
 
 def gradients_of_a_turn(trial, contender):
-    """With rank 0's weights before and after."""
+    """Of its third step, since at the second one PyTorch's rebuilds its buckets; each with the same weights."""
     phases = trial._phases(contender, trial._wrap(contender))
     before = copy.deepcopy(trial.model.state_dict())
-    for name, phase in phases.items():
-        if name != "optimizer":
-            phase()
-    trial.model.load_state_dict(before)
+    for _ in range(3):
+        for name, phase in phases.items():
+            if name != "optimizer":
+                phase()
+        trial.model.load_state_dict(before)
     return gradients(trial.model)
 
 

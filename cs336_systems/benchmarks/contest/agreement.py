@@ -91,7 +91,7 @@ def spare_memory(device: torch.device) -> int:
 
 def free_memory(device: torch.device) -> None:
     """Free what nothing refers to any more; compiled graphs stay."""
-    gc.collect()  # PyTorch's wrapper is part of a cycle.
+    gc.collect()  # PyTorch's wrapper may be part of a cycle.
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

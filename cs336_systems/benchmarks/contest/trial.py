@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
