@@ -7,17 +7,19 @@ import pytest
 from torch import nn
 
 from cs336_systems.parallel.data_parallel import DataParallel, NaiveDataParallel, average
-from cs336_systems.parallel.ddp_equivalence import MODELS, WRAPPERS, compare
+from cs336_systems.parallel.ddp_equivalence import MODELS, VARIATIONS, WRAPPERS, compare
 from tests.ranks import on_all_ranks
 from tests.samples import ROOT
+
+ALL = WRAPPERS | VARIATIONS
 
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", ALL)
 @on_all_ranks
 def test_a_wrapper_trains_like_one_process(device, model, wrapper):
-    found = compare(MODELS[model], WRAPPERS[wrapper], device)
+    found = compare(MODELS[model], ALL[wrapper], device)
     assert found.passed, found
 
 
@@ -80,7 +82,7 @@ def test_the_command_prints_a_verdict_on_each_wrapper():
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    for wrapper in WRAPPERS:
+    for wrapper in ALL:
         assert sum(wrapper in line and line.endswith("passed") for line in done.stdout.splitlines()) == len(MODELS)
 
 

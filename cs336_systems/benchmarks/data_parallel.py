@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.benchmarks.data_parallel_contenders import FLOOR, Contender, contenders
-from cs336_systems.benchmarks.data_parallel_ranks import quick_collections, together
-from cs336_systems.benchmarks.data_parallel_trial import Trial, Turn
+from cs336_systems.benchmarks.contest.agreement import quick_collections, together
+from cs336_systems.benchmarks.contest.contenders import FLOOR, Contender, contenders
+from cs336_systems.benchmarks.contest.trial import Trial, Turn
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, allocated

@@ -68,8 +68,8 @@ class DataParallelTraining(Experiment):
     """Whether variations that were tried on the way to the best wrapper are measured as well."""
     rounds: Positive = 3
     """How often each wrapper has its turn."""
-    warmup: NonNegative = 1
-    """Steps after wrapping, in each round, before timing begins."""
+    warmup: NonNegative = 2
+    """Steps after wrapping, in each round, before timing begins; at its second one PyTorch's rebuilds its buckets."""
     steps: Positive = 4
     """Steps timed in each round."""
     model: ModelClass = "cs336_systems.model:TransformerLM"

@@ -1,6 +1,6 @@
 """How much of a device's communication runs beside computation, from the events that a profiler saw. No torch here."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +41,12 @@ def by_kind(events: Sequence[DeviceEvent]) -> dict[str, list[Interval]]:
 
 
 def busiest_stream(events: Iterable[DeviceEvent]) -> int | None:
-    """The stream on which most kernels but NCCL's ran, or None if there are only NCCL's."""
-    counts = Counter(event.stream for event in events if not is_nccls(event))
-    return max(counts, key=counts.__getitem__, default=None)
+    """The stream that works longest, NCCL's kernels aside, or None if there are only such."""
+    times: defaultdict[int, float] = defaultdict(float)
+    for event in events:
+        if not is_nccls(event):
+            times[event.stream] += event.end - event.start
+    return max(times, key=times.__getitem__, default=None)
 
 
 def is_nccls(event: DeviceEvent) -> bool:

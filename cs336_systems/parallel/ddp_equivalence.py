@@ -26,6 +26,7 @@ from cs336_systems.parallel.data_parallel import (
 )
 from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
 from cs336_systems.parallel.process_group import current_rank, process_group
+from cs336_systems.parallel.variations import Bf16WireDataParallel, GroupedDataParallel, SmallLastDataParallel
 
 STEPS = 5
 SEQUENCES_PER_RANK, CONTEXT, VOCABULARY = 4, 6, 17
@@ -81,6 +82,12 @@ WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "peer memory, 40 B": partial(PeerMemoryDataParallel, bucket_size_mb=0.00004),
     "peer memory": PeerMemoryDataParallel,
 }
+VARIATIONS: dict[str, Callable[[nn.Module], DataParallel]] = {
+    "grouped": partial(GroupedDataParallel, bucket_size_mb=0.0004),
+    "small last": partial(SmallLastDataParallel, bucket_size_mb=0.0004),
+    "bf16 wire": partial(Bf16WireDataParallel, bucket_size_mb=0.0004),
+}
+"""What was tried; `optimizer_overlap` needs its optimizer, and `priority` NCCL."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +107,17 @@ class Comparison:
         return self.same_bits and self.difference <= self.bound
 
 
-def rounding_bound(terms: int) -> float:
+def rounding_bound(terms: int, ranks: int, *, sends_bf16: bool) -> float:
     """The difference that rounding explains, relative to a tensor's largest weight.
 
     Both runs compute a gradient from the same terms, one per token, and add them in a different order. The sum of n
     terms in any order is off by at most n·u times the sum of their magnitudes, u = 2^-24 in fp32 (Higham 2002,
     section 4.2). That sum, times the learning rate, is taken to be the largest weight; here it is less. The errors of
     the steps add up.
+
+    What travels as bf16, u = 2^-8, is rounded once on each of its ranks, and when they are added and divided.
     """
-    return STEPS * terms * 2.0**-24
+    return STEPS * (terms * 2.0**-24 + (ranks + 1) * 2.0**-8 * sends_bf16)
 
 
 def compare(
@@ -131,7 +140,7 @@ def compare(
     train(wrapped, [batch.chunk(ranks)[rank] for batch in batches])
     return Comparison(
         difference=relative_difference(wrapped.parameters(), alone.parameters()),
-        bound=rounding_bound(batches[0][:, 1:].numel()),
+        bound=rounding_bound(batches[0][:, 1:].numel(), ranks, sends_bf16=isinstance(wrapped, Bf16WireDataParallel)),
         same_bits=same_on_all_ranks(wrapped.parameters()),
     )
 
@@ -208,7 +217,7 @@ def main(device: Literal["auto", "cpu", "cuda"] = "auto") -> None:
         comparisons = [
             (model, wrapper, compare(make_model, wrap, own))
             for model, make_model in MODELS.items()
-            for wrapper, wrap in WRAPPERS.items()
+            for wrapper, wrap in (WRAPPERS | VARIATIONS).items()
         ]
         backend = dist.get_backend()
     if rank.number == 0:

@@ -49,10 +49,8 @@ class PriorityDataParallel(BucketedDataParallel):
         Raises:
             RuntimeError: the ranks communicate over something that has no streams.
         """
-        if dist.get_backend() != "nccl":
-            raise RuntimeError(
-                f"only NCCL communicates on streams, which have priorities, and not {dist.get_backend()}"
-            )
+        if (backend := dist.get_backend()) != "nccl":
+            raise RuntimeError(f"{backend} has no streams that could have a priority; only NCCL has")
         super().__init__(module, bucket_size_mb)
         self._group = dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
         weakref.finalize(self, dist.destroy_process_group, self._group).atexit = False

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cs336_systems.benchmarks.data_parallel_contenders import Contender
+from cs336_systems.benchmarks.contest.contenders import Contender
 from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
 from cs336_systems.parallel.gather import gather
 
@@ -91,7 +91,7 @@ def spare_memory(device: torch.device) -> int:
 
 def free_memory(device: torch.device) -> None:
     """Free what nothing refers to any more; compiled graphs stay."""
-    gc.collect()  # PyTorch's wrapper is part of a cycle.
+    gc.collect()  # PyTorch's wrapper may be part of a cycle.
     if device.type == "cuda":
         torch.cuda.empty_cache()
 

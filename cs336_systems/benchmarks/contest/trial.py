@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cs336_systems.benchmarks.data_parallel_contenders import Contender
-from cs336_systems.benchmarks.data_parallel_profile import profile_step
-from cs336_systems.benchmarks.data_parallel_ranks import fits_on_all_ranks, free_memory, wrap_on_all_ranks
+from cs336_systems.benchmarks.contest.agreement import fits_on_all_ranks, free_memory, wrap_on_all_ranks
+from cs336_systems.benchmarks.contest.contenders import Contender
+from cs336_systems.benchmarks.contest.profile import profile_step
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
@@ -25,7 +26,7 @@ from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 
 LEARNING_RATE = 1e-6
-"""So small that after hundreds of steps on one batch weights and gradients are still those of the start."""
+"""So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
 Phases = Mapping[str, Callable[[], None]]
 
 
