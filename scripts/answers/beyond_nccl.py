@@ -98,8 +98,8 @@ def parts(rows: DataFrame) -> dict[str, Any]:
         "stretched": {
             "ours": (min(stretched)[0], max(stretched)[0]),
             "buckets": (min(other for _, other in stretched), max(other for _, other in stretched)),
-            # A half or less everywhere.
-            "far_less": all(own <= other / 2 for own, other in stretched),
+            # At most half, in every cell.
+            "far_less": all(own <= other / 2 and other > 0 for own, other in stretched),
         }
         if stretched
         else None,

@@ -44,17 +44,23 @@ def best_sizes(rows: DataFrame) -> dict[str, Any]:
     smallest bucket that holds all gradients, if larger ones were measured too.
     """
     best: dict[str, list[str]] = {}
-    as_good = 0
+    as_good = cells = 0
     for cell in cells_of(rows):
         winner = fastest(cell, "bucketed")
         if winner is None:
             continue
+        cells += 1
         best.setdefault(winner["bucket_mb"], []).append(winner["cell"])
         others = select(cell, wrapper="bucketed").drop(winner.name)
         as_good += bool((others["beyond_p20"] <= winner["beyond_p80"]).any())
     bucketed = select(rows, wrapper="bucketed")
     whole = sorted(set(select(bucketed, messages=1)["bucket_mb"]), key=float)
-    return {"best": best, "as_good": as_good, "whole_from": whole[0] if len(whole) > 1 else None}
+    return {
+        "best": best,
+        "as_good": as_good,
+        "swept_cells": cells,
+        "whole_from": whole[0] if len(whole) > 1 else None,
+    }
 
 
 def order(rows: DataFrame) -> dict[str, Any]:

@@ -128,6 +128,7 @@ def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
         "n": int(rows["n"].max()),
         "wide": int(rows["wide"].sum()),
         "wide_spread": WIDE_SPREAD,
+        "negative": bool((rows["exposed"] < 0).any()),
         "profiled": bool(rows["timeline_length"].notna().any()),
         "not_profiled": skipped["message"].iloc[0] if len(skipped) else "",
         "compiled": bool(rows["compiled"].any()),
