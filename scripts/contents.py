@@ -30,6 +30,8 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """The module of scripts/figures that draws it."""
     table: str = ""
     """The experiment whose table it is drawn from."""
+    beside: str = ""
+    """A second experiment whose table it needs, if any."""
     trace: str = ""
     """The trace that it is drawn from: the name of its file in `traces`."""
     closed_form: bool = False
@@ -44,16 +46,19 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """Arguments for the module's `draw` besides the paths."""
 
     def sources(self, tables: Mapping[str, T], trace: T) -> dict[str, T]:
-        """Of these, the one that it is drawn from, by the name that `draw` gives it; none for closed forms."""
+        """Of these, what it is drawn from, by the name that `draw` gives it; nothing for closed forms."""
         if self.table:
-            return {"table": tables[self.table]}
+            return {key: tables[name] for key, name in (("table", self.table), ("beside", self.beside)) if name}
         return {"trace": trace} if self.trace else {}
 
     @property
     def modules(self) -> list[str]:
         """The modules whose code decides what it shows."""
         scripts = ["scripts.draw", f"scripts.figures.{self.script}"]
-        return scripts if self.closed_form else [*scripts, f"cs336_systems.experiments.{self.table or TRACED}"]
+        if self.closed_form:
+            return scripts
+        experiments = [name for name in (self.table or TRACED, self.beside) if name]
+        return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
 
 
 class Contents(BaseModel, extra="forbid", strict=True, frozen=True):
@@ -99,6 +104,10 @@ def _check_files(contents: Contents, templates: Path) -> None:
             _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
         elif figure.trace:
             _check_name(f"figures.{name}.trace", figure.trace, TRACES)
+        if figure.beside:
+            if not figure.table:
+                raise ValueError(f"figures.{name} has beside without table; allowed: both, or a table alone")
+            _check_name(f"figures.{name}.beside", figure.beside, EXPERIMENTS)
     for name in contents.sections:
         _check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():

@@ -10,7 +10,8 @@ from scripts.log import log_to
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
     """Have the module of scripts/figures draw its source, a path, as an SVG at another.
 
-    The source is named: `table`, or `trace`, which is empty if there is none; closed forms have none.
+    The source is named: `table`, and `beside` if it needs a second one, or `trace`, which is empty if there is none;
+    closed forms have none.
     """
     importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
 

@@ -160,7 +160,10 @@ def mean_std(pairs: Sequence[tuple[float | None, float | None]]) -> list[str]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of strings or markup: the first `text_columns` columns are aligned left, the others right."""
+    """A table of strings or markup: the first `text_columns` columns are aligned left, the others right.
+
+    A row of a single cell is a heading of the rows below it.
+    """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -186,6 +189,9 @@ class Table:
         return Typst("\n".join(lines))
 
     def _cells(self, row: Sequence[str]) -> list[str]:
+        if len(row) == 1:
+            heading = f"table.cell(colspan: {len(self.columns)}, align: left)[_{finalize(row[0])}_]"
+            return [f"table.header(level: 2, repeat: false, {heading}),"]
         cells, index = [], 0
         while index < len(row):
             span = 1

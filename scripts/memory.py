@@ -1,12 +1,10 @@
 """What the memory figures and answers share: which cells they show, and the categories that a reader sees."""
 
-from typing import TypedDict
-
 from pandas import DataFrame
 
 from cs336_systems.measure import memory_timeline as of
 from scripts.data import MODES, PRECISIONS, one, select, size_order, statistic
-from scripts.style import COLOURS
+from scripts.style import look
 from scripts.units import GIB
 
 FOLLOWED = {
@@ -18,27 +16,14 @@ FOLLOWED = {
 OTHER = "other"
 
 
-class Look(TypedDict):
-    """How an area or a bar is filled."""
-
-    facecolor: str
-    hatch: str
-    edgecolor: str
-    linewidth: float
-
-
-def _look(colour: int, hatch: str) -> Look:
-    return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
-
-
 LOOKS = {
-    of.PARAMETERS: _look(0, ""),
-    of.OPTIMIZER_STATE: _look(1, "///"),
-    of.GRADIENTS: _look(2, "..."),
-    of.WEIGHT_COPIES: _look(3, "xxx"),
-    of.ACTIVATIONS: _look(4, ""),
-    of.TEMPORARIES: _look(5, "\\\\\\"),
-    OTHER: _look(6, ""),
+    of.PARAMETERS: look(0, ""),
+    of.OPTIMIZER_STATE: look(1, "///"),
+    of.GRADIENTS: look(2, "..."),
+    of.WEIGHT_COPIES: look(3, "xxx"),
+    of.ACTIVATIONS: look(4, ""),
+    of.TEMPORARIES: look(5, "\\\\\\"),
+    OTHER: look(6, ""),
 }
 """The categories of the figures, from the bottom up; the small ones are one."""
 SHOWN = list(LOOKS)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypedDict
 
 import matplotlib
 from matplotlib import pyplot
@@ -36,6 +37,20 @@ pyplot.rcParams.update(
         "svg.hashsalt": "cs336-systems",  # the same picture gives the same bytes
     }
 )
+
+
+class Look(TypedDict):
+    """How an area or a bar is filled."""
+
+    facecolor: str
+    hatch: str
+    edgecolor: str
+    linewidth: float
+
+
+def look(colour: int, hatch: str) -> Look:
+    """A filling of one of COLOURS."""
+    return {"facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
 
 
 def save(figure: Figure, path: str | Path) -> None:

@@ -56,6 +56,12 @@ def test_markup_in_a_table_is_left_as_it_is(typeset):
     assert typeset(Table(["a"], [[Typst("*one* #(1 + 1)")]]).markup()) == "aone2"
 
 
+def test_a_row_of_one_cell_is_a_heading_over_all_columns(typeset):
+    table = Table(["size", "fp32"], [["2 GPUs"], ["small", "1"]])
+    assert 'table.cell(colspan: 2, align: left)[_#"2 GPUs";_]' in table.markup()
+    assert typeset(table.markup()) == "sizefp322GPUssmall1"
+
+
 def test_right_to_left_text_is_there(typeset):
     assert typeset(escape("שלום")) in ("שלום", "שלום"[::-1])  # a PDF stores it as it is drawn
 

@@ -1,0 +1,58 @@
+"""Exposed communication and step time against the size of buckets, beside the model's prediction."""
+
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.axes._secondary_axes import SecondaryAxis
+from numpy import add
+
+from scripts.bucket_sizes import bucket_model, predicted
+from scripts.data import load_at_one_setting, select
+from scripts.data_parallel import cells_of, contenders
+from scripts.style import COLOURS, MARKERS, save, save_note, subplots
+
+COLUMNS = 3
+
+
+def draw(table: str, beside: str, output: str) -> None:
+    """One panel per cell; `beside` is the table of all-reduces, from whose fit the model has its constants."""
+    rows = contenders(load_at_one_setting("data_parallel", table))
+    all_reduce = load_at_one_setting("all_reduce", beside)
+    cells = [cell for cell in cells_of(rows) if select(cell, wrapper="bucketed")["exposed"].notna().any()]
+    if not cells:
+        save_note("not measured", output)
+        return
+    columns = min(COLUMNS, len(cells))
+    lines = -(-len(cells) // columns)
+    figure, panels = subplots(columns, rows=lines, height=0.9 + 1.9 * lines, sharey=False)
+    for index, (axes, cell) in enumerate(zip(panels, cells, strict=False)):
+        sizes = select(cell, wrapper="bucketed")
+        places = range(len(sizes))
+        errors = [sizes["exposed"] - sizes["exposed_least"], sizes["exposed_most"] - sizes["exposed"]]
+        axes.errorbar(
+            places, sizes["exposed"], yerr=errors, color=COLOURS[0], marker=MARKERS[0], capsize=2, label="measured"
+        )
+        if model := bucket_model(all_reduce, cell):
+            expected = [predicted(model, row) for _, row in sizes.iterrows()]
+            axes.plot(places, expected, color=COLOURS[1], marker=MARKERS[1], linestyle="--", label="model")
+        axes.set_xticks(places, sizes["bucket_mb"])
+        axes.set_xlabel("bucket / MB")
+        axes.set_title(f"{cell['cell'].iloc[0]}", fontsize=8.5)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+        step = step_axis(axes, float(sizes["floor"].iloc[0]))
+        if index % columns == 0:
+            axes.set_ylabel("exposed / ms")
+        if index % columns == columns - 1 or cell is cells[-1]:
+            step.set_ylabel("step / ms")
+    for axes in panels[len(cells) :]:
+        axes.axis("off")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], names[::-1], ncols=2, loc="outside lower center")  # Measured first.
+    save(figure, output)
+
+
+def step_axis(axes: Axes, floor: float) -> SecondaryAxis:
+    """A scale on the right of the step's time, the floor beyond what is exposed."""
+    step = axes.secondary_yaxis("right", functions=(partial(add, floor), partial(add, -floor)))
+    step.spines["right"].set_visible(True)
+    return step
