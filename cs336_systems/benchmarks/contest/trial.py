@@ -25,6 +25,8 @@ from cs336_systems.parallel.variations import Bf16WireDataParallel
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 
+STEPS_BEFORE_CAPTURE = 11
+"""PyTorch's wrapper looks at events of its first ten steps, which a capture forbids."""
 LEARNING_RATE = 1e-6
 """So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
 Phases = Mapping[str, Callable[[], None]]
@@ -54,6 +56,8 @@ class Trial:
         """
         self.cell = cell
         self.device = device
+        if cell.graph:
+            use_stream_of_graphs(device)
         reset_peak(device)
         self.model, self.tokens, self.optimizer = fits_on_all_ranks(self._start, device)
         self.gradient_bytes = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
@@ -75,7 +79,7 @@ class Trial:
             cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=self.device
         )
         tokens = everyones.chunk(cell.processes)[dist.get_rank()]
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=cell.graph)
         run(TrainingStep(model, tokens, precision=cell.precision, optimizer=optimizer).phases("train_step"))
         model.zero_grad()
         return model, tokens, optimizer
@@ -87,7 +91,7 @@ class Trial:
             Unavailable: it cannot have its turn, on any rank.
         """
         phases = self._phases(contender, self._wrap(contender))
-        seconds = time_steps(phases, self.cell, self.device)
+        seconds = time_steps(captured(phases) if self.cell.graph else phases, self.cell, self.device)
         slowest = [max(lap) for lap in zip(*gather(seconds, self.device), strict=True)]
         return Turn(seconds=slowest, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
@@ -110,7 +114,7 @@ class Trial:
             summarize(name, "ms", [1e3 * lap for lap in seconds], details=details) for name, seconds in laps.items()
         ]
         if self.device.type == "cuda":
-            rows += profile_step(phases, self.device, details)
+            rows += profile_step(captured(phases) if self.cell.graph else phases, self.device, details)
         if wrapped is not self.model:
             sent = contender.sent * self.gradient_bytes / MB
             rows.append(summarize("communicated", "MB", [sent], details=details))
@@ -145,6 +149,27 @@ def compile_blocks(model: nn.Module) -> None:
         raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be compiled one by one")
     for block in blocks:
         block.compile()
+
+
+def use_stream_of_graphs(device: torch.device) -> None:
+    """From now on put all work into another stream than the default one, on which nothing can be captured.
+
+    Raises:
+        Unavailable: the device has no graphs.
+    """
+    if device.type != "cuda":
+        raise Unavailable("only a CUDA device has graphs")
+    torch.cuda.set_stream(torch.cuda.Stream(device))
+
+
+def captured(phases: Phases) -> Phases:
+    """The phases of a step as a single one, which replays it."""
+    for _ in range(STEPS_BEFORE_CAPTURE):
+        run(phases)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        run(phases)
+    return {"step": graph.replay}
 
 
 def run(phases: Phases) -> None:
