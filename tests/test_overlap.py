@@ -37,33 +37,19 @@ def test_shares_of_parts_that_are_not_whole():
     assert max(found) <= 1
 
 
-OWN, NCCLS, COPIES = 7, 20, 24
-
-
-def event(name, stream, start, end):
-    return DeviceEvent(name=name, stream=stream, start=start, end=end)
-
-
-def test_what_runs_beside_the_step_communicates():
+def test_names_tell_what_a_kernel_is_for():
     found = by_kind(
         [
-            event("sm90_xmma_gemm_f32f32", OWN, 0, 4),
-            event("Memcpy DtoD (Device -> Device)", OWN, 4, 5),
-            event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", NCCLS, 3, 9),
-            event("Memcpy PtoP (Device -> Device)", COPIES, 10, 12),
-            event("vectorized_elementwise_kernel<CUDAFunctor_add>", COPIES, 11, 13),
-            event("ncclDevKernel_AllReduce_Max_u8", OWN, 14, 15),
-            event("multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", OWN, 15, 18),
+            DeviceEvent(name=name, start=start, end=end)
+            for name, start, end in [
+                ("sm90_xmma_gemm_f32f32", 0, 4),
+                ("Memcpy DtoD (Device -> Device)", 4, 5),
+                ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 3, 9),
+                ("Memcpy PtoP (Device -> Device)", 10, 12),
+                ("multi_tensor_apply_kernel<TernaryOpScalarFunctor<float, 2, 2, 0>, LerpFunctor<float>>", 11, 13),
+                ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int)", 13, 14),
+                ("multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>", 15, 18),
+            ]
         ]
     )
-    assert found == {COMPUTE: [(0, 5)], COMMUNICATION: [(3, 9), (10, 13), (14, 15)], OPTIMIZER: [(15, 18)]}
-
-
-def test_many_short_copies_beside_it_do_not_make_another_stream_the_steps():
-    kernels = [event("gemm", OWN, start, start + 9) for start in range(0, 100, 10)]
-    copies = [event("Memcpy PtoP", COPIES, start, start + 1) for start in range(50)]
-    assert by_kind(kernels + copies)[COMPUTE] == [(kernel.start, kernel.end) for kernel in kernels]
-
-
-def test_nothing_but_communication():
-    assert by_kind([event("ncclDevKernel", NCCLS, 1, 2)])[COMMUNICATION] == [(1, 2)]
+    assert found == {COMPUTE: [(0, 5)], COMMUNICATION: [(3, 9), (10, 14)], OPTIMIZER: [(15, 18)]}

@@ -1,12 +1,15 @@
 """How much of a device's communication runs beside computation, from the events that a profiler saw. No torch here."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from cs336_systems.measure.intervals import covered, merge
 
 COMPUTE, COMMUNICATION, OPTIMIZER = "compute", "communication", "optimizer"
+
+OF_COMMUNICATION = ("nccl", "Memcpy PtoP", "symmetric_memory", "LerpFunctor")
+"""In the names of NCCL's kernels, of copies between GPUs, of barriers in the memory of peers, and of the averages there:
+parts that nothing else in a training step with fused AdamW has."""
 
 Interval = tuple[float, float]
 
@@ -17,8 +20,6 @@ class DeviceEvent:
 
     name: str
     """Its full name."""
-    stream: int
-    """The stream that it ran on."""
     start: float
     """When it began, in any unit."""
     end: float
@@ -26,32 +27,18 @@ class DeviceEvent:
 
 
 def by_kind(events: Sequence[DeviceEvent]) -> dict[str, list[Interval]]:
-    """When a device computes, communicates and runs the optimizer: disjoint intervals of each.
-
-    The step computes on one stream. All that runs on others is communication, whether a library's kernel, a copy, or
-    an addition to what was copied; so is, on any stream, a kernel of NCCL.
-    """
-    own = busiest_stream(events)
+    """When a device computes, communicates and runs the optimizer: disjoint intervals of each."""
     found: dict[str, list[Interval]] = {COMPUTE: [], COMMUNICATION: [], OPTIMIZER: []}
     for event in events:
-        communicates = event.stream != own or is_nccls(event)
-        kind = COMMUNICATION if communicates else OPTIMIZER if "adam" in event.name.lower() else COMPUTE
-        found[kind].append((event.start, event.end))
+        found[kind_of(event.name)].append((event.start, event.end))
     return {kind: merge(intervals) for kind, intervals in found.items()}
 
 
-def busiest_stream(events: Iterable[DeviceEvent]) -> int | None:
-    """The stream that works longest, NCCL's kernels aside, or None if there are only such."""
-    times: defaultdict[int, float] = defaultdict(float)
-    for event in events:
-        if not is_nccls(event):
-            times[event.stream] += event.end - event.start
-    return max(times, key=times.__getitem__, default=None)
-
-
-def is_nccls(event: DeviceEvent) -> bool:
-    """Whether NCCL has launched it."""
-    return "nccl" in event.name.lower()
+def kind_of(name: str) -> str:
+    """What a kernel or copy is for. Streams do not tell: a replayed CUDA graph has other ones than its capture."""
+    if any(part in name for part in OF_COMMUNICATION):
+        return COMMUNICATION
+    return OPTIMIZER if "FusedAdam" in name else COMPUTE
 
 
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:

@@ -30,7 +30,7 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
     instead of ranks - 1.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float = 200):
+    def __init__(self, module: nn.Module, bucket_size_mb: float = 100):
         """Wrap a module, as `DataParallel` does.
 
         Args:
@@ -45,8 +45,7 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
         super().__init__(module)
         messages = make_messages(self._trainable, min(bucket_size_mb * MB, SMALL_BYTES))
-        self._ranks = dist.get_world_size()
-        layout = Layout([size_of(message) for message in messages], self._ranks)
+        layout = Layout([size_of(message) for message in messages], dist.get_world_size())
         device = self._trainable[0].device
         self._memory = allocate(layout.size, device)
         groups = group_messages(layout.sizes, bucket_size_mb * MB)
@@ -67,10 +66,9 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
         with self._averaging:
             self._memory.barrier()  # All contributions are there.
             owned = [gradients[index] for index in exchange.owned]
-            if owned:
-                for contributions in exchange.contributions:
-                    torch._foreach_add_(owned, contributions)
-                torch._foreach_div_(owned, self._ranks)
+            for number, contributions in enumerate(exchange.contributions if owned else [], start=1):
+                # The mean of so many and one more. A sum and a division would pass over the memory twice.
+                torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
             for index, slot in exchange.returned:
                 slot.copy_(gradients[index])
         self._started += 1

@@ -57,7 +57,6 @@ def device_events(phases: Mapping[str, Callable[[], None]], device: torch.device
     events = [
         DeviceEvent(
             name=event.name(),
-            stream=event.device_resource_id(),
             start=(event.start_ns() - start) / 1e6,
             end=(event.end_ns() - start) / 1e6,
         )

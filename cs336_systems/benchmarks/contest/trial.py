@@ -56,8 +56,9 @@ class Trial:
         """
         self.cell = cell
         self.device = device
-        if cell.graph:
-            use_stream_of_graphs(device)
+        self.replays = cell.compiled and device.type == "cuda"
+        if self.replays:
+            torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
         reset_peak(device)
         self.model, self.tokens, self.optimizer = fits_on_all_ranks(self._start, device)
         self.gradient_bytes = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
@@ -79,7 +80,7 @@ class Trial:
             cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=self.device
         )
         tokens = everyones.chunk(cell.processes)[dist.get_rank()]
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=cell.graph)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=self.replays)
         run(TrainingStep(model, tokens, precision=cell.precision, optimizer=optimizer).phases("train_step"))
         model.zero_grad()
         return model, tokens, optimizer
@@ -91,7 +92,7 @@ class Trial:
             Unavailable: it cannot have its turn, on any rank.
         """
         phases = self._phases(contender, self._wrap(contender))
-        seconds = time_steps(captured(phases) if self.cell.graph else phases, self.cell, self.device)
+        seconds = time_steps(captured(phases) if self.replays else phases, self.cell, self.device)
         slowest = [max(lap) for lap in zip(*gather(seconds, self.device), strict=True)]
         return Turn(seconds=slowest, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
@@ -114,7 +115,7 @@ class Trial:
             summarize(name, "ms", [1e3 * lap for lap in seconds], details=details) for name, seconds in laps.items()
         ]
         if self.device.type == "cuda":
-            rows += profile_step(captured(phases) if self.cell.graph else phases, self.device, details)
+            rows += profile_step(captured(phases) if self.replays else phases, self.device, details)
         if wrapped is not self.model:
             sent = contender.sent * self.gradient_bytes / MB
             rows.append(summarize("communicated", "MB", [sent], details=details))
@@ -151,19 +152,8 @@ def compile_blocks(model: nn.Module) -> None:
         block.compile()
 
 
-def use_stream_of_graphs(device: torch.device) -> None:
-    """From now on put all work into another stream than the default one, on which nothing can be captured.
-
-    Raises:
-        Unavailable: the device has no graphs.
-    """
-    if device.type != "cuda":
-        raise Unavailable("only a CUDA device has graphs")
-    torch.cuda.set_stream(torch.cuda.Stream(device))
-
-
 def captured(phases: Phases) -> Phases:
-    """The phases of a step as a single one, which replays it."""
+    """The phases of a step as a single one, which replays a CUDA graph of it."""
     for _ in range(STEPS_BEFORE_CAPTURE):
         run(phases)
     graph = torch.cuda.CUDAGraph()
