@@ -80,7 +80,7 @@ def contenders(table: DataFrame) -> DataFrame:
     wide = numeric.pivot(index=keys, columns="metric", values="median")
     wide = wide.reindex(index=steps.index, columns=[name for name in DataParallelTraining.metrics if name != "step"])
     # The communication that a step exposes is computed from steps of the same round, below.
-    wide = steps[[*STATISTICS, "samples", "mean", "gpu"]].join(wide.drop(columns="exposed")).reset_index()
+    wide = steps[[*STATISTICS, "samples", "mean", "gpu"]].join(wide).reset_index()
     wide["title"] = [title(row) for _, row in wide.iterrows()]
     wide["cell"] = [cell_name(row) for _, row in wide.iterrows()]
     wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD

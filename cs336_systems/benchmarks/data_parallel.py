@@ -3,7 +3,6 @@
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.data_parallel --precision bf16 --rounds 1
 """
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -55,15 +54,9 @@ def not_known(metric: str, why: str, details: Mapping[str, str] | None = None) -
 def summarize_turns(
     contender: Contender, turns: Sequence[Turn], floor: Sequence[Turn], device: torch.device
 ) -> Iterator[Measurement]:
-    """Time and memory of a contender's steps, also in comparison with the floor's."""
+    """Time and memory of a contender's steps; what it takes outside of the allocator, above what the floor does."""
     details = contender.details
     yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
-    if contender.wrapper != FLOOR:
-        exposed = [
-            statistics.median(turn.seconds) - statistics.median(alone.seconds)
-            for turn, alone in zip(turns, floor, strict=True)
-        ]
-        yield summarize("exposed", "ms", [1e3 * seconds for seconds in exposed], details=details)
     if device.type == "cuda":
         # Of the first round: what a library allocates once and keeps is the floor's, too, from then on.
         yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)

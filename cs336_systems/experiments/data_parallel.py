@@ -20,10 +20,8 @@ class DataParallelTraining(Experiment):
 
     name: ClassVar[str] = "data_parallel"
     metrics: ClassVar[Mapping[str, str]] = {
-        # One sample per step, by the slowest rank, with an idle device at both ends.
+        # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
         "step": "ms",
-        # One sample per round: how much longer than without communication the median step takes.
-        "exposed": "ms",
         # From steps in which the device is idle after each phase.
         "forward": "ms",
         "backward": "ms",
@@ -79,7 +77,7 @@ class DataParallelTraining(Experiment):
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each timed step is a sample, or each round, or each part of the timeline."""
-        planned = {"step": cell.rounds * cell.steps, "exposed": cell.rounds, "timeline": TIMELINE_PARTS}
+        """Each timed step is a sample, and each part of the timeline."""
+        planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS}
         planned |= dict.fromkeys(("forward", "backward", "synchronization", "optimizer"), PHASE_STEPS)
         return planned.get(metric)

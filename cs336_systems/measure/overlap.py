@@ -8,8 +8,8 @@ from cs336_systems.measure.intervals import covered, merge
 COMPUTE, COMMUNICATION, OPTIMIZER = "compute", "communication", "optimizer"
 
 OF_COMMUNICATION = ("nccl", "Memcpy PtoP", "symmetric_memory", "LerpFunctor")
-"""In the names of NCCL's kernels, of copies between GPUs, of barriers in the memory of peers, and of the averages there:
-parts that nothing else in a training step with fused AdamW has."""
+"""In the names of NCCL's kernels, of copies between GPUs, of barriers in peers' memory, and of the averages there.
+Nothing else in a training step with fused AdamW has such a name."""
 
 Interval = tuple[float, float]
 

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,7 +23,6 @@ from cs336_systems.benchmarks.contest.agreement import (
 from cs336_systems.benchmarks.contest.contenders import Contender, contenders
 from cs336_systems.benchmarks.contest.trial import Trial, gradient_error
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
-from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
@@ -66,8 +64,8 @@ def of(rows, metric, **wanted):
     }
 
 
-def test_every_contender_is_timed_and_compared_with_the_floor_of_its_round(rows):
-    steps, exposed = of(rows, "step"), of(rows, "exposed")
+def test_every_contender_is_timed_or_says_why_not(rows):
+    steps = of(rows, "step")
     lost = {key[:2] for key, row in rows.items() if key[3] == "step" and row.status == "skipped"}
     optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
     planned = {tuple(contender.details.values()) for contender in contenders(CELL, optimizer)}
@@ -75,14 +73,6 @@ def test_every_contender_is_timed_and_compared_with_the_floor_of_its_round(rows)
     assert len(planned) == 18
     on_gpu = next(iter(rows.values())).gpu_count > 0
     assert lost <= {("peer_memory", "100")} if on_gpu else lost == {("priority", "100")}
-    assert exposed.keys() == steps.keys() - {("none", "")}
-    floor = parse_samples(steps["none", ""].samples)
-    for contender, row in exposed.items():
-        own = parse_samples(steps[contender].samples)
-        for number, milliseconds in enumerate(parse_samples(row.samples)):
-            in_round = slice(2 * number, 2 * number + 2)
-            difference = statistics.median(own[in_round]) - statistics.median(floor[in_round])
-            assert milliseconds == pytest.approx(max(difference, 0), rel=1e-3, abs=1e-3 * own[0])
 
 
 def test_phases_are_those_that_a_contender_has(rows):
@@ -102,7 +92,7 @@ def test_bytes_and_messages_are_counted(rows):
     layer = 4 * 24**2 + 3 * 24 * 37 + 2 * 24
     megabytes = 4 * (3 * layer + 2 * 101 * 24 + 24) / 1e6
     sent = {contender: row.mean for contender, row in of(rows, "communicated").items()}
-    assert sent.keys() == of(rows, "exposed").keys()
+    assert sent.keys() == of(rows, "step").keys() - {("none", "")}
     assert sent.pop(("bf16_wire", "100")) == pytest.approx(megabytes / 2)
     assert list(sent.values()) == pytest.approx([megabytes] * len(sent))
     messages = {contender: row.mean for contender, row in of(rows, "messages").items()}
@@ -122,7 +112,7 @@ def test_what_a_cpu_cannot_tell_is_said_once(rows):
         assert of(rows, "device_busy").keys() == of(rows, "peak_memory").keys() == of(rows, "step").keys()
         assert {row.n for row in of(rows, "timeline", kind="optimizer").values()} == {200}
         communicating = {contender for contender, row in of(rows, "communication").items() if row.mean > 0}
-        assert communicating == of(rows, "exposed").keys()
+        assert communicating == of(rows, "step").keys() - {("none", "")}
     else:
         for metric in ("device_busy", "peak_memory"):
             assert rows["", "", "", metric].status == "skipped"

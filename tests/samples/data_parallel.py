@@ -91,11 +91,8 @@ def contender_rows(
         ),
     ]
     if wrapper != "none":
-        rows.append(
-            summarize("exposed", "ms", jittered(cell, f"exposed {contender}", waits, cell.rounds), details=details)
-        )
         rows.append(summarize("communicated", "MB", [sent], details=details))
-        if wrapper != "peer_memory" and not wrapper.startswith("ddp"):
+        if not wrapper.startswith("ddp"):
             rows.append(summarize("messages", "", [messages], details=details))
     if wrapper == "bf16_wire":
         rows.append(summarize("gradient_error", "", [2.4e-3], details=details))
