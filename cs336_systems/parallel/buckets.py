@@ -1,6 +1,8 @@
 """Buckets: gradients that travel together, side by side in one tensor."""
 
+import itertools
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +17,22 @@ class Bucket:
         """A bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
         self.parameters = parameters
         self.awaited = len(parameters)  # gradients still to come in this step
-        self._flat: Tensor | None = None
-        self._views: list[Tensor] = []
-        if len(parameters) > 1:
-            sizes = [parameter.numel() for parameter in parameters]
-            self._flat = torch.empty(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
-            self._views = views_like(self._flat, parameters)
+
+    @cached_property
+    def _flat(self) -> Tensor:
+        """Where the gradients lie side by side; a bucket that is never gathered takes no memory."""
+        size = sum(parameter.numel() for parameter in self.parameters)
+        return torch.empty(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        return views_like(self._flat, self.parameters)
 
     def gather(self) -> Tensor:
         """All its gradients in one tensor, which they are views of from here on; each parameter must have one."""
         gradients = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
         assert len(gradients) == len(self.parameters), "a parameter without a gradient"
-        if self._flat is None:
+        if len(gradients) == 1:
             return gradients[0]
         # Where zero_grad keeps gradients, they are views already, and the backward pass has added to them in place.
         outside = [
@@ -62,6 +68,16 @@ def group_tensors(tensors: Iterable[Tensor], max_bytes: float) -> list[list[int]
 
 
 def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Consecutive parts of a one-dimensional tensor, each in the shape of one of `tensors`."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    """Consecutive parts of a one-dimensional tensor, each in the shape and strides of one of `tensors`."""
+    sizes = [tensor.numel() for tensor in tensors]
+    begins = itertools.accumulate(sizes, initial=0)
+    return [dense_view(flat, begin, tensor) for begin, tensor in zip(begins, tensors, strict=False)]
+
+
+def dense_view(flat: Tensor, begin: int, like: Tensor) -> Tensor:
+    """Part of a one-dimensional tensor, in the shape and, as far as they leave no gaps, the strides of another.
+
+    Fused optimizers go through a parameter, its gradient and its state in the order in which they lie in memory.
+    """
+    strides = torch.empty_like(like, device="meta").stride()
+    return flat.as_strided(like.shape, strides, flat.storage_offset() + begin)

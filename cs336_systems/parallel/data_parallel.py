@@ -14,7 +14,7 @@ import contextlib
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,11 @@ class DataParallel(nn.Module, ABC):
 
         Call it after a step's last backward pass and before gradients are clipped or used.
         """
-        absent = [index for index, parameter in enumerate(self._trainable) if parameter.grad is None]
+        absent = [
+            index
+            for index, parameter in enumerate(self._trainable)
+            if parameter.grad is None and index not in self._arrived
+        ]
         for index in absent:  # Other ranks may have a gradient, and wait for this one to take part.
             self._trainable[index].grad = torch.zeros_like(self._trainable[index])
         self._average_gradients()
@@ -161,7 +165,7 @@ class OverlappedDataParallel(DataParallel):
         super().__init__(module)
         self._plan([Bucket([parameter]) for parameter in self._trainable])
 
-    def _plan(self, buckets: list[Bucket]) -> None:
+    def _plan(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
         self._running: list[dist.Work] = []  # those of the first buckets
         bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
@@ -176,7 +180,11 @@ class OverlappedDataParallel(DataParallel):
             self._start_next()
 
     def _start_next(self) -> None:
-        self._running.append(average(self._buckets[len(self._running)].gather()))
+        self._running.append(self._start(self._buckets[len(self._running)]))
+
+    def _start(self, bucket: Bucket) -> dist.Work:
+        """Start to average the gradients of a bucket, all of which are there."""
+        return average(bucket.gather())
 
     def _average_gradients(self) -> None:
         while len(self._running) < len(self._buckets):
