@@ -12,7 +12,7 @@ from torch import nn
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.ddp_equivalence import CONTEXT, VOCABULARY, same_on_all_ranks, small_transformer
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
-from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
+from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from tests import adapters
 from tests.ranks import on_all_ranks
@@ -68,7 +68,7 @@ def assert_same_weights(ours, theirs):
         assert torch.equal(mine, other), name
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "AdamW, fused"])
 @pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
 @on_all_ranks
 def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size_mb):
@@ -94,6 +94,8 @@ def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size
             names = ALL[1:] if step == 1 else (*ALL, "tied")
             loss_of(wrapped, step, names, late=step >= 5).backward()
             wrapped.finish_gradient_synchronization()
+            if step == 2:
+                module.frozen.weight.grad = torch.ones_like(module.frozen.weight)  # optimizers update what has one
             nn.utils.clip_grad_norm_(module.parameters(), max_norm=0.5)
             each.step()
             scheduler.step()
@@ -199,6 +201,11 @@ def test_state_moves_to_one_process_and_back(device, optimizer):
         expected = on_the_host({number: state for number, state in theirs["state"].items() if number in trainable})
         torch.testing.assert_close(ours_as_saved["state"], expected, rtol=0, atol=0)
 
+    frozen = copy.deepcopy(ours).requires_grad_(False)
+    keeping = ShardedOptimizer(groups_of(frozen), optimizer_cls, lr=1)
+    keeping.load_state_dict(saved)
+    assert keeping.state_dict()["state"].keys() == saved["state"].keys()
+
     onto_one = optimizer_cls(groups_of(alone), lr=1)
     onto_one.load_state_dict(copy.deepcopy(saved))
     train_alone(alone, onto_one, range(2, 4))
@@ -266,6 +273,25 @@ def test_few_buckets_of_which_one_travels_while_the_next_is_updated(device):
     with mock.patch.object(ShardedBucket, "share", recorded):
         optimizer.step()
     assert events == ["update", "share"] * 2 + ["wait"] * 2
+
+
+@on_all_ranks
+def test_two_buckets_of_gradients_travel_at_a_time(device):
+    events = []
+    reduce = OwnedGradients.reduce
+
+    def recorded(self):
+        events.append("reduce")
+        work = reduce(self)
+        return mock.Mock(wait=lambda: (events.append("wait"), work.wait()))
+
+    module = nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8))).to(device)
+    optimizer = ShardedOptimizer(module.parameters(), torch.optim.SGD, bucket_size_mb=2 * 256 / 1e6)
+    wrapped = ShardedGradientsDataParallel(module, optimizer)
+    with mock.patch.object(OwnedGradients, "reduce", recorded):
+        wrapped(torch.ones(2, 8, device=device)).sum().backward()
+    assert events == ["reduce"] * 2 + ["wait", "reduce"] * 2
+    wrapped.finish_gradient_synchronization()
 
 
 @on_all_ranks

@@ -8,7 +8,6 @@ gives each rank those of its own parameters alone, in less memory and time. (Raj
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -59,9 +58,8 @@ class ShardedOptimizer(Optimizer):
         self._loads = [0] * dist.get_world_size()  # bytes of the parameters that each rank owns
         self._place(self._parameters_to_update())
         make: Callable[..., Optimizer] = optimizer_cls
-        self._make_optimizer = partial(make, **kwargs)
-        # Updates what its groups list at a time, which is this rank's part of one bucket.
-        self._local = self._make_optimizer(self._groups_of(self._buckets))
+        mine = [{**g, "params": [p for p in g["params"] if p in self._my_bucket]} for g in self.param_groups]
+        self._local = make(mine, **kwargs)  # updates what its groups list at the time: a bucket's part that is mine
         self.state = self._local.state
         self.defaults = self._local.defaults
         for group, complete in zip(self.param_groups, self._local.param_groups, strict=True):
@@ -72,8 +70,7 @@ class ShardedOptimizer(Optimizer):
         """The parameters to update, about in the order in which a backward pass makes their gradients."""
         newcomers = [parameter for parameter in self._parameters_to_update() if parameter not in self._placed]
         if newcomers:
-            buckets = self._place(newcomers)
-            self.state.update(self._make_optimizer(self._groups_of(buckets)).state)
+            self._place(newcomers)
         return self._buckets
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
@@ -133,8 +130,8 @@ class ShardedOptimizer(Optimizer):
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameter_of = dict(zip(numbers, self._parameters(), strict=False))
         states = {number: state for number, state in state_dict["state"].items() if number in parameter_of}
-        stateful = {parameter_of[number] for number in states} | set(self._parameters_to_update())
-        self._place([p for p in self._parameters() if p in stateful and p not in self._placed])
+        with_state = {parameter_of[number] for number in states}
+        self._place([p for p in self._parameters() if p in with_state and p not in self._placed])
         mine = {number: state for number, state in states.items() if parameter_of[number] in self._my_bucket}
         super().load_state_dict({**state_dict, "state": mine})
         # The optimizer completes groups and states that an older version of it has written.
@@ -147,22 +144,15 @@ class ShardedOptimizer(Optimizer):
     def _parameters_to_update(self) -> list[nn.Parameter]:
         return [p for p in self._parameters() if p.requires_grad or p.grad is not None]
 
-    def _place(self, newcomers: Iterable[nn.Parameter]) -> list[ShardedBucket]:
-        """Give parameters owners and places in new buckets, which are returned."""
+    def _place(self, newcomers: Iterable[nn.Parameter]) -> None:
+        """Give parameters owners, and places in new buckets."""
         parameters = list(dict.fromkeys(newcomers))[::-1]
         check_same_on_all_ranks([describe(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)])
-        plan = plan_buckets(parameters, self._loads, self._bucket_bytes)
-        buckets = [ShardedBucket([parameters[i] for i in owner_of], owner_of.values()) for owner_of in plan]
-        for number, bucket in enumerate(buckets, start=len(self._buckets)):
-            self._my_bucket.update(dict.fromkeys(bucket.mine, number))
+        for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
+            bucket = ShardedBucket([parameters[i] for i in owner_of], owner_of.values())
+            self._my_bucket.update(dict.fromkeys(bucket.mine, len(self._buckets)))
+            self._buckets.append(bucket)
         self._placed.update(parameters)
-        self._buckets += buckets
-        return buckets
-
-    def _groups_of(self, buckets: Iterable[ShardedBucket]) -> list[dict[str, Any]]:
-        """All groups, with only the parameters in some buckets that this rank owns."""
-        mine = {parameter for bucket in buckets for parameter in bucket.mine}
-        return [{**group, "params": [p for p in group["params"] if p in mine]} for group in self.param_groups]
 
     def _members_by_bucket(self) -> list[dict[int, list[nn.Parameter]]]:
         """For each bucket the parameters that this rank owns, by the numbers of their groups.
