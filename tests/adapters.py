@@ -1,9 +1,13 @@
 """Where the course's tests attach: the names that its test suite imports, each one line to this project's code."""
 
+from typing import Any
+
 import torch
+from torch.optim.optimizer import ParamsT
 
 from cs336_systems.attention import TiledFlashAttention
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel, OverlappedDataParallel
+from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
 
 def get_flashattention_autograd_function_pytorch() -> type[torch.autograd.Function]:
@@ -50,3 +54,10 @@ def get_ddp(module: torch.nn.Module) -> DataParallel:
 def ddp_on_after_backward(ddp_model: DataParallel, optimizer: torch.optim.Optimizer) -> None:
     """Called between the backward pass and the optimizer's step."""
     ddp_model.finish_gradient_synchronization()
+
+
+def get_sharded_optimizer(
+    params: ParamsT, optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any
+) -> torch.optim.Optimizer:
+    """An optimizer of which each rank holds a part of the state, and updates as many parameters."""
+    return ShardedOptimizer(params, optimizer_cls, **kwargs)

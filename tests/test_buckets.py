@@ -53,3 +53,13 @@ def test_a_lone_gradient_is_not_copied():
     (bucket,) = fill_buckets(parameters, math.inf)
     parameter.grad = torch.ones(3)
     assert bucket.gather() is parameter.grad
+
+
+def test_gathered_gradients_have_the_strides_of_their_parameters():
+    parameters = [nn.Parameter(torch.zeros(3, 5).mT), *sized(2)]
+    (bucket,) = fill_buckets(parameters, math.inf)
+    for parameter in parameters:
+        parameter.grad = torch.arange(parameter.numel()).view(parameter.shape).float()
+    bucket.gather()
+    assert parameters[0].grad.stride() == parameters[0].stride() == (1, 5)
+    assert torch.equal(parameters[0].grad, torch.arange(15.0).view(5, 3))

@@ -1,5 +1,6 @@
 """Buckets: gradients that travel together, side by side in one tensor."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
@@ -67,6 +68,16 @@ def group_tensors(tensors: Iterable[Tensor], max_bytes: float) -> list[list[int]
 
 
 def views_like(flat: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Consecutive parts of a one-dimensional tensor, each in the shape of one of `tensors`."""
-    parts = flat.split([tensor.numel() for tensor in tensors])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    """Consecutive parts of a one-dimensional tensor, each in the shape and strides of one of `tensors`."""
+    sizes = [tensor.numel() for tensor in tensors]
+    begins = itertools.accumulate(sizes, initial=0)
+    return [dense_view(flat, begin, tensor) for begin, tensor in zip(begins, tensors, strict=False)]
+
+
+def dense_view(flat: Tensor, begin: int, like: Tensor) -> Tensor:
+    """Part of a one-dimensional tensor, in the shape and, as far as they leave no gaps, the strides of another.
+
+    Fused optimizers go through a parameter, its gradient and its state in the order in which they lie in memory.
+    """
+    strides = torch.empty_like(like, device="meta").stride()
+    return flat.as_strided(like.shape, strides, flat.storage_offset() + begin)

@@ -14,7 +14,7 @@ import contextlib
 import math
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,11 @@ class DataParallel(nn.Module, ABC):
 
         Call it after a step's last backward pass and before gradients are clipped or used.
         """
-        absent = [index for index, parameter in enumerate(self._trainable) if parameter.grad is None]
+        absent = [
+            index
+            for index, parameter in enumerate(self._trainable)
+            if parameter.grad is None and index not in self._arrived
+        ]
         for index in absent:  # Other ranks may have a gradient, and wait for this one to take part.
             self._trainable[index].grad = torch.zeros_like(self._trainable[index])
         self._average_gradients()
@@ -176,7 +180,7 @@ class OverlappedDataParallel(DataParallel):
         """All-reduces of gradients in a step."""
         return len(self._buckets)
 
-    def _plan(self, buckets: list[Bucket]) -> None:
+    def _plan(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
         self._started = 0  # so many of the first buckets are on their way
         self._running: list[dist.Work] = []

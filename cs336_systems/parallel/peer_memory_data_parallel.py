@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets, views_like
+from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
 from cs336_systems.parallel.peer_memory import PeerMemory, allocate
 from cs336_systems.parallel.streams import current_stream, new_stream
@@ -146,7 +146,11 @@ class Exchange:
             pair
             for number in numbers
             if owners[number] != rank
-            for pair in by_parameter(slot(number, holder=rank, sender=owners[number]), self.messages[number])
+            for pair in zip(
+                self.messages[number].parameters,
+                views_like(slot(number, holder=rank, sender=owners[number]), self.messages[number].parameters),
+                strict=True,
+            )
         ]
         """Parameters that are not owned, and their means."""
 
@@ -187,13 +191,7 @@ def as_gathered(slot: Tensor, message: Bucket) -> Tensor:
     """The bytes of a slot, as a tensor like the one that `message.gather()` gives."""
     first, *others = message.parameters
     numbers = slot.view(first.dtype)
-    return numbers if others else numbers.as_strided(first.size(), first.stride())
-
-
-def by_parameter(gathered: Tensor, message: Bucket) -> list[tuple[nn.Parameter, Tensor]]:
-    """The parameters of a message, each with its part of what was gathered."""
-    parts = views_like(gathered, message.parameters) if len(message.parameters) > 1 else [gathered]
-    return list(zip(message.parameters, parts, strict=True))
+    return numbers if others else dense_view(numbers, 0, first)
 
 
 def size_of(message: Bucket) -> int:

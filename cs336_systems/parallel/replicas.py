@@ -23,9 +23,11 @@ def replicate(module: nn.Module) -> None:
     tensors = [tensor.detach() for _, tensor in named]
     for group in group_tensors(tensors, BROADCAST_BYTES):
         members = [tensors[i] for i in group]
-        flat = torch.cat([tensor.flatten() for tensor in members])
+        flat = members[0].new_empty(sum(tensor.numel() for tensor in members))
+        views = views_like(flat, members)
+        torch._foreach_copy_(views, members)
         dist.broadcast(flat, src=0)
-        torch._foreach_copy_(members, views_like(flat, members))
+        torch._foreach_copy_(members, views)
 
 
 def describe(name: str, tensor: Tensor) -> str:

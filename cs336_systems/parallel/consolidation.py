@@ -1,0 +1,54 @@
+"""The states of an optimizer's parameters, of which each rank has some, brought together in the host's memory."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from cs336_systems.parallel.buckets import MB, group_tensors, views_like
+
+MESSAGE_BYTES = 100 * MB
+"""Tensors travel together, up to this size: more memory of the device than that is not spent on it."""
+
+State = dict[str, Any]
+
+
+def consolidate(mine: dict[int, State], device: torch.device, *, keep: bool) -> dict[int, State]:
+    """All ranks' states; every rank calls this.
+
+    Args:
+        mine: the states of this rank's parameters, by the parameters' numbers.
+        device: where the ranks communicate. Tensors there are broadcast; all else, such as a step counter on the host,
+            is pickled.
+        keep: whether this rank wants the states; others need no memory for them, and get nothing.
+    """
+    everyones: list[dict[int, State]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(
+        everyones,
+        {index: {name: outline(value, device) for name, value in state.items()} for index, state in mine.items()},
+    )
+    for rank, states in enumerate(everyones):
+        names = [(index, name) for index, state in states.items() for name in state if is_outline(state[name])]
+        outlines = [states[index][name] for index, name in names]
+        for group in group_tensors(outlines, MESSAGE_BYTES):
+            members = [outlines[i] for i in group]
+            flat = torch.empty(sum(tensor.numel() for tensor in members), dtype=members[0].dtype, device=device)
+            views = views_like(flat, members)
+            if rank == dist.get_rank():
+                torch._foreach_copy_(views, [mine[index][name] for index, name in (names[i] for i in group)])
+            dist.broadcast(flat, src=rank)
+            for i, view in zip(group, views, strict=True) if keep else ():
+                index, name = names[i]
+                states[index][name] = view.to("cpu", copy=True)
+    return {index: state for states in everyones for index, state in states.items()} if keep else {}
+
+
+def outline(value: Any, device: torch.device) -> Any:
+    """What is told of a value before it travels: the shape, dtype and strides of a tensor on the device, else all."""
+    return torch.empty_like(value, device="meta") if isinstance(value, Tensor) and value.device == device else value
+
+
+def is_outline(value: Any) -> bool:
+    """Whether this is a tensor that has yet to travel."""
+    return isinstance(value, Tensor) and value.is_meta

@@ -1,0 +1,85 @@
+"""Buckets of parameters that ranks share out: each has an owner, who updates it and sends it to the others."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cs336_systems.parallel.buckets import dense_view
+from cs336_systems.parallel.collectives import all_gather_single
+from cs336_systems.parallel.ownership import ALIGNMENT, aligned
+
+
+class ShardedBucket:
+    """Parameters of one dtype, side by side in one tensor: a slot for each owner, all slots of the same size.
+
+    With a slot for every rank, an all-gather brings what each has updated to all. A bucket with a single owner is
+    broadcast. The parameters are views of the tensor, so that nothing is copied.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], owners: Iterable[int]):
+        """Move parameters, which are of one dtype and on one device, into a bucket.
+
+        Args:
+            parameters: their data lies in the bucket from here on.
+            owners: for each parameter the rank that updates it.
+        """
+        by_owner = sorted(zip(owners, parameters, strict=True), key=lambda pair: pair[0])
+        self.parameters = [parameter for _, parameter in by_owner]
+        self.mine = [parameter for owner, parameter in by_owner if owner == dist.get_rank()]
+        self.owner = by_owner[0][0] if by_owner[0][0] == by_owner[-1][0] else None  # the only one
+        slots = dist.get_world_size() if self.owner is None else 1
+        ends = [0] * slots
+        places = []  # of each parameter: a slot, and its first number there
+        self._my_begins = []
+        for owner, parameter in by_owner:
+            slot = owner if self.owner is None else 0
+            places.append((slot, ends[slot]))
+            if owner == dist.get_rank():
+                self._my_begins.append(ends[slot])
+            ends[slot] += aligned(parameter.numel(), ALIGNMENT // parameter.element_size())
+        self.slot_size = max(ends)  # in numbers
+        self._begins = [slot * self.slot_size + begin for slot, begin in places]
+        first = self.parameters[0]
+        self._flat = torch.zeros(slots * self.slot_size, dtype=first.dtype, device=first.device)
+        self._views = self.views(self._flat)
+        self.take_in()
+
+    @torch.no_grad()
+    def take_in(self) -> None:
+        """Move parameters into the bucket whose data is elsewhere: at first all, later those that got other data.
+
+        Raises:
+            RuntimeError: a parameter has another dtype, or is on another device than at first.
+        """
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.data_ptr() == view.data_ptr():
+                continue
+            if (parameter.dtype, parameter.device) != (view.dtype, view.device):
+                raise RuntimeError(
+                    f"a parameter that was {view.dtype} on {view.device} is {parameter.dtype} on {parameter.device} "
+                    "now; make the optimizer after the model has been moved"
+                )
+            view.copy_(parameter)
+            parameter.data = view
+
+    def share(self) -> dist.Work:
+        """Start to give all ranks what the owners have updated; `wait` before the parameters are used."""
+        torch.autograd.graph.increment_version(self.parameters)  # as updates in place do
+        if self.owner is not None:
+            return dist.broadcast(self._flat, src=self.owner, async_op=True)
+        my_slot = self._flat.narrow(0, dist.get_rank() * self.slot_size, self.slot_size)
+        return all_gather_single(self._flat, my_slot, async_op=True)
+
+    def empty_like(self) -> Tensor:
+        """Memory that is laid out like the parameters."""
+        return torch.empty_like(self._flat)
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Views of memory that is laid out like the parameters, one for each of them."""
+        return [dense_view(flat, begin, p) for begin, p in zip(self._begins, self.parameters, strict=True)]
+
+    def my_views(self, slot: Tensor) -> list[Tensor]:
+        """Views of memory that is laid out like this rank's slot, one for each parameter that it owns."""
+        return [dense_view(slot, begin, p) for begin, p in zip(self._my_begins, self.mine, strict=True)]

@@ -1,0 +1,179 @@
+"""An optimizer whose state is spread over the ranks: each updates the parameters that it owns, and sends them to all.
+
+    model = BucketedDataParallel(model, bucket_size_mb=25)
+    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
+
+The gradients have to be the same on all ranks, as data-parallel wrappers make them. `sharded_gradients` has one that
+gives each rank those of its own parameters alone, in less memory and time. (Rajbhandari et al. 2020, ZeRO.)
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import ParamsT
+
+from cs336_systems.parallel.buckets import MB
+from cs336_systems.parallel.consolidation import consolidate
+from cs336_systems.parallel.ownership import plan_buckets
+from cs336_systems.parallel.replicas import check_same_on_all_ranks, describe
+from cs336_systems.parallel.sharded_buckets import ShardedBucket
+
+
+class ShardedOptimizer(Optimizer):
+    """Any optimizer that updates each parameter from its own gradient and state, with 1/N of the state on each rank.
+
+    The weights are those of the unsharded optimizer, to the bit. Whole parameters are shared out, by their bytes. While
+    one bucket of updated parameters travels, the next one is updated.
+
+    `param_groups` has all parameters on all ranks; `state` has those that this rank owns. Parameters are moved into
+    buckets, of which their data are views from then on; frozen ones are left alone until they need a gradient.
+    """
+
+    def __init__(self, params: ParamsT, optimizer_cls: type[Optimizer], *, bucket_size_mb: float = 100, **kwargs: Any):
+        """Make an optimizer on every rank of the default process group.
+
+        Args:
+            params: parameters or groups of them, as any optimizer takes them; the same on all ranks.
+            optimizer_cls: the class of the optimizer.
+            bucket_size_mb: how many 10^6 bytes of parameters travel together, at least.
+            kwargs: arguments of the optimizer.
+
+        Raises:
+            ValueError: the ranks' parameters differ, the bucket size is not positive, or the optimizer is LBFGS, whose
+                updates depend on all parameters at once.
+        """
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
+        if issubclass(optimizer_cls, LBFGS):
+            raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter on its own")
+        super().__init__(params, {})
+        self._bucket_bytes = bucket_size_mb * MB
+        self._buckets: list[ShardedBucket] = []
+        self._placed: set[nn.Parameter] = set()
+        self._my_bucket: dict[nn.Parameter, int] = {}  # of the parameters that this rank owns
+        self._loads = [0] * dist.get_world_size()  # bytes of the parameters that each rank owns
+        self._place(self._parameters_to_update())
+        make: Callable[..., Optimizer] = optimizer_cls
+        mine = [{**g, "params": [p for p in g["params"] if p in self._my_bucket]} for g in self.param_groups]
+        self._local = make(mine, **kwargs)  # updates what its groups list at the time: a bucket's part that is mine
+        self.state = self._local.state
+        self.defaults = self._local.defaults
+        for group, complete in zip(self.param_groups, self._local.param_groups, strict=True):
+            group.update(hyperparameters(complete))
+
+    @property
+    def buckets(self) -> list[ShardedBucket]:
+        """The parameters to update, about in the order in which a backward pass makes their gradients."""
+        newcomers = [parameter for parameter in self._parameters_to_update() if parameter not in self._placed]
+        if newcomers:
+            self._place(newcomers)
+        return self._buckets
+
+    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
+        """Update the parameters on all ranks; on a GPU the current stream waits for other ranks', not the host.
+
+        Args:
+            closure: computes the loss, and gradients that are the same on all ranks.
+            kwargs: passed on to the optimizer's step.
+
+        Returns:
+            what the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        running = []
+        changed: dict[int, dict[str, Any]] = {}
+        for bucket, members in zip(self.buckets, self._members_by_bucket(), strict=True):
+            bucket.take_in()
+            self._local.param_groups = [
+                {**self.param_groups[number], "params": parameters} for number, parameters in members.items()
+            ]
+            self._local.step(**kwargs)
+            changed.update(zip(members, self._local.param_groups, strict=True))
+            running.append(bucket.share())
+        # Some optimizers count steps in their groups. Only now: each bucket's update starts from the same counts.
+        for number, group in changed.items():
+            self.param_groups[number].update(hyperparameters(group))
+        for work in running:
+            work.wait()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of all parameters, in the host's memory, as the unsharded optimizer would have it.
+
+        All ranks call this, as they exchange their states. It loads into any number of ranks, and into the unsharded
+        optimizer. Where one rank is to save it, `consolidate_state_dict` spares the others its memory.
+        """
+        return self._consolidated(keep=True)
+
+    def consolidate_state_dict(self, to: int = 0) -> dict[str, Any] | None:
+        """What `state_dict` returns, on the rank `to` alone; None on the others. All ranks call this."""
+        wanted = dist.get_rank() == to
+        state_dict = self._consolidated(keep=wanted)
+        return state_dict if wanted else None
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over hyperparameters, and the states of the parameters that this rank owns. All ranks call this.
+
+        Args:
+            state_dict: what `state_dict` returned on any number of ranks, or that of the unsharded optimizer.
+
+        Raises:
+            ValueError: it has other groups.
+        """
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        parameter_of = dict(zip(numbers, self._parameters(), strict=False))
+        states = {number: state for number, state in state_dict["state"].items() if number in parameter_of}
+        with_state = {parameter_of[number] for number in states}
+        self._place([p for p in self._parameters() if p in with_state and p not in self._placed])
+        mine = {number: state for number, state in states.items() if parameter_of[number] in self._my_bucket}
+        super().load_state_dict({**state_dict, "state": mine})
+        # The optimizer completes groups and states that an older version of it has written.
+        self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Those of all groups."""
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _parameters_to_update(self) -> list[nn.Parameter]:
+        return [p for p in self._parameters() if p.requires_grad or p.grad is not None]
+
+    def _place(self, newcomers: Iterable[nn.Parameter]) -> None:
+        """Give parameters owners, and places in new buckets."""
+        parameters = list(dict.fromkeys(newcomers))[::-1]
+        check_same_on_all_ranks([describe(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)])
+        for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
+            bucket = ShardedBucket([parameters[i] for i in owner_of], owner_of.values())
+            self._my_bucket.update(dict.fromkeys(bucket.mine, len(self._buckets)))
+            self._buckets.append(bucket)
+        self._placed.update(parameters)
+
+    def _members_by_bucket(self) -> list[dict[int, list[nn.Parameter]]]:
+        """For each bucket the parameters that this rank owns, by the numbers of their groups.
+
+        A group of which it owns nothing has no members in the first bucket, so that its counts go on nevertheless.
+        """
+        members: list[dict[int, list[nn.Parameter]]] = [{} for _ in self._buckets]
+        for number, group in enumerate(self.param_groups):
+            mine = [parameter for parameter in group["params"] if parameter in self._my_bucket]
+            for parameter in mine:
+                members[self._my_bucket[parameter]].setdefault(number, []).append(parameter)
+            if members and not mine:
+                members[0][number] = []
+        return members
+
+    def _consolidated(self, *, keep: bool) -> dict[str, Any]:
+        state_dict = super().state_dict()
+        device = self._parameters()[0].device
+        return {**state_dict, "state": consolidate(state_dict["state"], device, keep=keep)}
+
+
+def hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    """What a group says besides its parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
