@@ -4,6 +4,7 @@ import torch
 
 from cs336_systems.attention import TiledFlashAttention
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel, OverlappedDataParallel
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 
 
 def get_flashattention_autograd_function_pytorch() -> type[torch.autograd.Function]:
@@ -50,3 +51,18 @@ def get_ddp(module: torch.nn.Module) -> DataParallel:
 def ddp_on_after_backward(ddp_model: DataParallel, optimizer: torch.optim.Optimizer) -> None:
     """Called between the backward pass and the optimizer's step."""
     ddp_model.finish_gradient_synchronization()
+
+
+def get_fsdp(module: torch.nn.Module, compute_dtype: torch.dtype | None = None) -> FullyShardedDataParallel:
+    """A wrapper that shards the weights of all Linear and Embedding layers."""
+    return FullyShardedDataParallel(module, compute_dtype)
+
+
+def fsdp_on_after_backward(fsdp_model: FullyShardedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """Called between the backward pass and the optimizer's step."""
+    fsdp_model.finish_gradient_synchronization()
+
+
+def fsdp_gather_full_params(fsdp_model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
+    """All parameters, whole, by their names in the module."""
+    return fsdp_model.gather_full_parameters()
