@@ -114,9 +114,12 @@ def backward(model, batch):
     nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
 
 
-def train(model, batches, set_to_none=True):
-    """SGD with momentum, which tells a gradient of zero from none, and amplifies no rounding."""
-    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+def momentum(model):
+    """SGD that tells a gradient of zero from none, and amplifies no rounding."""
+    return torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+
+
+def train(model, optimizer, batches, set_to_none=True):
     for batch in batches:
         optimizer.zero_grad(set_to_none)
         backward(model, batch)
@@ -170,9 +173,9 @@ def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together)
     replicated = FlatDataParallel(copy.deepcopy(alone))
     batches = make_batches(4, 3, device)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        train(fsdp, share(batches), set_to_none=not together)
-    train(replicated, share(batches), set_to_none=not together)
-    train(alone, batches, set_to_none=not together)
+        train(fsdp, momentum(fsdp), share(batches), set_to_none=not together)
+    train(replicated, momentum(replicated), share(batches), set_to_none=not together)
+    train(alone, momentum(alone), batches, set_to_none=not together)
     found = whole_parameters(fsdp)
     assert_same(found, named(replicated.module))
     assert_same(found, named(alone), bound=rounding_bound(batches[0][:, 1:].numel()))
@@ -194,7 +197,7 @@ def mean_over_ranks(gradient):
 @on_all_ranks
 def test_compute_dtype_casts_before_it_communicates(device, name):
     fsdp, bare = wrap_and_copy(name, device, compute_dtype=torch.bfloat16)
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9) for model in (fsdp, bare)]
+    optimizers = [momentum(model) for model in (fsdp, bare)]
     shards = {name for name, p in fsdp.module.named_parameters() if any(p is weight.shard for weight in fsdp._weights)}
     for batch in share(make_batches(3, 3, device)):
         for optimizer in optimizers:

@@ -27,10 +27,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cs336_systems.parallel.data_parallel import FlatDataParallel, remove_hooks
+from cs336_systems.parallel.data_parallel import FlatDataParallel
 from cs336_systems.parallel.lane import Lane, Transfer
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.sharded_state import keep_state_sharded
@@ -72,17 +71,17 @@ class FullyShardedDataParallel(nn.Module):
 
         Raises:
             ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point, an
-                embedding has sparse gradients, or a module was compiled in place.
+                embedding has sparse gradients, or a module was compiled in place or is sharded already.
         """
         super().__init__()
         check(module, compute_dtype)
-        self.module = module
+        self.module: nn.Module = module
         self._compute_dtype = compute_dtype
         replicate(module)
         places = shard_weights(module, compute_dtype)
         self._weights = list(dict.fromkeys(places.values()))
         modules, self._units = divide(module, tuple(together), places)
-        shards = {weight.shard for weight in self._weights}
+        shards = self.sharded_weights
         rest = nn.ParameterList(parameter for parameter in module.parameters() if parameter not in shards)
         # In a tuple, which hides it from what looks for submodules.
         self._replicas = (FlatDataParallel(rest),) if any(parameter.requires_grad for parameter in rest) else ()
@@ -92,15 +91,14 @@ class FullyShardedDataParallel(nn.Module):
         self._reductions: deque[Transfer] = deque()
         self._arrived = False  # whether gradients wait for finish_gradient_synchronization
         self._accumulating = False
-        # Hooks hold no reference to the wrapper, as in data_parallel.
+        # Hooks hold no reference to the wrapper, as in data_parallel. They stay when it is gone, and say so.
         this = weakref.ref(self)
-        handles = keep_state_sharded(places)
+        keep_state_sharded(places)
         for unit, part in zip(self._units, modules, strict=True):
-            handles.append(part.register_forward_pre_hook(before_forward(this, unit.index), with_kwargs=True))
-            handles.append(part.register_forward_hook(after_forward(this, unit.index), always_call=True))
+            part.register_forward_pre_hook(before_forward(this, unit.index), with_kwargs=True)
+            part.register_forward_hook(after_forward(this, unit.index), always_call=True)
             for position, weight in enumerate(unit.owed):
                 weight.whole.register_post_accumulate_grad_hook(on_arrival(this, unit.index, position))
-        weakref.finalize(self, remove_hooks, handles)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns.
@@ -169,7 +167,7 @@ class FullyShardedDataParallel(nn.Module):
 
         Returns the norm before, the square root of the sum of all squares.
         """
-        shards = {weight.shard for weight in self._weights}
+        shards = self.sharded_weights
         parts: dict[bool, list[Tensor]] = {True: [], False: []}
         for parameter in self.parameters():
             if parameter.grad is not None:
@@ -180,9 +178,14 @@ class FullyShardedDataParallel(nn.Module):
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
+    @property
+    def sharded_weights(self) -> dict[nn.Parameter, ShardedWeight]:
+        """What each shard is a part of."""
+        return {weight.shard: weight for weight in self._weights}
+
     def gather_full_parameters(self) -> dict[str, Tensor]:
         """Copies of all parameters, whole and in their own dtype, by their names in the module. All ranks call it."""
-        whole = {weight.shard: weight.gather_shards() for weight in self._weights}
+        whole = {shard: weight.gather_shards() for shard, weight in self.sharded_weights.items()}
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: whole[p] if p in whole else p.detach().clone() for name, p in named}
 
@@ -253,10 +256,10 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
     for name, part in module.named_modules():
-        if getattr(part, "sparse", False):
-            raise ValueError(
-                f"{name or 'the module'} has sparse gradients, which cannot be sharded; allowed: dense ones"
-            )
+        if isinstance(part, nn.Embedding) and part.sparse:
+            raise ValueError(f"{name or 'the module'} has sparse gradients; allowed: embeddings with sparse=False")
+        if isinstance(part, FullyShardedDataParallel):
+            raise ValueError(f"{name or 'the module'} is sharded already; allowed: a module that is not")
         if part._compiled_call_impl is not None:
             raise ValueError(f"{name or 'the module'} was compiled in place; allowed: torch.compile(module)")
 
@@ -286,21 +289,39 @@ def alive(this: Wrapper) -> FullyShardedDataParallel:
     """
     wrapper = this()
     if wrapper is None:
-        raise RuntimeError("the FullyShardedDataParallel that holds the weights of this module was dropped")
+        raise RuntimeError("the FullyShardedDataParallel that gathers the weights of this module is gone: keep it")
     return wrapper
+
+
+def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) -> None:
+    """Let the backward pass call `action` once it has the gradients of all tensors."""
+    # torch.autograd.graph.register_multi_grad_hook would keep the graph alive, in a cycle.
+    missing = len(tensors)
+
+    def count(gradient: Tensor) -> None:
+        nonlocal missing
+        missing -= 1
+        if not missing:
+            action()
+
+    for tensor in tensors:
+        tensor.register_hook(count)
 
 
 def before_forward(this: Wrapper, index: int) -> Callable[..., Any]:
     """A hook that makes a unit's weights whole."""
+
+    def end_backward() -> None:
+        wrapper = alive(this)
+        wrapper._end_use(wrapper._units[index], backward=True)
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
         wrapper = alive(this)
         unit, dtype = wrapper._units[index], wrapper._compute_dtype
         wrapper._begin_use(unit, backward=False)
         unit.show_whole(dtype)
-        if unit.has_ambiguous_gradients and (inputs := tensors_with_gradient((args, kwargs))):
-            # With the gradients of its inputs, the backward pass of the unit is done.
-            register_multi_grad_hook(inputs, lambda _: alive(this)._end_use(alive(this)._units[index], backward=True))
+        if unit.has_ambiguous_gradients:
+            call_after_gradients(tensors_with_gradient((args, kwargs)), end_backward)
         return (args, kwargs) if dtype is None else cast((args, kwargs), dtype)
 
     return torch.compiler.disable(hook)

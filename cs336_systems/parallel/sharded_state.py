@@ -7,22 +7,19 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
-from torch.utils.hooks import RemovableHandle
 
 from cs336_systems.parallel.sharded_weight import ShardedWeight
 from cs336_systems.parallel.units import Place
 
 
-def keep_state_sharded(places: dict[Place, ShardedWeight]) -> list[RemovableHandle]:
+def keep_state_sharded(places: dict[Place, ShardedWeight]) -> None:
     """Let `state_dict` of modules give DTensors for shards, and `load_state_dict` take DTensors and whole tensors.
 
     The DTensors are sharded by rows over a mesh of all ranks, and share the memory of the shards.
     """
-    handles: list[RemovableHandle] = []
     for (owner, name), weight in places.items():
-        handles.append(owner.register_state_dict_post_hook(give_dtensor(name, weight)))
-        handles.append(owner.register_load_state_dict_pre_hook(take_rows(name, weight)))
-    return handles
+        owner.register_state_dict_post_hook(give_dtensor(name, weight))
+        owner.register_load_state_dict_pre_hook(take_rows(name, weight))
 
 
 def as_dtensor(rows: Tensor, weight: ShardedWeight) -> DTensor:

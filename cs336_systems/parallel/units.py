@@ -1,6 +1,6 @@
 """The parts of a model whose weights are gathered together."""
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -82,9 +82,9 @@ class Unit:
 def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None) -> dict[Place, ShardedWeight]:
     """Put shards in the places of all weights that are to be sharded; the same shard where a weight is tied."""
     weights = {}
-    places = find_places(module)
+    places = deque(find_places(module).items())
     while places:  # Lets go of each weight before the next is copied.
-        parameter, owners = places.popitem()
+        parameter, owners = places.popleft()
         if is_sharded(parameter, owners):
             weight = ShardedWeight(parameter, compute_dtype)
             for owner, name in owners:
