@@ -181,8 +181,9 @@ def test_misuse_is_refused(device):
         FullyShardedDataParallel(chain(), compute_dtype=torch.int8)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         FullyShardedDataParallel(chain().requires_grad_(False))
-    with pytest.raises(ValueError, match=r"^1 has sparse gradients; allowed: embeddings with sparse=False$"):
-        FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Embedding(3, 3, sparse=True)))
+    for option in ({"sparse": True}, {"max_norm": 1.0}):
+        with pytest.raises(ValueError, match=r"^1 is an embedding with sparse=.*; allowed: sparse=False and max_norm"):
+            FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Embedding(3, 3, **option)))
     with pytest.raises(ValueError, match=r"^0 is sharded already; allowed: a module that is not$"):
         FullyShardedDataParallel(nn.Sequential(FullyShardedDataParallel(chain().to(device))))
     block = nn.Sequential(nn.Linear(3, 3))
@@ -218,7 +219,7 @@ def test_a_dropped_model_is_freed_without_the_garbage_collector(device, name):
 @on_all_ranks
 def test_a_compiled_wrapper_breaks_its_graph_where_it_communicates(device):
     torch._dynamo.reset()
-    fsdp = FullyShardedDataParallel(chain().to(device))
+    fsdp = FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).to(device))
     compiled = torch.compile(fsdp, backend="aot_eager")
     x = torch.randn(4, 3, device=device)
     with torch.no_grad():

@@ -1,19 +1,23 @@
 """Checkpoints of sharded models and optimizers: onto other numbers of processes, there and back."""
 
 import copy
+import os
+import signal
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.tensor import DTensor
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from cs336_systems.parallel.training_state import TrainingState
-from tests.ranks import on_all_ranks
+from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
+from tests.ranks import PROCESSES, on_all_ranks
 from tests.test_fsdp import OddModel, assert_same, make_batches, named, share, train
 
 
@@ -84,3 +88,37 @@ def test_states_are_dtensors_which_load_from_whole_tensors_too(device):
         fsdp.module.load_state_dict({**other.state_dict(), "head.weight": torch.zeros(3, 5)})
     fsdp.load_state_dict(copy.deepcopy(fsdp.state_dict()))
     assert isinstance(fsdp.module.head, nn.Linear)
+
+
+def save_twice(rank, folder):
+    """Save a model of ones, then one of twos, at which rank 1 is killed when it has written its part."""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES)
+    fsdp = FullyShardedDataParallel(nn.Linear(3, 5))
+    optimizer = optimizer_of(fsdp)
+    write = FileSystemWriter.write_data
+
+    def write_and_die(*arguments):
+        result = write(*arguments)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    for step, writer in ((1, write), (2, write_and_die)):
+        with torch.no_grad(), mock.patch.object(FileSystemWriter, "write_data", writer):
+            for parameter in fsdp.parameters():
+                parameter.fill_(step)
+            dcp.save({"training": TrainingState(fsdp, optimizer)}, checkpoint_id=Path(folder) / f"{step:08}")
+
+
+def test_a_rank_killed_while_it_saves_leaves_the_previous_checkpoint(tmp_path):
+    assert latest_checkpoint(tmp_path) is None
+    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
+        torch.multiprocessing.spawn(save_twice, (str(tmp_path),), PROCESSES)
+    assert any((tmp_path / "00000002").iterdir())
+    assert latest_checkpoint(tmp_path) == tmp_path / "00000001"
+    model = nn.Linear(3, 5)
+    state = {"training": TrainingState(model, optimizer_of(model))}
+    dcp.load(state, checkpoint_id=latest_checkpoint(tmp_path), no_dist=True)
+    assert all((parameter == 1).all() for parameter in model.parameters())

@@ -71,7 +71,8 @@ class FullyShardedDataParallel(nn.Module):
 
         Raises:
             ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point, an
-                embedding has sparse gradients, or a module was compiled in place or is sharded already.
+                embedding has sparse gradients or renormalizes itself, or a module was compiled in place or is sharded
+                already.
         """
         super().__init__()
         check(module, compute_dtype)
@@ -256,8 +257,11 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
     for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and part.sparse:
-            raise ValueError(f"{name or 'the module'} has sparse gradients; allowed: embeddings with sparse=False")
+        if isinstance(part, nn.Embedding) and (part.sparse or part.max_norm is not None):
+            raise ValueError(
+                f"{name or 'the module'} is an embedding with sparse={part.sparse} and max_norm={part.max_norm}; "
+                "allowed: sparse=False and max_norm=None"
+            )
         if isinstance(part, FullyShardedDataParallel):
             raise ValueError(f"{name or 'the module'} is sharded already; allowed: a module that is not")
         if part._compiled_call_impl is not None:

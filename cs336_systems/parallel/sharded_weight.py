@@ -37,6 +37,8 @@ class ShardedWeight:
         )
         self.whole = nn.Parameter(padded[: parameter.numel()].view(self.shape), parameter.requires_grad)
         self._padded = padded.data  # Has a version of its own: autograd does not take gathering for a change.
+        self._place = self.place_of_rank(self._padded)
+        self._own_rows = self._place[: self.shard.numel()].view(self.shard.shape)
         self.units = 0
         """How many units use it; several, if it is tied."""
         self.users: set[tuple[int, bool]] = set()
@@ -54,16 +56,15 @@ class ShardedWeight:
         """Whether all rows are in memory, or on their way."""
         return self.arrival is not None
 
-    def place_shard(self, padded: Tensor) -> Tensor:
-        """Copy the shard to its place among those of all ranks, [N · k · row], cast; return the place."""
-        place = padded.chunk(self._ranks)[self._rank]
-        place[: self.shard.numel()].copy_(self.shard.detach().flatten())
-        return place
+    def place_of_rank(self, padded: Tensor) -> Tensor:
+        """This rank's part of all rows, [N · k · row], padded ones included."""
+        return padded.chunk(self._ranks)[self._rank]
 
     def prepare_gather(self) -> partial[Waitable | None]:
-        """The all-gather that makes the weight whole; the memory for it is allocated now."""
+        """Allocate the whole weight and cast the shard to its place there; the all-gather is left to be called."""
         self._padded.untyped_storage().resize_(self._padded.nbytes)
-        return partial(all_gather_into, self._padded, self.place_shard(self._padded))
+        self._own_rows.copy_(self.shard.detach())
+        return partial(all_gather_into, self._padded, self._place)
 
     def wait_for_arrival(self) -> None:
         """Wait until the weight is whole: on a GPU the current stream waits, not the host."""
@@ -100,7 +101,9 @@ class ShardedWeight:
     def gather_shards(self) -> Tensor:
         """The whole weight in the shard's dtype, in memory of its own. All ranks call it."""
         padded = self.shard.new_empty(self._padded.numel(), requires_grad=False)
-        all_gather_into(padded, self.place_shard(padded))
+        place = self.place_of_rank(padded)
+        place[: self.shard.numel()].copy_(self.shard.detach().flatten())
+        all_gather_into(padded, place)
         return padded[: math.prod(self.shape)].view(self.shape)
 
 

@@ -1,10 +1,13 @@
 """What a training run needs to be resumed, for torch.distributed.checkpoint.
 
-state = {"training": TrainingState(model, optimizer)}
-dcp.save(state, checkpoint_id=folder)  # every rank writes its rows
-dcp.load(state, checkpoint_id=folder)  # on as many ranks as there are then, or on one
+    state = {"training": TrainingState(model, optimizer)}
+    dcp.save(state, checkpoint_id=folder / f"{step:08}")
+    dcp.load(state, checkpoint_id=latest_checkpoint(folder))
+
+Every rank writes its rows; as many ranks read them as there are then, or one process without a group (`no_dist=True`).
 """
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -54,3 +57,11 @@ class TrainingState(Stateful):
             for name, values in state["optimizer"]["state"].items()
         }
         set_optimizer_state_dict(self._module, self._optimizer, {**state["optimizer"], "state": states})
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The last by name of the checkpoints in a folder, which has a folder for each; None if there is none.
+
+    Those that were never finished do not count: the file `.metadata` is written last, and appears whole.
+    """
+    return max((file.parent for file in folder.glob("*/.metadata")), default=None)
