@@ -14,12 +14,8 @@ from cs336_systems.accounting.collectives import all_gather_seconds, reduce_scat
 from cs336_systems.accounting.parallelism import BACKWARD_PRODUCTS, Times
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
+from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import ModelShape
-
-AHEAD = 2
-"""Units that are gathered before it is their turn."""
-REDUCTIONS = 2
-"""Units whose gradients may still be on their way when those of the next one are complete."""
 
 
 @dataclass(frozen=True)

@@ -31,14 +31,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from cs336_systems.parallel.data_parallel import FlatDataParallel
 from cs336_systems.parallel.lane import Lane, Transfer
+from cs336_systems.parallel.limits import REDUCTIONS
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.sharded_state import keep_state_sharded
 from cs336_systems.parallel.sharded_weight import ShardedWeight, reduce
 from cs336_systems.parallel.timeline import Timeline
 from cs336_systems.parallel.units import Unit, divide, shard_weights
-
-REDUCTIONS = 2
-"""Reduce-scatters that may be under way while the backward pass goes on: each keeps the gradients of a unit."""
 
 
 class FullyShardedDataParallel(nn.Module):

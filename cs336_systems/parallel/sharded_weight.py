@@ -115,8 +115,9 @@ def gather(weights: Sequence[ShardedWeight], asynchronous: bool) -> Waitable | N
 def reduce(gradients: Sequence[Tensor], received: list[Tensor], asynchronous: bool) -> Waitable | None:
     """Leave on each rank its rows of the gradients' means over the ranks, in one call.
 
-    They travel in the dtype in which they were computed: a wider one would cost twice the time, and add no bits that
-    the backward pass has not already rounded away.
+    They travel in the dtype in which they were computed. A wider one would cost twice the time, and spare only the
+    roundings of the mean, each as large as that which each gradient has already seen. What several passes add up to is
+    in the shards' dtype.
 
     Args:
         gradients: as `take_gradient` gives them; they must stay in memory until the result is there.

@@ -1,7 +1,6 @@
 """The order in which the parts of a model are used, learned from one pass for the next."""
 
-AHEAD = 2
-"""Uses that are looked ahead: a weight is gathered no earlier than two layers before it is needed."""
+from cs336_systems.parallel.limits import AHEAD
 
 
 class Timeline:
