@@ -7,6 +7,7 @@ from torch.optim.optimizer import ParamsT
 
 from cs336_systems.attention import TiledFlashAttention
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel, OverlappedDataParallel
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
 
@@ -61,3 +62,18 @@ def get_sharded_optimizer(
 ) -> torch.optim.Optimizer:
     """An optimizer of which each rank holds a part of the state, and updates as many parameters."""
     return ShardedOptimizer(params, optimizer_cls, **kwargs)
+
+
+def get_fsdp(module: torch.nn.Module, compute_dtype: torch.dtype | None = None) -> FullyShardedDataParallel:
+    """A wrapper that shards the weights of all Linear and Embedding layers."""
+    return FullyShardedDataParallel(module, compute_dtype)
+
+
+def fsdp_on_after_backward(fsdp_model: FullyShardedDataParallel, optimizer: torch.optim.Optimizer) -> None:
+    """Called between the backward pass and the optimizer's step."""
+    fsdp_model.finish_gradient_synchronization()
+
+
+def fsdp_gather_full_params(fsdp_model: FullyShardedDataParallel) -> dict[str, torch.Tensor]:
+    """All parameters, whole, by their names in the module."""
+    return fsdp_model.gather_full_parameters()

@@ -1,0 +1,186 @@
+"""Memory, communication and time of fully sharded data parallelism on the Transformer language model.
+
+Each of N ranks keeps 1/N of every matrix, of its gradient and of AdamW's two moments, in fp32, and all of the norms'
+weights (ZeRO stage 3, Rajbhandari et al. 2020). A unit, one layer or one block, is gathered before it is used, while at
+most two others that come next are on their way. Collectives are those of `collectives`.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from cs336_systems.accounting.accelerators import Accelerator
+from cs336_systems.accounting.collectives import all_gather_seconds, reduce_scatter_seconds
+from cs336_systems.accounting.parallelism import BACKWARD_PRODUCTS, Times
+from cs336_systems.accounting.transformer import parameter_tensors, parameters
+from cs336_systems.accounting.units import BYTES, FP32_BYTES
+from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
+from cs336_systems.sizes import ModelShape
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The weight of a layer."""
+
+    name: str
+    rows: int
+    columns: int
+    multiplies: bool = True
+    """Whether it is a factor of a product; rows of the embedding are only looked up."""
+
+    @property
+    def numbers(self) -> int:
+        """How many it has."""
+        return self.rows * self.columns
+
+    def shard(self, ranks: int) -> int:
+        """Numbers on the first rank: rows are divided, the last ranks have fewer if they have to."""
+        return math.ceil(self.rows / ranks) * self.columns
+
+    def padded(self, ranks: int) -> int:
+        """Numbers that travel and that its gathered copy takes: as many rows for each rank."""
+        return ranks * self.shard(ranks)
+
+
+Unit = tuple[Matrix, ...]
+"""What is gathered together."""
+
+
+def block_matrices(shape: ModelShape) -> Iterator[Matrix]:
+    """The matrices of one block, in the order of their use."""
+    for name in ("query", "key", "value", "output"):
+        yield Matrix(name, shape.d_model, shape.d_model)
+    yield Matrix("gate", shape.d_ff, shape.d_model)
+    yield Matrix("up", shape.d_ff, shape.d_model)
+    yield Matrix("down", shape.d_model, shape.d_ff)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullySharded:
+    """A model that is sharded over ranks."""
+
+    shape: ModelShape
+    vocab_size: int
+    ranks: int
+    precision: str
+    """fp32 or bf16: what weights are gathered and gradients reduced in."""
+    by_block: bool = False
+    """Whether a block is a unit, or each layer by itself."""
+
+    def units(self) -> list[Unit]:
+        """In the order of the forward pass."""
+        embedding = Matrix("embedding", self.vocab_size, self.shape.d_model, multiplies=False)
+        head = Matrix("head", self.vocab_size, self.shape.d_model)
+        block = tuple(block_matrices(self.shape))
+        blocks: list[Unit] = [block] if self.by_block else [(matrix,) for matrix in block]
+        return [(embedding,), *blocks * self.shape.num_layers, (head,)]
+
+    @property
+    def sharded(self) -> int:
+        """Numbers of the matrices that the first rank keeps, which keeps the most."""
+        return sum(matrix.shard(self.ranks) for unit in self.units() for matrix in unit)
+
+    @property
+    def replicated(self) -> int:
+        """Numbers that every rank keeps: the weights of the norms."""
+        return parameters(self.shape, self.vocab_size) - sum(m.numbers for unit in self.units() for m in unit)
+
+    @property
+    def weights(self) -> int:
+        """Bytes of the weights on the first rank, and of their gradients."""
+        return FP32_BYTES * (self.sharded + self.replicated)
+
+    @property
+    def moments(self) -> int:
+        """Bytes of fused AdamW's state on the first rank: two moments, and per tensor a step counter on the device."""
+        return 2 * self.weights + FP32_BYTES * parameter_tensors(self.shape)
+
+    @property
+    def state(self) -> int:
+        """Bytes on the first rank that belong to the weights: these, their gradients and AdamW's state."""
+        return 2 * self.weights + self.moments
+
+    @property
+    def gathered(self) -> int:
+        """The most bytes of gathered weights at one time: of a unit and the next ones, each of them once.
+
+        In the backward pass the order is reversed, and the embedding is not needed.
+        """
+        forward = list(enumerate(self.units()))
+        uses = [*forward, *reversed(forward[1:])]
+        windows = (dict(uses[start : start + 1 + AHEAD]) for start in range(len(uses)))
+        return max(self._bytes(window.values()) for window in windows)
+
+    @property
+    def gradients_in_flight(self) -> int:
+        """The most bytes of whole gradients at one time: of a unit, and of those before it that are being reduced."""
+        units = self.units()
+        return max(self._bytes(units[start : start + 1 + REDUCTIONS]) for start in range(len(units)))
+
+    @property
+    def gathered_in_a_step(self) -> int:
+        """Bytes of all gathered weights: each is gathered for both passes, but the embedding is not needed in the
+        backward pass, and the head, which is the first to be needed there, is still whole.
+        """
+        units = self.units()
+        return 2 * self._bytes(units) - self._bytes([units[0], units[-1]])
+
+    @property
+    def reduced_in_a_step(self) -> int:
+        """Bytes of all gradients that are reduce-scattered."""
+        return self._bytes(self.units())
+
+    @property
+    def sent_in_a_step(self) -> float:
+        """Bytes that a rank sends: (N - 1)/N of all that is gathered and reduced; norms are not counted."""
+        return (self.ranks - 1) / self.ranks * (self.gathered_in_a_step + self.reduced_in_a_step)
+
+    def forward(self, tokens: float, device: Accelerator) -> list[Times]:
+        """For each unit, seconds of its products for the tokens of one rank, and of gathering it.
+
+        Attention and elementwise functions, behind which communication can hide as well, are not counted.
+        """
+        return [
+            Times(
+                compute=self._flops(unit, tokens) / device.flops,
+                communication=all_gather_seconds(self._bytes([unit]), self.ranks, device.bandwidth),
+            )
+            for unit in self.units()
+        ]
+
+    def backward(self, tokens: float, device: Accelerator) -> list[Times]:
+        """For each unit, in the order of the backward pass: products, and gathering it and reducing its gradient.
+
+        The head is not gathered, nor is the embedding.
+        """
+        units = self.units()
+        times = []
+        for index, unit in reversed(list(enumerate(units))):
+            size = self._bytes([unit])
+            scatter = reduce_scatter_seconds(size, self.ranks, device.bandwidth)
+            is_gathered = 0 < index < len(units) - 1
+            gather = all_gather_seconds(size, self.ranks, device.bandwidth) if is_gathered else 0.0
+            times.append(Times(BACKWARD_PRODUCTS * self._flops(unit, tokens) / device.flops, gather + scatter))
+        return times
+
+    def _bytes(self, units: Iterable[Unit]) -> int:
+        return BYTES[self.precision] * sum(matrix.padded(self.ranks) for unit in units for matrix in unit)
+
+    @staticmethod
+    def _flops(unit: Unit, tokens: float) -> float:
+        return 2 * tokens * sum(matrix.numbers for matrix in unit if matrix.multiplies)
+
+
+def waiting_seconds(units: Sequence[Times]) -> float:
+    """For how long a forward pass waits for its weights, when each is gathered AHEAD units before its turn.
+
+    The gather of a unit starts when the unit AHEAD before it starts to compute and the gather before it is done; the
+    first ones start with the pass. A unit computes when its gather is done, and the unit before it.
+    """
+    starts: list[float] = []
+    gathered = computed = 0.0
+    for index, unit in enumerate(units):
+        gathered = max(gathered, starts[index - AHEAD] if index >= AHEAD else 0.0) + unit.communication
+        starts.append(max(computed, gathered))
+        computed = starts[-1] + unit.compute
+    return computed - sum(unit.compute for unit in units)
