@@ -8,7 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from cs336_systems.parallel.lane import Transfer, Waitable, all_gather_single, as_one_call, reduce_scatter_single
+from cs336_systems.parallel.collectives import all_gather_single, reduce_scatter_single
+from cs336_systems.parallel.lane import Transfer, Waitable, as_one_call
 
 
 class ShardedWeight:
