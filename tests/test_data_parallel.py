@@ -12,6 +12,7 @@ from torch import nn
 from cs336_systems.model import TransformerLM
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.ddp_equivalence import WRAPPERS, same_on_all_ranks
+from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
 from tests.models import CheckpointedLM, ReentrantLM
 from tests.ranks import on_all_ranks
 
@@ -64,12 +65,18 @@ def average_by_hand(module):
         present = [gradient.to(parameter.device) for gradient in gradients if gradient is not None]
         # With two ranks the sum is rounded once and the division by 2 is exact, in whatever order they are done.
         parameter.grad = sum(present) / len(everyone) if present else None
+        parameter.largest = torch.stack(present).abs().amax(0) if present else None
 
 
 def assert_same_gradients(ours, theirs):
+    """To the bit; but peers move one rank's gradient half the way to the other's, which rounds three times."""
     for (name, mine), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert (mine.grad is None) == (other.grad is None), name
-        if mine.grad is not None:
+        if mine.grad is None:
+            continue
+        if isinstance(ours, PeerMemoryDataParallel):
+            assert ((mine.grad - other.grad).abs() <= 2 * torch.finfo(mine.dtype).eps * other.largest).all(), name
+        else:
             assert torch.equal(mine.grad, other.grad), name
 
 
@@ -99,6 +106,9 @@ def test_gradients_are_means_whichever_parameters_a_rank_uses(device, wrapper, z
         wrapped.finish_gradient_synchronization()
         average_by_hand(bare)
         assert_same_gradients(wrapped, bare)
+        for mine, other in zip(wrapped.parameters(), bare.parameters(), strict=True):
+            if mine.grad is not None:  # What rounding has made of it, it may add to in the next step.
+                other.grad.copy_(mine.grad)
 
 
 @every_wrapper
@@ -144,7 +154,8 @@ def test_clipping_after_synchronization_is_clipping_of_the_mean(device, wrapper)
     wrapped.finish_gradient_synchronization()
     average_by_hand(bare)
     norms = [nn.utils.clip_grad_norm_(module.parameters(), max_norm=0.1).item() for module in (wrapped, bare)]
-    assert norms[0] == norms[1] > 0.1
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6 * isinstance(wrapped, PeerMemoryDataParallel), abs=0)
+    assert norms[1] > 0.1
     assert_same_gradients(wrapped, bare)
     assert same_on_all_ranks([parameter.grad for parameter in wrapped.parameters()])
 

@@ -107,7 +107,7 @@ class Comparison:
         return self.same_bits and self.difference <= self.bound
 
 
-def rounding_bound(terms: int, ranks: int, *, sends_bf16: bool) -> float:
+def rounding_bound(terms: int, bf16_roundings: int = 0) -> float:
     """The difference that rounding explains, relative to a tensor's largest weight.
 
     Both runs compute a gradient from the same terms, one per token, and add them in a different order. The sum of n
@@ -115,9 +115,9 @@ def rounding_bound(terms: int, ranks: int, *, sends_bf16: bool) -> float:
     section 4.2). That sum, times the learning rate, is taken to be the largest weight; here it is less. The errors of
     the steps add up.
 
-    What travels as bf16, u = 2^-8, is rounded once on each of its ranks, and when they are added and divided.
+    Where gradients are rounded to bf16, u = 2^-8, each rounding adds its own.
     """
-    return STEPS * (terms * 2.0**-24 + (ranks + 1) * 2.0**-8 * sends_bf16)
+    return STEPS * (terms * 2.0**-24 + bf16_roundings * 2.0**-8)
 
 
 def compare(
@@ -138,9 +138,11 @@ def compare(
     torch.manual_seed(rank)  # Weights that differ: the wrapper has to make them rank 0's, which are those of `alone`.
     wrapped = wrap(make_model().to(device))
     train(wrapped, [batch.chunk(ranks)[rank] for batch in batches])
+    # On the wire: once on each rank, and when they are added and divided.
+    bf16_roundings = (ranks + 1) * isinstance(wrapped, Bf16WireDataParallel)
     return Comparison(
         difference=relative_difference(wrapped.parameters(), alone.parameters()),
-        bound=rounding_bound(batches[0][:, 1:].numel(), ranks, sends_bf16=isinstance(wrapped, Bf16WireDataParallel)),
+        bound=rounding_bound(batches[0][:, 1:].numel(), bf16_roundings),
         same_bits=same_on_all_ranks(wrapped.parameters()),
     )
 
@@ -191,10 +193,10 @@ def same_on_all_ranks(tensors: Iterable[Tensor]) -> bool:
 
 def format_comparisons(comparisons: Sequence[tuple[str, str, Comparison]]) -> str:
     """A table, one line for each model and wrapper."""
-    lines = [f"{'model':<12} {'wrapper':<18} {'difference':>10} {'bound':>8}  {'same bits':<9}  verdict"]
+    lines = [f"{'model':<12} {'wrapper':<20} {'difference':>10} {'bound':>8}  {'same bits':<9}  verdict"]
     for model, wrapper, found in comparisons:
         lines.append(
-            f"{model:<12} {wrapper:<18} {found.difference:>10.1e} {found.bound:>8.1e}  "
+            f"{model:<12} {wrapper:<20} {found.difference:>10.1e} {found.bound:>8.1e}  "
             f"{'yes' if found.same_bits else 'no':<9}  {'passed' if found.passed else 'FAILED'}"
         )
     return "\n".join(lines)
