@@ -65,7 +65,7 @@ class DataParallelTraining(Experiment):
     """Processes that train together, one per GPU where there are GPUs."""
     tried: bool = False
     """Whether variations that were tried on the way to the best wrapper are measured as well."""
-    rounds: Positive = 3
+    rounds: Positive = 2
     """How often each wrapper has its turn."""
     warmup: NonNegative = 2
     """Steps after wrapping, in each round, before timing begins; at its second one PyTorch's rebuilds its buckets."""
