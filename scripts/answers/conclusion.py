@@ -11,6 +11,7 @@ from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.measure.measurement import WHOLE_CELL, parse_samples
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
+from scripts.communication import WIDE_SPREAD
 from scripts.data import HANDOUT_CONTEXT, select
 from scripts.markup import Table, significant
 
@@ -94,6 +95,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "size": SIZE,
         "context": HANDOUT_CONTEXT,
         "batch": steps[0]["batch"] if steps else None,
+        "wide_spread": WIDE_SPREAD,
         "steps": table_of(steps) if steps else None,
         "gpu": bool(steps and steps[0]["gpu"]),
         "first": steps[0] if steps else None,
@@ -164,7 +166,7 @@ def table_of(steps: list[dict[str, Any]]) -> Table:
         body.append(
             [
                 step["title"],
-                f"{step['median']:.1f}",
+                f"{step['median']:.1f}{' *' if (step['p80'] - step['p20']) / step['median'] > WIDE_SPREAD else ''}",
                 f"{step['p20']:.1f}–{step['p80']:.1f}",
                 str(step["n"]),
                 f"{step['tokens']:.0f}",
