@@ -1,7 +1,7 @@
 """The training that all contenders take over in turn: one model, one optimizer, one batch per rank."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -92,9 +92,9 @@ class Trial:
             Unavailable: it cannot have its turn, on any rank.
         """
         phases = self._phases(contender, self._wrap(contender))
-        seconds = time_steps(captured(phases) if self.replays else phases, self.cell, self.device)
-        slowest = [max(lap) for lap in zip(*gather(seconds, self.device), strict=True)]
-        return Turn(seconds=slowest, peak=most_in_use(self.device), outside=memory_outside(self.device))
+        phases = captured(phases) if self.replays else phases
+        seconds = slowest(time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps), self.device)
+        return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
     def inspect(self, contender: Contender) -> list[Measurement]:
         """What else there is to know about a contender, from a turn that is not timed as a whole.
@@ -107,13 +107,7 @@ class Trial:
         for _ in range(self.cell.warmup):
             run(phases)
         details = contender.details
-        laps = {
-            name: [max(lap) for lap in zip(*gather(seconds, self.device), strict=True)]
-            for name, seconds in time_phases(phases, self.device).items()
-        }
-        rows = [
-            summarize(name, "ms", [1e3 * lap for lap in seconds], details=details) for name, seconds in laps.items()
-        ]
+        rows = phase_rows(phases, self.device, details)
         if self.device.type == "cuda":
             rows += profile_step(captured(phases) if self.replays else phases, self.device, details)
         if wrapped is not self.model:
@@ -168,19 +162,32 @@ def run(phases: Phases) -> None:
         phase()
 
 
+def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
+    """From each rank's laps to those of the slowest rank."""
+    return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]
+
+
 @no_garbage_collection()
-def time_steps(phases: Phases, cell: DataParallelTraining, device: torch.device) -> list[float]:
+def time_steps(phases: Phases, device: torch.device, *, warmup: int, steps: int) -> list[float]:
     """Seconds of each timed step on this rank; all ranks begin together."""
-    for _ in range(cell.warmup):
+    for _ in range(warmup):
         run(phases)
     synchronize(device)
     dist.barrier()
     stopwatch = Stopwatch(device)
     seconds = []
-    for _ in range(cell.steps):
+    for _ in range(steps):
         run(phases)
         seconds.append(stopwatch.lap())
     return seconds
+
+
+def phase_rows(phases: Phases, device: torch.device, details: Mapping[str, str]) -> list[Measurement]:
+    """Each phase's time, by the slowest rank."""
+    return [
+        summarize(name, "ms", [1e3 * lap for lap in slowest(seconds, device)], details=details)
+        for name, seconds in time_phases(phases, device).items()
+    ]
 
 
 @no_garbage_collection()
