@@ -1,7 +1,5 @@
 """Measured steps of sharded training, one row per contender, and the closed forms beside: what the report shares."""
 
-from typing import Any
-
 import pandas
 from numpy import median, nan
 from pandas import DataFrame, Series
@@ -145,17 +143,21 @@ def whole_weights(row: Series) -> int:
     return FP32_BYTES * numbers_of(parse_size(row["size"]), int(row["vocab_size"]))
 
 
-def measured_rates(all_reduces: DataFrame, floor: Series | None, row: Series) -> Accelerator | None:
-    """What a forward pass computes and a rank sends, as measured elsewhere, or None where either was not.
+def measured_rates(all_reduces: DataFrame, floor: Series) -> Accelerator | None:
+    """What a rank computes in a forward pass and sends, as measured elsewhere; None where no all-reduce was measured.
 
     The rate of products is that of the floor's whole forward pass, the rest of which so counts as products too.
     """
-    rates = select(all_reduces, metric="bus_bandwidth", status="ok", backend=backend_of(row))
-    best = select(rates, processes=row["processes"])["median"].max()
-    if floor is None or pandas.isna(floor["forward"]) or not best > 0:
+    rates = select(all_reduces, metric="bus_bandwidth", status="ok", backend=backend_of(floor))
+    best = select(rates, processes=floor["processes"])["median"].max()
+    if not best > 0:
         return None
-    per_second = Accelerator(name="measured", flops=1.0, bandwidth=1.0, memory=0.0)
-    tokens = int(row["batch_size"]) * int(row["context"])
-    flops = sum(unit.compute for unit in sharded(row).forward(tokens, per_second))
-    rate: dict[str, Any] = {"flops": flops / (floor["forward"] / 1e3), "bandwidth": 1e9 * best}
-    return Accelerator(name="measured", memory=float(row["gpu_memory"] or 0), **rate)
+    unit = Accelerator(name="one per second", flops=1.0, bandwidth=1.0, memory=0.0)
+    products = sum(times.compute for times in sharded(floor).forward(tokens_of(floor), unit))
+    flops = products / (floor["forward"] / 1e3)
+    return Accelerator(name="measured", flops=flops, bandwidth=1e9 * best, memory=float(floor["gpu_memory"] or 0))
+
+
+def tokens_of(row: Series) -> int:
+    """Tokens in the batch of one rank."""
+    return int(row["batch_size"]) * int(row["context"])

@@ -38,7 +38,7 @@ DOCTORED = [
     ("fully_shard", "", "device_busy", "median", 3e4, "fully_shard, .* busy 30000.0 of"),
     ("fsdp_blocks", "reduce_scatter", "communication", "median", 0.0, "fsdp_blocks, .*, 0.00 of .* ms"),
     ("none", "", "communication", "median", 0.5, "none, 2.7B, 2 GPUs, fp32: nan, nan|none, .*0.50 ms"),
-    ("fsdp", "", "begins", "samples", begin_at_once, "fsdp, 2.7B, 2 GPUs, fp32: unit 1 of 226"),
+    ("fsdp", "", "begins", "samples", begin_at_once, "fsdp, 2.7B, 2 GPUs, fp32: unit 0 of 226"),
     ("fsdp", "", "between_steps", "median", 3e4, "fsdp, .*: 30000 MiB, .* expected"),
     ("none", "", "peak_memory", "median", 1e3, "none, .*: 1000 MiB, not between"),
 ]
