@@ -21,10 +21,10 @@ from scripts.data_parallel import FLOOR, backend_of, samples_by_round
 WRAPPERS = {
     FLOOR: "no communication",
     "peer_memory": "data parallel",
-    "sharded_optimizer": "data parallel, sharded optimizer",
+    "sharded_optimizer": "sharded optimizer",
     "fsdp": "FSDP, by layer",
     "fsdp_blocks": "FSDP, by block",
-    "fully_shard": "PyTorch's fully_shard, by block",
+    "fully_shard": "fully_shard",
 }
 """What readers call the contenders, in the order of tables."""
 OURS = ["fsdp", "fsdp_blocks"]
@@ -41,12 +41,12 @@ SERIES = ["gather_begins", "gather_ends", "needed", "begins"]
 def contenders(table: DataFrame) -> DataFrame:
     """One row per measured contender of each cell, small models, few processes and fp32 first.
 
-    Columns: the parameters, `label`, `wrapper`, `title`, `cell`, `rank_of_cell` and `gpu`; STATISTICS of the step, ms;
+    Columns: the parameters, `label`, `wrapper`, `title`, `cell`, `gpu` and `gpu_memory`; STATISTICS of the step, ms;
     `wide`, whether its steps are more than WIDE_SPREAD apart; the medians of the other metrics, as measured, NaN where
     they were not; `exposed`, ms: the median over the rounds of its median step less the floor's, as far as their
     optimizers do not make the difference. From the profiled step: `gather` and `scatter`, ms, the shares
-    `gather_hidden` and `scatter_hidden` of them, `busy_share`, and `forward_share`, that of the hidden all-gathers in
-    the profiled forward pass.
+    `gather_hidden` and `scatter_hidden` of them, `hidden_share` of all communication, `busy_share`, and
+    `forward_share`, that of the hidden all-gathers in the profiled forward pass.
     """
     keys = [*parameters(FullyShardedTraining), "label", "wrapper"]
     steps = select(table, metric="step", status="ok").set_index(keys)
@@ -64,6 +64,7 @@ def contenders(table: DataFrame) -> DataFrame:
     wide["cell"] = [cell_name(row) for _, row in wide.iterrows()]
     wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD
     wide["busy_share"] = wide["device_busy"] / wide["timeline_length"]
+    wide["hidden_share"] = wide["hidden"] / wide["communication"].replace(0, nan)
     wide["forward_share"] = wide["forward_hidden"] / wide["forward_gathers"].replace(0, nan)
     wide["exposed"] = exposed(wide)
     order = wide.assign(
@@ -76,7 +77,12 @@ def contenders(table: DataFrame) -> DataFrame:
 
 def cell_name(row: Series) -> str:
     """A cell in words, as in "2.7B, 2 GPUs, bf16"."""
-    return f"{row['label']}, {row['processes']} {'GPUs' if row['gpu'] else 'processes'}, {row['precision']}"
+    return f"{row['label']}, {setting_name(row)}"
+
+
+def setting_name(row: Series) -> str:
+    """What cells of one model differ in, in words."""
+    return f"{row['processes']} {'GPUs' if row['gpu'] else 'processes'}, {row['precision']}"
 
 
 def exposed(rows: DataFrame) -> list[float]:

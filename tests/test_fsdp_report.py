@@ -74,7 +74,7 @@ def test_a_gpus_sections_say_what_was_measured(h200):
         "shows the profiled steps with 2.7B, 2 GPUs, bf16",
         "Weights, gradients and moments of 10B take 205 GB, more than the 151 GB of one device",
         "sharded they take 103 GB with 2, 51.3 GB with 4 ranks",
-        "It trains with 10B, 2 GPUs, bf16 and 10B, 4 GPUs, bf16",
+        "It trains with 2 GPUs, bf16 and 4 GPUs, bf16",
         "each process needs 230.1 GB of memory",
         "as expected",
         "For 2.7B on 2 ranks the state shrinks from 50.8 GiB to 25.4 GiB per rank",

@@ -17,7 +17,8 @@ from scripts.answers.helpers.data_parallel import (
 )
 from scripts.answers.helpers.fsdp import against_pytorch, contender_table, ours_beside, setting, summary_of
 from scripts.data import select, size_order
-from scripts.fsdp import OURS, SHARDED, cells_of, contenders, sharded, traced_cell, whole_weights
+from scripts.data_parallel import FLOOR
+from scripts.fsdp import OURS, SHARDED, cells_of, contenders, setting_name, sharded, traced_cell, whole_weights
 from scripts.markup import Tile, escape, times
 
 COLUMNS = [
@@ -25,15 +26,21 @@ COLUMNS = [
     Column("p20–p80", "step / ms", lambda row: f"{fixed(row['p20'])}–{fixed(row['p80'])}", "p20"),
     Column("exposed", "step / ms", lambda row: fixed(row["exposed"]), "exposed"),
     Column("forward", "phases / ms", lambda row: fixed(row["forward"]), "forward"),
-    Column("backward", "phases / ms", lambda row: fixed(row["backward"] + (row["synchronization"] or 0)), "backward"),
+    # Synchronization is NaN where there is none apart from the pass.
+    Column("backward", "phases / ms", lambda row: fixed(row[["backward", "synchronization"]].sum()), "backward"),
     Column("optimizer", "phases / ms", lambda row: fixed(row["optimizer"]), "optimizer"),
-    Column("gather", "profiled / ms", lambda row: fixed(row["gather"]), "gather"),
-    Column("scatter", "profiled / ms", lambda row: fixed(row["scatter"]), "scatter"),
-    Column("gather", "hidden / %", share("gather_hidden"), "gather_hidden"),
-    Column("scatter", "hidden / %", share("scatter_hidden"), "scatter_hidden"),
-    Column("busy", "%", share("busy_share"), "busy_share"),
     Column("peak", "GiB", lambda row: gib(row["peak_memory"]), "peak_memory"),
     Column("outside", "GiB", lambda row: gib(row["outside_memory"]), "outside_memory"),
+]
+PROFILE = [
+    Column("ms", "all-gathers", lambda row: fixed(row["gather"]), "gather"),
+    Column("hidden / %", "all-gathers", share("gather_hidden"), "gather_hidden"),
+    Column("ms", "reduce-scatters", lambda row: fixed(row["scatter"]), "scatter"),
+    Column("hidden / %", "reduce-scatters", share("scatter_hidden"), "scatter_hidden"),
+    Column("ms", "all communication", lambda row: fixed(row["communication"]), "communication"),
+    Column("hidden / %", "all communication", share("hidden_share"), "hidden_share"),
+    Column("busy / %", "device", share("busy_share"), "busy_share"),
+    Column("hidden / %", "forward alone", share("forward_share"), "forward_share"),
 ]
 STATES = 4
 """Weights, gradients, and two moments."""
@@ -48,9 +55,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         return {"steps": None, "missing": missing(table), **limits}
     compared, *larger = size_order(rows)
     shown = select(rows, size=compared)
-    ours = shown[shown["wrapper"].isin(OURS)]
+    ours = rows[rows["wrapper"].isin(OURS)]
+    profiled = shown[shown["timeline_length"].notna() & (shown["wrapper"] != FLOOR)]
     return {
         "steps": contender_table(select(table, size=compared), shown, COLUMNS),
+        "profile": contender_table(table.iloc[:0], profiled, PROFILE),
         "label": shown["label"].iloc[0],
         "s": setting(table, rows),
         **limits,
@@ -104,5 +113,5 @@ def largest(table: DataFrame, rows: DataFrame, size: str) -> dict[str, Any]:
         "memory": memory / 1e9,
         "too_large": bool(memory) and STATES * whole_weights(first) > memory,
         "shards": [(f"{cell['processes'].iloc[0]}", sharded(cell.iloc[0]).state / 1e9) for cell in cells_of(shown)],
-        "trained": [cell["cell"].iloc[0] for cell in cells_of(shown) if cell["wrapper"].isin(OURS).any()],
+        "trained": [setting_name(cell.iloc[0]) for cell in cells_of(shown) if cell["wrapper"].isin(OURS).any()],
     }

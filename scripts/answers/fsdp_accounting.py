@@ -1,9 +1,9 @@
 """Answers to `fsdp_accounting`: what sharding saves, and whether weights arrive in time, expected and measured."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy import array, nan
+from numpy import array, isnan, nan
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.fsdp import waiting_seconds
@@ -12,7 +12,7 @@ from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.parallel.limits import AHEAD
 from cs336_systems.sizes import parse_size
-from scripts.answers.helpers.data_parallel import Column, extremes, fixed, gib, missing
+from scripts.answers.helpers.data_parallel import NONE, Column, extremes, fixed, missing
 from scripts.answers.helpers.fsdp import contender_table, setting
 from scripts.data import select
 from scripts.data_parallel import FLOOR
@@ -30,18 +30,19 @@ from scripts.fsdp import (
     whole_weights,
 )
 from scripts.markup import Table, significant
-from scripts.units import GIB
+from scripts.units import memory_unit
 
 NEAR = 0.05
 """Relative difference between a measured saving and the closed form's that counts as agreement."""
-MEMORY = [
-    Column("closed form", "between steps / GiB", lambda row: gib(row["kept"]), "kept"),
-    Column("measured", "between steps / GiB", lambda row: gib(row["between_steps"]), "between_steps"),
-    Column("gradients", "closed forms / GiB", lambda row: gib(row["gradients"]), "gradients"),
-    Column("passing", "closed forms / GiB", lambda row: gib(row["passing"]), "passing"),
-    Column("closed form", "peak / GiB", lambda row: gib(row["expected_peak"]), "expected_peak"),
-    Column("measured", "peak / GiB", lambda row: gib(row["peak_memory"]), "peak_memory"),
-]
+MEMORY = {
+    "kept": ("closed form", "between steps"),
+    "between_steps": ("measured", "between steps"),
+    "gradients": ("gradients", "closed forms"),
+    "passing": ("passing", "closed forms"),
+    "expected_peak": ("closed form", "peak"),
+    "peak_memory": ("measured", "peak"),
+}
+"""The columns of the table of memory, and their titles."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -50,13 +51,14 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     rows = contenders(table)
     if not len(rows):
         return {"memory": None, "missing": missing(table)}
-    shown = with_closed_forms(rows[rows["wrapper"].isin([FLOOR, *SHARDED])])
-    measured = table[table["status"] == "ok"]
+    kept = with_closed_forms(rows[rows["wrapper"].isin([FLOOR, *SHARDED])])
+    unit = memory_unit(MIB * kept["expected_peak"].max())
     return {
-        "memory": contender_table(measured, shown, MEMORY),
+        "memory": contender_table(table.iloc[:0], kept, columns(*unit)),
+        "unit": unit[0],
         "s": setting(table, rows),
-        "example": example(shown),
-        "saved": saved(shown),
+        "example": example(kept, unit[1]),
+        "saved": saved(kept),
         "in_time": in_time(table, tables["all_reduce"], rows),
     }
 
@@ -81,16 +83,25 @@ def expected(row: Series) -> dict[str, float]:
     }
 
 
-def example(rows: DataFrame) -> dict[str, Any]:
-    """The state of the smallest model with its whole state and sharded, GiB."""
+def columns(name: str, unit: int) -> list[Column]:
+    """The columns of the table of memory, in a unit of so many bytes."""
+
+    def text(metric: str) -> Callable[[Series], str]:
+        return lambda row: fixed(row[metric] * MIB / unit)
+
+    return [Column(title, f"{group} / {name}", text(metric), metric) for metric, (title, group) in MEMORY.items()]
+
+
+def example(rows: DataFrame, unit: int) -> dict[str, Any]:
+    """The state of the smallest model with its whole state and sharded, in a unit of so many bytes."""
     ours = rows[rows["wrapper"].isin(OURS)]
     row = ours.iloc[0] if len(ours) else rows.iloc[0]
     return {
         "label": row["label"],
         "ranks": int(row["processes"]),
-        "whole": 4 * whole_weights(row) / GIB,
-        "shard": sharded(row).state / GIB,
-        "passing": (sharded(row).gathered + sharded(row).gradients_in_flight) / GIB,
+        "whole": 4 * whole_weights(row) / unit,
+        "shard": sharded(row).state / unit,
+        "passing": (sharded(row).gathered + sharded(row).gradients_in_flight) / unit,
     }
 
 
@@ -135,7 +146,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> dict[s
             expectations.append(waiting_seconds(times) <= sum(unit.communication for unit in times[: 1 + AHEAD]))
             seconds = [largest.compute, largest.communication, waiting_seconds(times)]
             measured = [row["waited"], 100 * row["forward_share"]]
-            body.append([row["title"], *(fixed(value) for value in [*(1e3 * each for each in seconds), *measured])])
+            body.append([row["title"], *(shown(value) for value in [*(1e3 * each for each in seconds), *measured])])
     titles = ["", "compute", "gather", "expected", "measured", "hidden / %"]
     groups = [("", 1), ("largest unit / ms", 2), ("waiting / ms", 2), ("", 1)]
     drawn = bool(found["waited"].notna().any())
@@ -152,6 +163,11 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> dict[s
         "waited": extremes(ours, "waited"),
         "drawn": drawn,
     }
+
+
+def shown(value: float) -> str:
+    """A number as text."""
+    return NONE if isnan(value) else str(significant(value))
 
 
 def waited(table: DataFrame, row: Series) -> float:

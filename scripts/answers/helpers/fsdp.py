@@ -57,7 +57,7 @@ def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
         "wide": int(rows["wide"].sum()),
         "wide_spread": WIDE_SPREAD,
         "bf16": bool((rows["precision"] == "bf16").any()),
-        "exposed": bool(rows["exposed"].notna().any()),
+        "negative": bool((rows["exposed"] < 0).any()),
         "profiled": bool(rows["timeline_length"].notna().any()),
         "not_profiled": skipped["message"].iloc[0] if len(skipped) else "",
     }
