@@ -2,7 +2,9 @@
 
 import pytest
 
-from cs336_systems.accounting.optimizer_sharding import SCHEMES, TrainingState, fp32_adamw
+from cs336_systems.accounting.activations import BlockActivations
+from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.optimizer_sharding import SCHEMES, TrainingState, fp32_adamw, peak
 from cs336_systems.sizes import SIZES
 
 
@@ -39,3 +41,31 @@ def test_xl_with_adamw():
     whole = fp32_adamw(SIZES["xl"], 10_000)
     assert whole == TrainingState(parameters=weights, gradients=weights, optimizer_state=2 * weights + 4 * 435)
     assert SCHEMES["sharded optimizer"].memory(whole, 2).total == 3 * weights + 4 * 435 / 2
+
+
+def step_of():
+    block = BlockActivations(shape=SIZES["xl"], batch_size=4, context=512, precision="bf16", attention="plain")
+    return StepMemory(block=block, vocab_size=10_000, segment=0)
+
+
+def test_one_rank_that_frees_its_gradients_peaks_as_without_others():
+    assert peak(SCHEMES["ZeRO-2"], step_of(), 1) == step_of().peak + 4 * 435  # fused AdamW's step counters
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_what_is_shared_out_is_missing_at_the_peak(ranks):
+    # At xl's peak, at the loss, there is no gradient yet; what is all-reduced in buckets lies in them nevertheless.
+    step, whole = step_of(), fp32_adamw(SIZES["xl"], 10_000)
+    at_loss = step.saved_for_backward + 4 * 4 * 512 * 10_000
+    state = whole.optimizer_state
+    assert peak(SCHEMES["data parallel"], step, ranks) == 2 * whole.parameters + state + at_loss
+    assert peak(SCHEMES["sharded optimizer"], step, ranks) == 2 * whole.parameters + state / ranks + at_loss
+    assert peak(SCHEMES["ZeRO-2"], step, ranks) == whole.parameters + state / ranks + at_loss
+
+
+def test_where_activations_are_small_the_update_is_the_peak():
+    block = BlockActivations(shape=SIZES["xl"], batch_size=1, context=2, precision="fp32", attention="plain")
+    step = StepMemory(block=block, vocab_size=100, segment=0)
+    whole = fp32_adamw(SIZES["xl"], 100)
+    own = SCHEMES["ZeRO-2"].memory(whole, 4)
+    assert own.total <= peak(SCHEMES["ZeRO-2"], step, 4) < 1.05 * own.total

@@ -51,20 +51,25 @@ class StepMemory:
         return max(self.turns(), key=lambda turn: turn[1])[0]
 
     def turns(self) -> Iterator[tuple[int | None, int]]:
-        """What is in use, at its worst, at the loss, at each block's turn in the backward pass, and at the optimizer.
+        """What is in use at its worst, at the loss, at each block's turn in the backward pass, and at the optimizer."""
+        for index, gradients, activations in self.turns_of_passes():
+            yield index, self.between_steps + gradients + activations
+        yield None, self.state
+
+    def turns_of_passes(self) -> Iterator[tuple[int | None, int, int]]:
+        """Gradients of weights, and activations with what works on them, at the loss and at each block's turn.
 
         At a block's turn there are: gradients of what comes after it; inputs of the segments before its own; what its
         segment's blocks up to it saved; and what its backward pass makes.
         """
-        yield None, self.between_steps + self.saved_for_backward + self._working_of_loss
+        yield None, 0, self.saved_for_backward + self._working_of_loss
         shape = self.block.shape
         gradients = FP32_BYTES * (self.vocab_size * shape.d_model + shape.d_model)  # of the head and the final norm
         for index in reversed(range(self._layers)):
             segments_before, blocks_before = divmod(index, self.segment or self._layers)
             kept = segments_before * self.block.residual + (blocks_before + 1) * self._block_saved
-            yield index, self.between_steps + gradients + kept + self._working_of_block
+            yield index, gradients, kept + self._working_of_block
             gradients += self.block.parameter_gradients
-        yield None, self.state
 
     @property
     def _layers(self) -> int:

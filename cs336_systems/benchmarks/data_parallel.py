@@ -10,6 +10,7 @@ import torch
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.contest.agreement import quick_collections, together
 from cs336_systems.benchmarks.contest.contenders import FLOOR, Contender, contenders
+from cs336_systems.benchmarks.contest.rounds import take_turns
 from cs336_systems.benchmarks.contest.trial import Trial, Turn
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.measure.measurement import Measurement, summarize
@@ -21,18 +22,10 @@ def measure(cell: DataParallelTraining, device: torch.device) -> list[Measuremen
     """Steps of all contenders, round by round; then, one by one, their phases and a profile."""
     trial = Trial(cell, device)
     floor, *others = contenders(cell, trial.optimizer)
-    turns: dict[Contender, list[Turn]] = {contender: [] for contender in (floor, *others)}
-    refused = []
     with quick_collections(), together():
-        for _ in range(cell.rounds):
-            for contender in list(turns):
-                try:
-                    turns[contender].append(trial.turn(contender))
-                except Unavailable as error:
-                    if contender is floor:
-                        raise
-                    del turns[contender]
-                    refused.append(not_known("step", str(error), contender.details))
+        turns, refused = take_turns((floor, *others), cell.rounds, trial.turn)
+        if floor in refused:
+            raise Unavailable(refused[floor])
         inspected = {contender: trial.inspect(contender) for contender in turns}
     rows = [
         row
@@ -42,7 +35,7 @@ def measure(cell: DataParallelTraining, device: torch.device) -> list[Measuremen
     if device.type != "cuda":
         rows.append(not_known("device_busy", "only a CUDA device works apart from the host"))
         rows.append(allocated("peak_memory", 0, device))
-    return rows + refused
+    return [*rows, *(not_known("step", why, contender.details) for contender, why in refused.items())]
 
 
 def not_known(metric: str, why: str, details: Mapping[str, str] | None = None) -> Measurement:

@@ -10,44 +10,32 @@ import torch
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.contest.agreement import quick_collections, together
 from cs336_systems.benchmarks.contest.contenders import FLOOR
+from cs336_systems.benchmarks.contest.rounds import take_turns
 from cs336_systems.benchmarks.contest.sharded_contenders import ShardedContender, sharded_contenders
 from cs336_systems.benchmarks.contest.sharded_trial import ShardedTrial
 from cs336_systems.benchmarks.contest.trial import Turn
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.measurement import Measurement, summarize
-from cs336_systems.measure.memory import Unavailable, allocated
+from cs336_systems.measure.memory import allocated
 from cs336_systems.model import load_model_class
 
 
 def measure(cell: FullyShardedTraining, device: torch.device) -> list[Measurement]:
     """Steps of all contenders, round by round; then, one by one, their phases and profiles."""
     trial = ShardedTrial(cell, device)
-    everyone = list(sharded_contenders(cell, device))
-    turns: dict[str, list[Turn]] = {contender.wrapper: [] for contender in everyone}
-    inspected: dict[str, list[Measurement]] = {}
-    refused = []
+    floor, *others = sharded_contenders(cell, device)
     with quick_collections(), together():
-        for _ in range(cell.rounds):
-            for contender in [found for found in everyone if found.wrapper in turns]:
-                try:
-                    turns[contender.wrapper].append(trial.turn(contender))
-                except Unavailable as error:
-                    del turns[contender.wrapper]
-                    refused.append(not_known("step", str(error), contender.details))
-        for contender in everyone:
-            if contender.wrapper in turns:
-                inspected[contender.wrapper] = trial.inspect(contender)
-    floor = turns.get(FLOOR, [])
+        turns, refused = take_turns((floor, *others), cell.rounds, trial.turn)
+        inspected = {contender: trial.inspect(contender) for contender in turns}
     rows = [
         row
-        for contender in everyone
-        if (own := turns.get(contender.wrapper))
-        for row in (*summarize_turns(contender, own, floor, device), *inspected[contender.wrapper])
+        for contender, own in turns.items()
+        for row in (*summarize_turns(contender, own, turns.get(floor, ()), device), *inspected[contender])
     ]
     if device.type != "cuda":
         rows.append(not_known("device_busy", "only a CUDA device works apart from the host"))
         rows.append(allocated("peak_memory", 0, device))
-    return rows + refused
+    return [*rows, *(not_known("step", why, contender.details) for contender, why in refused.items())]
 
 
 def not_known(metric: str, why: str, details: Mapping[str, str] | None = None) -> Measurement:

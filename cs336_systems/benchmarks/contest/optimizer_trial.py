@@ -1,0 +1,163 @@
+"""The training that contenders with optimizers of their own take turns at: each turn begins with a new model."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.contest.agreement import check_memory, fits_on_all_ranks, free_memory
+from cs336_systems.benchmarks.contest.optimizers import Contender
+from cs336_systems.benchmarks.contest.profile import profile_step
+from cs336_systems.benchmarks.contest.trial import phase_rows, run, slowest, time_steps
+from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
+from cs336_systems.measure.timing import synchronize
+from cs336_systems.model import build_model
+from cs336_systems.parallel.data_parallel import DataParallel
+from cs336_systems.parallel.gather import gather
+from cs336_systems.sizes import parse_size
+from cs336_systems.training_step import TrainingStep
+
+INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
+
+
+class Training:
+    """A model that a contender trains."""
+
+    def __init__(self, model: nn.Module, wrapped: nn.Module, optimizer: Optimizer, step: TrainingStep):
+        self.model = model
+        self.optimizer = optimizer
+        self.phases = dict(step.phases("train_step"))
+        if isinstance(wrapped, DataParallel):  # PyTorch's has no phase of its own for synchronization.
+            update = self.phases.pop("optimizer")
+            self.phases |= {"synchronization": wrapped.finish_gradient_synchronization, "optimizer": update}
+
+    def held(self) -> dict[str, int]:
+        """Bytes of the storages of parameters, gradients and this rank's optimizer state."""
+        parameters = list(self.model.parameters())
+        # PyTorch's keeps the state in an optimizer of its own.
+        states = getattr(self.optimizer, "optim", self.optimizer).state.values()
+        return {
+            "parameters": storage_bytes(parameters),
+            "gradients": storage_bytes(p.grad for p in parameters if p.grad is not None),
+            "optimizer_state": storage_bytes(
+                value for state in states for value in state.values() if isinstance(value, Tensor)
+            ),
+        }
+
+
+class OptimizerTrial:
+    """The training, and a contender's turn at it."""
+
+    def __init__(self, cell: OptimizerSharding, device: torch.device):
+        """Make a batch for each rank, and see what a step takes without communication.
+
+        Raises:
+            MemoryError: on all ranks, if that does not fit on any.
+        """
+        self.cell = cell
+        self.device = device
+        everyones = torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
+        self.tokens = everyones.chunk(cell.processes)[dist.get_rank()]
+        self.step_bytes, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
+
+    def _rehearse(self) -> tuple[int, int]:
+        """The memory of two steps, with the state of all parameters: the most in use, and that of the gradients."""
+        before = in_use(self.device)
+        reset_peak(self.device)
+        model = self._build()
+        training = self._training(model, model, AdamW(model.parameters(), fused=True))
+        for _ in range(2):  # In the first one's passes the state is not there yet.
+            run(training.phases)
+        return most_in_use(self.device) - before, training.held()["gradients"]
+
+    def turn(self, contender: Contender) -> list[float]:
+        """A contender's turn: seconds of each timed step, by the slowest rank.
+
+        Raises:
+            Unavailable: it cannot have its turn, on any rank.
+        """
+        self._make_room(contender)
+        training = self.start(contender)
+        seconds = time_steps(training.phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
+        return slowest(seconds, self.device)
+
+    def inspect(self, contender: Contender) -> list[Measurement]:
+        """A contender's memory, its phases and, on a GPU, a profile.
+
+        Raises:
+            Unavailable: it cannot have its turn, on any rank.
+        """
+        self._make_room(contender)
+        base = in_use(self.device)
+        reset_peak(self.device)
+        training = self.start(contender)
+        rows = [*self._memory(contender, training, INITIALIZED, base)]
+        run(training.phases)  # From the first step on there is state.
+        synchronize(self.device)
+        reset_peak(self.device)
+        for name, phase in training.phases.items():
+            if name == "optimizer":
+                rows += self._memory(contender, training, BEFORE_UPDATE, base)
+            phase()
+        rows += self._memory(contender, training, AFTER_UPDATE, base)
+        details = {"contender": contender.name}
+        rows += phase_rows(training.phases, self.device, details)
+        if self.device.type == "cuda":
+            rows += profile_step(training.phases, self.device, details)
+        return rows
+
+    def _memory(self, contender: Contender, training: Training, moment: str, base: int) -> Iterator[Measurement]:
+        """What each rank has in use now, above `base` bytes, and the most since this was last asked."""
+        synchronize(self.device)
+        details = {"contender": contender.name, "moment": moment}
+        for part, count in training.held().items():
+            yield self._on_each_rank("held", count, details | {"part": part})
+        if self.device.type == "cuda":
+            yield self._on_each_rank("allocated", in_use(self.device) - base, details)
+            yield self._on_each_rank("peak_memory", most_in_use(self.device) - base, details)
+            reset_peak(self.device)
+
+    def _on_each_rank(self, metric: str, count: int, details: dict[str, str]) -> Measurement:
+        everyones = [rank[0] / MIB for rank in gather([count], self.device)]
+        return summarize(metric, "MiB", everyones, details=details)
+
+    def _make_room(self, contender: Contender) -> None:
+        """Free what the last turn has left.
+
+        Raises:
+            Unavailable: on all ranks, if there is not enough memory on one.
+        """
+        free_memory(self.device)
+        check_memory(self.step_bytes + contender.copies * self.gradient_bytes, self.device)
+
+    def start(self, contender: Contender) -> Training:
+        """A new model with a contender's wrapper and optimizer."""
+        model = self._build()
+        wrapped, optimizer = contender.make(model)
+        return self._training(model, wrapped, optimizer)
+
+    def _build(self) -> nn.Module:
+        cell = self.cell
+        return build_model(
+            cell.model,
+            parse_size(cell.size),
+            vocab_size=cell.vocab_size,
+            context_length=cell.context,
+            device=self.device,
+        )
+
+    def _training(self, model: nn.Module, wrapped: nn.Module, optimizer: Optimizer) -> Training:
+        step = TrainingStep(wrapped, self.tokens, precision=self.cell.precision, optimizer=optimizer)
+        return Training(model, wrapped, optimizer, step)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory that tensors lie in, each piece counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

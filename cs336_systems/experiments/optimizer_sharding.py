@@ -1,0 +1,77 @@
+"""Parameters of the experiment on optimizers whose state is sharded."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+
+from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
+
+MOMENTS = ("initialized", "before_update", "after_update")
+"""When memory is looked at: when model, wrapper and optimizer are made; and in a step after the first, around the
+optimizer's part."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSharding(Experiment):
+    """Train a Transformer language model with sharded optimizers, and measure their memory and time."""
+
+    name: ClassVar[str] = "optimizer_sharding"
+    metrics: ClassVar[Mapping[str, str]] = {
+        # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
+        "step": "ms",
+        # From steps in which the device is idle after each phase.
+        "forward": "ms",
+        "backward": "ms",
+        "synchronization": "ms",
+        "optimizer": "ms",
+        # One sample per rank, in order, at each moment. held: the storages of parameters, gradients and optimizer
+        # state; allocated: all that the allocator has in use; peak_memory: its most since the moment before, which for
+        # before_update is the beginning of the step.
+        "held": "MiB",
+        "allocated": "MiB",
+        "peak_memory": "MiB",
+        # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
+        "device_busy": "ms",
+        "compute": "ms",
+        "communication": "ms",
+        "hidden": "ms",
+        "timeline": "share",
+        "timeline_length": "ms",
+    }
+    details: ClassVar[tuple[str, ...]] = ("contender", "moment", "part", "kind")
+    timed: ClassVar[str] = "step"
+    settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_data_parallel", "test_sharded_optimizer")
+
+    size: Size = "xl"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    context: Positive = 512
+    """Tokens per sequence."""
+    batch_size: Positive = 4
+    """Sequences per process."""
+    vocab_size: Positive = 10_000
+    """Rows of the embedding and of the output head."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
+    processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    """Processes that train together, one per GPU where there are GPUs."""
+    rounds: Positive = 2
+    """How often each contender has its turn, with a model and an optimizer of its own."""
+    warmup: NonNegative = 2
+    """Steps in each turn before timing begins; in the first one optimizers make their state."""
+    steps: Positive = 4
+    """Steps timed in each turn."""
+    model: ModelClass = "cs336_systems.model:TransformerLM"
+    """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Each timed step is a sample, each part of the timeline, and each rank's memory."""
+        planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS}
+        planned |= dict.fromkeys(("forward", "backward", "synchronization", "optimizer"), PHASE_STEPS)
+        planned |= dict.fromkeys(("held", "allocated", "peak_memory"), cell.processes)
+        return planned.get(metric)

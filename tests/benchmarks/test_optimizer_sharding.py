@@ -1,0 +1,133 @@
+"""Training with sharded optimizers in turns: what is measured, memory to the byte, and that no turn leaves a trace."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from cs336_systems.benchmarks.contest.agreement import free_memory
+from cs336_systems.benchmarks.contest.optimizer_trial import OptimizerTrial, storage_bytes
+from cs336_systems.benchmarks.contest.optimizers import CONTENDERS
+from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
+from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.measure.record import read_jobs
+from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
+from tests.ranks import on_all_ranks
+from tests.samples import ROOT
+
+ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
+CELL = OptimizerSharding(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=2, warmup=1, steps=2)
+OPTIONS = "--context 7 --batch-size 3 --vocab-size 101 --rounds 2 --warmup 1 --steps 2"
+WEIGHTS = 3 * (4 * 24**2 + 3 * 24 * 37 + 2 * 24) + 2 * 101 * 24 + 24
+TENSORS = 3 * 9 + 3
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def rows(request, tmp_path_factory):
+    """All rows of a launch, by contender, moment, part, kind and metric."""
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    output = tmp_path_factory.mktemp("launch") / "rows.csv"
+    command = [
+        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        *["-m", "cs336_systems.benchmarks.optimizer_sharding", "--device", request.param, "--size", ODD],
+        *OPTIONS.split(),
+        *["--output", str(output)],
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    found = read_jobs(OptimizerSharding, [output])
+    return {(row.contender, row.moment, row.part, row.kind, row.metric): row for row in found}
+
+
+def mib(rows, contender, moment, metric, part=""):
+    """Bytes on each rank, to five digits."""
+    return [2**20 * sample for sample in parse_samples(rows[contender.name, moment, part, "", metric].samples)]
+
+
+def near(count):
+    return pytest.approx(count, rel=1e-4)
+
+
+def test_every_contender_is_timed_by_step_and_phase(rows):
+    for contender in CONTENDERS:
+        assert rows[contender.name, "", "", "", "step"].n == 4
+        phases = {key[4] for key in rows if key[0] == contender.name} & {"forward", "backward", "optimizer"}
+        assert len(phases) == 3
+        ours = not contender.name.startswith("zero")
+        assert ((contender.name, "", "", "", "synchronization") in rows) == ours
+
+
+@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+def test_memory_is_counted_to_the_byte(rows, contender):
+    initialized, *trained = MOMENTS
+    assert mib(rows, contender, initialized, "held", "gradients") == [0, 0]
+    assert mib(rows, contender, initialized, "held", "optimizer_state") == [0, 0]
+    padded = pytest.approx(4 * WEIGHTS, rel=0.05, abs=256 * TENSORS)
+    assert mib(rows, contender, initialized, "held", "parameters") == [padded, padded]
+    for moment in trained:
+        gradients = mib(rows, contender, moment, "held", "gradients")
+        states = mib(rows, contender, moment, "held", "optimizer_state")
+        copies = 2 if contender.name == "unsharded" else 1
+        assert sum(states) == near(copies * (8 * WEIGHTS + 4 * TENSORS))
+        if contender.name == "sharded_gradients":
+            assert sum(gradients) == pytest.approx(4 * WEIGHTS, rel=0.05, abs=256 * TENSORS)
+            assert max(gradients) < 0.7 * 4 * WEIGHTS
+        else:
+            assert min(gradients) == max(gradients) == pytest.approx(4 * WEIGHTS, rel=0.01, abs=16 * TENSORS)
+        assert max(states) < 0.7 * 8 * WEIGHTS or copies == 2
+
+
+def test_the_allocator_holds_what_tensors_need_or_says_why_it_is_not_asked(rows):
+    if not next(iter(rows.values())).gpu_count:
+        for metric in ("allocated", "peak_memory", "device_busy"):
+            assert rows["", "", "", "", metric].status == "skipped"
+        return
+    for contender in CONTENDERS:
+        for moment in MOMENTS:
+            parts = [
+                mib(rows, contender, moment, "held", part) for part in ("parameters", "gradients", "optimizer_state")
+            ]
+            in_use, peak = (mib(rows, contender, moment, metric) for metric in ("allocated", "peak_memory"))
+            for rank in range(2):
+                assert (1 + 1e-3) * in_use[rank] >= sum(part[rank] for part in parts)
+                assert peak[rank] >= in_use[rank]
+        assert rows[contender.name, "", "", "", "communication"].mean > 0
+
+
+@on_all_ranks
+def test_all_contenders_make_the_same_weights_and_leave_no_trace(device):
+    """From the same weights and batch, three steps end alike on all ranks."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of its own imports
+
+    torch.manual_seed(3)
+    trial = OptimizerTrial(CELL, device)
+    moved = {}
+    for contender in CONTENDERS:
+        torch.manual_seed(5)
+        training = trial.start(contender)
+        before = weights_of(training.model)
+        for _ in range(3):
+            for phase in training.phases.values():
+                phase()
+        assert same_on_all_ranks(training.model.parameters()), contender.name
+        moved[contender.name] = weights_of(training.model) - before
+        del training, phase
+    for name, distance in moved.items():
+        assert (distance - moved["unsharded"]).norm() <= 1e-2 * moved["unsharded"].norm(), name
+    free_memory(device)
+    left = (DistributedDataParallel, ZeroRedundancyOptimizer)
+    assert not any(isinstance(alive, left) for alive in gc.get_objects())
+
+
+def weights_of(model):
+    return torch.cat([parameter.detach().double().flatten() for parameter in model.parameters()])
+
+
+def test_a_storage_is_counted_once():
+    whole = torch.empty(10)
+    assert storage_bytes([whole[:3], whole[5:], torch.empty(2, dtype=torch.int64)]) == 40 + 16
