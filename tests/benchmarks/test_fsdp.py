@@ -126,6 +126,36 @@ def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
     assert all(message.startswith("ConvolutionLM has no `blocks`") for message in lost.values())
 
 
+def numbers_there(unit):
+    """How many numbers of a unit's weights are there."""
+    return sum((weight.to_local() if isinstance(weight, DTensor) else weight).numel() for weight in unit.parameters())
+
+
+@on_all_ranks
+def test_marks_are_before_and_after_the_wait_for_each_unit(device):
+    trial = ShardedTrial(CELL, device)
+    for contender in sharded_contenders(CELL, device):
+        if contender.wrapper not in UNITS:
+            continue
+        wrapped, phases = trial._start(contender)
+        run(phases)
+        units, seen = contender.units(wrapped), []
+
+        def profile(phases, device):
+            phases["forward"]()
+            return [], 1.0
+
+        with (
+            mock.patch.object(gathers, "device_events", profile),
+            mock.patch.object(gathers, "mark", lambda unit, _, seen=seen: seen.append((unit, numbers_there(unit)))),
+        ):
+            gathers.forward_rows(phases["forward"], units, device, {})
+        run(phases)
+        assert len(units) == UNITS[contender.wrapper]
+        assert [unit for unit, _ in seen] == [unit for unit in units for _ in range(2)]
+        assert all(before < after for (_, before), (_, after) in zip(seen[::2], seen[1::2], strict=True))
+
+
 def event(name, start, end):
     return DeviceEvent(name=name, start=start, end=end)
 
