@@ -174,9 +174,12 @@ def test_exposed_communication_is_that_of_the_same_round(tmp_path):
 
 def test_nothing_is_beyond_a_floor_that_is_unsteady(tmp_path):
     found = everyone()
-    found["none", ""][0] = summarize(
-        "step", "ms", [99, 101, 160, 162, 99, 101], details={"wrapper": "none", "bucket_mb": ""}
-    )
+    for wrapper, steps in {
+        "none": [99, 101, 160, 162, 99, 101],
+        "naive": [201, 202] * 3,
+        "flat": [181, 182] * 3,
+    }.items():
+        found[wrapper, ""][0] = summarize("step", "ms", steps, details={"wrapper": wrapper, "bucket_mb": ""})
     rows = contenders(training(tmp_path, found))
     assert rows["exposed"].isna().all()
     assert unsteady_cells(rows) == ["2 GPUs, fp32"]
