@@ -73,8 +73,8 @@ def memory(table: DataFrame) -> DataFrame:
     """One row per contender and moment: MiB on the rank that has most in use.
 
     Columns: the parameters, `label`, `gpu`, `contender`, `title`, `cell` and `moment`; those of HELD; `allocated`, REST
-    (allocated, but none of HELD) and `peak`, NaN where the allocator does not count; `least_state` and `whole_state`:
-    the optimizer state of the rank that has least, and of all ranks.
+    (allocated, but none of HELD) and `peak`, NaN where the allocator does not count; `total`, all that was counted;
+    `least_state` and `whole_state`: the optimizer state of the rank that has least, and of all ranks.
     """
     table = select(compared(table), status="ok")
     keys = [*parameters(OptimizerSharding), "label", "gpu", "contender", "moment"]
@@ -92,8 +92,9 @@ def memory(table: DataFrame) -> DataFrame:
     held = ranks[list(HELD)].sum(axis=1)
     ranks = ranks.assign(rest=ranks["allocated"] - held, total=ranks["allocated"].fillna(held))
     largest = ranks.sort_values("total", ascending=False, kind="stable").groupby(keys, sort=False).head(1)
-    state = ranks.groupby(keys)["optimizer_state"]
-    found = largest.droplevel("rank").drop(columns="total")
+    every = ranks.groupby(keys)
+    state = every["optimizer_state"]
+    found = largest.droplevel("rank").assign(peak=every["peak"].max())
     return in_order(found.assign(least_state=state.min(), whole_state=state.sum()).reset_index())
 
 
@@ -147,3 +148,8 @@ def peaks(rows: DataFrame) -> DataFrame:
     after["peak"] = after[["passes", "update"]].max(axis=1, skipna=False)
     after["predicted_peak"] = [predicted_peak(row) for _, row in after.iterrows()]
     return after
+
+
+def memory_unit_of(rows: DataFrame) -> tuple[str, float]:
+    """The unit in which readers get the memory of these rows: its name and its MiB."""
+    return ("GiB", 1024.0) if rows["total"].max() > 4 * 1024 else ("MiB", 1.0)

@@ -1,0 +1,55 @@
+"""Answers to `optimizer_state_sharding`: what the wrapper does, and how evenly it shares the state out."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pandas import DataFrame, isna
+
+from scripts.answers.helpers.optimizer_sharding import missing
+from scripts.data import select
+from scripts.markup import Table
+from scripts.optimizer_sharding import AFTER_UPDATE, OURS, memory
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    table = tables["optimizer_sharding"]
+    rows = select(memory(table), moment=AFTER_UPDATE)
+    # The precision makes no difference: state is fp32.
+    rows = rows.drop_duplicates(["size", "context", "processes", "contender"])
+    if not len(rows):
+        return {"state": None, "missing": missing(table)}
+    sharded = rows[rows["contender"] != "unsharded"]
+    return {"state": state_table(rows), "size": rows["label"].iloc[0], "uneven": uneven(sharded)}
+
+
+def state_table(rows: DataFrame) -> Table:
+    """The least and the most that a rank has of the optimizer state."""
+    gpu = bool(rows["gpu"].iloc[0])
+    body = []
+    for _, row in rows.iterrows():
+        copies = row["processes"] if row["contender"] == "unsharded" else 1
+        whole = row["whole_state"] / copies
+        ends = [row["least_state"], row["optimizer_state"]]
+        body.append(
+            [
+                f"{row['processes']} {'GPUs' if gpu else 'processes'}",
+                row["title"],
+                *(f"{end:.1f}" for end in ends),
+                *(f"{100 * end / whole:.2f}" for end in ends),
+            ]
+        )
+    return Table(
+        ["", "", "least", "most", "least", "most"],
+        body,
+        text_columns=2,
+        groups=[("", 2), ("MiB on a rank", 2), ("% of the whole", 2)],
+    )
+
+
+def uneven(rows: DataFrame) -> dict[str, float | None]:
+    """How much more than an equal share our sharded optimizer's and PyTorch's fullest ranks have, at most."""
+    excess = rows["optimizer_state"] * rows["processes"] / rows["whole_state"] - 1
+    ours = rows["contender"].isin(OURS)
+    most = {"ours": excess[ours].max(), "pytorch": excess[~ours].max()}
+    return {name: None if isna(value) else float(value) for name, value in most.items()}

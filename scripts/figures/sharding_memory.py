@@ -1,0 +1,108 @@
+"""What ranks have in memory when they train with sharded optimizers, measured beside the closed form."""
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+from pandas import DataFrame, Series, notna
+
+from scripts.data import PRECISIONS, load_at_one_setting, select
+from scripts.optimizer_sharding import (
+    AFTER_UPDATE,
+    BEFORE_UPDATE,
+    CONTENDERS,
+    HELD,
+    INITIALIZED,
+    REST,
+    memory,
+    memory_unit_of,
+    peaks,
+    predicted,
+)
+from scripts.style import look, save, save_note, subplots
+
+TITLES = {
+    INITIALIZED: "initialized",
+    BEFORE_UPDATE: "before the update",
+    AFTER_UPDATE: "after it",
+}
+PEAK = "peak of a step"
+LOOKS = {
+    "parameters": look(0, ""),
+    "gradients": look(1, "///"),
+    "optimizer_state": look(2, "..."),
+    REST: look(7, ""),
+}
+NAMES = HELD | {REST: "the rest; at the peak, gradients too"}
+HEIGHT = 0.38
+"""Of a bar; two of them share a row of height 1."""
+
+
+def draw(table: str, output: str) -> None:
+    """Horizontal stacked bars, the closed form below the measured one; panels by moment and number of processes."""
+    rows = memory(load_at_one_setting("optimizer_sharding", table))
+    if not len(rows):
+        save_note("not measured", output)
+        return
+    rows = select(rows, precision=max(rows["precision"], key=PRECISIONS.index))
+    unit, mib = memory_unit_of(rows)
+    at_peak = peaks(rows)
+    at_peak = at_peak[at_peak["peak"].notna()]
+    titles = [*TITLES.values(), *([PEAK] if len(at_peak) else [])]
+    numbers = sorted(set(rows["processes"]))
+    most = max([*rows["total"], *at_peak["peak"], *at_peak["predicted_peak"].dropna()]) / mib
+    figure, panels = subplots(len(titles), rows=len(numbers), height=0.9 + 1.9 * len(numbers), sharey=True)
+    for index, axes in enumerate(panels):
+        processes, title = numbers[index // len(titles)], titles[index % len(titles)]
+        if title == PEAK:
+            draw_peaks(axes, select(at_peak, processes=processes), mib)
+        else:
+            moment = list(TITLES)[titles.index(title)]
+            draw_moment(axes, select(rows, processes=processes, moment=moment), mib)
+        axes.set_ylim(len(CONTENDERS) - 0.5, -0.5)
+        axes.set_xlim(0, 1.03 * most)
+        axes.grid(axis="y", visible=False)
+        axes.set_yticks(range(len(CONTENDERS)), list(CONTENDERS.values()), fontsize=7)
+        axes.tick_params(axis="x", labelsize=7)
+        if processes == numbers[0]:
+            axes.set_title(title, fontsize=8)
+        if processes == numbers[-1]:
+            axes.set_xlabel(unit)
+        if title == titles[0]:
+            axes.set_ylabel(f"{processes} {'GPUs' if rows['gpu'].iloc[0] else 'processes'}")
+    shown = [part for part in LOOKS if part != REST or len(at_peak)]
+    figure.legend(
+        handles=[Patch(label=NAMES[part], **LOOKS[part]) for part in shown],
+        ncols=4,
+        loc="outside lower center",
+        fontsize=8,
+    )
+    save(figure, output)
+
+
+def draw_moment(axes: Axes, rows: DataFrame, mib: float) -> None:
+    """What is held at a moment."""
+    for _, row in rows.iterrows():
+        measured = {part: row[part] / mib for part in LOOKS if notna(row[part])}
+        stack(axes, row, measured, {part: count / mib for part, count in predicted(row).items()})
+
+
+def draw_peaks(axes: Axes, rows: DataFrame, mib: float) -> None:
+    """What is held at the peak; how much of the rest are gradients is not known there."""
+    for _, row in rows.iterrows():
+        held = {part: row[part] / mib for part in ("parameters", "optimizer_state")}
+        form = {part: predicted(row)[part] / mib for part in held}
+        stack(
+            axes,
+            row,
+            held | {REST: row["peak"] / mib - sum(held.values())},
+            form | {REST: row["predicted_peak"] / mib - sum(form.values())} if notna(row["predicted_peak"]) else {},
+        )
+
+
+def stack(axes: Axes, row: Series, measured: dict[str, float], form: dict[str, float]) -> None:
+    """Two bars of a contender: measured, and the closed form in paler colours."""
+    position = list(CONTENDERS).index(row["contender"])
+    for parts, side, alpha in ((measured, -0.5, 1.0), (form, 0.5, 0.45)):
+        left = 0.0
+        for part, size in parts.items():
+            axes.barh(position + side * HEIGHT * 1.1, size, HEIGHT, left=left, alpha=alpha, **LOOKS[part])
+            left += size

@@ -1,0 +1,34 @@
+"""Training steps with sharded optimizers, and the optimizer's part of them."""
+
+from scripts.data import load_at_one_setting, select
+from scripts.optimizer_sharding import CONTENDERS, contenders
+from scripts.style import grouped_bars, save, save_note, subplots
+
+SHORT = {name: title.replace(", ", ",\n") for name, title in CONTENDERS.items()}
+
+
+def draw(table: str, output: str) -> None:
+    """Grouped bars by number of processes: the step on the left, the optimizer's part on the right, by precision."""
+    rows = contenders(load_at_one_setting("optimizer_sharding", table))
+    if not len(rows):
+        save_note("not measured", output)
+        return
+    precisions = list(dict.fromkeys(rows["precision"]))
+    numbers = sorted(set(rows["processes"]))
+    shown = [name for name in CONTENDERS if name in set(rows["contender"])]
+    figure, panels = subplots(rows=2 * len(precisions), height=0.7 + 1.5 * 2 * len(precisions), sharey=False)
+    pairs = [(precision, metric) for precision in precisions for metric in ("median", "optimizer")]
+    for axes, (precision, metric) in zip(panels, pairs, strict=True):
+        series = {}
+        for processes in numbers:
+            cell = select(rows, precision=precision, processes=processes).set_index("contender")[metric]
+            name = f"{processes} {'GPUs' if rows['gpu'].iloc[0] else 'processes'}"
+            series[name] = [float(cell[contender]) if contender in cell else None for contender in shown]
+        grouped_bars(axes, [SHORT[name] for name in shown], series, digits=1)
+        axes.set_title(f"{precision}, {'whole step' if metric == 'median' else 'optimizer with its communication'}")
+        axes.set_ylabel("ms")
+        axes.margins(y=0.15)
+        axes.tick_params(labelbottom=axes is panels[-1], labelsize=8)
+    if len(numbers) > 1:
+        figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
+    save(figure, output)
