@@ -3,7 +3,7 @@
 from typing import Any
 
 import pandas
-from numpy import array, float64, median, nan, percentile
+from numpy import array, float64, full_like, median, nan, percentile
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
@@ -31,6 +31,8 @@ WRAPPERS = {
 }
 """What readers call the contenders, in the order of tables."""
 PYTORCH = ["ddp", "ddp_view"]
+UNSTEADY = 0.5
+"""Relative difference of the floor's medians between rounds from which on nothing is said of what is beyond it."""
 TRIED = ["grouped", "small_last", "priority", "bf16_wire", "optimizer_overlap"]
 BEYOND_FLOOR = ["floor", "exposed", "exposed_least", "exposed_most", "beyond_p20", "beyond_p80"]
 BEYOND_FLOOR += ["stretch", "longer", "stretched", "uncovered", "idle"]
@@ -67,8 +69,10 @@ def contenders(table: DataFrame) -> DataFrame:
 
     Columns: the parameters, `label`, `wrapper`, `bucket_mb`, `title`, `cell` and `gpu`; STATISTICS of the step, ms;
     the medians of the other metrics, as measured, NaN where they were not; `exposed`, `exposed_least` and
-    `exposed_most`, ms: the median, least and most over the rounds of its median step less the floor's; `beyond_p20` and
-    `beyond_p80`, ms: percentiles of its steps less the floor's median in the same round; `wide`, whether its steps are
+    `exposed_most`, ms: the median, least and most over the rounds of its median step less the floor's, NaN where the
+    floor is unsteady; `beyond_p20` and
+    `beyond_p80`, ms: percentiles of its steps less the floor's median in the same round, or over all where it is
+    unsteady; `wide`, whether its steps are
     more than WIDE_SPREAD apart; `synchronization_share`, that of the step whose phases were timed. From the profiled
     step: `hidden_share` of its communication, `busy_share`, `stretch` (its compute over the floor's), and in ms beyond
     the floor `longer`, which is `stretched` (compute) + `uncovered` (communication beside no compute) + `idle`.
@@ -129,7 +133,10 @@ def beside_the_floor(rows: DataFrame) -> DataFrame:
             continue
         rounds_of_floor = median(samples_by_round(floor), axis=1)
         exposed = median(samples_by_round(row), axis=1) - rounds_of_floor
-        p20, p80 = percentile(samples_by_round(row) - rounds_of_floor[:, None], [20, 80])
+        beyond = samples_by_round(row) - rounds_of_floor[:, None]
+        if not steady(rounds_of_floor):
+            exposed, beyond = full_like(exposed, nan), samples_by_round(row) - floor["median"]
+        p20, p80 = percentile(beyond, [20, 80])
         longer = row["timeline_length"] - floor["timeline_length"]
         stretched = row["compute"] - floor["compute"]
         uncovered = row["communication"] - row["hidden"]
@@ -149,6 +156,17 @@ def beside_the_floor(rows: DataFrame) -> DataFrame:
             }
         )
     return rows.join(DataFrame(added, index=rows.index, columns=BEYOND_FLOOR, dtype=float))
+
+
+def steady(rounds: NDArray[float64]) -> bool:
+    """Whether the medians of a contender's rounds are close enough together."""
+    return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
+
+
+def unsteady_cells(rows: DataFrame) -> list[str]:
+    """The cells whose floor is not steady."""
+    floors = select(rows, wrapper=FLOOR)
+    return [row["cell"] for _, row in floors.iterrows() if not steady(median(samples_by_round(row), axis=1))]
 
 
 def samples_by_round(row: Series) -> NDArray[float64]:
@@ -175,7 +193,7 @@ def cells_of(rows: DataFrame) -> list[DataFrame]:
 def traced_cell(table: DataFrame) -> DataFrame:
     """The contenders of the cell whose timelines are drawn, or no rows where none of their steps was profiled.
 
-    Fewest processes, bf16 before fp32 (communication weighs more), eager before compiled.
+    Fewest processes, bf16 before fp32 (communication weighs more), compiled before eager (the device sets the pace).
     """
     rows = contenders(table)
     rows = rows[rows["timeline_length"].notna() & (rows["wrapper"] != FLOOR)]
@@ -183,7 +201,7 @@ def traced_cell(table: DataFrame) -> DataFrame:
         return rows
     rows = select(rows, processes=rows["processes"].min())
     rows = select(rows, precision=max(rows["precision"], key=PRECISIONS.index))
-    return select(rows, compiled=rows["compiled"].min())
+    return select(rows, compiled=rows["compiled"].max())
 
 
 def timeline(table: DataFrame, row: Series) -> dict[str, list[float]]:

@@ -12,10 +12,11 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
 from cs336_systems.measure.record import make_row
 from scripts.answers import beyond_nccl, ddp_bucketed_benchmarking, naive_ddp_benchmarking
+from scripts.answers.helpers.data_parallel import verdict
 from scripts.bucket_sizes import bucket_model, predicted
 from scripts.contents import read_contents
 from scripts.data import load, one, select
-from scripts.data_parallel import contenders, fastest, traced_cell
+from scripts.data_parallel import contenders, fastest, traced_cell, unsteady_cells
 from scripts.draw import draw
 from scripts.markup import Typst
 from scripts.tables import merge
@@ -169,6 +170,20 @@ def test_exposed_communication_is_that_of_the_same_round(tmp_path):
     assert (naive["beyond_p20"], naive["beyond_p80"]) == (beyond[1], beyond[4])
     assert naive["median"] - 101 != 36  # What the medians over all rounds would say.
     assert math.isnan(one(contenders(training(tmp_path, found)), wrapper="none")["exposed"])
+
+
+def test_nothing_is_beyond_a_floor_that_is_unsteady(tmp_path):
+    found = everyone()
+    for wrapper, steps in {
+        "none": [99, 101, 160, 162, 99, 101],
+        "naive": [201, 202] * 3,
+        "flat": [181, 182] * 3,
+    }.items():
+        found[wrapper, ""][0] = summarize("step", "ms", steps, details={"wrapper": wrapper, "bucket_mb": ""})
+    rows = contenders(training(tmp_path, found))
+    assert rows["exposed"].isna().all()
+    assert unsteady_cells(rows) == ["2 GPUs, fp32"]
+    assert verdict(one(rows, wrapper="naive"), one(rows, wrapper="flat"))["verdict"] == "faster"
 
 
 def test_a_profiled_step_is_taken_apart(tmp_path):

@@ -24,7 +24,8 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
     a gradient leaves from where the backward pass has put it, and the mean is used where it arrives.
 
     The price is memory: for each gradient that a rank owns, one for each of the others, and one for each that it does
-    not own. The ranks have to be on one machine.
+    not own. The ranks have to be on one machine. A mean of two gradients is rounded three times, not once; all ranks
+    have the same bits, since only the owner computes it.
 
     What is sent and received is what a ring's reduce-scatter and all-gather send (Patarasuk and Yuan 2009), in one hop
     instead of ranks - 1.

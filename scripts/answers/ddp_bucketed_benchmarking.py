@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, notna
 
 from scripts.answers.helpers.bucket_model import bucket_answers
 from scripts.answers.helpers.data_parallel import contender_table, fixed, missing, progress, verdict
@@ -108,7 +108,8 @@ def against_the_model(fitted: list[tuple[DataFrame, Any]]) -> dict[str, Any]:
         )
     header = ["", "backward", "size", "left", "size", "left", "size", "exposed", "left", "error"]
     groups = [("", 2), ("best by the model", 2), ("of those measured", 2), ("best as measured", 4)]
-    worst = max(errors, key=lambda found: abs(found["error"]), default=None)
+    known = [found for found in errors if notna(found["error"])]
+    worst = max(known, key=lambda found: abs(found["error"]), default=None)
     return {
         "comparison": Table(header, body, groups=groups) if body else None,
         "sizes_right": sizes_right,

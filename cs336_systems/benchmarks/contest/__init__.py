@@ -1,1 +1,1 @@
-"""Wrappers take turns at one training: the parts of the experiment `data_parallel`."""
+"""Ways to train on several ranks take turns: the parts of the experiments that compare them."""

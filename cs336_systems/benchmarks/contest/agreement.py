@@ -52,15 +52,24 @@ def wrap_on_all_ranks(contender: Contender, model: nn.Module, gradient_bytes: in
     """
     device = next(model.parameters()).device
     check_memory(step_bytes + contender.copies * gradient_bytes, device)
-    reason, wrapped = "", None
+    return available_on_all_ranks(lambda: contender.wrap(model))
+
+
+def available_on_all_ranks(attempt: Callable[[], T]) -> T:
+    """What an attempt returns.
+
+    Raises:
+        Unavailable: on all ranks, if it did on any.
+    """
+    reason, result = "", None
     try:
-        wrapped = contender.wrap(model)
+        result = attempt()
     except Unavailable as error:
         reason = str(error)
     if reason := first_of_all_ranks(reason):
         raise Unavailable(reason)
-    assert wrapped is not None
-    return wrapped
+    assert result is not None
+    return result
 
 
 def first_of_all_ranks(reason: str) -> str:

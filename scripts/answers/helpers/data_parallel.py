@@ -11,7 +11,17 @@ from pandas import DataFrame, Series
 from cs336_systems.measure.measurement import WHOLE_CELL
 from scripts.communication import BACKENDS, WIDE_SPREAD
 from scripts.data import reason, select
-from scripts.data_parallel import WRAPPERS, backend_of, cell_name, cells_of, compared, fastest, title
+from scripts.data_parallel import (
+    UNSTEADY,
+    WRAPPERS,
+    backend_of,
+    cell_name,
+    cells_of,
+    compared,
+    fastest,
+    title,
+    unsteady_cells,
+)
 from scripts.markup import Table, significant
 
 NONE = "–"
@@ -129,6 +139,8 @@ def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
         "wide": int(rows["wide"].sum()),
         "wide_spread": WIDE_SPREAD,
         "negative": bool((rows["exposed"] < 0).any()),
+        "unsteady": unsteady_cells(rows),
+        "unsteady_from": UNSTEADY,
         "profiled": bool(rows["timeline_length"].notna().any()),
         "not_profiled": skipped["message"].iloc[0] if len(skipped) else "",
         "compiled": bool(rows["compiled"].any()),

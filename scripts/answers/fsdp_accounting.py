@@ -1,0 +1,176 @@
+"""Answers to `fsdp_accounting`: what sharding saves, and whether weights arrive in time, expected and measured."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy import array, isnan, nan
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.fsdp import waiting_seconds
+from cs336_systems.accounting.fsdp_memory import peak_bytes
+from cs336_systems.accounting.transformer import adamw_bytes
+from cs336_systems.accounting.units import MIB
+from cs336_systems.parallel.limits import AHEAD
+from cs336_systems.sizes import parse_size
+from scripts.answers.helpers.data_parallel import NONE, Column, extremes, fixed, missing
+from scripts.answers.helpers.fsdp import contender_table, setting
+from scripts.data import select
+from scripts.data_parallel import FLOOR
+from scripts.fsdp import (
+    OURS,
+    PYTORCH,
+    SHARDED,
+    cells_of,
+    contenders,
+    measured_rates,
+    series,
+    sharded,
+    tokens_of,
+    unsharded,
+    whole_weights,
+)
+from scripts.markup import Table, significant
+from scripts.units import memory_unit
+
+NEAR = 0.05
+"""Relative difference between a measured saving and the closed form's that counts as agreement."""
+MEMORY = {
+    "kept": ("closed form", "between steps"),
+    "between_steps": ("measured", "between steps"),
+    "gradients": ("gradients", "closed forms"),
+    "passing": ("passing", "closed forms"),
+    "expected_peak": ("closed form", "peak"),
+    "peak_memory": ("measured", "peak"),
+}
+"""The columns of the table of memory, and their titles."""
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """Values and tables of the section."""
+    table = tables["fsdp"]
+    rows = contenders(table)
+    if not len(rows):
+        return {"memory": None, "missing": missing(table)}
+    kept = with_closed_forms(rows[rows["wrapper"].isin([FLOOR, *SHARDED])])
+    unit = memory_unit(MIB * kept["expected_peak"].max())
+    return {
+        "memory": contender_table(table.iloc[:0], kept, columns(*unit)),
+        "unit": unit[0],
+        "s": setting(table, rows),
+        "example": example(kept, unit[1]),
+        "saved": saved(kept),
+        "in_time": in_time(table, tables["all_reduce"], rows),
+    }
+
+
+def with_closed_forms(rows: DataFrame) -> DataFrame:
+    """Rows with what closed forms expect, MiB: kept between steps, gradients, what passes through, and the peak."""
+    return rows.join(DataFrame([expected(row) for _, row in rows.iterrows()], index=rows.index) / MIB)
+
+
+def expected(row: Series) -> dict[str, float]:
+    """The closed forms of a contender's memory, bytes."""
+    step, weights = unsharded(row), whole_weights(row)
+    if row["wrapper"] == FLOOR:
+        kept = weights + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
+        return {"kept": kept, "gradients": weights, "passing": 0, "expected_peak": step.peak}
+    model = sharded(row)
+    return {
+        "kept": model.weights + model.moments,
+        "gradients": model.weights,
+        "passing": model.gathered + model.gradients_in_flight,
+        "expected_peak": peak_bytes(model, step),
+    }
+
+
+def columns(name: str, unit: int) -> list[Column]:
+    """The columns of the table of memory, in a unit of so many bytes."""
+
+    def text(metric: str) -> Callable[[Series], str]:
+        return lambda row: fixed(row[metric] * MIB / unit)
+
+    return [Column(title, f"{group} / {name}", text(metric), metric) for metric, (title, group) in MEMORY.items()]
+
+
+def example(rows: DataFrame, unit: int) -> dict[str, Any]:
+    """The state of the smallest model with its whole state and sharded, in a unit of so many bytes."""
+    ours = rows[rows["wrapper"].isin(OURS)]
+    row = ours.iloc[0] if len(ours) else rows.iloc[0]
+    return {
+        "label": row["label"],
+        "ranks": int(row["processes"]),
+        "whole": 4 * whole_weights(row) / unit,
+        "shard": sharded(row).state / unit,
+        "passing": (sharded(row).gathered + sharded(row).gradients_in_flight) / unit,
+    }
+
+
+def saved(rows: DataFrame) -> dict[str, Any] | None:
+    """By how much our peaks are below the floor's, measured over expected, in fp32, where activations are the same."""
+    found = []
+    for cell in cells_of(select(rows, precision="fp32")):
+        for _, floor in select(cell, wrapper=FLOOR).iterrows():
+            for _, row in cell[cell["wrapper"].isin(OURS)].iterrows():
+                less = float(floor["peak_memory"] - row["peak_memory"])
+                share = less / float(floor["expected_peak"] - row["expected_peak"])
+                found.append({"cell": f"{row['cell']}, {row['title']}", "saved": less / 1024, "ratio": share})
+    table = DataFrame(found, columns=["cell", "saved", "ratio"])
+    ratio, sizes = extremes(table, "ratio"), extremes(table, "saved")
+    if ratio is None or sizes is None:
+        return None
+    return {
+        "ratio": ratio,
+        "saved": [size for size, _ in sizes.values()],
+        "near": max(abs(end - 1) for end, _ in ratio.values()) <= NEAR,
+    }
+
+
+def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> dict[str, Any]:
+    """Whether all-gathers are done when their units' turn comes: by closed form from measured rates, and measured."""
+    found = rows[rows["wrapper"].isin(SHARDED)]
+    found = found.assign(waited=[waited(table, row) for _, row in found.iterrows()])
+    body: list[list[str]] = []
+    used: dict[str, None] = {}
+    expectations = []
+    for cell in cells_of(rows):
+        floors = select(cell, wrapper=FLOOR)
+        rates = measured_rates(all_reduces, floors.iloc[0]) if len(floors) else None
+        if rates is None:
+            continue
+        each = "GPUs" if floors["gpu"].iloc[0] else "processes"
+        used[f"{significant(rates.bandwidth / 1e9)} GB/s with {floors['processes'].iloc[0]} {each}"] = None
+        body.append([cell["cell"].iloc[0]])
+        for _, row in found.loc[found.index.intersection(cell.index)].iterrows():
+            times = sharded(row).forward(tokens_of(row), rates)
+            largest = max(times, key=lambda unit: unit.communication)
+            expectations.append(waiting_seconds(times) <= sum(unit.communication for unit in times[: 1 + AHEAD]))
+            seconds = [largest.compute, largest.communication, waiting_seconds(times)]
+            measured = [row["waited"], 100 * row["forward_share"]]
+            body.append([row["title"], *(shown(value) for value in [*(1e3 * each for each in seconds), *measured])])
+    titles = ["", "compute", "gather", "expected", "measured", "hidden / %"]
+    groups = [("", 1), ("largest unit / ms", 2), ("waiting / ms", 2), ("", 1)]
+    drawn = bool(found["waited"].notna().any())
+    if not drawn:
+        body, titles, groups = [line[:4] for line in body], titles[:4], [*groups[:2], ("waiting / ms", 1)]
+    ours = found[found["wrapper"].isin(OURS)]
+    return {
+        "table": Table(titles, body, groups=groups) if body else None,
+        "bandwidths": list(used),
+        "expected": sum(expectations),
+        "cases": len(expectations),
+        "hidden": extremes(ours, "forward_share"),
+        "theirs": extremes(select(found, wrapper=PYTORCH), "forward_share"),
+        "waited": extremes(ours, "waited"),
+        "drawn": drawn,
+    }
+
+
+def shown(value: float) -> str:
+    """A number as text."""
+    return NONE if isnan(value) else str(significant(value))
+
+
+def waited(table: DataFrame, row: Series) -> float:
+    """Milliseconds in which the device was ready for a unit whose weights were not there, in one forward pass."""
+    needed, begins = (series(table, row, metric) for metric in ("needed", "begins"))
+    return float((array(begins) - array(needed)).sum()) if begins else nan

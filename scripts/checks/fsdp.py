@@ -1,0 +1,135 @@
+"""Self-checks of sharded training."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.transformer import adamw_bytes
+from cs336_systems.accounting.units import MIB
+from cs336_systems.sizes import parse_size
+from scripts.check import TOLERANCE, Check, conclude, outside
+from scripts.checks.data_parallel import NO_PROFILES, ROUNDING
+from scripts.data import measured_gpu, select
+from scripts.data_parallel import FLOOR
+from scripts.fsdp import (
+    CELL,
+    SERIES,
+    SHARDED,
+    contenders,
+    series,
+    sharded,
+    whole_weights,
+)
+
+DIGITS = 1e-4
+"""Of the longest of some times: what the digits kept of them may make of the others."""
+WORKSPACES_MIB = 512
+"""What libraries may keep between steps, besides what belongs to the weights."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    table = tables["fsdp"]
+    rows = contenders(table)
+    yield nothing_beats_the_passes(rows)
+    yield profile_adds_up(rows)
+    yield each_communicates_as_it_should(rows)
+    yield weights_arrive_before_they_are_used(table, rows)
+    yield kept_is_the_closed_form(rows)
+    yield peaks_are_possible(rows)
+
+
+def name_contender(row: Series) -> str:
+    """A contender in a cell, in words."""
+    return f"{row['wrapper']}, {row['cell']}"
+
+
+def nothing_beats_the_passes(rows: DataFrame) -> Check:
+    """No fp32 step is shorter than forward and backward pass without communication.
+
+    In bf16 autocast casts what sharded training does not.
+    """
+    check = "no fp32 training step, sharded or not, is shorter than the passes without communication"
+    fp32 = select(rows, precision="fp32")
+    floors = select(fp32, wrapper=FLOOR).assign(passes=lambda floor: floor["p20"] - floor["optimizer"])
+    others = fp32[fp32["wrapper"] != FLOOR].join(floors.set_index(CELL)["passes"], on=CELL, how="inner")
+    slack = ROUNDING if measured_gpu({"": rows}) else TOLERANCE["CPU"]
+    complaints = [
+        f"{name_contender(row)}: p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
+        for _, row in others[others["p80"] < (1 - slack) * others["passes"]].iterrows()
+    ]
+    return conclude(check, complaints, len(others), f"{len(others)} contenders, less {slack:.0%}")
+
+
+def profile_adds_up(rows: DataFrame) -> Check:
+    """The device is busy with computation, communication, or both, within the step."""
+    check = "the computation and communication of sharded training, less what runs at once, are the device's busy time"
+    found = rows[rows["timeline_length"].notna()]
+    complaints = []
+    for _, row in found.iterrows():
+        slack = ROUNDING * row["timeline_length"]
+        if (
+            abs(row["compute"] + row["communication"] - row["hidden"] - row["device_busy"]) > slack
+            or row["hidden"] > min(row["compute"], row["communication"]) + slack
+            or row["device_busy"] > row["timeline_length"] + slack
+            or row[["gather", "scatter"]].max() > row["communication"] + slack
+        ):
+            complaints.append(
+                f"{name_contender(row)}: {row['compute']:.1f} + {row['communication']:.1f} - {row['hidden']:.1f} ms, "
+                f"busy {row['device_busy']:.1f} of {row['timeline_length']:.1f} ms"
+            )
+    return conclude(check, complaints, len(found), f"{len(found)} profiles" if len(found) else NO_PROFILES)
+
+
+def each_communicates_as_it_should(rows: DataFrame) -> Check:
+    """Sharded weights are gathered and their gradients scattered; without communication there is none."""
+    check = "profiles show all-gathers and reduce-scatters where weights are sharded, and nothing of the floor's"
+    found = rows[rows["timeline_length"].notna()]
+    is_sharded = found["wrapper"].isin(SHARDED)
+    wrong = is_sharded & ~((found["gather"] > 0) & (found["scatter"] > 0))
+    wrong |= (found["communication"] > 0) != (found["wrapper"] != FLOOR)
+    complaints = [
+        f"{name_contender(row)}: {row['gather']:.2f}, {row['scatter']:.2f} of {row['communication']:.2f} ms"
+        for _, row in found[wrong].iterrows()
+    ]
+    return conclude(check, complaints, len(found), f"{len(found)} profiles" if len(found) else NO_PROFILES)
+
+
+def weights_arrive_before_they_are_used(table: DataFrame, rows: DataFrame) -> Check:
+    """In a profiled forward pass each unit begins when its all-gather has ended and the device is ready."""
+    check = "no unit's work begins before its weights are there"
+    complaints, examined = [], 0
+    for _, row in rows.iterrows():
+        _, ends, needed, begins = (series(table, row, metric) for metric in SERIES)
+        slack = DIGITS * max(begins, default=0.0)
+        examined += len(begins)
+        early = [index for index, begin in enumerate(begins) if begin < max(ends[index], needed[index]) - slack]
+        complaints += [f"{name_contender(row)}: unit {index} of {len(begins)}" for index in early[:1]]
+    return conclude(check, complaints, examined, f"{examined} units" if examined else NO_PROFILES)
+
+
+def kept_is_the_closed_form(rows: DataFrame) -> Check:
+    """Weights and moments take what the closed forms say, between steps."""
+    check = "memory between the steps of sharded training is the closed form's, but for libraries' workspaces"
+    found = rows[rows["between_steps"].notna() & rows["wrapper"].isin([FLOOR, *SHARDED])]
+    complaints = []
+    for _, row in found.iterrows():
+        if row["wrapper"] == FLOOR:
+            kept = whole_weights(row) + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
+        else:
+            kept = sharded(row).weights + sharded(row).moments
+        expected = kept / MIB
+        if not (1 - ROUNDING) * expected <= row["between_steps"] <= (1 + ROUNDING) * expected + WORKSPACES_MIB:
+            complaints.append(f"{name_contender(row)}: {row['between_steps']:.0f} MiB, {expected:.0f} expected")
+    return conclude(check, complaints, len(found), f"{len(found)} contenders" if len(found) else "counted on GPUs only")
+
+
+def peaks_are_possible(rows: DataFrame) -> Check:
+    """Peak memory holds the state of the weights, and fits into the device."""
+    check = "the peak memory of sharded training is between the closed form of the state and the device's memory"
+    found = rows[rows["peak_memory"].notna() & rows["wrapper"].isin([FLOOR, *SHARDED])]
+    complaints = []
+    for _, row in found.iterrows():
+        state = 4 * whole_weights(row) if row["wrapper"] == FLOOR else round((1 - ROUNDING) * sharded(row).state)
+        complaints += outside(row.rename({"mean": "step", "peak_memory": "mean"}), name_contender(row), state)
+    return conclude(check, complaints, len(found), f"{len(found)} contenders" if len(found) else "counted on GPUs only")

@@ -1,0 +1,37 @@
+"""When each unit's weights are gathered in a forward pass, and when they are needed."""
+
+from pandas import DataFrame, Series
+
+from scripts.data import load_at_one_setting
+from scripts.fsdp import SERIES, contenders, series, traced_cell
+from scripts.style import COLOURS, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """One panel per contender: a bar for each all-gather, and a line through the times at which units begin."""
+    measured = load_at_one_setting("fsdp", table)
+    cell = traced_cell(contenders(measured))
+    shown = [(row, found) for _, row in cell.iterrows() if len(found := passes(measured, row))]
+    if not shown:
+        save_note("no forward pass with all-gathers was profiled on this machine", output)
+        return
+    figure, panels = subplots(rows=len(shown), height=0.6 + 1.6 * len(shown), sharey=False)
+    for axes, (row, found) in zip(panels, shown, strict=True):
+        lengths = found["gather_ends"] - found["gather_begins"]
+        axes.barh(found.index, lengths, left=found["gather_begins"], height=1.0, color=COLOURS[1], label="all-gather")
+        axes.plot(found["needed"], found.index, color=COLOURS[0], label="device ready for the unit")
+        axes.plot(found["begins"], found.index, color="black", linestyle=":", label="unit begins")
+        axes.set_title(row["title"], loc="left", fontsize=8.5)
+        axes.set_title(f"{row['forward_length']:.1f} ms", loc="right", fontsize=8.5)
+        axes.set_xlim(0, max(each["forward_length"] for each, _ in shown))
+        axes.set_ylabel("unit")
+        axes.tick_params(labelbottom=axes is panels[-1])
+    panels[-1].set_xlabel("ms since the forward pass began")
+    figure.suptitle(cell["cell"].iloc[0], fontsize="medium")
+    figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
+    save(figure, output)
+
+
+def passes(measured: DataFrame, row: Series) -> DataFrame:
+    """The times of each unit in a contender's forward pass, ms; no rows where they are not known."""
+    return DataFrame({metric: series(measured, row, metric) for metric in SERIES})

@@ -1,0 +1,191 @@
+"""Training in turns, sharded and not: what is measured, that all contenders train the same, and what does not fit."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from cs336_systems.benchmarks import fsdp
+from cs336_systems.benchmarks.contest import agreement, gathers
+from cs336_systems.benchmarks.contest.contenders import FLOOR
+from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, sharded_contenders
+from cs336_systems.benchmarks.contest.sharded_trial import ShardedTrial
+from cs336_systems.benchmarks.contest.trial import run
+from cs336_systems.experiments.data_parallel import PHASE_STEPS
+from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.measure.overlap import DeviceEvent
+from cs336_systems.measure.record import read_jobs
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from scripts.fsdp import WRAPPERS
+from tests.ranks import on_all_ranks
+from tests.samples import ROOT
+
+ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
+CELL = FullyShardedTraining(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=1, warmup=1, steps=2)
+OPTIONS = "--size {size} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --warmup 1 --steps 2"
+PHASES = ("forward", "backward", "synchronization", "optimizer")
+UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_launch_measures_what_is_planned(device, tmp_path):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    output = tmp_path / "rows.csv"
+    command = [
+        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+        *["-m", "cs336_systems.benchmarks.fsdp", "--device", device],
+        *OPTIONS.format(size=ODD).split(),
+        *["--output", str(output)],
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    rows = {(row.wrapper, row.kind, row.metric): row for row in read_jobs(FullyShardedTraining, [output])}
+    assert {wrapper for wrapper, _, metric in rows if metric == "step"} == WRAPPERS.keys()
+    for wrapper in WRAPPERS:
+        phases = {phase for phase in PHASES if (wrapper, "", phase) in rows}
+        without = {"synchronization"} if wrapper in (FLOOR, "fully_shard") else set()
+        assert phases == set(PHASES) - without
+        assert rows[wrapper, "", "step"].n == 2
+        assert rows[wrapper, "", "backward"].n == PHASE_STEPS
+    if device == "cpu":
+        for metric in ("device_busy", "peak_memory"):
+            assert rows["", "", metric].status == "skipped"
+        return
+    for wrapper, units in UNITS.items():
+        for metric in ("gather_begins", "gather_ends", "needed", "begins"):
+            assert rows[wrapper, "", metric].n == units
+        for kind in ("all_gather", "reduce_scatter"):
+            assert rows[wrapper, kind, "communication"].mean > 0
+        assert rows[wrapper, "", "between_steps"].mean < rows[FLOOR, "", "between_steps"].mean
+
+
+def whole_weights(wrapped):
+    if isinstance(wrapped, FullyShardedDataParallel):
+        return wrapped.gather_full_parameters()
+    named = {name.removeprefix("module."): parameter for name, parameter in wrapped.named_parameters()}
+    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach() for name, p in named.items()}
+
+
+@on_all_ranks
+def test_all_contenders_train_the_same(device):
+    """Two steps of each from the same weights, at a learning rate that shows."""
+    torch.manual_seed(3)
+    trial = ShardedTrial(CELL, device)
+    found = {}
+    for contender in sharded_contenders(CELL, device):
+        torch.manual_seed(4)
+        with mock.patch("cs336_systems.benchmarks.contest.sharded_trial.LEARNING_RATE", 1e-2):
+            wrapped, phases = trial._start(contender)
+        before = {name: weight.clone() for name, weight in whole_weights(wrapped).items()}
+        for _ in range(2):
+            run(phases)
+        after = whole_weights(wrapped)
+        found[contender.wrapper] = {name: after[name] - before[name] for name in after}
+    alone, reference = found.pop(FLOOR), found.pop("peer_memory")
+    assert found.keys() == UNITS.keys() | {"sharded_optimizer"}
+    for wrapper, moved in found.items():
+        for name, change in moved.items():
+            assert (change - reference[name]).norm() <= 1e-3 * reference[name].norm(), (wrapper, name)
+    assert any((alone[name] - reference[name]).norm() > 0.05 * reference[name].norm() for name in alone)
+
+
+@on_all_ranks
+def test_bf16_is_that_of_the_weights_where_they_are_sharded(device):
+    cell = replace(CELL, precision="bf16")
+    trial = ShardedTrial(cell, device)
+    for contender in sharded_contenders(cell, device):
+        seen = []
+        wrapped, phases = trial._start(contender)
+        model = getattr(wrapped, "module", wrapped)
+        model.final_norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].dtype))
+        model.lm_head.register_forward_hook(lambda *parts, seen=seen: seen.append(parts[-1].dtype))
+        phases["forward"]()
+        residual = torch.float32 if contender.autocasts else torch.bfloat16
+        assert seen == [residual, torch.bfloat16], contender.wrapper
+
+
+@on_all_ranks
+def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
+    needed = {contender.wrapper: contender.needed for contender in sharded_contenders(CELL, device)}
+    least = needed.pop("fsdp")
+    between = SLACK * (least + min(needed.values())) / 2
+    with mock.patch.object(agreement, "spare_memory", return_value=between):
+        rows = fsdp.measure(CELL, device)
+    lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
+    assert lost.keys() == needed.keys()
+    assert all("GB are free" in message for message in lost.values())
+    assert [row.details["wrapper"] for row in rows if row.metric == "step" and row.status == "ok"] == ["fsdp"]
+    rows = fsdp.measure(replace(CELL, model="tests.models:ConvolutionLM"), device)
+    lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
+    assert lost.keys() == {"fsdp_blocks", "fully_shard"}
+    assert all(message.startswith("ConvolutionLM has no `blocks`") for message in lost.values())
+
+
+def numbers_there(unit):
+    """How many numbers of a unit's weights are there."""
+    return sum((weight.to_local() if isinstance(weight, DTensor) else weight).numel() for weight in unit.parameters())
+
+
+@on_all_ranks
+def test_marks_are_before_and_after_the_wait_for_each_unit(device):
+    trial = ShardedTrial(CELL, device)
+    for contender in sharded_contenders(CELL, device):
+        if contender.wrapper not in UNITS:
+            continue
+        wrapped, phases = trial._start(contender)
+        run(phases)
+        units, seen = contender.units(wrapped), []
+
+        def profile(phases, device):
+            phases["forward"]()
+            return [], 1.0
+
+        with (
+            mock.patch.object(gathers, "device_events", profile),
+            mock.patch.object(gathers, "mark", lambda unit, _, seen=seen: seen.append((unit, numbers_there(unit)))),
+        ):
+            gathers.forward_rows(phases["forward"], units, device, {})
+        run(phases)
+        assert len(units) == UNITS[contender.wrapper]
+        assert [unit for unit, _ in seen] == [unit for unit in units for _ in range(2)]
+        assert all(before < after for (_, before), (_, after) in zip(seen[::2], seen[1::2], strict=True))
+
+
+def event(name, start, end):
+    return DeviceEvent(name=name, start=start, end=end)
+
+
+GATHER, MARK = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "at::cuda::spin_kernel(long)"
+FORWARD = [
+    *[event(GATHER, 1, 4), event(GATHER, 4, 6)],
+    *[event(MARK, 0, 0.1), event(MARK, 4, 4.1), event("sm90_gemm", 4.1, 8), event(MARK, 8, 8.1), event(MARK, 8.1, 8.2)],
+    event("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL", 2, 9),
+]
+
+
+def test_a_forward_pass_is_described_unit_by_unit():
+    def described(events):
+        rows = gathers.describe_forward(events, 10.0, 2, {"wrapper": "fsdp"})
+        return {row.metric: row.samples or row.mean for row in rows}
+
+    whole = {"forward_length": 10.0, "forward_gathers": 5.0, "forward_hidden": pytest.approx(1.9)}
+    series = {"gather_begins": "1 4", "gather_ends": "4 6", "needed": "0 8", "begins": "4 8.1"}
+    assert described(FORWARD) == whole | series
+    assert described([*FORWARD, event(GATHER, 6, 6)]) == whole
+
+
+def test_a_profile_tells_collectives_apart():
+    copy_to_peer = event("Memcpy PtoP (Device -> Device)", 9, 10)
+    with mock.patch.object(gathers, "device_events", return_value=([*FORWARD, copy_to_peer], 10.0)):
+        rows = gathers.profile_rows({}, torch.device("cpu"), {"wrapper": "fsdp"})
+    found = {(row.metric, row.details.get("kind", "")): row.mean for row in rows}
+    assert [found["communication", kind] for kind in ("", "all_gather", "reduce_scatter")] == [9, 5, 7]
+    assert found["hidden", "all_gather"] == pytest.approx(1.9 + 0.1)  # here marks compute
+    assert found["timeline", "communication"] == pytest.approx(0.1)
+    assert found["timeline", "reduce_scatter"] == pytest.approx(0.7)
+    assert (found["device_busy", ""], found["timeline_length", ""]) == (pytest.approx(9.1), 10)
