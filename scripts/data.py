@@ -1,6 +1,6 @@
 """Measured tables as pandas data frames, and the selections that figures and answers share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import read_table, row_model
+from cs336_systems.measure.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
 
 HANDOUT_CONTEXT = 512
@@ -27,9 +28,13 @@ MODES = {
 
 def load(experiment: str, path: str | Path) -> DataFrame:
     """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
-    kind = EXPERIMENTS[experiment]
-    rows = [row.model_dump() for row in read_table(kind, Path(path))]
-    table = DataFrame(rows, columns=list(row_model(kind).model_fields))
+    return frame(experiment, read_table(EXPERIMENTS[experiment], Path(path)))
+
+
+def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
+    """An experiment's rows as `load` gives them."""
+    columns = list(row_model(EXPERIMENTS[experiment]).model_fields)
+    table = DataFrame([row.model_dump() for row in rows], columns=columns)
     if "size" in table:
         table["label"] = [size_name(size) for size in table["size"]]
     return table

@@ -54,7 +54,7 @@ def in_order(cells: DataFrame) -> DataFrame:
 def contributors(table: DataFrame, cells: list[Series]) -> Table:
     """The largest contributors of each cell, one row each: what they are, then MiB and share in every cell."""
     found: dict[tuple[str, ...], dict[int, tuple[float, str]]] = {}
-    largest = set()
+    largest: dict[tuple[str, ...], None] = {}  # a set would have another order in each process
     for number, cell in enumerate(cells):
         rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
         for rank, (_, row) in enumerate(rows.iterrows()):
@@ -67,7 +67,7 @@ def contributors(table: DataFrame, cells: list[Series]) -> Table:
             )
             found.setdefault(key, {})[number] = (row["mean"], str(percent(row["mean"] / cell["mean"])))
             if rank < CONTRIBUTORS:
-                largest.add(key)
+                largest[key] = None
     body = []
     for key in sorted(largest, key=lambda key: -max(mib for mib, _ in found[key].values())):
         line = list(key)
