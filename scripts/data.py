@@ -12,6 +12,7 @@ from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import read_table, row_model
 from cs336_systems.measure.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
+from scripts.markup import measured
 
 HANDOUT_CONTEXT = 512
 STEADY_WARMUP = 5
@@ -54,7 +55,12 @@ def at_one_setting(experiment: str, table: DataFrame) -> DataFrame:
 
 
 def select(table: DataFrame, **wanted: Any) -> DataFrame:
-    """The rows that have the wanted value in each named column."""
+    """The rows that have the wanted value in each named column.
+
+    Of a metric only those that have been measured, unless a status is named: a lost metric is as one that is not there.
+    """
+    if wanted.get("metric", WHOLE_CELL) != WHOLE_CELL:
+        wanted = {"status": "ok", **wanted}
     chosen = Series(True, index=table.index)
     for column, value in wanted.items():
         chosen &= table[column] == value
@@ -121,8 +127,9 @@ def steady_warmup(table: DataFrame) -> int:
 
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
-    """Their quotient, or None where either was not measured."""
-    return None if numerator is None or not denominator else numerator / denominator
+    """Their quotient, or None where either was not measured (None or NaN), or the denominator is zero."""
+    quotient = numerator / denominator if measured(numerator) and measured(denominator) and denominator else None
+    return quotient if measured(quotient) else None
 
 
 def measured_gpu(tables: Mapping[str, DataFrame]) -> str:
