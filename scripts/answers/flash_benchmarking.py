@@ -42,6 +42,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "ablations": {
             precision: ablation_table(select(ablations, precision=precision)) for precision in ("bf16", "fp32")
         },
+        "ablation_heads": max(ablations["heads"], default=None),
         **rivalry(alone),
         **short_answers(alone),
         **model_answers(tables["end_to_end"]),

@@ -65,9 +65,7 @@ def focus_size(here: DataFrame) -> str:
     sizes = size_order(here)
     precisions = here["precision"].nunique()
     complete = [
-        size
-        for size in sizes
-        if select(here, size=size, mode="train_step")["precision"].nunique() == precisions
+        size for size in sizes if select(here, size=size, mode="train_step")["precision"].nunique() == precisions
     ]
     return (complete or sizes)[-1]
 
