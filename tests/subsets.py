@@ -12,7 +12,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +41,7 @@ KEEP = (0.02, 0.2, 0.5, 0.9)
 SOURCES = ["recorded", "h200", "cpu"]
 TABLES = 3
 """So many tables of a try have rows, for speed."""
+NO_NUMBER = r".{60}\b(nan|inf|NaN|None (?:MiB|GiB|B|ms|s))\b.{30}"
 LARGE = 1000
 """Of tables with more rows only few cells are taken, for speed."""
 TRACES = ["", *(str(ROOT / "tests" / "traces" / f"{name}.json.gz") for name in ("eager", "flash"))]
@@ -163,16 +164,24 @@ def lost_metrics(rng: random.Random, rows: Rows) -> Rows:
 
 
 CHANGES: list[Callable[[random.Random, Rows], Rows]] = [
-    no_rows, one_row, fewer_rows, fewer_cells, one_cell, fewer_values, fewer_metrics, lost_cells, lost_rows, lost_metrics,
-]  # fmt: skip
+    no_rows,
+    one_row,
+    fewer_rows,
+    fewer_cells,
+    one_cell,
+    fewer_values,
+    fewer_metrics,
+    lost_cells,
+    lost_rows,
+    lost_metrics,
+]
 
 
 def subset(rng: random.Random, rows: Mapping[str, Rows]) -> dict[str, Rows]:
     """What up to three changes leave of a few tables; the others are empty."""
-    found: dict[str, Rows] = dict.fromkeys(rows, [])
+    found: dict[str, Rows] = {name: [] for name in rows}
     for name in rng.sample(list(rows), TABLES):
-        whole = rows[name]
-        left = fewer_cells(rng, whole, keep=0.1) if len(whole) > LARGE else whole
+        left = fewer_cells(rng, rows[name], keep=0.1) if len(rows[name]) > LARGE else rows[name]
         for change in rng.choices(CHANGES, k=rng.choice([0, 1, 1, 2, 3])):
             left = change(rng, left) if left else left
         faults = {first_fault(EXPERIMENTS[name], row) for row in left if row.status != "ok"} - {None}
@@ -182,29 +191,29 @@ def subset(rng: random.Random, rows: Mapping[str, Rows]) -> dict[str, Rows]:
 
 
 def pieces(plan: Plan, rows: Mapping[str, Rows], trace: str, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """All that the pipeline makes of rows, piece by piece: self-checks, figures (into a folder), sections, the report."""
+    """All that the pipeline makes of rows: self-checks, figures (into a folder), the report."""
     tables = {name: frame(name, there) for name, there in rows.items()}
     checks: list[Check] = []
     for module in modules("scripts.checks"):
-        yield module, lambda: checks.extend(importlib.import_module(module).checks(tables))
+        yield module, partial(run_checks, module, tables, checks)
     for name, figure in CONTENTS.figures.items():
         sources = figure.sources({key: key for key in rows}, trace)
-        if rows.get(figure.table) or rows.get(figure.beside) or (figure.trace and random.random() < 0.05):
-            yield name, lambda: draw(figure.script, figure.options, str(folder / f"{name}.svg"), **sources)
+        if rows.get(figure.table) or rows.get(figure.beside):
+            yield name, partial(draw, figure.script, figure.options, str(folder / f"{name}.svg"), **sources)
     outcomes = DataFrame(map(asdict, checks), columns=["check", "outcome", "detail"])
-    coverage = cover(plan, tables)
-    for name in ["", *CONTENTS.sections]:
-        contents = CONTENTS.model_copy(update={"parts": {"": [name]}}) if name else CONTENTS
-        made = []
+    yield "report", partial(legible_report, plan, tables, outcomes)
 
-        def make() -> None:
-            made.append(render(contents, plan, tables, coverage, outcomes, dict.fromkeys(rows, "")))
-            if found := re.search(r".{60}\b(nan|inf|NaN|None (?:MiB|GiB|B|ms))\b.{30}", made[0]):
-                raise ValueError(f"prints {found[1]}: {found[0]}")
 
-        yield name or "report", make
-        if made and not name:
-            return
+def run_checks(module: str, tables: Mapping[str, DataFrame], checks: list[Check]) -> None:
+    """Add the outcomes of a module's self-checks."""
+    checks.extend(importlib.import_module(module).checks(tables))
+
+
+def legible_report(plan: Plan, tables: Mapping[str, DataFrame], checks: DataFrame) -> None:
+    """Render the report, in which nothing may be printed that is no number."""
+    text = render(CONTENTS, plan, tables, cover(plan, tables), checks, dict.fromkeys(tables, ""))
+    if found := re.search(NO_NUMBER, text):
+        raise ValueError(f"prints {found[1]}: {found[0]}")
 
 
 def crashes(seed: int, folder: Path) -> Iterator[tuple[str, Exception]]:
@@ -213,6 +222,7 @@ def crashes(seed: int, folder: Path) -> Iterator[tuple[str, Exception]]:
     whole = source(rng.choice(SOURCES))
     rows = subset(rng, whole.rows)
     loaded = mock.patch("scripts.data.load", lambda experiment, path: frame(experiment, rows[experiment]))
+    # Laid out as for saving, without the bytes.
     unsaved = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: figure.draw_without_rendering())
     with loaded, unsaved, contextlib.chdir(ROOT):
         for name, make in pieces(whole.plan, rows, rng.choice(TRACES), folder):
@@ -222,27 +232,22 @@ def crashes(seed: int, folder: Path) -> Iterator[tuple[str, Exception]]:
                 yield name, error
 
 
-def place(error: Exception) -> str:
-    """The last lines of the project in an error's traceback."""
-    ours = [
-        at
-        for at in traceback.extract_tb(error.__traceback__)
-        if str(ROOT) in at.filename or at.filename.endswith(".j2")
-    ]
-    return " < ".join(f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in ours[:3:-1])
+def told(name: str, error: Exception) -> str:
+    """A crash in a line: what crashed, how, and the last places of the project and its templates."""
+    places = [at for at in traceback.extract_tb(error.__traceback__) if str(ROOT) in at.filename]
+    where = " < ".join(f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in places[:-4:-1])
+    return f"{name}: {type(error).__name__}: {str(error)[:150]} | {where}"
 
 
 def main(first: int, last: int, step: int = 1) -> None:
-    found: dict[str, list[int]] = {}
+    """Print what crashed for each seed, each kind of crash once."""
+    found: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last, step):
-            for name, error in crashes(seed, Path(folder)):
-                text = f"{name}: {type(error).__name__}: {str(error)[:150]} | {place(error)}"
-                if text not in found:
-                    print(seed, text, flush=True)
-                found.setdefault(text, []).append(seed)
-            print(".", end="" if seed % 100 else f"{seed}\n", flush=True)
-    print(len(found), "different crashes")
+            texts = [told(*crash) for crash in crashes(seed, Path(folder))]
+            print(seed, *(f"\n    {text}" for text in texts if text not in found), flush=True)
+            found.update(texts)
+    print(f"{len(found)} different crashes")
 
 
 if __name__ == "__main__":

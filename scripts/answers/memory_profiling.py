@@ -12,8 +12,8 @@ from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.block_memory import block_answers
-from scripts.closed_forms import held_by_training
 from scripts.cells import cells as cells_of
+from scripts.closed_forms import held_by_training
 from scripts.data import PRECISIONS, ratio, reason, select, statistic
 from scripts.markup import Table, fixed, fixed_point
 from scripts.memory import FOLLOWED, LOOKS, compared_context, contexts, parts, peak_gib, profiled
