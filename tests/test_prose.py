@@ -8,13 +8,19 @@ from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import summarize
 from cs336_systems.measure.record import make_row
-from scripts.answers import benchmarking_mixed_precision, benchmarking_script, gradient_checkpointing, torch_compile
+from scripts.answers import (
+    benchmarking_mixed_precision,
+    benchmarking_script,
+    gradient_checkpointing,
+    memory_profiling,
+    torch_compile,
+)
 from scripts.answers.helpers import variability
 from scripts.data import frame
 from scripts.markup import Typst
 from scripts.steps import step_table
 from scripts.writeup import environment
-from tests.samples import H200, ROOT, provenance
+from tests.samples import H200, ROOT, planned_cells, provenance, rows_of
 
 GPU, CPU = provenance(**H200), provenance()
 
@@ -157,3 +163,36 @@ def test_the_best_segment_has_neighbours():
     assert re.search(r"the next longer, 4, peaks at \S+ \w+, 2\.00× as much\.", text)
     assert re.search(r"Without checkpointing the step peaks at \S+ \w+, 4\.00× the lowest peak\.", text)
     assert "Recomputation makes a step 1.20× to 1.50× as long as without checkpointing." in text
+
+
+@pytest.fixture(scope="module")
+def followed():
+    """Made-up memory of three kinds of step at each of the contexts at which all of them fit."""
+    cells = [cell for cell in planned_cells("memory_profile", "handout") if cell.context <= 512]
+    return frame("memory_profile", rows_of(cells, GPU))
+
+
+@pytest.mark.parametrize(
+    ("lower", "sentence"),
+    [
+        ([], "Autocast raises the peak in all 9 cells measured in both precisions."),
+        ([128, 256, 512], "Autocast lowers the peak in all 9 cells measured in both precisions."),
+        ([512], "raises the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512, "),
+        (
+            [128, 256],
+            "lowers the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512, ",
+        ),
+    ],
+)
+def test_where_autocast_raises_the_peak(followed, lower, sentence):
+    # Peaks of 2 GiB in fp32; in bf16 of 1 GiB at the contexts where it is to be lower, and 3 GiB elsewhere.
+    doctored = followed.copy()
+    peaks = doctored["metric"] == "peak_allocated"
+    bf16 = doctored["precision"] == "bf16"
+    doctored.loc[peaks, "mean"] = 2 * 2.0**30
+    doctored.loc[peaks & bf16, "mean"] = 3 * 2.0**30
+    doctored.loc[peaks & bf16 & doctored["context"].isin(lower), "mean"] = 2.0**30
+    answers = memory_profiling.answers({"memory_profile": doctored, "block_memory": frame("block_memory", [])})
+    text = prose("memory_profiling", answers, GPU)
+    assert sentence in text
+    assert "the replayed peak is not in every cell the one that the allocator counts itself" in text
