@@ -71,8 +71,9 @@ def all_reduce_table(table: DataFrame) -> DataFrame:
     """
     keys = parameters(AllReduce)
     times = select(table, metric="time", status="ok").set_index(keys)[STATISTICS]
-    numeric = table[table["metric"].isin(["rank_spread", "algorithm_bandwidth", "bus_bandwidth"])]
-    medians = numeric.pivot(index=keys, columns="metric", values="median")
+    others = ["rank_spread", "algorithm_bandwidth", "bus_bandwidth"]
+    numeric = table[table["metric"].isin(others)]
+    medians = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=others)
     wide = times.join(medians).reset_index()
     wide["size"] = MB * wide["megabytes"]
     order = wide.assign(backend=wide["backend"].map(list(BACKENDS).index))

@@ -1,6 +1,6 @@
 """Measured tables as pandas data frames, and the selections that figures and answers share."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import read_table, row_model
+from cs336_systems.measure.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
+from scripts.markup import measured
 
 HANDOUT_CONTEXT = 512
 STEADY_WARMUP = 5
@@ -27,9 +29,13 @@ MODES = {
 
 def load(experiment: str, path: str | Path) -> DataFrame:
     """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
-    kind = EXPERIMENTS[experiment]
-    rows = [row.model_dump() for row in read_table(kind, Path(path))]
-    table = DataFrame(rows, columns=list(row_model(kind).model_fields))
+    return frame(experiment, read_table(EXPERIMENTS[experiment], Path(path)))
+
+
+def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
+    """An experiment's rows as `load` gives them."""
+    columns = list(row_model(EXPERIMENTS[experiment]).model_fields)
+    table = DataFrame([row.model_dump() for row in rows], columns=columns)
     if "size" in table:
         table["label"] = [size_name(size) for size in table["size"]]
     return table
@@ -49,7 +55,12 @@ def at_one_setting(experiment: str, table: DataFrame) -> DataFrame:
 
 
 def select(table: DataFrame, **wanted: Any) -> DataFrame:
-    """The rows that have the wanted value in each named column."""
+    """The rows that have the wanted value in each named column.
+
+    Of a metric only those that have been measured, unless a status is named: a lost metric is as one that is not there.
+    """
+    if wanted.get("metric", WHOLE_CELL) != WHOLE_CELL:
+        wanted = {"status": "ok", **wanted}
     chosen = Series(True, index=table.index)
     for column, value in wanted.items():
         chosen &= table[column] == value
@@ -116,8 +127,9 @@ def steady_warmup(table: DataFrame) -> int:
 
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
-    """Their quotient, or None where either was not measured."""
-    return None if numerator is None or not denominator else numerator / denominator
+    """Their quotient, or None where either was not measured (None or NaN), or the denominator is zero."""
+    quotient = numerator / denominator if measured(numerator) and measured(denominator) and denominator else None
+    return quotient if measured(quotient) else None
 
 
 def measured_gpu(tables: Mapping[str, DataFrame]) -> str:

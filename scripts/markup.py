@@ -66,6 +66,11 @@ def measured(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
 
 
+def fixed_point(value: float | None, decimals: int = 1, suffix: str = "", *, missing: str = "–") -> str:
+    """A number in a table's cell, or what stands there where it was not measured."""
+    return f"{value:.{decimals}f}{suffix}" if measured(value) else missing
+
+
 def significant(value: float | None, digits: int = 3) -> Typst:
     """A number to the given significant digits, without an exponent."""
     if not measured(value):

@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.measure import memory_timeline as of
-from scripts.data import MODES, PRECISIONS, one, select, size_order, statistic
+from scripts.data import MODES, PRECISIONS, select, size_order, statistic
 from scripts.style import look
 from scripts.units import GIB
 
@@ -60,13 +60,18 @@ def contexts(rows: DataFrame) -> list[int]:
     return sorted(int(context) for context in rows["context"].unique())
 
 
+FOLLOWED_METRICS = ["peak_allocated", "peak_stage", "at_peak", "stage_events", "active"]
+"""What the report shows of a cell; one without any of them was not followed to the end."""
+
+
 def compared_context(rows: DataFrame) -> int | None:
-    """The longest context at which every kind of step was measured in both precisions, or None."""
+    """The longest context at which every kind of step was followed in both precisions, or None."""
     complete = [
         context
         for context in contexts(rows)
         if all(
-            one(rows, metric="peak_allocated", context=context, mode=mode, precision=precision) is not None
+            len(select(rows, metric=metric, context=context, mode=mode, precision=precision)) > 0
+            for metric in FOLLOWED_METRICS
             for mode in FOLLOWED
             for precision in PRECISIONS
         )

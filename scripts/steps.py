@@ -29,7 +29,7 @@ def step_table(table: DataFrame) -> DataFrame:
     wide = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=list(EndToEnd.metrics))
     wide = wide.rename(columns={"warmup": "warmup_seconds"})  # the parameter is their number
     whole = select(numeric, metric="step").set_index(keys)
-    wide = wide.join(whole[["mean", "std", "n", "gpu", "gpu_memory"]])
+    wide = wide.join(whole[["mean", "std", "n", "gpu", "gpu_memory"]], how="inner")
     wide["samples"] = [parse_samples(text) for text in whole["samples"].reindex(wide.index).fillna("")]
     wide["busy"] = wide["device_busy"] / wide["step"]
     wide["host_bound"] = wide["busy"] < HOST_BOUND

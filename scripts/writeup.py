@@ -98,8 +98,9 @@ def typeset(source: Path, output: Path) -> None:
         RuntimeError: Typst's diagnosis, with line numbers of the source file.
     """
     try:
+        # The text itself, since Typst refuses a file that a link leads to, on another disk.
         # A fixed date: the same tables give the same bytes.
-        typst.compile(str(source), output=str(output), root=".", font_paths=[str(FONT_FOLDER)], timestamp=0)
+        typst.compile(source.read_bytes(), output=str(output), root=".", font_paths=[str(FONT_FOLDER)], timestamp=0)
     except typst.TypstError as error:
         raise RuntimeError(f"{source}: {error.diagnostic}") from None
 

@@ -21,6 +21,7 @@ from scripts.data import load
 from scripts.draw import draw
 from scripts.plan import keep
 from scripts.self_checks import write_checks
+from scripts.style import save_note
 from scripts.tables import merge
 from scripts.writeup import environment, picture_of, render, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
@@ -269,6 +270,18 @@ def test_a_typesetting_error_is_told_with_its_place(tmp_path, monkeypatch):
     Path("bad.typ").write_text("= Fine\n#nowhere()\n")
     with pytest.raises(RuntimeError, match=r"bad\.typ: (?s:.*)unknown variable: nowhere(?s:.*)2"):
         typeset(Path("bad.typ"), Path("bad.pdf"))
+
+
+def test_results_can_be_a_link_to_another_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("project").mkdir()
+    Path("disk").mkdir()
+    monkeypatch.chdir("project")
+    Path("results").symlink_to(tmp_path / "disk")
+    save_note("not measured", "results/figure.svg")
+    Path("results/writeup.typ").write_text('#image("/results/figure.svg")')
+    typeset(Path("results/writeup.typ"), Path("results/writeup.pdf"))
+    assert (tmp_path / "disk/writeup.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_attentions_memory_grows_with_the_square_of_the_sequence(h200):

@@ -157,7 +157,7 @@ def cell_name(row: Series) -> str:
 
 def share_of_the_link(cells: DataFrame, gpu: str) -> dict[str, Any] | None:
     """The best bus bandwidth between GPUs as a share of their link's, where that is listed."""
-    peak, rows = peak_of(gpu), select(cells, backend="nccl")
+    peak, rows = peak_of(gpu), select(cells, backend="nccl").dropna(subset="bus_bandwidth")
     if peak is None or peak.link is None or not len(rows):
         return None
     best = rows.sort_values("bus_bandwidth").iloc[-1]

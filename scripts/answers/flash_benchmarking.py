@@ -12,7 +12,7 @@ from scripts.answers.helpers.flash_ablation import ablation_table
 from scripts.answers.helpers.flash_model import model_answers
 from scripts.data import ratio, reason, select, statistic
 from scripts.implementations import NAMES, PASSES, availability, median_time
-from scripts.markup import Table, Tile, Typst, milliseconds, significant, times
+from scripts.markup import Table, Tile, Typst, fixed_point, milliseconds, significant, times
 
 COURSE_RECORD_MS = 5.364
 """Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
@@ -30,7 +30,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     return {
         **found,
         "grids": {precision: grid_table(select(alone, precision=precision)) for precision in ("bf16", "fp32")},
-        "rep": int(alone["rep"].min()),
+        "rep": min(table["rep"]),
         "longest": longest(alone),
         "long": LONG,
         "host_bound": HOST_BOUND,
@@ -42,6 +42,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "ablations": {
             precision: ablation_table(select(ablations, precision=precision)) for precision in ("bf16", "fp32")
         },
+        "ablation_heads": max(ablations["heads"], default=None),
         **rivalry(alone),
         **short_answers(alone),
         **model_answers(tables["end_to_end"]),
@@ -111,7 +112,7 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
             body.append(
                 [
                     *line,
-                    *(f"{value:.2f}" for value in values),
+                    *(fixed_point(value, 2) for value in values),
                     f"{rate / 1e9:.0f}",
                     f"{100 * share:.0f}" if share else "–",
                     f"{speed:.2f}×" if speed else "–",
@@ -209,7 +210,7 @@ def short_answers(rows: DataFrame) -> dict[str, Any]:
 
 def longest(rows: DataFrame) -> dict[str, Any]:
     """Memory at the longest sequence, ours and plain, and how ours grows over the last doubling."""
-    sequence = int(rows["sequence"].max())
+    sequence = max(rows["sequence"], default=0)
     cell = {"metric": "peak_memory", "d": 64, "precision": "bf16", "heads": 1}
     ours = statistic(rows, "mean", sequence=sequence, implementation="triton", **cell)
     half = statistic(rows, "mean", sequence=sequence // 2, implementation="triton", **cell)

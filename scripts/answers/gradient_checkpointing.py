@@ -156,13 +156,13 @@ def case(table: DataFrame) -> dict[str, Any]:
     }
 
 
-def rival(cases: list[dict[str, Any]]) -> dict[str, float] | None:
+def rival(cases: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Flash attention without checkpointing against plain attention at its best, where both were measured."""
     found = {case["attention"]: case for case in cases}
     plain, flash = found.get("plain"), found.get("flash")
-    if not plain or not flash or not plain["peak"] or not flash["without"]:
+    if not plain or not flash:
         return None
-    return {
+    compared = {
         "plain": plain["peak"],
         "flash": flash["without"],
         "flash_best": flash["peak"],
@@ -170,3 +170,4 @@ def rival(cases: list[dict[str, Any]]) -> dict[str, float] | None:
         "plain_step": plain["step"],
         "flash_step": flash["without_step"],
     }
+    return compared if all(compared.values()) else None

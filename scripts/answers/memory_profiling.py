@@ -7,13 +7,15 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.block_memory import block_answers
+from scripts.cells import cells as cells_of
 from scripts.closed_forms import held_by_training
 from scripts.data import PRECISIONS, ratio, reason, select, statistic
-from scripts.markup import Table, fixed
+from scripts.markup import Table, fixed, fixed_point
 from scripts.memory import FOLLOWED, LOOKS, compared_context, contexts, parts, peak_gib, profiled
 from scripts.units import GIB
 
@@ -47,11 +49,14 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         return found
     fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)
     cells = {mode: select(fp32, mode=mode, context=found["context"]) for mode in FOLLOWED}
-    peaks, replayed = (list(select(table, metric=f"peak_{name}")["mean"]) for name in ("allocated", "replayed"))
+    peaks = [
+        (row["mean"], statistic(rows, "mean", metric="peak_replayed"))
+        for row, rows in cells_of(table, MemoryProfile, "peak_allocated")
+    ]
     return {
         **found,
         "cells": len(peaks),
-        "exact": peaks == replayed,
+        "exact": all(allocated == replayed for allocated, replayed in peaks),
         **stage_answers(cells),
         **peak_answers(fp32, table, found["context"]),
         **precision_answers(fp32, bf16, found["context"]),
@@ -84,30 +89,38 @@ def stage_answers(cells: Mapping[str, DataFrame]) -> dict[str, Any]:
     rows = cells["train_step"]
     events = {row["stage"]: int(row["mean"]) for _, row in select(rows, metric="stage_events").iterrows()}
     ends = {stage: select(rows, metric="stage_end", stage=stage) for stage in events}
-    total = {stage: end["mean"].sum() / GIB for stage, end in ends.items()}
+    total = {stage: end["mean"].sum() / GIB for stage, end in ends.items() if len(end)}
     held = {
-        category: {stage: (statistic(end, "mean", category=category) or 0) / GIB for stage, end in ends.items()}
+        category: {stage: (statistic(ends[stage], "mean", category=category) or 0) / GIB for stage in total}
         for category in (of.ACTIVATIONS, of.GRADIENTS)
     }
+    saved, left, gradients = (
+        held[category].get(stage)
+        for category, stage in ((of.ACTIVATIONS, of.LOSS), (of.ACTIVATIONS, of.BACKWARD), (of.GRADIENTS, of.BACKWARD))
+    )
     body = [
         [
             stage,
             str(count),
-            f"{(statistic(rows, 'mean', metric='stage_peak', stage=stage) or 0) / GIB:.2f}",
-            f"{total[stage]:.2f}",
-            f"{held[of.ACTIVATIONS][stage]:.2f}",
-            f"{held[of.GRADIENTS][stage]:.2f}",
+            *(
+                fixed_point(size, 2)
+                for size in (
+                    ratio(statistic(rows, "mean", metric="stage_peak", stage=stage), GIB),
+                    *(sizes.get(stage) for sizes in (total, held[of.ACTIVATIONS], held[of.GRADIENTS])),
+                )
+            ),
         ]
         for stage, count in events.items()
     ]
     header = ["stage", "allocations and frees", "highest / GiB", "in all", of.ACTIVATIONS, of.GRADIENTS]
     return {
         "stages": Table(header, body, groups=[("", 3), ("at the stage's end / GiB", 3)]),
-        "saved": held[of.ACTIVATIONS][of.LOSS],
-        "left": held[of.ACTIVATIONS][of.BACKWARD],
-        "gradients": held[of.GRADIENTS][of.BACKWARD],
-        "backward_grows": total[of.BACKWARD] > total[of.LOSS],
-        "optimizer_events": events[of.OPTIMIZER],
+        "seen": saved is not None and gradients is not None,
+        "saved": saved,
+        "left": left,
+        "gradients": gradients,
+        "backward_grows": total.get(of.BACKWARD, 0) > total.get(of.LOSS, 0),
+        "optimizer_events": events.get(of.OPTIMIZER),
         "peak_stages": {mode: peak_stage(cell) for mode, cell in cells.items()},
     }
 
@@ -204,6 +217,8 @@ def residual_found(cell: DataFrame) -> dict[str, Any] | None:
 def largest_answers(cell: DataFrame) -> dict[str, Any]:
     """(e) The largest allocations of the forward pass, the first one in words, and how much of them is kept."""
     rows = select(cell, metric="allocation")
+    if not len(rows):
+        return {"largest": None}
     layers = parse_size(cell["size"].iloc[0]).num_layers
     body = []
     for _, row in rows.iterrows():

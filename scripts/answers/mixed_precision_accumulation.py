@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame
 
 from scripts.data import select, statistic
-from scripts.markup import Table
+from scripts.markup import Table, fixed_point
 
 WAYS = [
     ("fp32 + fp32", {"accumulator": "fp32", "addend": "fp32", "cast": False}),
@@ -32,8 +32,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         last = statistic(rows, "mean", metric="last_step")
         values |= {key: total, f"{key}_error": error, f"{key}_last": last}
         if total is not None and error is not None:
-            body.append(
-                [title, f"{addend:.9f}", f"{total:.6f}", f"{100 * error:.4f}", "–" if last is None else f"{last:.7f}"]
-            )
+            numbers = [(addend, 9), (total, 6), (100 * error, 4), (last, 7)]
+            body.append([title, *(fixed_point(number, decimals) for number, decimals in numbers)])
     header = ["accumulator + addend", "0.01 rounded to", "sum", "relative error / %", "last addition adds"]
     return {**values, "sums": Table(header, body), "additions": int(table["additions"].max()) if len(table) else None}

@@ -34,9 +34,10 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["kernel_profile"]
     plain = select(table, compiled=False, attention="plain")
-    if not len(select(plain, metric="kernel")):
+    profiled = kernels(plain)
+    if not len(profiled):
         return {"context": None}
-    context = reference_context(plain)
+    context = reference_context(profiled)
     here = select(plain, context=context)
     focus = focus_size(here)
     launched = "kernel" if measured_gpu({"": table}) else "operator"
@@ -44,7 +45,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "context": context,
         "steps": int(here["steps"].iloc[0]),
         "warmup": int(here["warmup"].iloc[0]),
-        "unattributed": float(select(table, metric="unattributed")["mean"].max()),
+        "unattributed": max(select(table, metric="unattributed", status="ok")["mean"], default=None),
         "focus": label_of(here, focus),
         **forward_answers(here, tables["end_to_end"], on_gpu=bool(measured_gpu({"": table}))),
         **top_answers(here, launched),
@@ -60,12 +61,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def focus_size(here: DataFrame) -> str:
     """The size that is looked at closely: the largest of which a training step was profiled in every precision."""
+    here = kernels(here)
     sizes = size_order(here)
     precisions = here["precision"].nunique()
     complete = [
-        size
-        for size in sizes
-        if select(here, size=size, mode="train_step", metric="kernel")["precision"].nunique() == precisions
+        size for size in sizes if select(here, size=size, mode="train_step")["precision"].nunique() == precisions
     ]
     return (complete or sizes)[-1]
 
@@ -91,7 +91,7 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
             if host and (paced_by_device or not on_gpu):
                 gaps[name_of(label, precision)] = abs(unprofiled - host) / host
             names.append((label, precision, "device" if paced_by_device else "host"))
-            traced = [busy, idle, busy + idle] if idle is not None else [busy]
+            traced = [busy, idle, None if idle is None else busy + idle] if on_gpu else [busy]
             lines.append([*traced, profiled, unprofiled, host])
     columns = [fixed(column) for column in zip(*lines, strict=True)]
     body = [
@@ -158,7 +158,7 @@ def share_answers(here: DataFrame, focus: str) -> dict[str, Any]:
     for precision in PRECISIONS:
         inference, step = found[precision, "inference"], found[precision, "train_step"]
         both = [size for size in inference if size in step]
-        if not both:
+        if focus not in both:
             continue
         before, after = (columns[precision, mode] for mode in MODES_PROFILED)
         most = max(CATEGORIES, key=lambda name: after[name] - before[name])
@@ -209,8 +209,10 @@ def profiler_cost(table: DataFrame) -> dict[str, Any]:
     """How much longer steps take under the profiler."""
     cells = ["label", "context", "precision", "compiled", "attention", "mode"]
     rows = table[table["metric"].isin(["step", "step_profiled"]) & (table["status"] == "ok")]
-    means = rows.pivot_table(index=cells, columns="metric", values="mean").dropna()
-    cost = (means["step_profiled"] / means["step"]).sort_values()
+    means = rows.pivot_table(index=cells, columns="metric", values="mean").reindex(columns=["step", "step_profiled"])
+    cost = (means["step_profiled"] / means["step"]).dropna().sort_values()
+    if not len(cost):
+        return {"cost_cells": 0}
     label, context, precision, *_, mode = cost.index[-1]
     return {
         "cost_median": times(cost.median()),
@@ -243,5 +245,4 @@ def all_cells_table(plain: DataFrame) -> Table:
 
 def cell_state(rows: DataFrame) -> str:
     """Why a cell has no kernels, in a word or two."""
-    text = reason(rows)
-    return "OOM" if "memory" in text else "n/m"
+    return "OOM" if "memory" in reason(rows) else "n/m"

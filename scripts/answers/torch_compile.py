@@ -4,11 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import pandas
 from pandas import DataFrame, Series
 
 from scripts.data import one, ratio, reason, select, size_order, statistic
-from scripts.markup import Table, Tile, Typst, escape, times
+from scripts.markup import Table, Tile, Typst, escape, fixed_point, measured, times
 from scripts.steps import PASSES, steady, step_table
 
 
@@ -74,18 +73,21 @@ def model_answers(table: DataFrame) -> dict[str, Any]:
                 body.append([*line, *[why] * (3 * len(PASSES) + 2)])
                 continue
             both.append((", ".join(line), eager, compiled))
-            gains += [(eager[title] / compiled[title], f"{line[0]}, {precision}, {title}") for title in PASSES]
             cost = compile_seconds(compiled)
             pays = steps_to_pay(cost, eager["step"], compiled["step"])
-            costs.append((cost, ", ".join(line), pays))
+            if cost is not None:
+                costs.append((cost, ", ".join(line), pays))
             for title in PASSES:
-                line += [f"{step[title]:.1f}" for step in (eager, compiled)]
-                line.append(f"{eager[title] / compiled[title]:.2f}×")
-            body.append([*line, f"{cost:.0f}", "never" if pays is None else str(pays)])
+                gain = ratio(eager[title], compiled[title])
+                if gain is not None:
+                    gains.append((gain, f"{line[0]}, {precision}, {title}"))
+                line += [*(fixed_point(step[title]) for step in (eager, compiled)), fixed_point(gain, 2, "×")]
+            line += [fixed_point(cost, 0), "–" if cost is None else "never" if pays is None else str(pays)]
+            body.append(line)
     header = ["size", "precision", *["eager", "compiled", "ratio"] * len(PASSES), "cost / s", "pays after"]
     groups = [("", 2), *((f"{title} / ms", 3) for title in PASSES), ("compiling", 2)]
     paying = [(pays, name) for _, name, pays in costs if pays is not None]
-    fewer = [eager["launches"] / compiled["launches"] for _, eager, compiled in both if compiled["launches"] > 0]
+    fewer = [few for _, eager, compiled in both if (few := ratio(eager["launches"], compiled["launches"]))]
     return {
         "context": context,
         "steps": int(steps["steps"].max()) if len(steps) else None,
@@ -100,21 +102,22 @@ def model_answers(table: DataFrame) -> dict[str, Any]:
         "host_bound": [
             {"cell": name, "eager": eager["busy"], "compiled": compiled["busy"]}
             for name, eager, compiled in both
-            if eager["host_bound"]
+            if eager["host_bound"] and compiled["busy"] > 0
         ],
         "pace_known": any(eager["busy"] > 0 for _, eager, _ in both),
         "fewer_launches": (min(fewer), max(fewer)) if fewer else None,
     }
 
 
-def compile_seconds(step: Series) -> float:
+def compile_seconds(step: Series) -> float | None:
     """What compiling costs: the warm-up beyond the time that as many settled steps take, seconds."""
-    return max(0.0, step["warmup_seconds"] - step["warmup"] * step["step"] / 1e3)
+    warmup = step["warmup_seconds"]
+    return max(0.0, warmup - step["warmup"] * step["step"] / 1e3) if measured(warmup) else None
 
 
-def steps_to_pay(cost: float, eager: float, compiled: float) -> int | None:
+def steps_to_pay(cost: float | None, eager: float, compiled: float) -> int | None:
     """After how many steps, of so many ms each, compiling has saved the seconds that it costs; None: never."""
-    return math.ceil(1e3 * cost / (eager - compiled)) if compiled < eager else None
+    return math.ceil(1e3 * cost / (eager - compiled)) if cost is not None and compiled < eager else None
 
 
 def together(steps: DataFrame) -> dict[str, Any] | None:
@@ -139,8 +142,8 @@ def together(steps: DataFrame) -> dict[str, Any] | None:
         [
             title,
             f"{row['step']:.1f}",
-            "–" if pandas.isna(row["busy"]) else f"{100 * row['busy']:.0f}",
-            "–" if pandas.isna(row["peak_memory"]) else f"{row['peak_memory'] / 1024:.1f}",
+            fixed_point(100 * row["busy"], 0),
+            fixed_point(row["peak_memory"] / 1024),
             f"{first['step'] / row['step']:.2f}×",
         ]
         for title, row in found.items()

@@ -77,7 +77,7 @@ def draw_step(axes: Axes, cell: DataFrame, shown: list[str], margin: float) -> N
 
 def stage_levels(rows: DataFrame, shown: list[str]) -> Levels:
     """A stage's kept points, GiB, [category, point]; a stage of one point gets a second one like it."""
-    levels = numpy.zeros((len(shown), max(2, int(rows["n"].max()))))
+    levels = numpy.zeros((len(shown), max([2, *rows["n"]])))
     for _, row in rows.iterrows():
         samples = parse_samples(row["samples"]) if row["samples"] else [row["mean"]]
         levels[shown.index(shown_category(row["category"]))] += numpy.array(samples) * MIB / GIB

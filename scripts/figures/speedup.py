@@ -4,7 +4,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.data import load_at_one_setting, one, reference_context, select, size_order
+from scripts.data import load_at_one_setting, one, ratio, reference_context, select, size_order
 from scripts.steps import PASSES, most_complete, steady, step_table
 from scripts.style import grouped_bars, save, save_note, subplots
 
@@ -17,8 +17,7 @@ def speedups(
     for size in sizes:
         slow, fast = one(steps, size=size, **baseline), one(steps, size=size, **contender)
         for title, gains in found.items():
-            gain = None if slow is None or fast is None else slow[title] / fast[title]
-            gains.append(gain if gain and gain > 0 else None)  # a phase that was not measured is NaN
+            gains.append(None if slow is None or fast is None else ratio(slow[title], fast[title]))
     return found
 
 

@@ -18,10 +18,10 @@ CONTRIBUTORS = 5
 def block_answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the block's part; `measured` says whether there are any."""
     table = tables["block_memory"]
-    saved = select(table, metric="saved")
-    if not len(saved):
+    measured = select(table, metric="saved_activations")
+    if not len(measured):
         return {"measured": False}
-    table = select(table, size=size_order(saved)[-1])
+    table = select(table, size=size_order(measured)[-1])
     cells = [row for _, row in in_order(select(table, metric="saved_activations")).iterrows()]
     context = max(int(row["context"]) for row in cells)
     longest = [row for row in cells if row["context"] == context]
@@ -54,7 +54,7 @@ def in_order(cells: DataFrame) -> DataFrame:
 def contributors(table: DataFrame, cells: list[Series]) -> Table:
     """The largest contributors of each cell, one row each: what they are, then MiB and share in every cell."""
     found: dict[tuple[str, ...], dict[int, tuple[float, str]]] = {}
-    largest = set()
+    largest: dict[tuple[str, ...], None] = {}  # a set would have another order in each process
     for number, cell in enumerate(cells):
         rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
         for rank, (_, row) in enumerate(rows.iterrows()):
@@ -67,7 +67,7 @@ def contributors(table: DataFrame, cells: list[Series]) -> Table:
             )
             found.setdefault(key, {})[number] = (row["mean"], str(percent(row["mean"] / cell["mean"])))
             if rank < CONTRIBUTORS:
-                largest.add(key)
+                largest[key] = None
     body = []
     for key in sorted(largest, key=lambda key: -max(mib for mib, _ in found[key].values())):
         line = list(key)
@@ -160,9 +160,10 @@ def gradients(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
     """The gradients of the last cell: measured, expected, and whether every cell's are as expected."""
     last = cells[-1]
 
-    def measured(cell: Series) -> float:
+    def measured(cell: Series) -> float | None:
         rows = rows_of(table, cell)
-        return sum(statistic(rows, "mean", metric=name) or 0 for name in ("parameter_gradients", "input_gradient"))
+        weights, given = (statistic(rows, "mean", metric=name) for name in ("parameter_gradients", "input_gradient"))
+        return None if weights is None or given is None else weights + given
 
     def expected(cell: Series) -> float:
         block = block_of(cell)
@@ -173,5 +174,5 @@ def gradients(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
         "expected": expected(last),
         "weights": block_of(last).parameter_gradients / MIB,
         "input": block_of(last).residual / MIB,
-        "exact": all(abs(measured(cell) - expected(cell)) < BYTE for cell in cells),
+        "exact": all((sum_ := measured(cell)) is not None and abs(sum_ - expected(cell)) < BYTE for cell in cells),
     }

@@ -59,7 +59,8 @@ def attention_answers(here: DataFrame) -> dict[str, Any]:
 
 def removal_answers(table: DataFrame) -> dict[str, Any]:
     """The time of each category with a compiled model and with FlashAttention, beside the eager model's."""
-    varied = table[(table["compiled"] | (table["attention"] != "plain")) & (table["metric"] == "kernel")]
+    launched = kernels(table)
+    varied = launched[launched["compiled"] | (launched["attention"] != "plain")]
     if not len(varied):
         return {"removal": None}
     size, precision = varied[["size", "precision"]].iloc[0]
@@ -82,6 +83,8 @@ def removal_answers(table: DataFrame) -> dict[str, Any]:
                     change(name, where, found["eager"], spent) for name, spent in found.items() if name != "eager"
                 ]
                 removed += changes
+    if not columns:
+        return {"removal": None}
     names = [name for name in columns[0] if any(column[name] for column in columns)]
     body = [[name, *(shown(column[name], name) for column in columns)] for name in names]
     largest = {
@@ -107,14 +110,13 @@ def shown(value: float, name: str) -> str:
 def spending(rows: DataFrame) -> dict[str, float]:
     """Milliseconds per step of each category in a cell, of all kernels and of the step without the profiler.
 
-    Also the number of launches; empty where the cell was not profiled.
+    Also the number of launches; empty where the cell was not profiled, or one of its stages has no time.
     """
     launched = kernels(rows)
-    if not len(launched):
+    step = total(rows, "stage", list(launched["stage"].unique()))
+    if not step:
         return {}
     by_category = launched.groupby("category")["ms"].sum()
-    step = total(rows, "stage", list(select(rows, metric="stage")["stage"]))
-    assert step is not None, "every stage has its time"
     return {name: float(by_category.get(name, 0.0)) for name in CATEGORIES} | {
         KERNELS: float(launched["ms"].sum()),
         STEP: step,

@@ -47,9 +47,9 @@ def top_answers(here: DataFrame, launched: str) -> dict[str, Any]:
 
 def top(rows: DataFrame) -> dict[str, Any] | None:
     """The kernel with the most time in a pass: its launches, and as text calls, share and the pass's products."""
-    if not len(rows):
+    named = rows[~rows["kernel"].str.startswith(TOGETHER)] if len(rows) else rows
+    if not len(named):
         return None
-    named = rows[~rows["kernel"].str.startswith(TOGETHER)]
     kernel = str(named.groupby("kernel")["ms"].sum().idxmax())
     launched = select(rows, kernel=kernel)
     share = percent(ratio(launched["ms"].sum(), rows["ms"].sum()))

@@ -19,10 +19,13 @@ NOTICEABLE = 0.05
 def warmup_answers(table: DataFrame) -> dict[str, Any]:
     """Steps by number of warm-up steps, each number in a process of its own."""
     cold = select(step_table(table), cold_start=True, compiled=False, attention="plain")
+    cold = cold[cold["first_step"].notna()]
     if cold["warmup"].nunique() < 2 or 0 not in set(cold["warmup"]):
         return {"warmup_table": None, "most_inflated": None}
     first = cold.iloc[0]
     cold = select(cold, **{name: first[name] for name in ("mode", "context", "precision")})
+    if 0 not in set(cold["warmup"]):
+        return {"warmup_table": None, "most_inflated": None}
     cold = cold.assign(extra=cold["first_step"] - cold["step"])
     warmups, sizes = sorted(cold["warmup"].unique()), size_order(cold)
     by_size = cold.set_index(["size", "warmup"]).reindex(
@@ -63,6 +66,7 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
             }
             for _, step in late.iterrows()
         ],
+        "settled": len(settled),
         "noticeable": NOTICEABLE,
         "after_one_worst": (settled["extra"] / settled["step"]).max(),
         "between_processes": between_processes(cold),

@@ -1,0 +1,105 @@
+"""The recorded report as text: its Typst source, its self-checks and the data behind its figures, as approved.
+
+Launch: python -m tests.golden, which approves the present ones. What changed is in `git diff tests/golden`.
+"""
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.container import BarContainer, Container
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import read_jobs
+from cs336_systems.plan import make_plan
+from scripts.contents import read_contents
+from scripts.coverage import cover
+from scripts.data import frame
+from scripts.draw import draw
+from scripts.self_checks import all_checks
+from scripts.writeup import render
+from tests.samples import ROOT, config
+
+FOLDER = Path(__file__).parent
+MACHINE = "nvidia-h200"
+SHOWN = 24
+"""Of a series with more numbers only these many are kept, evenly chosen."""
+
+
+def texts() -> dict[str, str]:
+    """The golden files by name, made of the recorded rows."""
+    plan = make_plan(config(recorded=MACHINE), ROOT / "recorded")
+    tables = {
+        name: frame(name, read_jobs(kind, sorted((ROOT / plan.raw / name).glob("*.csv")), MACHINE))
+        for name, kind in EXPERIMENTS.items()
+    }
+    checks = DataFrame(map(asdict, all_checks(tables)))
+    # The digests of the recorded rows, as if no code had changed since.
+    digests = {name: table["source_digest"].iloc[0] if len(table) else "" for name, table in tables.items()}
+    with contextlib.chdir(ROOT):
+        report = render(read_contents(), plan, tables, cover(plan, tables), checks, digests)
+        figures = "\n".join(figure_lines(tables, str(plan.traces / "training_step.json.gz")))
+    return {"report.typ": report, "checks.csv": checks.to_csv(index=False), "figures.txt": f"{figures}\n"}
+
+
+def figure_lines(tables: Mapping[str, DataFrame], trace: str) -> Iterator[str]:
+    """What each figure draws: per panel its title and axes, per line, bar or area its name and numbers."""
+    drawn: list[Figure] = []
+    kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
+    loaded = mock.patch("scripts.data.load", lambda experiment, path: tables[experiment])
+    with kept, loaded:
+        for name, figure in read_contents().figures.items():
+            draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(tables, ""), trace))
+            yield f"== {name}"
+            finished = drawn.pop()
+            for axes in finished.axes:
+                yield from axes_lines(axes)
+            yield from (f"legend: {text.get_text()!r}" for legend in finished.legends for text in legend.get_texts())
+
+
+def axes_lines(axes: Axes) -> Iterator[str]:
+    """One panel."""
+    scales = [f"{axis.get_label_text()!r} ({axis.get_scale()})" for axis in (axes.xaxis, axes.yaxis)]
+    yield f"-- {axes.get_title()!r}: {' by '.join(scales)}"
+    if any(ticks := [tick.get_text() for tick in axes.get_xticklabels()]):
+        yield f"ticks: {' '.join(ticks)}"
+    for line in axes.lines:
+        yield f"line{name(line)}: {columns([line.get_xdata(), line.get_ydata()])}"
+    for container in axes.containers:
+        if isinstance(container, BarContainer):
+            sides = [(bar.get_x(), bar.get_width(), bar.get_y(), bar.get_height()) for bar in container]
+            yield f"bars{name(container)}: {columns(zip(*sides, strict=True))}"
+    for collection in axes.collections:
+        points = numpy.asarray(collection.get_offsets())
+        if len(points) < 2:
+            points = numpy.concatenate([numpy.empty((0, 2)), *(path.vertices for path in collection.get_paths())])
+        yield f"shape{name(collection)}: {columns(points.T)}"
+    yield from (f"text: {text.get_text()!r}" for text in axes.texts)
+
+
+def name(artist: Artist | Container) -> str:
+    """What the legend calls it; matplotlib numbers what has no name."""
+    label = str(artist.get_label() or "")
+    return "" if label.startswith("_") else f" {label}"
+
+
+def columns(values: Iterable[Any]) -> str:
+    """Columns of numbers, to four digits; of long ones the count, the mean and some numbers."""
+    return " | ".join(numbers(numpy.ma.filled(numpy.ma.asarray(column, dtype=float), numpy.nan)) for column in values)
+
+
+def numbers(column: NDArray[numpy.float64]) -> str:
+    """One of them."""
+    if len(column) <= SHOWN:
+        return " ".join(f"{value:.4g}" for value in column)
+    chosen = column[numpy.linspace(0, len(column) - 1, SHOWN).astype(int)]
+    return f"{len(column)}, mean {numpy.nanmean(column):.4g}, {numbers(chosen)}"

@@ -1,0 +1,198 @@
+"""Small tables whose right answers were worked out by hand, and the sentences that must come of them."""
+
+import re
+
+import pytest
+
+from cs336_systems.experiments.checkpointing import Checkpointing
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.measurement import summarize
+from cs336_systems.measure.record import make_row
+from scripts.answers import (
+    benchmarking_mixed_precision,
+    benchmarking_script,
+    gradient_checkpointing,
+    memory_profiling,
+    torch_compile,
+)
+from scripts.answers.helpers import variability
+from scripts.data import frame
+from scripts.markup import Typst
+from scripts.steps import step_table
+from scripts.writeup import environment
+from tests.samples import H200, ROOT, planned_cells, provenance, rows_of
+
+GPU, CPU = provenance(**H200), provenance()
+
+
+def table(experiment, origin, cells):
+    """A table of cells and their metrics: in the metric's unit, one sample or a list."""
+    rows = []
+    for cell, metrics in cells.items():
+        for metric, samples in metrics.items():
+            found = summarize(metric, type(cell).metrics[metric], samples if isinstance(samples, list) else [samples])
+            rows.append(make_row(cell, found, origin))
+    return frame(experiment, rows)
+
+
+def prose(section, answers, origin):
+    """A section as plain text: without Typst's escapes, and with single spaces."""
+    text = (
+        environment(ROOT / "report")
+        .get_template(f"sections/{section}.typ.j2")
+        .render(
+            a=answers,
+            summary={"machine": "M", "gpu": origin.gpu, "peak": None, "traced": "T"},
+            figure=lambda name: Typst(""),
+            reproduce=lambda *arguments: Typst(""),
+        )
+    )
+    return re.sub(r"\s+", " ", re.sub(r'#"(.*?)";', r"\1", text))
+
+
+def step(forward, backward, optimizer, **others):
+    """The metrics of a training step whose ten steps took equally long, ms."""
+    phases = {"forward": forward, "backward": backward, "optimizer": optimizer}
+    whole = {"step": sum(phases.values()), **phases}
+    return {name: [value] * 10 for name, value in whole.items()} | others
+
+
+def end_to_end(origin, cells):
+    """Tables of the sections on training steps."""
+    empty = {name: frame(name, []) for name in ("attention", "autocast_dtypes")}
+    return {"end_to_end": table("end_to_end", origin, cells), **empty}
+
+
+def test_what_compiling_gains_costs_and_when_it_pays():
+    # nano: 2 + 4 + 4 = 10 ms eager, 4 + 6 + 2 = 12 ms compiled: ratios 0.5, 0.6, 0.83.
+    # micro: 8 + 8 + 4 = 20 ms eager, 2 + 4 + 4 = 10 ms compiled: ratios 4, 2.67, 2. Its warm-up of 5 steps takes
+    # 4.05 s, of which 5 x 10 ms are steps: 4 s of compiling, saved at 10 ms a step after 400 steps.
+    cells = {
+        EndToEnd(size="nano"): step(2.0, 4.0, 4.0),
+        EndToEnd(size="nano", compiled=True): step(4.0, 6.0, 2.0, warmup=1.06),
+        EndToEnd(size="micro"): step(8.0, 8.0, 4.0),
+        EndToEnd(size="micro", compiled=True): step(2.0, 4.0, 4.0, warmup=4.05),
+    }
+    text = prose("torch_compile", torch_compile.answers(end_to_end(CPU, cells)), CPU)
+    assert "The gain is largest for micro, fp32, forward (4.00×) and smallest for nano, fp32, forward (0.50×)." in text
+    assert "It is slower in 3 cases (nano, fp32, forward among them)." in text
+    assert "Compiling costs up to 4.00 s (micro, fp32)." in text
+    assert "It has paid after 400 training steps (micro, fp32)." in text
+    assert "It never pays for nano, fp32, whose compiled step is no faster." in text
+    assert "host-bound" not in text
+
+
+def test_eager_steps_that_the_device_paces():
+    cells = {
+        EndToEnd(size="nano"): step(2.0, 4.0, 4.0, device_busy=9.5, launches=300.0),
+        EndToEnd(size="nano", compiled=True): step(1.0, 2.0, 4.0, device_busy=6.9, launches=100.0, warmup=0.035),
+    }
+    text = prose("torch_compile", torch_compile.answers(end_to_end(GPU, cells)), GPU)
+    assert "No eager step among them is host-bound." in text
+    assert "The eager step launches 3.00× as many kernels and copies." in text
+    assert "It has paid after 0 training steps (nano, fp32)." in text
+
+
+def test_bf16_that_is_slower_where_the_host_sets_the_pace():
+    # nano: forward and backward 6 ms in fp32, 8 ms in bf16: 0.75, the device works 2 of 12 ms in bf16.
+    # micro: 16 against 4: 4.00, and its bf16 step, 8 ms, is shorter than nano's.
+    cells = {
+        EndToEnd(size="nano"): step(2.0, 4.0, 4.0, device_busy=9.9, launches=300.0),
+        EndToEnd(size="nano", precision="bf16"): step(4.0, 4.0, 4.0, device_busy=2.0, launches=500.0),
+        EndToEnd(size="micro"): step(8.0, 8.0, 4.0, device_busy=19.9, launches=300.0),
+        EndToEnd(size="micro", precision="bf16"): step(2.0, 2.0, 4.0, device_busy=7.9, launches=400.0),
+    }
+    text = prose("benchmarking_mixed_precision", benchmarking_mixed_precision.answers(end_to_end(GPU, cells)), GPU)
+    assert "gain 0.75× at nano and 4.00× at micro, at most 4.00× (micro): the gain grows with the model." in text
+    assert "In bf16 1 of 2 cells are host-bound, in fp32 0 of the same cells." in text
+    assert "forward and backward are in 1 of 2 cells (nano at context 512: 0.75×), all of them host-bound" in text
+    assert "as in 1 pair of the table: most of all at context 512, where micro takes 8.00 ms" in text
+
+
+def test_a_gain_that_does_not_grow_and_an_unknown_pace():
+    cells = {
+        EndToEnd(size="nano"): step(2.0, 2.0, 4.0),
+        EndToEnd(size="nano", precision="bf16"): step(1.0, 1.0, 4.0),
+        EndToEnd(size="micro"): step(9.0, 9.0, 4.0),
+        EndToEnd(size="micro", precision="bf16"): step(5.0, 5.0, 4.0),
+    }
+    text = prose("benchmarking_mixed_precision", benchmarking_mixed_precision.answers(end_to_end(GPU, cells)), GPU)
+    assert "at most 2.00× (nano): it does not grow steadily with the model." in text
+    assert "For how long the device worked was not measured here" in text
+
+
+QUIET, OUTLIER, WIDE = [10.0, 10.2] * 5, [10.0] * 9 + [14.0], [8.0, 10.0, 11.8, 10.0, 9.0] * 2
+
+
+@pytest.mark.parametrize(
+    ("samples", "verdict", "sentence"),
+    [
+        ([QUIET, QUIET], "small", ""),
+        (
+            [QUIET, OUTLIER],
+            "outliers",
+            "in 1 of 2 cells, and in none of them without the steps that take more than 1.20×",
+        ),
+        ([QUIET, QUIET, WIDE], "mostly", "It is small in most cells, not in all: "),
+        ([WIDE, WIDE, QUIET], "large", "It is not small: "),
+    ],
+)
+def test_how_far_steps_scatter(samples, verdict, sentence):
+    # The spread of QUIET is 1 % of its mean; of OUTLIER 12 %, and nothing without the last step, which takes 1.4
+    # medians; of WIDE 14 %, with no step above 1.18 medians.
+    sizes = ["nano", "micro", "mini"]
+    cells = {EndToEnd(size=size, mode="inference"): {"step": own} for size, own in zip(sizes, samples, strict=False)}
+    tables = end_to_end(CPU, cells)
+    assert variability.spread(step_table(tables["end_to_end"]))["verdict"] == verdict
+    assert sentence in prose("benchmarking_script", benchmarking_script.answers(tables), CPU)
+
+
+def checkpointed(peak, milliseconds):
+    """The metrics of a step of 20 equal samples."""
+    return {"peak_memory": peak, "step": [milliseconds] * Checkpointing().steps}
+
+
+def test_the_best_segment_has_neighbours():
+    # The lowest of 3, 2 and 4 GiB is that of segments of two blocks; without checkpointing 8 GiB, 4 times as much.
+    # Steps of 12, 13 and 15 ms against 10.
+    measured = {0: (8192.0, 10.0), 1: (3072.0, 15.0), 2: (2048.0, 13.0), 4: (4096.0, 12.0)}
+    cells = {Checkpointing(size="micro", segment=k): checkpointed(*numbers) for k, numbers in measured.items()}
+    answers = gradient_checkpointing.answers({"checkpointing": table("checkpointing", GPU, cells)})
+    text = prose("gradient_checkpointing", answers, GPU)
+    assert ", with segments of 2. The next shorter segment measured, 1, peaks at " in text
+    assert re.search(r"the next longer, 4, peaks at \S+ \w+, 2\.00× as much\.", text)
+    assert re.search(r"Without checkpointing the step peaks at \S+ \w+, 4\.00× the lowest peak\.", text)
+    assert "Recomputation makes a step 1.20× to 1.50× as long as without checkpointing." in text
+
+
+@pytest.fixture(scope="module")
+def followed():
+    """Made-up memory of three kinds of step at each of the contexts at which all of them fit."""
+    cells = [cell for cell in planned_cells("memory_profile", "handout") if cell.context <= 512]
+    return frame("memory_profile", rows_of(cells, GPU))
+
+
+@pytest.mark.parametrize(
+    ("lower", "sentence"),
+    [
+        ([], "Autocast raises the peak in all 9 cells measured in both precisions."),
+        ([128, 256, 512], "Autocast lowers the peak in all 9 cells measured in both precisions."),
+        ([512], "raises the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512, "),
+        (
+            [128, 256],
+            "lowers the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512, ",
+        ),
+    ],
+)
+def test_where_autocast_raises_the_peak(followed, lower, sentence):
+    # Peaks of 2 GiB in fp32; in bf16 of 1 GiB at the contexts where it is to be lower, and 3 GiB elsewhere.
+    doctored = followed.copy()
+    peaks = doctored["metric"] == "peak_allocated"
+    bf16 = doctored["precision"] == "bf16"
+    doctored.loc[peaks, "mean"] = 2 * 2.0**30
+    doctored.loc[peaks & bf16, "mean"] = 3 * 2.0**30
+    doctored.loc[peaks & bf16 & doctored["context"].isin(lower), "mean"] = 2.0**30
+    answers = memory_profiling.answers({"memory_profile": doctored, "block_memory": frame("block_memory", [])})
+    text = prose("memory_profiling", answers, GPU)
+    assert sentence in text
+    assert "the replayed peak is not in every cell the one that the allocator counts itself" in text
