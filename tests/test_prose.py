@@ -177,7 +177,7 @@ def followed():
     [
         ([], "Autocast raises the peak in all 9 cells measured in both precisions."),
         ([128, 256, 512], "Autocast lowers the peak in all 9 cells measured in both precisions."),
-        ([512], "raises the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512, "),
+        ([512], "raises the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512"),
         (
             [128, 256],
             "lowers the peak in 6 of the 9 cells measured in both precisions; the exceptions: inference at 512, ",

@@ -54,7 +54,7 @@ def in_order(cells: DataFrame) -> DataFrame:
 def contributors(table: DataFrame, cells: list[Series]) -> Table:
     """The largest contributors of each cell, one row each: what they are, then MiB and share in every cell."""
     found: dict[tuple[str, ...], dict[int, tuple[float, str]]] = {}
-    largest: dict[tuple[str, ...], None] = {}  # a set would have another order in each process
+    largest: list[tuple[str, ...]] = []
     for number, cell in enumerate(cells):
         rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
         for rank, (_, row) in enumerate(rows.iterrows()):
@@ -67,12 +67,12 @@ def contributors(table: DataFrame, cells: list[Series]) -> Table:
             )
             found.setdefault(key, {})[number] = (row["mean"], str(percent(row["mean"] / cell["mean"])))
             if rank < CONTRIBUTORS:
-                largest[key] = None
+                largest.append(key)
     body = []
-    for key in sorted(largest, key=lambda key: -max(mib for mib, _ in found[key].values())):
-        line = list(key)
+    for shown in sorted(dict.fromkeys(largest), key=lambda shown: -max(mib for mib, _ in found[shown].values())):
+        line = list(shown)
         for number in range(len(cells)):
-            mib, share = found[key].get(number, (None, "–"))
+            mib, share = found[shown].get(number, (None, "–"))
             line += ["–" if mib is None else str(significant(mib)), share]
         body.append(line)
     groups = [("", 4), *((f"{cell['precision']}, {cell['attention']}", 2) for cell in cells)]
@@ -169,10 +169,11 @@ def gradients(table: DataFrame, cells: list[Series]) -> dict[str, Any]:
         block = block_of(cell)
         return (block.parameter_gradients + block.residual) / MIB
 
+    pairs = [(measured(cell), expected(cell)) for cell in cells]
     return {
-        "measured": measured(last),
-        "expected": expected(last),
+        "measured": pairs[-1][0],
+        "expected": pairs[-1][1],
         "weights": block_of(last).parameter_gradients / MIB,
         "input": block_of(last).residual / MIB,
-        "exact": all((sum_ := measured(cell)) is not None and abs(sum_ - expected(cell)) < BYTE for cell in cells),
+        "exact": all(found is not None and abs(found - wanted) < BYTE for found, wanted in pairs),
     }
