@@ -21,6 +21,7 @@ AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 JOB_KEY = "one_job_per"
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters of which a launch has one value each."""
+SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
@@ -142,6 +143,12 @@ class Plan:
         if needed > self.gpus:
             return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
         return ""
+
+
+def with_switches(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with `strict` as YAML would read it: Snakemake passes on `--config strict=true` as text."""
+    strict = config.get("strict")
+    return {**config, "strict": SWITCHES.get(strict, strict) if isinstance(strict, str) else strict}
 
 
 def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> Plan:

@@ -11,11 +11,12 @@ from pathlib import Path
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, measured_modules, plan_to_json
+from cs336_systems.plan import AUTO, make_plan, measured_modules, plan_to_json, with_switches
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import note_owner, remove_lock_of_dead_owner
 from snakemake.exceptions import WorkflowError
 
+config.update(with_switches(config))
 try:
     PLAN = make_plan(config)
 except ValueError as error:

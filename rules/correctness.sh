@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# No incorrect code is measured: run the numeric tests in tests/TEST.py on this machine's devices, once for each version
-# of the tests and of the code they import. FOLDER remembers what has passed.
+# Nothing is measured with incorrect instruments or incorrect code: run the numeric tests of the instruments, and those in
+# tests/TEST.py, on this machine's devices, once for each version of the tests, of the code they import, of PyTorch,
+# Triton and the driver, and for each GPU model. FOLDER remembers what has passed.
 #   rules/correctness.sh FOLDER [TEST ...]
 set -euo pipefail
 passed=$1
 shift
-for test in "$@"; do
+for test in test_instruments "$@"; do
     # Computed here, not by the rule: as a parameter of the job, it would make every edit of the tests measure again.
-    digest=$(python -c 'import sys; from cs336_systems.measure.source import source_digest as d; print(d(sys.argv[1]))' "tests.$test")
-    stamp="$passed/$test-$digest.txt"
+    stamp="$passed/$(python -m cs336_systems.measure.gate "$test").txt"
     if [ -e "$stamp" ]; then continue; fi
     mkdir -p "$passed"
     if ! python -m pytest -q -m numeric -p no:cacheprovider "tests/$test.py" >"$stamp.log" 2>&1; then

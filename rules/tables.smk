@@ -82,13 +82,14 @@ rule checks:
 rule verdict:
     """Where the report is and how its self-checks went; with `strict: true` a failed check fails the run."""
     input:
-        rules.checks.output,
+        checks=rules.checks.output[0],
+        # A failed run leaves the report that says why.
+        report=f"{RESULTS}/writeup.pdf",
     output:
         f"{RESULTS}/verdict.txt",
     log:
         f"{RESULTS}/logs/verdict.log",
     params:
-        report=f"{RESULTS}/writeup.pdf",
         source=source_digest("scripts.verdict"),
         strict=config["strict"],
     script:

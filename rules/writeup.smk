@@ -1,12 +1,20 @@
 """The report: templates filled with the tables' numbers and typeset.
 
-Needs the plan, tables, figures, coverage and self-checks; makes results/<machine>/writeup.typ and writeup.pdf.
+Needs the plan, tables, figures, coverage, self-checks and the verdict on them; makes results/<machine>/writeup.typ and
+writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
 TEMPLATES = [str(path) for path in sorted(Path("report").rglob("*.typ*"))]
 
 
 rule writeup:
+    """The report, and with `strict: true` nothing in it that failed."""
+    input:
+        f"{RESULTS}/writeup.pdf",
+        f"{RESULTS}/verdict.txt",
+
+
+rule typeset:
     """The report as a PDF."""
     input:
         FIGURES.values(),

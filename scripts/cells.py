@@ -1,11 +1,14 @@
-"""Cells of the experiments on the language model: one by one, and in words."""
+"""Cells of experiments: one by one, side by side, and in words."""
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.record import parameters
+from cs336_systems.sizes import size_name
 from scripts.data import MODES, select
 
 ATTENTIONS = {"plain": "", "flash": "our attention", "sdpa": "SDPA"}
@@ -31,3 +34,27 @@ def name_cell(row: Series) -> str:
         f"cold after {row['warmup']} warm-up steps" if row.get("cold_start") else "",
     ]
     return ", ".join(word for word in words if word)
+
+
+def side_by_side(table: DataFrame, kind: type[Experiment], column: str = "mean") -> DataFrame:
+    """One row per cell, its parameters the index, with a statistic of each metric that no details divide."""
+    whole = (table[list(kind.details)] == "").all(axis=1)
+    rows = table[whole & (table["status"] == "ok") & table[column].notna()]
+    return rows.pivot(index=parameters(kind), columns="metric", values=column)
+
+
+def in_words(kind: type[Experiment], values: Any) -> str:
+    """A cell of any experiment: its name, and each parameter whose value is not the default.
+
+    Args:
+        kind: the experiment.
+        values: the cell's parameters in column order, or, as pandas indexes by it, its only one.
+    """
+    words = [
+        f"{field.name} {size_name(value) if field.name == 'size' else value}"
+        for field, value in zip(
+            dataclasses.fields(kind), values if isinstance(values, tuple) else (values,), strict=True
+        )
+        if value != field.default
+    ]
+    return f"{kind.name} ({', '.join(words) or 'defaults'})"

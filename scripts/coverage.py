@@ -8,46 +8,47 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.measure.record import parameters
 from cs336_systems.plan import Plan, read_plan
+from scripts.completeness import cells_of, missing_metrics
 from scripts.data import load
 from scripts.log import log_to
 
 NOT_RUN = "not run"
-OUTCOMES = ["ok", "oom", "skipped", "failed", NOT_RUN]
+INCOMPLETE = "incomplete"
+"""Measured, but without a metric that others of its kind have."""
+OUTCOMES = ["ok", INCOMPLETE, "oom", "skipped", "failed", NOT_RUN]
+UNPLANNED = "unplanned"
+NO_GRID = "–"
+"""Stands for the grid of cells that no plan asks for."""
 
 
 def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
-    """One row per grid: experiment, grid, planned cells, and cells of each outcome."""
+    """One row per grid: experiment, grid, planned cells, and cells of each outcome; one for unplanned cells."""
     counts: dict[tuple[str, str], Counter[str]] = {}
     for experiment, jobs in plan.jobs.items():
         outcomes = cell_outcomes(experiment, tables[experiment])
         for job in jobs.values():
             counter = counts.setdefault((experiment, job.grid), Counter())
-            counter.update(outcomes.get(dataclasses.astuple(cell), NOT_RUN) for cell in job.cells)
+            counter.update(outcomes.pop(dataclasses.astuple(cell), NOT_RUN) for cell in job.cells)
+        if outcomes:
+            counts[experiment, NO_GRID] = Counter({UNPLANNED: len(outcomes)})
     return DataFrame(
-        {"experiment": experiment, "grid": grid, "planned": counter.total()}
-        | {outcome: counter[outcome] for outcome in OUTCOMES}
+        {"experiment": experiment, "grid": grid, "planned": counter.total() - counter[UNPLANNED]}
+        | {outcome: counter[outcome] for outcome in [*OUTCOMES, UNPLANNED]}
         for (experiment, grid), counter in counts.items()
     )
 
 
 def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], str]:
-    """Status of each cell of a table, by its parameters: that of the row for the whole cell, or ok."""
+    """Status of each cell of a table, by its parameters: that of the whole cell's row, or ok if it is complete."""
     outcomes: dict[tuple[Any, ...], str] = {}
     for cell, metric, status in zip(cells_of(experiment, table), table["metric"], table["status"], strict=True):
         if metric == WHOLE_CELL:
             outcomes[cell] = status
         else:
             outcomes.setdefault(cell, "ok")
-    return outcomes
-
-
-def cells_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
-    """The parameters of each row of a table."""
-    return list(table[parameters(EXPERIMENTS[experiment])].itertuples(index=False, name=None))
+    return outcomes | dict.fromkeys(missing_metrics(experiment, table), INCOMPLETE)
 
 
 def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -65,7 +66,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
         what = (lost[column] for column in ("metric", "status", "message"))
         for cell, metric, status, message in zip(cells_of(experiment, lost), *what, strict=True):
             # A cell that was measured once but is no longer planned has no grid.
-            key: tuple[str, ...] = (experiment, grids.get(cell, "–"), metric, status)
+            key: tuple[str, ...] = (experiment, grids.get(cell, NO_GRID), metric, status)
             counts[key] += 1
             first_reasons.setdefault(key, message)
         measured = set(cells_of(experiment, table))

@@ -12,7 +12,7 @@ from cs336_systems.measure.measurement import WALL
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.plan import Plan
 from cs336_systems.sizes import size_name
-from scripts.coverage import OUTCOMES, losses
+from scripts.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.data import at_one_setting, measured_gpu, measured_machine, select
 from scripts.markup import Table
 
@@ -128,7 +128,7 @@ def costs_table(tables: Mapping[str, DataFrame]) -> Table:
 
 def coverage_table(coverage: DataFrame) -> Table:
     """Planned cells and outcomes, one row per grid and a total."""
-    counts = ["planned", *OUTCOMES]
+    counts = ["planned", *OUTCOMES, UNPLANNED]
     body = [[row["experiment"], row["grid"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
     body.append(["all", "", *(str(int(coverage[name].sum())) for name in counts)])
     return Table(["experiment", "grid", *counts], body, text_columns=2)

@@ -29,8 +29,8 @@ if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
         judge(
-            checks=snakemake.input[0],
+            checks=snakemake.input.checks,
             output=snakemake.output[0],
-            report=snakemake.params.report,
+            report=snakemake.input.report,
             strict=snakemake.params.strict,
         )

@@ -89,7 +89,7 @@ def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
     assert {check.outcome for check in found} == {"passed", "not applicable"}
     why = [check.detail for check in found if check.outcome == "not applicable"]
     assert all("CPU" in reason or "GPU" in reason for reason in why), why
-    assert len(why) == 29
+    assert len(why) == 39
 
 
 def test_nothing_applies_to_empty_tables(sound):
@@ -262,11 +262,19 @@ def test_memory_may_be_just_the_state(table):
         assert end_to_end.memory_holds_the_state(table).outcome == outcome
 
 
-def test_a_noisy_step_explains_a_difference_of_phases(table):
+@pytest.mark.parametrize(
+    ("off", "slow", "outcome"), [(1.5, 1.0, "failed"), (1.5, 10.0, "passed"), (2.5, 10.0, "failed")]
+)
+def test_a_disturbed_step_explains_a_difference_of_phases_up_to_a_limit(table, off, slow, outcome):
+    table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= off
+    table.loc[where(table, **CELL, metric="step", mode="train_step"), "p80"] *= slow
+    assert end_to_end.phases_add_up(table).outcome == outcome
+
+
+def test_an_outlier_excuses_nothing(table):
     table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= 1.5
-    assert end_to_end.phases_add_up(table).outcome == "failed"
     table.loc[where(table, **CELL, metric="step", mode="train_step"), "std"] = 1e3
-    assert end_to_end.phases_add_up(table).outcome == "passed"
+    assert end_to_end.phases_add_up(table).outcome == "failed"
 
 
 def test_more_than_three_complaints_are_counted(table):
@@ -274,17 +282,6 @@ def test_more_than_three_complaints_are_counted(table):
     check = end_to_end.precision_is_what_it_says(table)
     number = (table["metric"] == "logits_dtype").sum()
     assert check.detail.endswith(f"(and {number - 3} more)")
-
-
-@pytest.mark.parametrize("name", [name for name, experiment in EXPERIMENTS.items() if experiment.timed])
-def test_a_copied_timing_is_found(sound, name):
-    assert all_experiments.no_two_cells_identical(sound).outcome == "passed"
-    table = sound[name].copy()
-    first, second, *_ = select(table, metric=EXPERIMENTS[name].timed, status="ok").index
-    table.loc[first, "mean"] = table.loc[second, "mean"]
-    check = all_experiments.no_two_cells_identical(sound | {name: table})
-    unit = EXPERIMENTS[name].metrics[EXPERIMENTS[name].timed]
-    assert (check.outcome, check.detail) == ("failed", f"{table.loc[second, 'mean']} {unit}")
 
 
 @pytest.mark.parametrize("other", ["NVIDIA A10", ""])
@@ -321,10 +318,12 @@ def test_coverage_counts_every_planned_cell_once(tmp_path):
     assert found.loc[("end_to_end", "eager")].to_dict() == {
         "planned": 40,
         "ok": 26,
+        "incomplete": 0,
         "oom": 2,
         "skipped": 2,
         "failed": 2,
         "not run": 8,
+        "unplanned": 0,
     }
     assert found.loc[("end_to_end", "inference"), "skipped"] == 2
     assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
@@ -367,6 +366,7 @@ def test_a_cell_that_is_planned_no_more_has_no_grid(tmp_path):
     rows = rows_of([cell], provenance(), lambda cell: lost)
     covered, lost = coverage_of("attention", rows, make_plan(config(machine="cpu")), tmp_path)
     assert covered["failed"].sum() == 0
+    assert covered.set_index("grid")["unplanned"].to_dict() == {"all": 0, "–": 1}
     assert lost[lost["status"] == "failed"][["grid", "cells", "reason"]].values.tolist() == [["–", 1, "no compiler"]]
 
 

@@ -11,7 +11,7 @@ import pytest
 from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.experiments.base import Experiment, Positive, field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import make_plan, plan_to_json, read_plan
+from cs336_systems.plan import make_plan, plan_to_json, read_plan, with_switches
 from cs336_systems.sizes import parse_size
 from tests.samples import config
 
@@ -66,6 +66,13 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
         planned(grid, tmp_path)
     assert "experiments.end_to_end.smoke.only" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "strict"), [("true", True), ("false", False), (True, True), ("yes", "yes"), ([], [])]
+)
+def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
+    assert with_switches(config(strict=given)) == config(strict=strict)
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_speedups_are_ratios_of_medians(sound):
     gain = times["fp32"] / times["bf16"]
     assert row[4:7] == [f"{times['fp32']:.1f}", f"{times['bf16']:.1f}", f"{gain:.2f}×"]
     assert found["largest"]["gain"] == pytest.approx(gain)
-    assert found["largest"]["busy_gain"] == pytest.approx(PEAK.bf16 / PEAK.fp32)
+    assert found["largest"]["busy_gain"] == pytest.approx(PEAK.bf16 / PEAK.fp32, rel=0.02)
 
 
 def test_larger_models_with_fewer_layers_can_be_faster(sound):
@@ -282,7 +282,10 @@ def test_what_runs_out_of_memory_is_held_against_the_closed_form(sound):
     assert state == 16 * parameters(parse_size("10B"), 10_000)
     assert (lost["size"], lost["contexts"], lost["never_fits"]) == ("10B", ["128 (bf16, fp32)"], True)
     assert lost["state"] == state / 2**30 > lost["device"] == 141
-    assert found["memory"]["most"][0] == pytest.approx(1.3)
+    trained = {"metric": "peak_memory", "mode": "train_step", "size": "small", "context": 1024, "attention": "plain"}
+    peak = sound["end_to_end"].loc[where(sound["end_to_end"], precision="fp32", **trained), "mean"]
+    small = state_bytes("train_step", parse_size("small"), 10_000)
+    assert found["memory"]["most"][0] == pytest.approx(peak * 2**20 / small)
 
 
 def test_compiling_pays_when_what_it_saves_is_what_it_cost(sound):
@@ -296,7 +299,13 @@ def test_compiling_pays_when_what_it_saves_is_what_it_cost(sound):
     steps = int(row[-1])
     assert (steps - 1) * (eager - compiled) < 1e3 * 1.5 * layers * 1.01
     assert steps * (eager - compiled) > 1e3 * 1.5 * layers * 0.99
-    assert found["fewer_launches"] == pytest.approx((3, 3), rel=0.01)
+    fewer = [
+        median(table, "launches", size=size, context=512, precision=precision, compiled=False, mode="train_step")
+        / median(table, "launches", size=size, context=512, precision=precision, compiled=True)
+        for size in ("small", "2.7B")
+        for precision in ("fp32", "bf16")
+    ]
+    assert found["fewer_launches"] == pytest.approx((min(fewer), max(fewer)), rel=0.01)
 
 
 def test_compiling_that_saves_nothing_never_pays(tables):

@@ -7,6 +7,7 @@ import importlib
 import random
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cs336_systems.plan import plan_jobs
 ROOT = Path(__file__).parents[2]
 PEAK = PEAKS["NVIDIA H200"]
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")
 NO_CPU_MEMORY = Measurement(metric="peak_memory", unit="MiB", status="skipped", message="on CUDA devices only")
 NEEDS_GPU = Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CUDA device")
@@ -64,10 +66,12 @@ def planned_cells(experiment: str, scale: str) -> list[Any]:
 
 def measurements_of(cell: Experiment, lost: Measurement | None, *, on_gpu: bool) -> list[Measurement]:
     """What a job makes of a cell; `lost` is the one measurement of a cell that could not be measured."""
+    noise = random.Random(f"{cell}")
     found = [lost] if lost else importlib.import_module(f"{__name__}.{cell.name}").measure(cell, on_gpu=on_gpu)
     if found[0].metric == WHOLE_CELL:
-        return [*found, summarize(WALL, "s", [0.1])]
-    found = [*found, summarize(WALL, "s", [1.0])]
+        return [*found, summarize(WALL, "s", [noise.uniform(0.1, 0.2)])]
+    timed = sum(row.n * row.mean * SECONDS[row.unit] for row in found if row.mean and row.unit in SECONDS)
+    found = [*found, summarize(WALL, "s", [timed + noise.uniform(0.5, 1)])]
     if on_gpu:
         found += [summarize(SM_CLOCK, "MHz", [1980.0, 1980.0, 1965.0]), summarize(POWER, "W", [320.0, 540.5, 610.0])]
     return found
@@ -80,10 +84,15 @@ def rows_of(
 ) -> list[BaseModel]:
     """The rows of cells; `outcome` may give the one measurement of a cell that could not be measured."""
     return [
-        make_row(cell, measurement, origin)
+        make_row(cell, measurement, replace(origin, gpu_count=gpus_of(cell) if origin.gpu else 0))
         for cell in cells
         for measurement in measurements_of(cell, outcome(cell), on_gpu=bool(origin.gpu))
     ]
+
+
+def gpus_of(cell: Experiment) -> int:
+    """GPUs that a cell takes where there are GPUs."""
+    return 0 if getattr(cell, "backend", "nccl") == "gloo" else cell.processes
 
 
 def write_raw(results: Path, experiment: str, rows: list[BaseModel]) -> Path:

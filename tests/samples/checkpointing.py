@@ -45,7 +45,7 @@ def measure(cell: Checkpointing, *, on_gpu: bool) -> list[Measurement]:
     return [
         *(summarize(name, "ms", samples) for name, samples in laps.items()),
         summarize("step", "ms", [sum(lap) for lap in zip(*laps.values(), strict=True)]),
-        summarize("warmup", "s", [cell.warmup * sum(phases.values()) / 1e3]),
+        summarize("warmup", "s", jittered(cell, "warmup", cell.warmup * sum(phases.values()) / 1e3, 1)),
         *(
             summarize(name, "MiB", [count / MIB])
             if on_gpu

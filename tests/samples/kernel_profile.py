@@ -7,7 +7,7 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import H200, OOM, PEAK, jittered
-from tests.samples.end_to_end import LAUNCH_MS, LAUNCHES
+from tests.samples.end_to_end import LAUNCHES, SHARE, launch_ms
 
 LINEAR = [f"blocks.attention.{name}" for name in ("query", "key", "value", "output")]
 LINEAR += [f"blocks.feed_forward.{name}" for name in ("gate", "up", "down")]
@@ -28,13 +28,13 @@ def measure(cell: KernelProfile, *, on_gpu: bool) -> list[Measurement]:
     if on_gpu and cell.mode == "train_step" and 1.3 * state_bytes(cell.mode, shape, 10_000) > H200["gpu_memory"]:
         return [OOM]
     flops = step_flops("forward", shape, cell.vocab_size, cell.batch_size, cell.context)
-    forward = 1e3 * flops / (0.4 * PEAK.flops(cell.precision)) * (0.8 if cell.compiled else 1)
+    forward = 1e3 * flops / (0.4 * PEAK.flops(cell.precision)) * (0.8 if cell.compiled else 1) * SHARE[cell.attention]
     busy = {"forward": forward}
     if cell.mode == "train_step":
         optimizer = 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth
         busy = {"forward": 0.97 * forward, "loss": 0.03 * forward, "backward": 2 * forward, "optimizer": optimizer}
     # The host launches as fast as in the made-up training steps.
-    launching = {stage: LAUNCH_MS * LAUNCHES.get(stage, 0) * shape.num_layers for stage in busy}
+    launching = {stage: launch_ms(cell.context) * LAUNCHES.get(stage, 0) * shape.num_layers for stage in busy}
     if cell.compiled:
         launching = {stage: ms / 3 for stage, ms in launching.items()}
     whole_stage = {stage: 1.02 * max(busy[stage], launching[stage]) for stage in busy}
@@ -44,7 +44,7 @@ def measure(cell: KernelProfile, *, on_gpu: bool) -> list[Measurement]:
         summarize("step", "ms", steps),
         summarize("step_profiled", "ms", [1.2 * step for step in steps]),
         summarize("unattributed", "", [0.0]),
-        summarize("profile", "s", [1.0]),
+        summarize("profile", "s", jittered(cell, "profile", 1.0, 1)),
     ]
     for stage, milliseconds in laps.items():
         details = {"stage": stage}

@@ -13,6 +13,7 @@ from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_
 
 pytestmark = pytest.mark.workflow
 
+REPORT = {"typeset", "verdict", "writeup"}
 TABLE = "results/cpu/tables/accumulation.csv"
 
 
@@ -39,7 +40,7 @@ def test_a_run_says_how_far_it_is(finished):
 
 def test_an_edited_section_is_only_typeset(project):
     edit(project / "report/sections/torch_compile.typ.j2", "alone.]", "by itself.]")
-    assert planned_rules(project, "writeup") == {"writeup"}
+    assert planned_rules(project, "writeup") == REPORT
     start = time.monotonic()
     snakemake(project, "writeup")
     assert time.monotonic() - start < 12  # twice the promise: the machine may be busy with other tests
@@ -52,7 +53,7 @@ def test_an_edited_benchmark_measures_its_experiment_only(project):
     assert planned_rules(project) == set()
     edit(module, "ADDEND = 0.01", "ADDEND = 0.02")
     assert planned_jobs(project) == {"accumulation/all"}
-    assert planned_rules(project, "writeup") == {"writeup"}  # which says that the code has changed
+    assert planned_rules(project, "writeup") == REPORT  # which says that the code has changed
 
 
 def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
@@ -89,24 +90,39 @@ def test_edited_tests_measure_nothing_again(project):
 def test_an_edited_closed_form_redoes_what_quotes_it(project):
     edit(project / "cs336_systems/accounting/attention.py", '"backward": 2.5', '"backward": 2')
     redone = planned_rules(project)
-    assert {"flash_throughput", "writeup"} <= redone
+    assert {"flash_throughput", "typeset"} <= redone
     assert not redone & {"warmup", "measure"}
 
 
 @pytest.mark.parametrize(
     ("module", "redone"),
     [
-        ("scripts/answers/flash_backward.py", {"writeup"}),
-        ("scripts/checks/attention.py", {"checks", "writeup"}),
-        ("scripts/figures/warmup.py", {"warmup", "writeup"}),
-        ("scripts/style.py", {*read_contents().figures, "writeup"}),
-        ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", "writeup"}),
+        ("scripts/answers/flash_backward.py", REPORT),
+        ("scripts/checks/attention.py", {"checks", *REPORT}),
+        ("scripts/figures/warmup.py", {"warmup", *REPORT}),
+        ("scripts/style.py", {*read_contents().figures, *REPORT}),
+        ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", *REPORT}),
     ],
 )
 def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):
     with (project / module).open("a") as file:
         file.write("\n\nEDITED = True\n")
     assert planned_rules(project, "writeup") == redone
+
+
+def test_a_failed_check_fails_a_strict_report_which_is_there_all_the_same(project):
+    module = project / "scripts/checks/planted.py"
+    module.write_text(
+        "from scripts.check import Check\n\n\n"
+        "def checks(tables):\n    yield Check('nothing is planted', 'failed', 'this is')\n"
+    )
+    (project / "results/cpu/writeup.pdf").unlink()
+    printed = snakemake(project, "writeup", "--config", "strict=true", check=False)
+    assert "1 self-checks failed and config.yaml says strict: true: nothing is planted: this is" in printed
+    assert (project / "results/cpu/writeup.pdf").is_file()
+    assert not (project / "results/cpu/verdict.txt").exists()
+    snakemake(project, "writeup", "--config", "strict=false")
+    assert "self-checks passed" in (project / "results/cpu/verdict.txt").read_text()
 
 
 def test_lint_finds_nothing_but_conda(finished):

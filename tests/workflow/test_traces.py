@@ -18,7 +18,7 @@ def test_the_report_draws_the_trace_that_it_made(finished):
 
 def test_a_changed_step_is_traced_again(project):
     edit(project / "config.yaml", "trace:\n  smoke:\n    size: nano", "trace:\n  smoke:\n    size: micro")
-    assert planned_rules(project) >= {"kernel_trace", "kernel_timeline", "writeup"}
+    assert planned_rules(project) >= {"kernel_trace", "kernel_timeline", "typeset"}
     assert "kernel_trace" not in planned_rules(project, "writeup")
 
 

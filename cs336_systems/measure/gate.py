@@ -1,0 +1,37 @@
+"""What a stamp of the correctness gate stands for: the versions and the hardware on which the tests have passed.
+
+Launch: python -m cs336_systems.measure.gate test_model, which prints the stamp of tests/test_model.py here.
+"""
+
+import hashlib
+import importlib.metadata
+import sys
+
+from cs336_systems.measure.machine import Machine, detect
+from cs336_systems.measure.source import DIGEST_CHARACTERS, source_digest
+
+DECIDE = ("torch", "triton", "numpy", "nvidia-nccl-cu13")
+"""Packages whose versions decide whether the tests pass."""
+
+
+def environment_digest(machine: Machine) -> str:
+    """A digest of the GPUs (or the processor), the driver, Python and the packages that compute."""
+    versions = [f"{package} {_version(package)}" for package in DECIDE]
+    words = [machine.name, str(len(machine.gpus)), machine.driver, sys.version, *versions]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def stamp(test: str) -> str:
+    """The name of the stamp of a module of `tests`: of the tests, the code they import, and what they ran on."""
+    return f"{test}-{source_digest(f'tests.{test}')}-{environment_digest(detect())}"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    print(stamp(sys.argv[1]))

@@ -1,0 +1,65 @@
+"""Self-checks of the accumulated sums, which are added up again here, in NumPy."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy
+from pandas import DataFrame, Series
+
+from scripts.check import Check, conclude
+from scripts.data import select, statistic
+
+ADDEND = 0.01
+PARAMETERS = ["accumulator", "addend", "cast", "additions"]
+Rounding = Callable[[numpy.float32], numpy.float32]
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    yield sums_are_right(tables["accumulation"])
+
+
+def to_bf16(number: numpy.float32) -> numpy.float32:
+    """A number rounded to bf16, ties to even: the upper half of its bits."""
+    bits = int(numpy.float32(number).view(numpy.uint32))
+    return numpy.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(numpy.float32)
+
+
+ROUND: Mapping[str, Rounding] = {
+    "fp32": numpy.float32,
+    "fp16": lambda number: numpy.float32(numpy.float16(number)),
+    "bf16": to_bf16,
+}
+
+
+def sums_are_right(table: DataFrame) -> Check:
+    """Sum, its error, the addend and the last step are those of the same additions in NumPy."""
+    complaints, examined = [], 0
+    for _, row in select(table, metric="sum", status="ok").iterrows():
+        examined += 1
+        cell = {name: row[name] for name in PARAMETERS}
+        differing = [
+            f"{metric} {found} (expected {value})"
+            for metric, value in expected(row).items()
+            if (found := statistic(table, "mean", metric=metric, **cell)) != value
+        ]
+        if differing:
+            complaints.append(f"{row['addend']} added to {row['accumulator']}: {', '.join(differing)}")
+    check = "the accumulated sums, their errors and last steps are those that NumPy computes"
+    return conclude(check, complaints, examined, f"{examined} cells, to the bit")
+
+
+def expected(row: Series) -> dict[str, float]:
+    """The metrics of a cell: each addition in fp32, which is exact enough for both types, and rounded."""
+    keep = ROUND[row["accumulator"]]
+    rounded = ROUND[row["addend"]](numpy.float32(ADDEND))
+    added = keep(rounded) if row["cast"] else rounded
+    total = before = numpy.float32(0)
+    for _ in range(row["additions"]):
+        before, total = total, keep(total + added)
+    exact = ADDEND * row["additions"]
+    return {
+        "sum": float(total),
+        "relative_error": abs(float(total) - exact) / exact,
+        "rounded_addend": float(rounded),
+        "last_step": float(total) - float(before),
+    }

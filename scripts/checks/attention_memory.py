@@ -1,0 +1,82 @@
+"""Self-checks of attention's memory against its closed forms."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+
+import numpy
+from pandas import DataFrame
+
+from cs336_systems.accounting.attention import plain_bytes_before_backward
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.flash import HOST_BOUND
+from scripts.check import Check, conclude
+from scripts.checks.attention import name_flash, name_plain
+from scripts.data import select
+
+WORKSPACE_TOLERANCE = 1.0
+"""MiB by which what is left over may differ between cells."""
+PEAK_TOLERANCE = 0.05
+TERMS = 4
+DIVIDES_SHORT = "sdpa_flash"
+"""Its backward pass divides short sequences among idle multiprocessors, which takes memory that no polynomial has."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of attention's memory."""
+    yield workspace_is_constant(tables["attention"])
+    yield peaks_are_polynomials(tables["attention"], tables["flash"])
+
+
+def workspace_is_constant(table: DataFrame) -> Check:
+    """Memory before the backward pass, less its closed form, is one constant: what libraries keep."""
+    rows = select(table, metric="memory_before_backward", status="ok", precision="fp32")
+    kept = [
+        (row, row["mean"] - plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"]) / MIB)
+        for _, row in rows.iterrows()
+    ]
+    usual = statistics.median(left for _, left in kept) if kept else 0.0
+    complaints = [
+        f"{name_plain(row)}: {left:.2f} MiB more, others {usual:.2f} MiB"
+        for row, left in kept
+        if abs(left - usual) > WORKSPACE_TOLERANCE
+    ]
+    check = "attention's memory between its passes is its closed form and one constant"
+    summary = f"{len(rows)} cells; {usual:.0f} MiB" if len(rows) else "memory is counted on GPUs only"
+    return conclude(check, complaints, len(rows), summary)
+
+
+def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
+    """An implementation's peak memory is a polynomial: constant, sequence, sequence · d and sequence².
+
+    Its coefficients are fitted; with more cells than coefficients no single cell can differ unseen.
+    """
+    complaints, worst, examined = [], 0.0, 0
+    plain = select(plain, metric="peak_memory", status="ok")
+    flash = select(flash, metric="peak_memory", status="ok")
+    flash = flash[(flash["implementation"] != DIVIDES_SHORT) | (flash["sequence"] > HOST_BOUND)]
+    groups = [
+        *((name_plain, group) for _, group in plain.groupby(["compiled", "batch_size", "precision"])),
+        *((name_flash, group) for _, group in flash.groupby(["implementation", "compiled_call", "heads", "precision"])),
+    ]
+    for name, group in groups:
+        if len(group) <= TERMS:
+            continue
+        examined += len(group)
+        errors = numpy.abs(relative_residuals(group))
+        worst = max(worst, errors.max())
+        if errors.max() > PEAK_TOLERANCE:
+            row = group.iloc[errors.argmax()]
+            complaints.append(f"{name(row)} or a neighbour: {row['mean']:.2f} MiB, {errors.max():.0%} off the others")
+    check = "an attention implementation's peak memory is one polynomial of length and head dimension"
+    summary = f"{examined} cells within {PEAK_TOLERANCE:.0%}; largest difference {worst:.1%}"
+    return conclude(check, complaints, examined, summary if examined else "memory is counted on GPUs only")
+
+
+def relative_residuals(rows: DataFrame) -> numpy.ndarray:
+    """How far each cell's memory is from the polynomial that fits all of them best, relative to it."""
+    length = rows["sequence"].to_numpy(float)
+    terms = numpy.stack([numpy.ones(len(rows)), length, length * rows["d"], length**2], axis=1)
+    relative = terms / rows["mean"].to_numpy(float)[:, None]
+    relative /= numpy.abs(relative).max(axis=0)
+    fitted, *_ = numpy.linalg.lstsq(relative, numpy.ones(len(rows)), rcond=None)
+    return relative @ fitted - 1

@@ -1,0 +1,38 @@
+"""Self-checks of the ablation of the attention kernels."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.flash_ablation import FlashAblation
+from cs336_systems.measure.record import parameters
+from scripts.cells import in_words
+from scripts.check import TOLERANCE, Check, conclude
+from scripts.data import select
+
+SHAPE = ["sequence", "d", "heads", "precision"]
+OURS = "triton"
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the experiment."""
+    yield nothing_reverted_is_the_implementation(tables["flash_ablation"], tables["flash"])
+
+
+def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -> Check:
+    """With nothing reverted, the kernels take as long as where they are compared with other implementations."""
+    complaints, examined, worst = [], 0, 0.0
+    for metric in FlashAblation.metrics:
+        rows = select(table, metric=metric, status="ok", without="nothing")
+        times = select(flash, metric=metric, status="ok", implementation=OURS).set_index(SHAPE)["median"]
+        pairs = rows.join(times.rename("elsewhere"), on=SHAPE, how="inner")
+        for _, row in pairs.iterrows():
+            examined += 1
+            error = abs(row["median"] / row["elsewhere"] - 1)
+            worst = max(worst, error)
+            if error > TOLERANCE["GPU"]:
+                cell = in_words(FlashAblation, tuple(row[parameters(FlashAblation)]))
+                complaints.append(f"{cell}: {metric} {row['median']:.2f} ms, elsewhere {row['elsewhere']:.2f} ms")
+    check = "with nothing reverted, our kernels take as long as in the comparison of implementations"
+    summary = f"{examined} passes within {TOLERANCE['GPU']:.0%}; largest difference {worst:.1%}"
+    return conclude(check, complaints, examined, summary if examined else "no shape was measured in both on a GPU")

@@ -1,0 +1,73 @@
+"""Self-checks of how times grow with the length of a sequence."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import parameters
+from scripts.cells import in_words
+from scripts.check import TOLERANCE, Check, conclude
+from scripts.data import measured_gpu
+
+DEVICE_BOUND_MS = 1.0
+"""If a call takes this long, the device sets the pace, not the host."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How the times of an experiment grow with a length: between two powers of it."""
+
+    experiment: str
+    length: str
+    metrics: tuple[str, ...]
+    least: int
+    largest: int
+
+
+GROWTHS = [
+    # Attention's products are quadratic, and what it reads is linear.
+    Growth("attention", "sequence", ("forward", "backward"), 1, 2),
+    Growth("flash", "sequence", ("forward", "backward", "forward_backward"), 1, 2),
+    # A model's weights are read whatever the length, and the optimizer does not know it.
+    Growth("end_to_end", "context", ("forward_busy", "backward_busy"), 0, 2),
+    Growth("end_to_end", "context", ("optimizer_busy",), 0, 0),
+]
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of lengths."""
+    yield times_grow_with_length(tables)
+
+
+def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Check:
+    """Between neighbouring lengths a time of the device grows by a factor that its work allows."""
+    slack = TOLERANCE["GPU"]
+    check = (
+        f"from {DEVICE_BOUND_MS:g} ms up, no time grows with the length by more or less than its work, +- {slack:.0%}"
+    )
+    if not measured_gpu(tables):
+        return Check(check, "not applicable", "judged on GPUs only: on a CPU caches and other programs hide it")
+    complaints, examined = [], 0
+    for growth in GROWTHS:
+        for cell, metric, factor, length_factor in neighbours(tables[growth.experiment], growth):
+            examined += 1
+            least, most = length_factor**growth.least / (1 + slack), length_factor**growth.largest * (1 + slack)
+            if not least <= factor <= most:
+                complaints.append(f"{cell}: {metric} {factor:.2f} times as long for {length_factor:g} times the length")
+    return conclude(check, complaints, examined, f"{examined} pairs of neighbouring lengths")
+
+
+def neighbours(table: DataFrame, growth: Growth) -> Iterator[tuple[str, str, float, float]]:
+    """Of each pair of neighbouring lengths: the longer cell in words, a metric, its factor, and that of the length."""
+    kind = EXPERIMENTS[growth.experiment]
+    keys = parameters(kind)
+    rows = table[table["metric"].isin(growth.metrics) & (table["status"] == "ok")]
+    for _, group in rows.groupby([*(name for name in keys if name != growth.length), "metric"]):
+        ordered = [row for _, row in group.sort_values(growth.length).iterrows()]
+        for short, long in itertools.pairwise(ordered):
+            if short["median"] >= DEVICE_BOUND_MS:
+                name = in_words(kind, tuple(long[keys]))
+                yield name, long["metric"], long["median"] / short["median"], long[growth.length] / short[growth.length]

@@ -1,0 +1,61 @@
+"""Self-checks of a whole step's peak memory against its closed form."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
+from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.experiments.end_to_end import EndToEnd
+from scripts.cells import name_cell
+from scripts.check import Check, conclude
+from scripts.closed_forms import block_of
+from scripts.data import select
+
+SHORT = 0.01
+"""Share by which a peak may be below the closed form, for what an allocator or a library leaves out."""
+ABOVE = 0.05
+"""Share by which it may be above, for what kernels need while they run."""
+WORKSPACES = 64
+"""MiB by which it may be above besides: cuBLAS's workspaces of two threads, on a Hopper GPU."""
+UNDERIVED = "sdpa"
+"""What PyTorch's attention saves has no closed form here."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of a step's memory."""
+    yield peak_is_the_closed_form(tables["end_to_end"])
+
+
+def peak_is_the_closed_form(table: DataFrame) -> Check:
+    """A step's peak memory is that of the closed form; compiled, it is no more."""
+    complaints, examined = [], 0
+    peaks = select(table, metric="peak_memory", status="ok", model=EndToEnd.model)
+    for _, row in peaks[peaks["attention"] != UNDERIVED].iterrows():
+        least, most = (bound / MIB for bound in bounds(row))
+        examined += 1
+        if not (1 - SHORT) * least <= row["mean"] <= (1 + ABOVE) * most + WORKSPACES:
+            complaints.append(f"{name_cell(row)}: {row['mean']:.0f} MiB, derived {least:.0f} to {most:.0f} MiB")
+    check = "the peak memory of a timed step is that of the closed form; of a compiled one no more"
+    summary = f"{examined} cells, {SHORT:.0%} less to {ABOVE:.0%} and {WORKSPACES} MiB more"
+    return conclude(check, complaints, examined, summary if examined else "peak memory is counted on GPUs only")
+
+
+def bounds(row: Series) -> tuple[int, int]:
+    """The least and the most that a step's closed form allows at its peak, bytes."""
+    step = StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=0)
+    weights = FP32_BYTES * parameters(step.block.shape, step.vocab_size)
+    copies = weight_copy_bytes(step.block.shape, step.vocab_size) if row["precision"] == "bf16" else 0
+    of_mode = {
+        "train_step": (step.peak, step.peak),
+        "forward_backward": 2 * (step.peak - adamw_bytes(step.block.shape, step.vocab_size),),
+        "forward": 2 * (weights + step.saved_for_backward,),
+        # Without a graph no more is kept than one block would save, and the logits.
+        "inference": (
+            weights + copies,
+            weights + copies + step.block.saved_bytes + FP32_BYTES * step.block.tokens * step.vocab_size,
+        ),
+    }
+    least, most = of_mode[row["mode"]]
+    return (weights, most) if row["compiled"] else (least, most)

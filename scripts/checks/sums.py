@@ -1,0 +1,63 @@
+"""Self-checks of what is a sum of other rows by definition."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.measure.record import parameters
+from scripts.cells import in_words, side_by_side
+from scripts.check import Check, conclude
+from scripts.data import PHASES, select, statistic
+
+BUSY = [f"{phase}_busy" for phase in PHASES]
+SUMS = [
+    ("end_to_end", "step", PHASES),
+    ("end_to_end", "device_busy", BUSY),
+    ("checkpointing", "step", PHASES),
+]
+"""Experiment, metric, and the metrics whose means it is the sum of, as far as a cell has them."""
+ROUNDING = 1e-9
+SAMPLE_ROUNDING = 1e-4
+"""Samples are kept with five digits."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of sums."""
+    yield parts_add_up(tables)
+    yield first_step_is_the_first_sample(tables["end_to_end"])
+
+
+def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
+    """A step's mean is the sum of its phases' means, and so is the device's time in it."""
+    complaints, examined = [], 0
+    for experiment, metric, parts in SUMS:
+        kind = EXPERIMENTS[experiment]
+        cells = side_by_side(tables[experiment], kind).reindex(columns=[metric, *parts])
+        cells = cells[cells[metric].notna()]
+        examined += len(cells)
+        wrong = cells[(cells[parts].sum(axis=1) - cells[metric]).abs() > ROUNDING * cells[metric]]
+        complaints += [
+            f"{in_words(kind, cell)}: {metric} {row[metric]:.3f} ms, parts {row[parts].sum():.3f} ms"
+            for cell, row in wrong.iterrows()
+        ]
+    check = "a step's mean is the sum of its phases' means, and the device's time in a step that of its phases"
+    return conclude(check, complaints, examined, f"{examined} sums, to the digit")
+
+
+def first_step_is_the_first_sample(table: DataFrame) -> Check:
+    """The first of the samples, which are in order, is what was recorded as the first step."""
+    kind = EXPERIMENTS["end_to_end"]
+    complaints, examined = [], 0
+    for _, row in select(table, metric="step", status="ok").iterrows():
+        cell = {name: row[name] for name in parameters(kind)}
+        first = statistic(table, "mean", metric="first_step", **cell)
+        if first is None or not row["samples"]:
+            continue
+        examined += 1
+        sample = parse_samples(row["samples"])[0]
+        if abs(sample - first) > SAMPLE_ROUNDING * first:
+            complaints.append(f"{in_words(kind, tuple(cell.values()))}: {first:.3f} ms, first sample {sample:.3f} ms")
+    check = "the first timed step is the first of the steps' samples"
+    return conclude(check, complaints, examined, f"{examined} cells")

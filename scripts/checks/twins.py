@@ -1,0 +1,60 @@
+"""Self-checks of cells that resemble each other more than two measurements do."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import parameters
+from scripts.cells import in_words, side_by_side
+from scripts.check import Check, conclude
+
+APART = 0.006
+"""Two cells that differ in what follows are suspect where all their times agree within this share."""
+SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "context", "sequence", "megabytes")
+EXPECTED_TWINS = ("matmul", "optimizer", "optimizer_busy")
+"""Times that do not depend on these parameters."""
+CLOCKED = ("ms", "s", "us")
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of resemblance."""
+    yield no_two_times_identical(tables)
+    yield no_two_cells_alike(tables)
+
+
+def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Check:
+    """Two cells with the same time to the last digit were not both measured, whatever was timed."""
+    complaints, examined = [], 0
+    for experiment, table in tables.items():
+        kind = EXPERIMENTS[experiment]
+        # Rows that details tell apart are left out: single kernels do take equally long by the device's clock.
+        times = side_by_side(table[table["unit"].isin(CLOCKED)], kind)
+        for metric, column in times.items():
+            column = column[column.notna() & (column > 0)]
+            examined += len(column)
+            repeated = column[column.duplicated()]
+            complaints += [f"{in_words(kind, cell)}: {metric} {value}" for cell, value in repeated.items()]
+    return conclude("no two times of a kind are identical to the last digit", complaints, examined, f"{examined} times")
+
+
+def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
+    """Two cells that differ in implementation, compilation or length have at least one time that differs."""
+    complaints, examined, closest = [], 0, float("inf")
+    for experiment, table in tables.items():
+        kind = EXPERIMENTS[experiment]
+        times = side_by_side(table[table["unit"] == "ms"], kind, "median")
+        times = times.drop(columns=[name for name in EXPECTED_TWINS if name in times])
+        keys = parameters(kind)
+        for differs in set(SETS_APART) & set(keys):
+            for _, group in times.groupby([name for name in keys if name != differs]):
+                for (one, first), (_, second) in itertools.combinations(group.iterrows(), 2):
+                    difference = (first / second - 1).abs().max()
+                    examined += 1
+                    closest = min(closest, difference)
+                    if difference <= APART:
+                        named = in_words(kind, one)
+                        complaints.append(f"{named}: another {differs}, all times within {difference:.2%}")
+    check = f"cells that differ in implementation, compilation or length differ by more than {APART:.1%} in some time"
+    return conclude(check, complaints, examined, f"{examined} pairs; the closest differ by {closest:.1%}")

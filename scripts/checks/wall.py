@@ -1,0 +1,55 @@
+"""Self-checks of the time that a cell took in total."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WALL
+from cs336_systems.measure.record import parameters
+from scripts.cells import in_words
+from scripts.check import Check, conclude
+from scripts.data import measured_gpu, select
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+TIMED = {
+    "end_to_end": ["build", "warmup", "step"],
+    "kernel_profile": ["step", "profile"],
+    "checkpointing": ["warmup", "step"],
+    "attention": ["warmup", "forward", "backward"],
+    "flash": ["first_call", "forward", "backward", "forward_backward", "matmul"],
+    "flash_ablation": ["forward", "backward"],
+    "all_reduce": ["time"],
+    "data_parallel": ["step"],
+}
+"""What of a cell was timed one after another."""
+ON_CPU = {"flash": ["forward", "backward"]}
+"""By the host's clock both passes in one call are the sum of the two."""
+CLOCKS = 0.01
+"""Relative difference between two clocks of one machine."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of total times."""
+    yield timed_is_within_wall(tables)
+
+
+def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Check:
+    """What was timed in a cell, n times its mean, takes no longer than the cell."""
+    timed = TIMED if measured_gpu(tables) else TIMED | ON_CPU
+    complaints, most, examined = [], 0.0, 0
+    for experiment, metrics in timed.items():
+        kind, table = EXPERIMENTS[experiment], tables[experiment]
+        keys = parameters(kind)
+        rows = table[table["metric"].isin(metrics) & (table["status"] == "ok")]
+        seconds = rows["n"] * rows["mean"] * rows["unit"].map(SECONDS)
+        used = seconds.groupby([rows[name] for name in keys]).sum()
+        wall = select(table, metric=WALL).set_index(keys)["mean"].reindex(used.index)
+        examined += int(wall.notna().sum())
+        most = max([most, *(used / wall).dropna()])
+        complaints += [
+            f"{in_words(kind, cell)}: {used[cell]:.2f} s timed in {wall[cell]:.2f} s"
+            for cell in used[used > (1 + CLOCKS) * wall].index
+        ]
+    check = "what was timed in a cell took no longer than the whole cell"
+    return conclude(check, complaints, examined, f"{examined} cells; {most:.0%} of it at most")

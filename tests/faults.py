@@ -1,0 +1,161 @@
+"""Faults that are planted in recorded tables, and what of the pipeline notices them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import format_samples, parse_samples
+from cs336_systems.measure.record import parameters, read_jobs, row_model
+from cs336_systems.measure.validation import STATISTICS, first_fault
+from cs336_systems.plan import Plan
+from cs336_systems.sizes import size_name
+from scripts.coverage import cover
+from scripts.self_checks import all_checks
+
+Tables = dict[str, DataFrame]
+NUMBERS = [*STATISTICS, "std"]
+
+
+def recorded(folder: Path, **sizes: list[str]) -> Tables:
+    """The recorded tables of a machine; `sizes` limits an experiment's to some model sizes."""
+    tables = {}
+    for name, kind in EXPERIMENTS.items():
+        rows = [row.model_dump() for row in read_jobs(kind, sorted((folder / name).glob("*.csv")))]
+        table = DataFrame(rows, columns=list(row_model(kind).model_fields))
+        if "size" in table:
+            table["label"] = [size_name(size) for size in table["size"]]
+        tables[name] = table[table["size"].isin(sizes[name])] if name in sizes else table
+    return tables
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a table, by what they have in each column."""
+
+    table: str
+    wanted: dict[str, Any]
+
+    def index(self, tables: Tables) -> pandas.Index:
+        """Where they are: somewhere, or the fault would not be one."""
+        table = tables[self.table]
+        for column, value in self.wanted.items():
+            table = table[table[column].isin(value) if isinstance(value, list) else table[column] == value]
+        assert len(table), self
+        return table.index
+
+
+def rows(table: str, **wanted: Any) -> Rows:
+    """The rows of a table that have a value, or one of a list, in each named column."""
+    return Rows(table, wanted)
+
+
+def put(place: Rows, **values: Any) -> Callable[[Tables], None]:
+    """Write values into rows' columns."""
+
+    def plant(tables: Tables) -> None:
+        for column, value in values.items():
+            tables[place.table].loc[place.index(tables), column] = value
+
+    return plant
+
+
+def scale(place: Rows, factor: float) -> Callable[[Tables], None]:
+    """Multiply rows, their samples included, so that each row agrees with itself."""
+
+    def plant(tables: Tables) -> None:
+        table, index = tables[place.table], place.index(tables)
+        table.loc[index, NUMBERS] = table.loc[index, NUMBERS].astype(float) * factor
+        table.loc[index, "samples"] = [
+            format_samples([factor * sample for sample in parse_samples(text)]) for text in table.loc[index, "samples"]
+        ]
+
+    return plant
+
+
+def nudge(place: Rows, factor: float) -> Callable[[Tables], None]:
+    """Multiply rows' means alone."""
+
+    def plant(tables: Tables) -> None:
+        tables[place.table].loc[place.index(tables), "mean"] *= factor
+
+    return plant
+
+
+def drop(place: Rows) -> Callable[[Tables], None]:
+    """Leave rows out."""
+
+    def plant(tables: Tables) -> None:
+        tables[place.table] = tables[place.table].drop(place.index(tables))
+
+    return plant
+
+
+def relabel(place: Rows, **values: Any) -> Callable[[Tables], None]:
+    """Add copies of rows with other labels, every number as it is."""
+
+    def plant(tables: Tables) -> None:
+        table = tables[place.table]
+        copies = table.loc[place.index(tables)].assign(**values)
+        tables[place.table] = pandas.concat([table, copies], ignore_index=True)
+
+    return plant
+
+
+def swap(place: Rows, column: str, one: Any, other: Any) -> Callable[[Tables], None]:
+    """Exchange two labels, all numbers staying where they are."""
+
+    def plant(tables: Tables) -> None:
+        labels = tables[place.table].loc[place.index(tables), column]
+        assert {one, other} <= set(labels), place
+        tables[place.table].loc[labels.index, column] = labels.replace({one: other, other: one})
+
+    return plant
+
+
+def copy(source: Rows, target: Rows, factor: float = 1.0) -> Callable[[Tables], None]:
+    """Give the metrics of one cell the numbers of another, multiplied, samples included."""
+
+    def plant(tables: Tables) -> None:
+        numbers = [*NUMBERS, "samples"]
+        table = tables[source.table]
+        given = table.loc[source.index(tables)].set_index("metric")[numbers]
+        for index in target.index(tables):
+            if (metric := table.loc[index, "metric"]) in given.index:
+                table.loc[index, numbers] = given.loc[metric].to_numpy()
+                if factor != 1:
+                    scale(Rows(source.table, target.wanted | {"metric": metric}), factor)(tables)
+
+    return plant
+
+
+def noticed(plan: Plan, before: Tables, after: Tables) -> str:
+    """What notices that tables differ: the record's validation, the coverage or a self-check; empty if nothing does."""
+    return next(_complaints(plan, before, after), "")
+
+
+def _complaints(plan: Plan, before: Tables, after: Tables) -> Iterator[str]:
+    for name, table in after.items():
+        if table is not before[name]:
+            yield from _of_the_record(name, before[name], table)
+    if not cover(plan, after).equals(cover(plan, before)):
+        yield "coverage"
+    yield from (check.check for check in all_checks(after) if check.outcome == "failed")
+
+
+def _of_the_record(name: str, before: DataFrame, after: DataFrame) -> Iterator[str]:
+    """What reading a CSV of these rows would complain of."""
+    kind = EXPERIMENTS[name]
+    columns = list(row_model(kind).model_fields)
+    if after.duplicated([*parameters(kind), "metric", *kind.details]).any():
+        yield f"{name}: a metric twice"
+    known = set(before[columns].astype(str).itertuples(index=False, name=None))
+    texts = after[columns].astype(str).itertuples(index=False, name=None)
+    for row in after[[text not in known for text in texts]][columns].to_dict("records"):
+        present = {column: value for column, value in row.items() if not pandas.isna(value)}
+        if fault := first_fault(kind, row_model(kind).model_validate(present)):
+            yield f"{name}: {fault}"
