@@ -98,7 +98,7 @@ def typeset(source: Path, output: Path) -> None:
         RuntimeError: Typst's diagnosis, with line numbers of the source file.
     """
     try:
-        # The text itself, since Typst refuses a file on another disk, where a link leads. Annotated to be like a path.
+        # The text itself, since Typst refuses a file on another disk, where a link leads; annotated to be like a path.
         text: Any = source.read_bytes()
         # A fixed date: the same tables give the same bytes.
         typst.compile(text, output=str(output), root=".", font_paths=[str(FONT_FOLDER)], timestamp=0)

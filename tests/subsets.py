@@ -221,7 +221,7 @@ def crashes(seed: int, folder: Path) -> Iterator[tuple[str, Exception]]:
     rng = random.Random(seed)
     whole = source(rng.choice(SOURCES))
     rows = subset(rng, whole.rows)
-    loaded = mock.patch("scripts.data.load", lambda experiment, path: frame(experiment, rows[experiment]))
+    loaded = mock.patch("scripts.data.read_table", lambda kind, path: rows[kind.name])
     # Laid out as for saving, without the bytes.
     unsaved = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: figure.draw_without_rendering())
     with loaded, unsaved, contextlib.chdir(ROOT):

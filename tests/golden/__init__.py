@@ -20,6 +20,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import read_jobs
+from cs336_systems.measure.validation import Row
 from cs336_systems.plan import make_plan
 from scripts.contents import read_contents
 from scripts.coverage import cover
@@ -38,27 +39,28 @@ SHOWN = 24
 def texts() -> dict[str, str]:
     """The golden files by name, made of the recorded rows."""
     plan = make_plan(config(recorded=MACHINE), ROOT / "recorded")
-    tables = {
-        name: frame(name, read_jobs(kind, sorted((ROOT / plan.raw / name).glob("*.csv")), MACHINE))
+    rows = {
+        name: read_jobs(kind, sorted((ROOT / plan.raw / name).glob("*.csv")), MACHINE)
         for name, kind in EXPERIMENTS.items()
     }
+    tables = {name: frame(name, there) for name, there in rows.items()}
     checks = DataFrame(map(asdict, all_checks(tables)))
     # The digests of the recorded rows, as if no code had changed since.
     digests = {name: table["source_digest"].iloc[0] if len(table) else "" for name, table in tables.items()}
     with contextlib.chdir(ROOT):
         report = render(read_contents(), plan, tables, cover(plan, tables), checks, digests)
-        figures = "\n".join(figure_lines(tables, str(plan.traces / "training_step.json.gz")))
+        figures = "\n".join(figure_lines(rows, str(plan.traces / "training_step.json.gz")))
     return {"report.typ": report, "checks.csv": checks.to_csv(index=False), "figures.txt": f"{figures}\n"}
 
 
-def figure_lines(tables: Mapping[str, DataFrame], trace: str) -> Iterator[str]:
+def figure_lines(rows: Mapping[str, list[Row]], trace: str) -> Iterator[str]:
     """What each figure draws: per panel its title and axes, per line, bar or area its name and numbers."""
     drawn: list[Figure] = []
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    loaded = mock.patch("scripts.data.load", lambda experiment, path: tables[experiment])
+    loaded = mock.patch("scripts.data.read_table", lambda kind, path: rows[kind.name])
     with kept, loaded:
         for name, figure in read_contents().figures.items():
-            draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(tables, ""), trace))
+            draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(rows, ""), trace))
             yield f"== {name}"
             finished = drawn.pop()
             for axes in finished.axes:
