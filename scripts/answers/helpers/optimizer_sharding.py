@@ -39,8 +39,8 @@ def setting(rows: DataFrame) -> dict[str, Any]:
 def step_table(table: DataFrame, rows: DataFrame) -> Table:
     """Every contender's steps, cell by cell; those that could not be measured have their reason."""
     profiled = bool(rows["timeline_length"].notna().any())
-    lost = select(compared(table), metric="step")
-    lost = lost[lost["status"] != "ok"]
+    lost = compared(table)
+    lost = lost[(lost["metric"] == "step") & (lost["status"] != "ok")]
     lost = lost.assign(cell=[cell_name(row) for _, row in lost.iterrows()])
     titles = ["median", "p20–p80", *PHASES, *(["comm.", "hidden / %", "compute"] if profiled else [])]
     body: list[list[str]] = []
