@@ -54,7 +54,7 @@ def nothing_beats_the_passes(rows: DataFrame) -> Check:
     floors = select(fp32, wrapper=FLOOR).assign(passes=lambda floor: floor["p20"] - floor["optimizer"])
     others = fp32[fp32["wrapper"] != FLOOR].join(floors.set_index(CELL)["passes"], on=CELL, how="inner")
     if not measured_gpu({"": rows}):
-        return conclude(check, [], 0, "on a CPU other programs may hold a floor up for longer than that")
+        return conclude(check, [], 0, "judged on GPUs only: on a CPU other programs may hold a floor up for longer")
     complaints = [
         f"{name_contender(row)}: p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
         for _, row in others[others["p80"] < (1 - ROUNDING) * others["passes"]].iterrows()
