@@ -31,8 +31,7 @@ PHASES = ("forward", "backward", "synchronization", "optimizer")
 UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1}
 
 
-# On a CPU the smoke report is such a launch.
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_launch_measures_what_is_planned(device, tmp_path):
     if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
