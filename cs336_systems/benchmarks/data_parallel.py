@@ -3,17 +3,15 @@
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.data_parallel --precision bf16 --rounds 1
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-
 import torch
 
-from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.contest.agreement import quick_collections, together
-from cs336_systems.benchmarks.contest.contenders import FLOOR, Contender, contenders
+from cs336_systems.benchmarks.contest.contenders import contenders
 from cs336_systems.benchmarks.contest.rounds import take_turns
-from cs336_systems.benchmarks.contest.trial import Trial, Turn
+from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.benchmarks.contest.turns import not_known, summarize_turns
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.memory import Unavailable, allocated
 from cs336_systems.model import load_model_class
 
@@ -30,32 +28,15 @@ def measure(cell: DataParallelTraining, device: torch.device) -> list[Measuremen
     rows = [
         row
         for contender, own in turns.items()
-        for row in (*summarize_turns(contender, own, turns[floor], device), *inspected[contender])
+        for row in (*summarize_turns(own, turns[floor], device, contender.details), *inspected[contender])
     ]
     if device.type != "cuda":
-        rows.append(not_known("device_busy", "only a CUDA device works apart from the host"))
+        rows.append(not_known(DataParallelTraining, "device_busy", "only a CUDA device works apart from the host"))
         rows.append(allocated("peak_memory", 0, device))
-    return [*rows, *(not_known("step", why, contender.details) for contender, why in refused.items())]
-
-
-def not_known(metric: str, why: str, details: Mapping[str, str] | None = None) -> Measurement:
-    """The one row that says why there are no others."""
-    unit = DataParallelTraining.metrics[metric]
-    return Measurement(metric=metric, unit=unit, status="skipped", message=why, details=details or {})
-
-
-def summarize_turns(
-    contender: Contender, turns: Sequence[Turn], floor: Sequence[Turn], device: torch.device
-) -> Iterator[Measurement]:
-    """Time and memory of a contender's steps; what it takes outside of the allocator, above what the floor does."""
-    details = contender.details
-    yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
-    if device.type == "cuda":
-        # Of the first round: what a library allocates once and keeps is the floor's, too, from then on.
-        yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)
-        if contender.wrapper != FLOOR:
-            outside = max(turns[0].outside - floor[0].outside, 0)
-            yield summarize("outside_memory", "MiB", [outside / MIB], details=details)
+    return [
+        *rows,
+        *(not_known(DataParallelTraining, "step", why, contender.details) for contender, why in refused.items()),
+    ]
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from cs336_systems.benchmarks.contest.agreement import quick_collections, togeth
 from cs336_systems.benchmarks.contest.optimizer_trial import OptimizerTrial
 from cs336_systems.benchmarks.contest.optimizers import CONTENDERS
 from cs336_systems.benchmarks.contest.rounds import take_turns
+from cs336_systems.benchmarks.contest.turns import not_known
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
@@ -36,7 +37,9 @@ def measure(cell: OptimizerSharding, device: torch.device) -> list[Measurement]:
         summarize("step", "ms", [1e3 * lap for laps in own for lap in laps], details={"contender": contender.name})
         for contender, own in turns.items()
     ]
-    lost = [not_known("step", why, contender.name) for contender, why in refused.items()]
+    lost = [
+        not_known(OptimizerSharding, "step", why, {"contender": contender.name}) for contender, why in refused.items()
+    ]
     return [*steps, *inspected, *lost, *not_on_cpu(device)]
 
 
@@ -44,13 +47,7 @@ def not_on_cpu(device: torch.device) -> Iterator[Measurement]:
     """Why a CPU lacks some metrics."""
     if device.type != "cuda":
         for metric, why in ON_CUDA.items():
-            yield not_known(metric, why)
-
-
-def not_known(metric: str, why: str, contender: str = "") -> Measurement:
-    """The one row that says why there are no others."""
-    unit = OptimizerSharding.metrics[metric]
-    return Measurement(metric=metric, unit=unit, status="skipped", message=why, details={"contender": contender})
+            yield not_known(OptimizerSharding, metric, why)
 
 
 if __name__ == "__main__":

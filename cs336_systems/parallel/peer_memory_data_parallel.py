@@ -8,12 +8,12 @@ from torch import Tensor, nn
 
 from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
+from cs336_systems.parallel.ownership import ALIGNMENT, aligned
 from cs336_systems.parallel.peer_memory import PeerMemory, allocate
 from cs336_systems.parallel.streams import current_stream, new_stream
 
 SMALL_BYTES = MB
 """Gradients smaller than this travel together, up to so many: below it, starting a copy takes longer than the copy."""
-ALIGNMENT = 256
 
 
 class PeerMemoryDataParallel(OverlappedDataParallel):
@@ -99,7 +99,7 @@ class Layout:
         for size, owner in zip(sizes, self.owners, strict=True):
             self._starts.append(list(ends))
             for rank in range(ranks):
-                ends[rank] += aligned(size) * (ranks - 1 if rank == owner else 1)
+                ends[rank] += aligned(size, ALIGNMENT) * (ranks - 1 if rank == owner else 1)
         self.size = max(*ends, ALIGNMENT)
         """Bytes of memory that each rank needs."""
 
@@ -107,7 +107,7 @@ class Layout:
         """The bytes in the memory of `holder` into which `sender` writes a message; one of the two is its owner."""
         owner = self.owners[message]
         number = sender - (sender > owner) if holder == owner else 0
-        start = self._starts[message][holder] + number * aligned(self.sizes[message])
+        start = self._starts[message][holder] + number * aligned(self.sizes[message], ALIGNMENT)
         return slice(start, start + self.sizes[message])
 
 
@@ -198,8 +198,3 @@ def as_gathered(slot: Tensor, message: Bucket) -> Tensor:
 def size_of(message: Bucket) -> int:
     """Bytes of a message."""
     return sum(parameter.nbytes for parameter in message.parameters)
-
-
-def aligned(size: int) -> int:
-    """The size rounded up, so that what lies behind it can be copied and added fast."""
-    return -(-size // ALIGNMENT) * ALIGNMENT

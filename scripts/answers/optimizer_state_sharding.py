@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame, isna
 
-from scripts.answers.helpers.optimizer_sharding import missing
+from scripts.answers.helpers.data_parallel import missing
 from scripts.data import select
 from scripts.markup import Table
 from scripts.optimizer_sharding import AFTER_UPDATE, OURS, memory

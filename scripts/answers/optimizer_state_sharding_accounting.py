@@ -8,8 +8,8 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.sizes import parse_size
-from scripts.answers.helpers.data_parallel import extremes
-from scripts.answers.helpers.optimizer_sharding import NONE, missing, setting, step_table
+from scripts.answers.helpers.data_parallel import NONE, extremes, missing
+from scripts.answers.helpers.optimizer_sharding import setting, step_table
 from scripts.data import select
 from scripts.markup import Table, Typst, significant
 from scripts.optimizer_sharding import (

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 
 import torch
 import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
@@ -12,16 +11,21 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.contest.agreement import check_memory, fits_on_all_ranks, free_memory
 from cs336_systems.benchmarks.contest.optimizers import Contender
 from cs336_systems.benchmarks.contest.profile import profile_step
-from cs336_systems.benchmarks.contest.trial import phase_rows, run, slowest, time_steps
+from cs336_systems.benchmarks.contest.trial import (
+    Phases,
+    new_model,
+    own_tokens,
+    phase_rows,
+    phases_of,
+    run,
+    slowest,
+    time_steps,
+)
 from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
 from cs336_systems.measure.timing import synchronize
-from cs336_systems.model import build_model
-from cs336_systems.parallel.data_parallel import DataParallel
 from cs336_systems.parallel.gather import gather
-from cs336_systems.sizes import parse_size
-from cs336_systems.training_step import TrainingStep
 
 INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 
@@ -29,13 +33,10 @@ INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 class Training:
     """A model that a contender trains."""
 
-    def __init__(self, model: nn.Module, wrapped: nn.Module, optimizer: Optimizer, step: TrainingStep):
+    def __init__(self, model: nn.Module, optimizer: Optimizer, phases: Phases):
         self.model = model
         self.optimizer = optimizer
-        self.phases = dict(step.phases("train_step"))
-        if isinstance(wrapped, DataParallel):  # PyTorch's has no phase of its own for synchronization.
-            update = self.phases.pop("optimizer")
-            self.phases |= {"synchronization": wrapped.finish_gradient_synchronization, "optimizer": update}
+        self.phases = phases
 
     def held(self) -> dict[str, int]:
         """Bytes of the storages of parameters, gradients and this rank's optimizer state."""
@@ -62,15 +63,14 @@ class OptimizerTrial:
         """
         self.cell = cell
         self.device = device
-        everyones = torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
-        self.tokens = everyones.chunk(cell.processes)[dist.get_rank()]
+        self.tokens = own_tokens(cell, device)
         self.step_bytes, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
 
     def _rehearse(self) -> tuple[int, int]:
         """The memory of two steps, with the state of all parameters: the most in use, and that of the gradients."""
         before = in_use(self.device)
         reset_peak(self.device)
-        model = self._build()
+        model = new_model(self.cell, self.device)
         training = self._training(model, model, AdamW(model.parameters(), fused=True))
         for _ in range(2):  # In the first one's passes the state is not there yet.
             run(training.phases)
@@ -138,23 +138,12 @@ class OptimizerTrial:
 
     def start(self, contender: Contender) -> Training:
         """A new model with a contender's wrapper and optimizer."""
-        model = self._build()
+        model = new_model(self.cell, self.device)
         wrapped, optimizer = contender.make(model)
         return self._training(model, wrapped, optimizer)
 
-    def _build(self) -> nn.Module:
-        cell = self.cell
-        return build_model(
-            cell.model,
-            parse_size(cell.size),
-            vocab_size=cell.vocab_size,
-            context_length=cell.context,
-            device=self.device,
-        )
-
     def _training(self, model: nn.Module, wrapped: nn.Module, optimizer: Optimizer) -> Training:
-        step = TrainingStep(wrapped, self.tokens, precision=self.cell.precision, optimizer=optimizer)
-        return Training(model, wrapped, optimizer, step)
+        return Training(model, optimizer, phases_of(wrapped, self.tokens, self.cell.precision, optimizer))
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -1,7 +1,6 @@
 """A contender's turn at a training that is all its own: what shards a model cannot give it back whole."""
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from cs336_systems.accounting.units import MIB
@@ -11,21 +10,19 @@ from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, ShardedCo
 from cs336_systems.benchmarks.contest.trial import (
     LEARNING_RATE,
     Phases,
-    Turn,
     memory_outside,
+    new_model,
+    own_tokens,
     phase_rows,
+    phases_of,
     run,
     slowest,
     time_steps,
 )
+from cs336_systems.benchmarks.contest.turns import Turn
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
-from cs336_systems.model import build_model
-from cs336_systems.parallel.data_parallel import DataParallel
-from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from cs336_systems.sizes import parse_size
-from cs336_systems.training_step import TrainingStep
 
 
 class ShardedTrial:
@@ -34,9 +31,7 @@ class ShardedTrial:
     def __init__(self, cell: FullyShardedTraining, device: torch.device):
         self.cell = cell
         self.device = device
-        shape = (cell.processes * cell.batch_size, cell.context + 1)
-        everyones = torch.randint(cell.vocab_size, shape, device=device)
-        self.tokens = everyones.chunk(cell.processes)[dist.get_rank()]
+        self.tokens = own_tokens(cell, device)
 
     def turn(self, contender: ShardedContender) -> Turn:
         """Make and wrap a model, warm up, time some steps, and drop it all.
@@ -70,23 +65,13 @@ class ShardedTrial:
         return rows
 
     def _start(self, contender: ShardedContender) -> tuple[nn.Module, Phases]:
-        """A wrapped model, and the phases of its step; PyTorch's has none of its own for synchronization."""
+        """A wrapped model, and the phases of its step."""
         free_memory(self.device)
         check_memory(round(SLACK * contender.needed), self.device)
-        cell = self.cell
-        model = build_model(
-            cell.model,
-            parse_size(cell.size),
-            vocab_size=cell.vocab_size,
-            context_length=cell.context,
-            device=self.device,
-        )
+        model = new_model(self.cell, self.device)
         wrapped = available_on_all_ranks(lambda: contender.wrap(model))
         optimizer = contender.optimizer(wrapped.parameters(), lr=LEARNING_RATE, fused=True)
-        precision = cell.precision if contender.autocasts else "fp32"
-        phases = TrainingStep(wrapped, self.tokens, precision=precision, optimizer=optimizer).phases("train_step")
-        if isinstance(wrapped, DataParallel | FullyShardedDataParallel):
-            update = phases.pop("optimizer")
-            phases |= {"synchronization": wrapped.finish_gradient_synchronization, "optimizer": update}
+        precision = self.cell.precision if contender.autocasts else "fp32"
+        phases = phases_of(wrapped, self.tokens, precision, optimizer)
         reset_peak(self.device)
         return wrapped, phases

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from cs336_systems.benchmarks.contest.agreement import fits_on_all_ranks, free_memory, wrap_on_all_ranks
 from cs336_systems.benchmarks.contest.contenders import Contender
 from cs336_systems.benchmarks.contest.profile import profile_step
+from cs336_systems.benchmarks.contest.turns import Turn
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
@@ -30,18 +31,6 @@ STEPS_BEFORE_CAPTURE = 11
 LEARNING_RATE = 1e-6
 """So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
 Phases = Mapping[str, Callable[[], None]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """What a contender's turn in one round has shown."""
-
-    seconds: list[float]
-    """Of each timed step, by the slowest rank."""
-    peak: int
-    """The most bytes that this rank's allocator had in use; 0 on a CPU."""
-    outside: int
-    """Bytes of this rank's device that are in use, but not the allocator's; 0 on a CPU."""
 
 
 class Trial:
@@ -66,20 +55,11 @@ class Trial:
 
     def _start(self) -> tuple[nn.Module, Tensor, Optimizer]:
         cell = self.cell
-        model = build_model(
-            cell.model,
-            parse_size(cell.size),
-            vocab_size=cell.vocab_size,
-            context_length=cell.context,
-            device=self.device,
-        )
+        model = new_model(cell, self.device)
         if cell.compiled:
             # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
             compile_blocks(model)
-        everyones = torch.randint(
-            cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=self.device
-        )
-        tokens = everyones.chunk(cell.processes)[dist.get_rank()]
+        tokens = own_tokens(cell, self.device)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=self.replays)
         run(TrainingStep(model, tokens, precision=cell.precision, optimizer=optimizer).phases("train_step"))
         model.zero_grad()
@@ -126,15 +106,39 @@ class Trial:
         return wrap_on_all_ranks(contender, self.model, self.gradient_bytes, self.step_bytes)
 
     def _phases(self, contender: Contender, wrapped: nn.Module) -> Phases:
-        """The phases of a contender's step; PyTorch's has none of its own for synchronization."""
-        step = TrainingStep(wrapped, self.tokens, precision=self.cell.precision, optimizer=self.optimizer)
-        phases = step.phases("train_step")
-        update = phases.pop("optimizer")
-        if isinstance(wrapped, DataParallel):
-            phases["synchronization"] = wrapped.finish_gradient_synchronization
-        if not contender.updates:
-            phases["optimizer"] = update
+        """The phases of a contender's step."""
+        phases = phases_of(wrapped, self.tokens, self.cell.precision, self.optimizer)
+        if contender.updates:
+            del phases["optimizer"]
         return phases
+
+
+def new_model(cell: Any, device: torch.device) -> nn.Module:
+    """A model with random weights, of a cell of any of the experiments that train on several ranks."""
+    return build_model(
+        cell.model,
+        parse_size(cell.size),
+        vocab_size=cell.vocab_size,
+        context_length=cell.context,
+        device=device,
+    )
+
+
+def own_tokens(cell: Any, device: torch.device) -> Tensor:
+    """This rank's part of a batch that all ranks draw alike, [batch_size, context + 1]."""
+    everyones = torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
+    return everyones.chunk(cell.processes)[dist.get_rank()]
+
+
+def phases_of(
+    wrapped: nn.Module, tokens: Tensor, precision: str, optimizer: Optimizer
+) -> dict[str, Callable[[], None]]:
+    """The phases of a training step; PyTorch's wrappers have none of their own for synchronization."""
+    phases = TrainingStep(wrapped, tokens, precision=precision, optimizer=optimizer).phases("train_step")
+    if finish := getattr(wrapped, "finish_gradient_synchronization", None):
+        update = phases.pop("optimizer")
+        phases |= {"synchronization": finish, "optimizer": update}
+    return phases
 
 
 def compile_blocks(model: nn.Module) -> None:

@@ -5,20 +5,11 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
-from cs336_systems.measure.measurement import WHOLE_CELL
-from scripts.answers.helpers.data_parallel import fixed
+from scripts.answers.helpers.data_parallel import NONE, fixed
 from scripts.communication import BACKENDS, WIDE_SPREAD
-from scripts.data import reason, select
+from scripts.data import select
 from scripts.markup import Table
 from scripts.optimizer_sharding import CONTENDERS, PHASES, cell_name, compared
-
-NONE = "–"
-
-
-def missing(table: DataFrame) -> str:
-    """Why there is nothing to show."""
-    lost = select(table, metric=WHOLE_CELL)
-    return reason(lost.iloc[:1]) if len(lost) else "not measured: not run"
 
 
 def setting(rows: DataFrame) -> dict[str, Any]:
