@@ -12,6 +12,30 @@ PHASE_STEPS = 3
 """Steps of which each phase is timed."""
 TIMELINE_PARTS = 200
 """Equal parts of a step, of each of which the timeline says how busy the device was."""
+PHASES = ("forward", "backward", "synchronization", "optimizer")
+STEP_METRICS = {
+    # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
+    "step": "ms",
+    # From steps in which the device is idle after each phase.
+    **dict.fromkeys(PHASES, "ms"),
+}
+"""What experiments on several ranks time."""
+PROFILE_METRICS = {
+    # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
+    "device_busy": "ms",
+    "compute": "ms",
+    "communication": "ms",
+    "hidden": "ms",
+    "timeline": "share",
+    "timeline_length": "ms",
+}
+"""What they take from a profile."""
+
+
+def planned_steps(cell: Any, metric: str) -> int | None:
+    """Each timed step is a sample, each time that a phase ran, and each part of the timeline."""
+    planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS} | dict.fromkeys(PHASES, PHASE_STEPS)
+    return planned.get(metric)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,20 +44,8 @@ class DataParallelTraining(Experiment):
 
     name: ClassVar[str] = "data_parallel"
     metrics: ClassVar[Mapping[str, str]] = {
-        # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
-        "step": "ms",
-        # From steps in which the device is idle after each phase.
-        "forward": "ms",
-        "backward": "ms",
-        "synchronization": "ms",
-        "optimizer": "ms",
-        # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
-        "device_busy": "ms",
-        "compute": "ms",
-        "communication": "ms",
-        "hidden": "ms",
-        "timeline": "share",
-        "timeline_length": "ms",
+        **STEP_METRICS,
+        **PROFILE_METRICS,
         # On rank 0. outside_memory is not PyTorch's allocator's, and above what the floor takes.
         "peak_memory": "MiB",
         "outside_memory": "MiB",
@@ -77,7 +89,5 @@ class DataParallelTraining(Experiment):
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each timed step is a sample, and each part of the timeline."""
-        planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS}
-        planned |= dict.fromkeys(("forward", "backward", "synchronization", "optimizer"), PHASE_STEPS)
-        return planned.get(metric)
+        """As of all training on several ranks."""
+        return planned_steps(cell, metric)

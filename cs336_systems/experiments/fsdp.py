@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
-from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
+from cs336_systems.experiments.data_parallel import PROFILE_METRICS, STEP_METRICS, planned_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,20 +16,8 @@ class FullyShardedTraining(Experiment):
 
     name: ClassVar[str] = "fsdp"
     metrics: ClassVar[Mapping[str, str]] = {
-        # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
-        "step": "ms",
-        # From steps in which the device is idle after each phase.
-        "forward": "ms",
-        "backward": "ms",
-        "synchronization": "ms",
-        "optimizer": "ms",
-        # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
-        "device_busy": "ms",
-        "compute": "ms",
-        "communication": "ms",
-        "hidden": "ms",
-        "timeline": "share",
-        "timeline_length": "ms",
+        **STEP_METRICS,
+        **PROFILE_METRICS,
         # The same of a forward pass by itself, and its all-gathers in the order in which they run: when each begins and
         # ends, when the device is ready for what needs it, and when that begins.
         "forward_length": "ms",
@@ -75,7 +63,5 @@ class FullyShardedTraining(Experiment):
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each timed step is a sample, and each part of the timeline."""
-        planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS}
-        planned |= dict.fromkeys(("forward", "backward", "synchronization", "optimizer"), PHASE_STEPS)
-        return planned.get(metric)
+        """As of all training on several ranks."""
+        return planned_steps(cell, metric)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
-from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
+from cs336_systems.experiments.data_parallel import PROFILE_METRICS, STEP_METRICS, planned_steps
 
 MOMENTS = ("initialized", "before_update", "after_update")
 """When memory is looked at: when model, wrapper and optimizer are made; and in a step after the first, around the
@@ -20,26 +20,14 @@ class OptimizerSharding(Experiment):
 
     name: ClassVar[str] = "optimizer_sharding"
     metrics: ClassVar[Mapping[str, str]] = {
-        # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
-        "step": "ms",
-        # From steps in which the device is idle after each phase.
-        "forward": "ms",
-        "backward": "ms",
-        "synchronization": "ms",
-        "optimizer": "ms",
+        **STEP_METRICS,
         # One sample per rank, in order, at each moment. held: the storages of parameters, gradients and optimizer
         # state; allocated: all that the allocator has in use; peak_memory: its most since the moment before, which for
         # before_update is the beginning of the step.
         "held": "MiB",
         "allocated": "MiB",
         "peak_memory": "MiB",
-        # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
-        "device_busy": "ms",
-        "compute": "ms",
-        "communication": "ms",
-        "hidden": "ms",
-        "timeline": "share",
-        "timeline_length": "ms",
+        **PROFILE_METRICS,
     }
     details: ClassVar[tuple[str, ...]] = ("contender", "moment", "part", "kind")
     timed: ClassVar[str] = "step"
@@ -70,8 +58,7 @@ class OptimizerSharding(Experiment):
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each timed step is a sample, each part of the timeline, and each rank's memory."""
-        planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS}
-        planned |= dict.fromkeys(("forward", "backward", "synchronization", "optimizer"), PHASE_STEPS)
-        planned |= dict.fromkeys(("held", "allocated", "peak_memory"), cell.processes)
-        return planned.get(metric)
+        """Each rank's memory is a sample; the others as of all training on several ranks."""
+        if metric in ("held", "allocated", "peak_memory"):
+            return cell.processes
+        return planned_steps(cell, metric)

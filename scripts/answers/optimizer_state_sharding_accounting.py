@@ -8,8 +8,8 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.sizes import parse_size
-from scripts.answers.helpers.data_parallel import NONE, extremes, missing
-from scripts.answers.helpers.optimizer_sharding import setting, step_table
+from scripts.answers.helpers.data_parallel import NONE, common_setting, extremes, missing
+from scripts.answers.helpers.optimizer_sharding import step_table
 from scripts.data import select
 from scripts.markup import Table, Typst, significant
 from scripts.optimizer_sharding import (
@@ -44,7 +44,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     if not len(rows):
         return found | {"steps": None, "missing": missing(table)}
     return found | {
-        "s": setting(rows),
+        "s": common_setting(rows),
         **memory_answers(memory(table)),
         "steps": step_table(table, rows),
         "against": {

@@ -121,10 +121,9 @@ def missing(table: DataFrame) -> str:
     return reason(lost.iloc[:1]) if len(lost) else "not measured: not run"
 
 
-def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
-    """What all contenders have in common."""
+def common_setting(rows: DataFrame) -> dict[str, Any]:
+    """What all contenders of any experiment on several ranks have in common."""
     first = rows.iloc[0]
-    skipped = select(compared(table), metric="device_busy", status="skipped")
     return {
         "gpu": bool(first["gpu"]),
         "each": "GPU" if first["gpu"] else "process",
@@ -138,6 +137,14 @@ def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
         "n": int(rows["n"].max()),
         "wide": int(rows["wide"].sum()),
         "wide_spread": WIDE_SPREAD,
+    }
+
+
+def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
+    """What all contenders have in common."""
+    skipped = select(compared(table), metric="device_busy", status="skipped")
+    return {
+        **common_setting(rows),
         "negative": bool((rows["exposed"] < 0).any()),
         "unsteady": unsteady_cells(rows),
         "unsteady_from": UNSTEADY,

@@ -6,10 +6,8 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.answers.helpers.data_parallel import Column
-from scripts.communication import BACKENDS, WIDE_SPREAD
+from scripts.answers.helpers.data_parallel import Column, common_setting
 from scripts.data import select
-from scripts.data_parallel import backend_of
 from scripts.fsdp import OURS, PYTORCH, WRAPPERS, cell_name, cells_of
 from scripts.markup import Table
 
@@ -42,20 +40,9 @@ def contender_table(table: DataFrame, rows: DataFrame, columns: Sequence[Column]
 
 def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
     """What all contenders have in common."""
-    first = rows.iloc[0]
     skipped = select(table, metric="device_busy", status="skipped")
     return {
-        "gpu": bool(first["gpu"]),
-        "each": "GPU" if first["gpu"] else "process",
-        "backend": BACKENDS[backend_of(first)],
-        "context": int(first["context"]),
-        "batch": int(first["batch_size"]),
-        "rounds": int(first["rounds"]),
-        "steps": int(first["steps"]),
-        "warmup": int(first["warmup"]),
-        "n": int(rows["n"].max()),
-        "wide": int(rows["wide"].sum()),
-        "wide_spread": WIDE_SPREAD,
+        **common_setting(rows),
         "bf16": bool((rows["precision"] == "bf16").any()),
         "negative": bool((rows["exposed"] < 0).any()),
         "profiled": bool(rows["timeline_length"].notna().any()),

@@ -1,30 +1,12 @@
 """What the sections on sharded optimizers share."""
 
-from typing import Any
-
 import pandas
 from pandas import DataFrame, Series
 
 from scripts.answers.helpers.data_parallel import NONE, fixed
-from scripts.communication import BACKENDS, WIDE_SPREAD
 from scripts.data import select
 from scripts.markup import Table
 from scripts.optimizer_sharding import CONTENDERS, PHASES, cell_name, compared
-
-
-def setting(rows: DataFrame) -> dict[str, Any]:
-    """What all contenders have in common."""
-    first = rows.iloc[0]
-    return {
-        "gpu": bool(first["gpu"]),
-        "each": "GPU" if first["gpu"] else "process",
-        "backend": BACKENDS["nccl" if first["gpu"] else "gloo"],
-        "size": first["label"],
-        **{name: int(first[name]) for name in ("context", "batch_size", "rounds", "warmup", "steps")},
-        "n": int(rows["n"].max()),
-        "wide": int(rows["wide"].sum()),
-        "wide_spread": WIDE_SPREAD,
-    }
 
 
 def step_table(table: DataFrame, rows: DataFrame) -> Table:
