@@ -23,6 +23,8 @@ BACKEND, PROCESSES = "backend", "processes"
 """Parameters of which a launch has one value each."""
 SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
+RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs336_systems.attention.tiled")}
+"""Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
@@ -68,6 +70,10 @@ class Job:
         models = {cell.model.partition(":")[0] for cell in self.cells if hasattr(cell, "model")}
         return [*measured_modules(self.experiment), *sorted(models)]
 
+    def source_digest(self, *modules: str) -> str:
+        """The digest of that code, and of further modules: when it changes, what was measured is stale."""
+        return source_digest(*modules, *self.modules, without=unused_modules(self.cells))
+
 
 def launch_command(experiment: str, processes: int) -> str:
     """What launches an experiment with so many processes, without its options."""
@@ -83,6 +89,24 @@ def device_of(cell: Experiment, machine: str) -> str:
 def measured_modules(experiment: str) -> list[str]:
     """The modules whose code decides what an experiment measures, whichever model it is given."""
     return [f"cs336_systems.benchmarks.{experiment}", "cs336_systems.benchmarks.runner"]
+
+
+def unused_modules(cells: Sequence[Experiment]) -> list[str]:
+    """The modules that are imported where the cells are measured, and that none of them runs.
+
+    A change of the attention kernels does not make measurements of plain attention stale.
+    """
+    return [
+        module
+        for (parameter, value), modules in RUN_ONLY_WITH.items()
+        if not any(getattr(cell, parameter, value) == value for cell in cells)
+        for module in modules
+    ]
+
+
+def recorded_digest(cells: Sequence[Experiment]) -> str:
+    """The digest that the rows of one launch carry: of the code that measures them, whichever model it is given."""
+    return source_digest(*measured_modules(cells[0].name), without=unused_modules(cells))
 
 
 @dataclass(frozen=True, kw_only=True)

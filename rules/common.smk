@@ -11,7 +11,7 @@ from pathlib import Path
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, measured_modules, plan_to_json, with_switches
+from cs336_systems.plan import AUTO, make_plan, plan_to_json, recorded_digest, with_switches
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import note_owner, remove_lock_of_dead_owner
 from snakemake.exceptions import WorkflowError
@@ -118,12 +118,12 @@ def job_command(wildcards):
 
 def job_source(wildcards):
     """Digest of the code that decides what a job measures: when it changes, the job is stale."""
-    return source_digest(*JOBS[wildcards.job].modules)
+    return JOBS[wildcards.job].source_digest()
 
 
 def trace_source(wildcards):
     """The same of the code that decides what is traced."""
-    return source_digest("cs336_systems.artifacts.kernel_trace", *PLAN.trace.modules)
+    return PLAN.trace.source_digest("cs336_systems.artifacts.kernel_trace")
 
 
 def job_tests(wildcards):

@@ -6,15 +6,21 @@
 set -euo pipefail
 passed=$1
 shift
-for test in test_instruments "$@"; do
-    # Computed here, not by the rule: as a parameter of the job, it would make every edit of the tests measure again.
-    stamp="$passed/$(python -m cs336_systems.measure.gate "$test").txt"
-    if [ -e "$stamp" ]; then continue; fi
-    mkdir -p "$passed"
-    if ! python -m pytest -q -m numeric -p no:cacheprovider "tests/$test.py" >"$stamp.log" 2>&1; then
-        cat "$stamp.log" >&2
-        echo "The code is incorrect on this machine, so nothing was measured with it: tests/$test.py" >&2
-        exit 1
+mkdir -p "$passed"
+tests=() stamps=()
+# Computed here, not by the rule: as a parameter of the job, stamps would make every edit of the tests measure again.
+names=$(python -m cs336_systems.measure.gate test_instruments "$@")
+for name in $names; do
+    if [ ! -e "$passed/$name.txt" ]; then
+        tests+=("tests/${name%-*-*}.py")
+        stamps+=("$passed/$name.txt")
     fi
-    mv "$stamp.log" "$stamp"
 done
+if [ "${#tests[@]}" = 0 ]; then exit; fi
+log="$passed/last.log"
+if ! python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]}" >"$log" 2>&1; then
+    cat "$log" >&2
+    echo "The code is incorrect on this machine, so nothing was measured with it: ${tests[*]}" >&2
+    exit 1
+fi
+touch "${stamps[@]}"

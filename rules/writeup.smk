@@ -31,7 +31,7 @@ rule typeset:
     log:
         f"{RESULTS}/logs/writeup.log",
     params:
-        digests={name: source_digest(*measured_modules(name)) for name in PLAN.jobs},
+        digests={name: sorted({recorded_digest(job.cells) for job in jobs.values()}) for name, jobs in PLAN.jobs.items()},
         source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),
     message:
         "Typesetting {output.pdf}"

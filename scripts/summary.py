@@ -1,7 +1,7 @@
 """What the title page and the last pages say: machine, versions, coverage, self-checks, commands."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pandas
@@ -39,7 +39,7 @@ def summarize(
     plan: Plan,
     coverage: DataFrame,
     checks: DataFrame,
-    digests: Mapping[str, str],
+    digests: Mapping[str, Collection[str]],
 ) -> dict[str, Any]:
     """Values and tables that belong to no single section."""
     gpu = measured_gpu(tables)
@@ -93,9 +93,9 @@ def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def outdated(tables: Mapping[str, DataFrame], digests: Mapping[str, str]) -> list[str]:
+def outdated(tables: Mapping[str, DataFrame], digests: Mapping[str, Collection[str]]) -> list[str]:
     """The experiments of which some rows were measured with code other than the present, by its digest."""
-    return [name for name, digest in digests.items() if not tables[name]["source_digest"].eq(digest).all()]
+    return [name for name, present in digests.items() if not tables[name]["source_digest"].isin(present).all()]
 
 
 def versions_table(rows: DataFrame) -> Table:

@@ -1,7 +1,7 @@
 """Render the report: Jinja fills Typst templates with values computed from the tables, Typst typesets the PDF."""
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def render(
     tables: Mapping[str, pandas.DataFrame],
     coverage: pandas.DataFrame,
     checks: pandas.DataFrame,
-    digests: Mapping[str, str],
+    digests: Mapping[str, Collection[str]],
 ) -> str:
     """The report as Typst source."""
     shown = {name: at_one_setting(name, table) for name, table in tables.items()}
@@ -111,13 +111,13 @@ def write(
     tables: Mapping[str, str],
     coverage: str,
     checks: str,
-    digests: Mapping[str, str],
+    digests: Mapping[str, Collection[str]],
     source: str,
     output: str,
 ) -> None:
     """Render and typeset the report of the plan and the tables at the given paths.
 
-    `digests` are those of the code that would measure each experiment now.
+    `digests` are those that rows of each experiment have if the present code measured them.
     """
     loaded = {name: load(name, path) for name, path in tables.items()}
     outcomes = pandas.read_csv(checks, keep_default_na=False)

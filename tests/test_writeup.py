@@ -27,7 +27,7 @@ from scripts.writeup import environment, picture_of, render, typeset, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
-DIGESTS = dict.fromkeys(EXPERIMENTS, provenance().source_digest)
+DIGESTS = {name: [provenance().source_digest] for name in EXPERIMENTS}
 H200_PLAN = make_plan(config(machine="1 x NVIDIA H200"))
 CPU_PLAN = make_plan(config(machine="cpu"))
 NASTY = (

@@ -31,7 +31,7 @@ from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.measure.record import make_row, parameters, write_job
 from cs336_systems.measure.validation import Row
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
-from cs336_systems.plan import CPU, CUDA, device_of, launch_command, measured_modules
+from cs336_systems.plan import CPU, CUDA, device_of, launch_command, recorded_digest
 from cs336_systems.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
@@ -82,7 +82,7 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
         measured = list(report_progress(cells_measured, cells) if rank.number == 0 else cells_measured)
     if rank.number == 0:
         origin = provenance.collect(
-            measured_modules(experiment.name),
+            recorded_digest(cells),
             machine,
             gpus=rank.processes if device.type == CUDA else 0,
             seed=options.seed,

@@ -1,6 +1,7 @@
 """What a stamp of the correctness gate stands for: the versions and the hardware on which the tests have passed.
 
-Launch: python -m cs336_systems.measure.gate test_model, which prints the stamp of tests/test_model.py here.
+Launch: python -m cs336_systems.measure.gate test_model test_fsdp, which prints the stamps of tests/test_model.py and
+tests/test_fsdp.py here, one per line.
 """
 
 import hashlib
@@ -34,4 +35,4 @@ def _version(package: str) -> str:
 
 
 if __name__ == "__main__":
-    print(stamp(sys.argv[1]))
+    print(*map(stamp, sys.argv[1:]), sep="\n")

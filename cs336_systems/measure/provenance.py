@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,13 +11,10 @@ import torch
 
 from cs336_systems.measure.machine import detect
 from cs336_systems.measure.record import Provenance
-from cs336_systems.measure.source import source_digest
 
 
-def collect(
-    modules: Sequence[str], device: torch.device, *, gpus: int, seed: int, startup_seconds: float
-) -> Provenance:
-    """The provenance of a job that ran `modules` on so many GPUs of the machine that `device` belongs to."""
+def collect(source_digest: str, device: torch.device, *, gpus: int, seed: int, startup_seconds: float) -> Provenance:
+    """The provenance of a job that ran code of this digest on so many GPUs of the machine that `device` belongs to."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
@@ -37,7 +33,7 @@ def collect(
         tf32=rounds_to_tf32(device),
         git_commit=commit,
         git_dirty=dirty,
-        source_digest=source_digest(*modules),
+        source_digest=source_digest,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=seed,
         startup_seconds=startup_seconds,

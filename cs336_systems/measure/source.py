@@ -4,19 +4,21 @@ import ast
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
 DIGEST_CHARACTERS = 12
 
 
-def source_digest(*modules: str) -> str:
+def source_digest(*modules: str, without: Collection[str] = ()) -> str:
     """A digest of the modules and of all they import from their own top-level packages and this one.
 
     Comments, docstrings, layout and what a module does only when run as a program do not affect it.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
+        without: modules left out, with what is imported only by them.
 
     Returns:
         12 hexadecimal digits.
@@ -26,7 +28,7 @@ def source_digest(*modules: str) -> str:
     """
     packages = {module.partition(".")[0] for module in [__name__, *modules]}
     sources: dict[str, str] = {}
-    seen: set[str] = set()
+    seen = set(without)
     pending = list(modules)
     while pending:
         module = pending.pop()

@@ -46,7 +46,7 @@ def texts() -> dict[str, str]:
     tables = {name: frame(name, there) for name, there in rows.items()}
     checks = DataFrame(map(asdict, all_checks(tables)))
     # The digests of the recorded rows, as if no code had changed since.
-    digests = {name: table["source_digest"].iloc[0] if len(table) else "" for name, table in tables.items()}
+    digests = {name: table["source_digest"].unique() for name, table in tables.items()}
     with contextlib.chdir(ROOT):
         report = render(read_contents(), plan, tables, cover(plan, tables), checks, digests)
         figures = "\n".join(figure_lines(rows, str(plan.traces / "training_step.json.gz")))
