@@ -24,6 +24,12 @@ rule measure:
     threads: workflow.cores
     resources:
         gpu=job_gpus,
+        # What follows is for SLURM, which would else spread the GPUs over any number of nodes.
+        nodes=job_nodes,
+        tasks=job_nodes,
+        tasks_per_gpu=0,
+        gres=job_gpus_per_node,
+        mpi=job_starts_its_tasks,
     params:
         command=job_command,
         source=job_source,
@@ -60,6 +66,7 @@ if not PLAN.recorded:
         """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
         log:
             f"{RESULTS}/logs/promote.log",
+        localrule: True
         params:
             raw=str(PLAN.raw),
             recorded=f"recorded/{PLAN.machine}/raw",

@@ -30,6 +30,7 @@ rule typeset:
         source=f"{RESULTS}/writeup.typ",
     log:
         f"{RESULTS}/logs/writeup.log",
+    localrule: True
     params:
         digests={name: source_digest(*measured_modules(name)) for name in PLAN.jobs},
         source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),

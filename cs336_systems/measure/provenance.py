@@ -16,15 +16,16 @@ from cs336_systems.measure.source import source_digest
 
 
 def collect(
-    modules: Sequence[str], device: torch.device, *, gpus: int, seed: int, startup_seconds: float
+    modules: Sequence[str], device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float
 ) -> Provenance:
-    """The provenance of a job that ran `modules` on so many GPUs of the machine that `device` belongs to."""
+    """The provenance of a job that ran `modules` on so many GPUs of machines like the one that `device` belongs to."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
     return Provenance(
         gpu=torch.cuda.get_device_name(device) if on_gpu else "",
         gpu_count=gpus,
+        nodes=nodes,
         gpu_memory=machine.gpu_memory if on_gpu else 0,
         cpu=machine.cpu,
         driver=machine.driver if on_gpu else "",
