@@ -47,14 +47,13 @@ mount --bind "$folder/hosts" /etc/hosts
 mount --bind "$folder/etc" /etc/slurm
 
 mkdir -p "$folder/state"
-slurmctld -D >"$folder/slurmctld.log" 2>&1 </dev/null &
+slurmctld -D -c >"$folder/slurmctld.log" 2>&1 </dev/null &
 for node in gpu1 gpu2; do
     mkdir -p "$folder/spool/$node"
     unshare --uts bash -c "hostname $node; exec slurmd -D -N $node" >"$folder/$node.log" 2>&1 </dev/null &
 done
-for attempt in {1..100}; do
-    if [ "$(sinfo --noheader --states=idle --format=%D 2>/dev/null)" = 2 ]; then break; fi
-    if [ "$attempt" = 100 ]; then
+until [ "$(sinfo --noheader --states=idle --format=%D 2>/dev/null)" = 2 ]; do
+    if [ "$(jobs -rp | wc -l)" != 3 ]; then
         tail -n 20 "$folder"/*.log >&2
         exit 1
     fi

@@ -35,7 +35,10 @@ PROFILE = ["--workflow-profile", "profiles/slurm", "--slurm-status-command", "sq
 QUICK = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
 RUN = shlex.join([*SNAKEMAKE, *PROFILE, *QUICK])
 PYTHON = shlex.quote(sys.executable)
-LIST = "squeue --states=all --noheader --sort=i --Format=Comment:99,State:20,tres-alloc:99,TimeLimit:20"
+COLUMNS = "Comment:99,State:20,tres-alloc:99,tres-per-job:20,tres-per-node:20,TimeLimit:20"
+PROCESSES = "processes:\n        - 1\n        - 2\n        - 4\n"
+"""Of the toy experiment's jobs, as they stand in config.yaml."""
+LIST = f"squeue --states=all --noheader --sort=i --Format={COLUMNS}"
 
 
 def missing():
@@ -92,7 +95,7 @@ def toy(tmp_path):
 
 def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
     nodes(toy, machine="4 x NVIDIA H200", nodes=2)
-    edit(toy / "config.yaml", "processes:\n        - 1\n        - 2\n        - 4\n", "processes: [1, 4, 6, 10]\n")
+    edit(toy / "config.yaml", PROCESSES, "processes: [1, 4, 6, 10]\n")
     machine = f"{PYTHON} -m cs336_systems.measure.machine"
     coverage = "results/nvidia-h200/coverage.csv"
     printed = on_cluster(
@@ -103,10 +106,11 @@ def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
     )
     assert printed.splitlines()[:2] == ["cpu", "4 x NVIDIA H200"]
     done, hour = "COMPLETED", "1:00:00"
+    node, two = "cpu=8,mem=64G,node=1,billing=8", "cpu=16,mem=128G,node=2,billing=16"
     assert sorted(submitted(printed)) == [
-        ["rule_measure_wildcards_ping/all-1_processes", done, "cpu=8,mem=64G,node=1,billing=8,gres/gpu=1", hour],
-        ["rule_measure_wildcards_ping/all-4_processes", done, "cpu=8,mem=64G,node=1,billing=8,gres/gpu=4", hour],
-        ["rule_measure_wildcards_ping/all-6_processes", done, "cpu=16,mem=128G,node=2,billing=16,gres/gpu=6", hour],
+        ["rule_measure_wildcards_ping_all-1_processes", done, node, "gres:gpu:1", "N/A", hour],
+        ["rule_measure_wildcards_ping_all-4_processes", done, node, "gres:gpu:4", "N/A", hour],
+        ["rule_measure_wildcards_ping_all-6_processes", done, two, "gres:gpu:6", "gres:gpu:3", hour],
     ]
     assert len({row[1:4] for row in rows(toy / "results/nvidia-h200/raw")}) == 2 * 3  # cells: two sizes of message
     (ping,) = (line for line in (toy / coverage).read_text().splitlines() if line.startswith("ping,"))
@@ -115,9 +119,10 @@ def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
 
 
 def test_jobs_that_fail_or_are_killed_are_named_and_run_again(toy):
+    edit(toy / "config.yaml", PROCESSES, "processes: [1, 2]\n")
     nodes(toy, machine="4 x NVIDIA A100")
-    wrong = on_cluster(toy, f"! {RUN} measurements", gpus=4)
-    assert wrong.count("planned for nvidia-a100, but this is nvidia-h200; see the key machine") >= 3
+    wrong = on_cluster(toy, f"! {RUN} results/nvidia-a100/raw/ping/all-1_processes.csv", gpus=4)
+    assert "planned for nvidia-a100, but this is nvidia-h200; see the key machine" in wrong
     assert not list(toy.rglob("raw/ping/*.csv"))
 
     nodes(toy, machine="4 x NVIDIA H200")
@@ -129,8 +134,8 @@ def test_jobs_that_fail_or_are_killed_are_named_and_run_again(toy):
     assert "status 1" in printed
     assert "SLURM status is: 'CANCELLED'" in printed
     states = [state for _, state, *_ in submitted(printed)]
-    assert states == ["CANCELLED", "COMPLETED", "COMPLETED", "COMPLETED"]
-    assert len(list((toy / "results/nvidia-h200/raw/ping").glob("*.csv"))) == 3
+    assert states == ["CANCELLED", "COMPLETED", "COMPLETED"]
+    assert len(list((toy / "results/nvidia-h200/raw/ping").glob("*.csv"))) == 2
 
 
 def test_ranks_on_two_nodes_reach_each_other(tmp_path, toy):
@@ -148,7 +153,7 @@ def test_cpu_nodes_make_the_whole_report(tmp_path):
     nodes(folder, machine="cpu")
     found = submitted(on_cluster(folder, f"{RUN}; {LIST}"))
     assert {state for _, state, *_ in found} == {"COMPLETED"}
-    assert all("gpu" not in tres for *_, tres, _ in found)
+    assert {gpus for *_, gpus, _, _ in found} == {"N/A"}
     assert (folder / "results/cpu/writeup.pdf").exists()
     with (folder / "results/cpu/coverage.csv").open() as file:
         assert all(line["planned"] == line["measured"] for line in csv.DictReader(file))
