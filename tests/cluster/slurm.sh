@@ -31,6 +31,7 @@ StateSaveLocation=$folder/state
 SlurmdSpoolDir=$folder/spool/%n
 SlurmctldPidFile=$folder/slurmctld.pid
 SlurmdPidFile=$folder/%n.pid
+MinJobAge=86400
 MailProg=/bin/true
 MpiDefault=none
 ProctrackType=proctrack/linuxproc
