@@ -61,7 +61,7 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The command that measures it; without further options it prints the measurements."""
+        """The command that measures it on one machine; without further options it prints the measurements."""
         return f"{launch_command(self.experiment, self.processes)} {self.arguments}"
 
     @property
@@ -75,9 +75,13 @@ class Job:
         return source_digest(*modules, *self.modules, without=unused_modules(self.cells))
 
 
-def launch_command(experiment: str, processes: int) -> str:
-    """What launches an experiment with so many processes, without its options."""
-    launcher = f"torchrun --standalone --nproc-per-node={processes}" if processes > 1 else "python"
+def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
+    """What launches an experiment with so many processes, shared out over nodes of a SLURM job, without its options."""
+    if nodes > 1:
+        agents = f"srun --nodes={nodes} --ntasks={nodes} --cpu-bind=none --kill-on-bad-exit rules/torchrun.sh"
+        launcher = f"{agents} --nproc-per-node={processes // nodes}"
+    else:
+        launcher = f"torchrun --standalone --nproc-per-node={processes}" if processes > 1 else "python"
     return f"{launcher} -m cs336_systems.benchmarks.{experiment}"
 
 
@@ -117,6 +121,8 @@ class Plan:
     """Label of the machine."""
     gpus: int
     """Number of its GPUs; 0 for a CPU, and for recorded results."""
+    nodes: int
+    """Number of such machines that one launch may span."""
     recorded: bool
     """Whether the report is made of recorded results, so that nothing is measured."""
     scale: str
@@ -159,14 +165,26 @@ class Plan:
         """Number of GPUs that a job takes: one per process, if it takes any."""
         return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
 
+    def nodes_of(self, job: Job) -> int:
+        """Number of nodes that a job takes: as few as have its GPUs, each the same number of them; 1 if none do."""
+        needed = self.gpus_of(job)
+        enough = (nodes for nodes in range(1, self.nodes + 1) if needed <= nodes * self.gpus and needed % nodes == 0)
+        return next(enough, 1)
+
+    def command(self, job: Job) -> str:
+        """The command that measures a job, on as many nodes as it takes."""
+        return f"{launch_command(job.experiment, job.processes, self.nodes_of(job))} {job.arguments}"
+
     def obstacle(self, job: Job) -> str:
         """Why a job is not measured in this run; empty if it is."""
         if self.recorded:
             return "not among the recorded results"
         needed = self.gpus_of(job)
-        if needed > self.gpus:
-            return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
-        return ""
+        if needed <= self.gpus or self.nodes_of(job) > 1:
+            return ""
+        if self.nodes > 1:
+            return f"it needs {needed} GPUs, as many on each node, and there are {self.nodes} nodes of {self.gpus}"
+        return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
 
 
 def with_switches(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,6 +205,10 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> P
     """
     check_structure(config)
     measures = config["recorded"] == NONE
+    if config["nodes"] > 1 and config["machine"] in (AUTO, CPU):
+        raise ValueError(
+            f"config.yaml: nodes is {config['nodes']}; allowed: 1, unless machine says how many GPUs a node has"
+        )
     if measures:
         machine, gpus = measuring_machine(config["machine"])
     else:
@@ -200,6 +222,7 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> P
     plan = Plan(
         machine=machine,
         gpus=gpus,
+        nodes=config["nodes"],
         recorded=not measures,
         scale=scale,
         jobs={name: plan_jobs(name, config, scale) for name in config["experiments"]},

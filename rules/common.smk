@@ -108,12 +108,14 @@ def obstacles(wildcards):
         raise WorkflowError(
             "config.yaml: machine is 'auto', but jobs run elsewhere; say on what, see the key's comment"
         )
+    if workflow.is_main_process and workflow.local_exec and PLAN.nodes > 1:
+        raise WorkflowError(f"config.yaml: nodes is {PLAN.nodes}, but jobs run here; allowed: 1, or use profiles/slurm")
     return []
 
 
 def job_command(wildcards):
     """The command that measures a job."""
-    return JOBS[wildcards.job].command
+    return PLAN.command(JOBS[wildcards.job])
 
 
 def job_source(wildcards):
@@ -134,3 +136,19 @@ def job_tests(wildcards):
 def job_gpus(wildcards):
     """Number of GPUs that a job takes: at least one where there are GPUs, so that a cluster runs it on such a node."""
     return max(PLAN.gpus_of(JOBS[wildcards.job]), int(PLAN.device == "cuda"))
+
+
+def job_nodes(wildcards):
+    """Number of nodes that a job takes: one task on each, which is torchrun's agent if they are several."""
+    return PLAN.nodes_of(JOBS[wildcards.job])
+
+
+def job_gpus_per_node(wildcards):
+    """What makes SLURM share out the GPUs of several nodes evenly."""
+    nodes = job_nodes(wildcards)
+    return f"gpu:{job_gpus(wildcards) // nodes}" if nodes > 1 else None
+
+
+def job_starts_its_tasks(wildcards):
+    """What makes Snakemake leave it to the command to start the tasks on several nodes."""
+    return "srun" if job_nodes(wildcards) > 1 else None

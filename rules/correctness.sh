@@ -1,15 +1,17 @@
 #!/usr/bin/env bash
 # Nothing is measured with incorrect instruments or incorrect code: run the numeric tests of the instruments, and those in
 # tests/TEST.py, on this machine's devices, once for each version of the tests, of the code they import, of PyTorch,
-# Triton and the driver, and for each GPU model. FOLDER remembers what has passed.
-#   rules/correctness.sh FOLDER [TEST ...]
+# Triton and the driver, and for each GPU model. results/MACHINE/correctness remembers what has passed. On another kind of
+# machine nothing is measured either.
+#   rules/correctness.sh results/MACHINE/correctness [TEST ...]
 set -euo pipefail
 passed=$1
+machine=$(basename "$(dirname "$passed")")
 shift
 mkdir -p "$passed"
 tests=() stamps=()
 # Computed here, not by the rule: as a parameter of the job, stamps would make every edit of the tests measure again.
-names=$(python -m cs336_systems.measure.gate test_instruments "$@")
+names=$(python -m cs336_systems.measure.gate "$machine" test_instruments "$@")
 for name in $names; do
     if [ ! -e "$passed/$name.txt" ]; then
         tests+=("tests/${name%-*-*}.py")

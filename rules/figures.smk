@@ -28,6 +28,7 @@ for name, figure in CONTENTS.figures.items():
             ),
         log:
             f"{RESULTS}/logs/figures/{name}.log",
+        localrule: True
         params:
             script=figure.script,
             options=figure.options,

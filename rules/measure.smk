@@ -24,6 +24,12 @@ rule measure:
     threads: workflow.cores
     resources:
         gpu=job_gpus,
+        # What follows is for SLURM, which would else spread the GPUs over any number of nodes.
+        nodes=job_nodes,
+        tasks=job_nodes,
+        tasks_per_gpu=0,
+        gres=job_gpus_per_node,
+        mpi=job_starts_its_tasks,
     params:
         command=job_command,
         source=job_source,
@@ -34,8 +40,8 @@ rule measure:
     message:
         "Measuring {wildcards.job}"
     shell:
-        "rules/correctness.sh {params.passed} {params.tests}"
-        " && {params.command} --device {params.device} --seed {params.seed} --output {output.csv} 2> {log}"
+        "(rules/correctness.sh {params.passed} {params.tests}"
+        " && {params.command} --device {params.device} --seed {params.seed} --output {output.csv}) 2> {log}"
         " || (tail -n 30 {log} >&2; exit 1)"
 
 
@@ -60,6 +66,7 @@ if not PLAN.recorded:
         """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
         log:
             f"{RESULTS}/logs/promote.log",
+        localrule: True
         params:
             raw=str(PLAN.raw),
             recorded=f"recorded/{PLAN.machine}/raw",

@@ -16,6 +16,7 @@ rule plan:
         f"{RESULTS}/plan.json",
     log:
         f"{RESULTS}/logs/plan.log",
+    localrule: True
     params:
         plan=PLAN_JSON,
         source=source_digest("scripts.plan"),
@@ -36,6 +37,7 @@ rule table:
         ),
     log:
         f"{RESULTS}/logs/tables/{{experiment}}.log",
+    localrule: True
     params:
         machine=PLAN.machine,
         source=lambda wildcards: source_digest("scripts.tables", f"cs336_systems.experiments.{wildcards.experiment}"),
@@ -54,6 +56,7 @@ rule coverage:
         f"{RESULTS}/coverage.csv",
     log:
         f"{RESULTS}/logs/coverage.log",
+    localrule: True
     params:
         experiments=list(PLAN.jobs),
         source=source_digest("scripts.coverage", *EXPERIMENT_MODULES),
@@ -71,6 +74,7 @@ rule checks:
         report(f"{RESULTS}/checks.csv", category="Self-checks", caption="../report/captions/checks.rst"),
     log:
         f"{RESULTS}/logs/checks.log",
+    localrule: True
     params:
         source=source_digest("scripts.self_checks", *modules("scripts.checks"), *EXPERIMENT_MODULES),
     message:
@@ -89,6 +93,7 @@ rule verdict:
         f"{RESULTS}/verdict.txt",
     log:
         f"{RESULTS}/logs/verdict.log",
+    localrule: True
     params:
         source=source_digest("scripts.verdict"),
         strict=config["strict"],

@@ -30,6 +30,7 @@ rule typeset:
         source=f"{RESULTS}/writeup.typ",
     log:
         f"{RESULTS}/logs/writeup.log",
+    localrule: True
     params:
         digests={name: sorted({recorded_digest(job.cells) for job in jobs.values()}) for name, jobs in PLAN.jobs.items()},
         source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),

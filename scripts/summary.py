@@ -19,6 +19,7 @@ from scripts.markup import Table
 VERSIONS = {
     "gpu": "GPU",
     "gpu_count": "GPUs used",
+    "nodes": "nodes of a launch",
     "cpu": "processor",
     "driver": "NVIDIA driver",
     "cuda": "CUDA (PyTorch build)",

@@ -25,6 +25,13 @@ def test_another_version_is_tested_anew(monkeypatch, package):
     assert len({here, changed, gate.environment_digest(H200)}) == 3
 
 
+def test_only_the_machine_that_was_planned_for_measures():
+    gate.check_machine("nvidia-h200", H200)
+    gate.check_machine("cpu", H200)
+    with pytest.raises(ValueError, match="planned for nvidia-a100, but this is nvidia-h200; see the key machine"):
+        gate.check_machine("nvidia-a100", H200)
+
+
 def test_a_stamp_names_its_tests_and_their_digest():
     name, tests, environment = gate.stamp("test_instruments").split("-")
     assert name == "test_instruments"

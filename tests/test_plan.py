@@ -89,7 +89,7 @@ def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, recorded"),
+        ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, nodes, recorded"),
         ({"scale": "large"}, "scale is 'large'; allowed: auto, smoke or handout"),
         ({"strict": "yes"}, "strict is 'yes'; allowed: true or false"),
         ({"trace": {"smoke": {}}}, "'handout' is a required property in trace"),
@@ -103,6 +103,8 @@ def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
         ({"trace": {"smoke": {"one_job_per": "size"}, "handout": {}}}, "trace.smoke: 'one_job_per' is not known here"),
         ({"model": "nowhere"}, "model is 'nowhere'; allowed: a model class as package.module:Class"),
         ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
+        ({"nodes": 0}, "nodes is 0; allowed: a whole number from 1"),
+        ({"nodes": 2}, "nodes is 2; allowed: 1, unless machine says how many GPUs a node has"),
         ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: auto, or"),
         ({"recorded": "pdp-11"}, "recorded is 'pdp-11'; allowed: none$"),
         ({"recorded": "../x"}, "recorded is '../x'; allowed: none, or the name of a folder in recorded/"),
@@ -244,6 +246,23 @@ def test_gloo_needs_no_gpus_and_nccl_one_per_process(machine, obstacles, gpus):
     assert all(len({(cell.backend, cell.processes) for cell in job.cells}) == 1 for job in jobs.values())
     assert [plan.obstacle(jobs[name]) for name in names] == obstacles
     assert [plan.gpus_of(jobs[name]) for name in names] == gpus
+
+
+def test_a_launch_spans_as_few_nodes_as_have_its_gpus_in_equal_shares():
+    grid = {"backend": ["nccl"], "processes": [2, 4, 6, 8], "megabytes": [1]}
+    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
+    plan = make_plan(config(experiments=experiments, machine="3 x NVIDIA H200", nodes=2))
+    jobs = {job.processes: job for job in plan.jobs["all_reduce"].values()}
+    assert [plan.nodes_of(jobs[processes]) for processes in (2, 4, 6)] == [1, 2, 2]
+    assert plan.command(jobs[2]) == jobs[2].command
+    assert plan.command(jobs[6]) == (
+        "srun --nodes=2 --ntasks=2 --cpu-bind=none --kill-on-bad-exit rules/torchrun.sh --nproc-per-node=3 "
+        "-m cs336_systems.benchmarks.all_reduce --backend nccl --processes 6 --megabytes 1"
+    )
+    assert [plan.obstacle(jobs[processes]) for processes in (2, 4, 6, 8)] == [
+        *["", "", ""],
+        "it needs 8 GPUs, as many on each node, and there are 2 nodes of 3",
+    ]
 
 
 @pytest.mark.parametrize("scale", ["smoke", "handout"])

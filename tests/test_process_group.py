@@ -22,10 +22,10 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 def test_without_a_launch_there_is_one_rank_and_no_group(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     rank = current_rank()
-    assert rank == Rank(number=0, processes=1, local_number=0)
+    assert rank == Rank(number=0, processes=1, local_number=0, local_processes=1)
     with process_group(rank, torch.device("cpu")):
         assert not dist.is_initialized()
 

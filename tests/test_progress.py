@@ -24,7 +24,13 @@ def plan(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jobs = {name: job(name, cells) for name, cells in (("a", CELLS), ("b", CELLS), ("c", CELLS[:1]))}
     return Plan(
-        machine="nvidia-l4", gpus=1, recorded=False, scale="smoke", jobs={"accumulation": jobs}, trace=job("trace")
+        machine="nvidia-l4",
+        gpus=1,
+        nodes=1,
+        recorded=False,
+        scale="smoke",
+        jobs={"accumulation": jobs},
+        trace=job("trace"),
     )
 
 

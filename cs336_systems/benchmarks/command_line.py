@@ -85,6 +85,7 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
             recorded_digest(cells),
             machine,
             gpus=rank.processes if device.type == CUDA else 0,
+            nodes=rank.processes // rank.local_processes,
             seed=options.seed,
             startup_seconds=startup_seconds,
         )
@@ -151,8 +152,8 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
     """The device on which this rank measures all cells of its launch: of several ranks, each has a GPU of its own.
 
     Raises:
-        ValueError: the cells' backends need different devices, or GPUs where the machine has none, or fewer than there
-            are processes.
+        ValueError: the cells' backends need different devices, or GPUs where the machine has none, or fewer than it
+            has processes.
     """
     devices = sorted({device_of(cell, machine.type) for cell in cells})
     if len(devices) > 1:
@@ -160,8 +161,8 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
     if devices == [CPU]:
         return torch.device(CPU)
     visible = torch.cuda.device_count() if machine.type == CUDA else 0
-    if rank.processes > visible:
-        raise ValueError(f"{rank.processes} processes need a GPU each, but there are {visible}")
+    if rank.local_processes > visible:
+        raise ValueError(f"{rank.local_processes} processes need a GPU each, but there are {visible}")
     return torch.device(CUDA, rank.local_number) if rank.processes > 1 else machine
 
 

@@ -1,14 +1,14 @@
 """What a stamp of the correctness gate stands for: the versions and the hardware on which the tests have passed.
 
-Launch: python -m cs336_systems.measure.gate test_model test_fsdp, which prints the stamps of tests/test_model.py and
-tests/test_fsdp.py here, one per line.
+Launch: python -m cs336_systems.measure.gate nvidia-h200 test_model test_fsdp, which prints the stamps of
+tests/test_model.py and tests/test_fsdp.py here, one per line.
 """
 
 import hashlib
 import importlib.metadata
 import sys
 
-from cs336_systems.measure.machine import Machine, detect
+from cs336_systems.measure.machine import Machine, detect, machine_label
 from cs336_systems.measure.source import DIGEST_CHARACTERS, source_digest
 
 DECIDE = ("torch", "triton", "numpy", "nvidia-nccl-cu13")
@@ -27,6 +27,16 @@ def stamp(test: str) -> str:
     return f"{test}-{source_digest(f'tests.{test}')}-{environment_digest(detect())}"
 
 
+def check_machine(planned: str, machine: Machine) -> None:
+    """Check that this is the machine that the run was planned for: a cluster's login node plans for its other nodes.
+
+    Raises:
+        ValueError: it has another GPU, or none; the sentence names both.
+    """
+    if planned not in (machine_label(""), machine.label):
+        raise ValueError(f"planned for {planned}, but this is {machine.label}; see the key machine in config.yaml")
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
@@ -35,4 +45,9 @@ def _version(package: str) -> str:
 
 
 if __name__ == "__main__":
-    print(*map(stamp, sys.argv[1:]), sep="\n")
+    planned, *tests = sys.argv[1:]
+    try:
+        check_machine(planned, detect())
+    except ValueError as error:
+        sys.exit(str(error))
+    print(*map(stamp, tests), sep="\n")

@@ -13,14 +13,17 @@ from cs336_systems.measure.machine import detect
 from cs336_systems.measure.record import Provenance
 
 
-def collect(source_digest: str, device: torch.device, *, gpus: int, seed: int, startup_seconds: float) -> Provenance:
-    """The provenance of a job that ran code of this digest on so many GPUs of the machine that `device` belongs to."""
+def collect(
+    source_digest: str, device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float
+) -> Provenance:
+    """The provenance of a job that ran code of this digest on so many GPUs of machines like the device's."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
     return Provenance(
         gpu=torch.cuda.get_device_name(device) if on_gpu else "",
         gpu_count=gpus,
+        nodes=nodes,
         gpu_memory=machine.gpu_memory if on_gpu else 0,
         cpu=machine.cpu,
         driver=machine.driver if on_gpu else "",

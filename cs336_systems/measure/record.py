@@ -28,13 +28,15 @@ from cs336_systems.measure.validation import Row, first_fault
 class Provenance:
     """The columns that every row of a job shares."""
 
-    added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": ""}
+    added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": "", "nodes": 1}
     """As in Measurement."""
 
     gpu: str = ""
     """GPU model of the machine; empty where the CPU stands for it."""
     gpu_count: int = 0
     """Number of GPUs that the measurement ran on; 0 for one in the host's memory."""
+    nodes: int = 1
+    """Number of machines that the measurement ran on."""
     gpu_memory: int = 0
     """Memory of one GPU, bytes."""
     cpu: str = ""

@@ -35,16 +35,23 @@ class Rank:
     """Processes in the launch: the world size."""
     local_number: int
     """From 0, among the processes of this host."""
+    local_processes: int
+    """Processes of this host."""
 
 
-ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-"""What torchrun sets in each process, and the values outside a launch."""
+ENVIRONMENT = {
+    "number": ("RANK", "0"),
+    "processes": ("WORLD_SIZE", "1"),
+    "local_number": ("LOCAL_RANK", "0"),
+    "local_processes": ("LOCAL_WORLD_SIZE", "1"),
+}
+"""What torchrun sets in each process, by the field of `Rank`, and the value outside a launch."""
 
 
 def current_rank() -> Rank:
     """This process's rank in a torchrun launch, from the environment; outside a launch, that of a lone process."""
-    number, processes, local = (int(os.environ.get(name, default)) for name, default in ENVIRONMENT.items())
-    return Rank(number=number, processes=processes, local_number=local)
+    values = {field: int(os.environ.get(name, default)) for field, (name, default) in ENVIRONMENT.items()}
+    return Rank(**values)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """All-reduces between real processes: what is summed, what is timed, and what does not fit."""
 
+import socket
 import subprocess
 import sys
 from fractions import Fraction
@@ -17,26 +18,41 @@ TOO_LARGE = 10**9
 """Megabytes that no machine has."""
 
 
-def launch(folder, processes, *options):
-    """The rows of a launch, by size and metric."""
+def launch(folder, processes, agents, *options):
+    """The rows of a launch, by size and metric; its agents of torchrun share the processes, as those of nodes do."""
+    with socket.create_server(("localhost", 0)) as server:
+        meeting_point = f"localhost:{server.getsockname()[1]}"
     command = [
-        *[sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"],
+        *[
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--nnodes={agents}",
+            f"--nproc-per-node={processes // agents}",
+        ],
+        *["--rdzv-backend=c10d", f"--rdzv-endpoint={meeting_point}"],
         *["-m", "cs336_systems.benchmarks.all_reduce", "--processes", str(processes), *options],
         *["--output", str(folder / "rows.csv")],
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    started = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(agents)]
+    try:
+        for agent in started:
+            _, stderr = agent.communicate(timeout=120)
+            assert agent.returncode == 0, stderr
+    finally:
+        for agent in started:
+            agent.kill()
     return {(row.megabytes, row.metric): row for row in read_jobs(AllReduce, [folder / "rows.csv"])}
 
 
 @pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
 def rows(request, tmp_path_factory):
-    """Three sizes, one of them far too large; over Gloo between three processes."""
-    processes = {"gloo": 3, "nccl": 2}[request.param]
+    """Three sizes, one of them far too large; over Gloo between four processes, as on two nodes."""
+    processes, agents = {"gloo": (4, 2), "nccl": (2, 1)}[request.param]
     if request.param == "nccl" and torch.cuda.device_count() < processes:
         pytest.skip("needs 2 GPUs")
     options = ["--backend", request.param, "--megabytes", "1", str(TOO_LARGE), "9", "--warmup", "1", "--steps", "4"]
-    return launch(tmp_path_factory.mktemp("launch"), processes, *options)
+    return launch(tmp_path_factory.mktemp("launch"), processes, agents, *options)
 
 
 @pytest.mark.parametrize("megabytes", [1, 9])
@@ -55,7 +71,7 @@ def test_bandwidths_are_those_of_the_slowest_ranks_time(rows, megabytes):
         assert 0 <= apart <= slowest
     rates = sorted(megabytes / milliseconds for milliseconds in parse_samples(time.samples))  # MB/ms: GB/s
     assert algorithm.mean == pytest.approx(sum(rates) / 4, rel=1e-3)
-    ring = {2: Fraction(1), 3: Fraction(4, 3)}[time.processes]
+    ring = {2: Fraction(1), 4: Fraction(3, 2)}[time.processes]
     assert bus.mean == pytest.approx(float(ring) * algorithm.mean, rel=1e-9)
 
 
@@ -67,7 +83,8 @@ def test_what_does_not_fit_is_skipped_by_all_ranks_alike(rows):
 
 
 def test_over_gloo_no_gpu_takes_part(rows):
-    assert {row.gpu_count for row in rows.values()} == {0 if next(iter(rows.values())).backend == "gloo" else 2}
+    over_gloo = next(iter(rows.values())).backend == "gloo"
+    assert {(row.gpu_count, row.nodes) for row in rows.values()} == {(0, 2) if over_gloo else (2, 1)}
 
 
 def test_contributions_differ_and_their_sums_are_exact():

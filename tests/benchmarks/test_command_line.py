@@ -94,11 +94,11 @@ def test_every_experiment_has_a_module_that_measures_it():
 )
 def test_another_number_of_processes_is_answered_with_the_right_launch(monkeypatch, processes, launched, launcher):
     monkeypatch.setattr(Accumulation, "processes", processes)
-    check_processes(Accumulation(), Rank(number=0, processes=processes, local_number=0))
+    check_processes(Accumulation(), ranks(processes)[0])
     with pytest.raises(
         ValueError, match=f"processes is {processes}, but {launched} were launched; launch with {launcher} "
     ):
-        check_processes(Accumulation(), Rank(number=0, processes=launched, local_number=0))
+        check_processes(Accumulation(), ranks(launched)[0])
 
 
 @pytest.fixture
@@ -108,8 +108,12 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-def ranks(processes):
-    return [Rank(number=number, processes=processes, local_number=number) for number in range(processes)]
+def ranks(processes, nodes=1):
+    here = processes // nodes
+    return [
+        Rank(number=number, processes=processes, local_number=number % here, local_processes=here)
+        for number in range(processes)
+    ]
 
 
 def test_each_process_has_a_gpu_of_its_own(two_gpus):
@@ -120,6 +124,7 @@ def test_each_process_has_a_gpu_of_its_own(two_gpus):
         with pytest.raises(ValueError, match="3 processes need a GPU each, but there are 2"):
             device_of_rank(cells, gpu, rank)
         assert device_of_rank(cells, cpu, rank) == cpu
+    assert [device_of_rank(cells, gpu, rank).index for rank in ranks(4, nodes=2)] == [0, 1, 0, 1]
 
 
 def test_a_backend_decides_what_its_cells_are_measured_on(two_gpus):

@@ -21,6 +21,8 @@ if __name__ == "__main__":
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     assert option("--processes") == [str(processes)]
     assert option("--device") == ["cuda"]
+    if "CUDA_VISIBLE_DEVICES" in os.environ:  # from SLURM
+        assert len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")) == int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if os.environ.get("RANK", "0") == "0":
         cells = [Ping(processes=processes, numbers=int(numbers)) for numbers in option("--numbers")]
         origin = provenance(**H200 | {"gpu_count": processes})

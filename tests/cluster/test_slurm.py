@@ -1,0 +1,159 @@
+"""`snakemake --workflow-profile profiles/slurm` on a SLURM cluster, whose nodes are this host under other names.
+
+SLURM itself, its executor and all launches are real. The GPUs are not: the scheduler hands out devices that are none,
+so the driver and the benchmark are stand-ins where a plan has GPUs.
+"""
+
+import csv
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import read_jobs
+from tests.workflow.project import (
+    GRIDS,
+    SNAKEMAKE,
+    STAND_INS,
+    add_toy_experiment,
+    copy_project,
+    edit,
+    edit_yaml,
+    environment,
+    rows,
+)
+
+SLURM = Path(__file__).with_name("slurm.sh")
+PROFILE = ["--workflow-profile", "profiles/slurm", "--slurm-status-command", "squeue"]
+QUICK = ["--slurm-init-seconds-before-status-checks", "1", "--latency-wait", "5"]
+RUN = shlex.join([*SNAKEMAKE, *PROFILE, *QUICK])
+PYTHON = shlex.quote(sys.executable)
+COLUMNS = "Comment:99,State:20,tres-alloc:99,tres-per-job:20,tres-per-node:20,TimeLimit:20"
+PROCESSES = "processes:\n        - 1\n        - 2\n        - 4\n"
+"""Of the toy experiment's jobs, as they stand in config.yaml."""
+LIST = f"squeue --states=all --noheader --sort=i --Format={COLUMNS}"
+
+
+def missing():
+    """Why there can be no cluster here; empty if there can."""
+    commands = [name for name in ("slurmctld", "slurmd", "sbatch", "unshare", "setpriv") if not shutil.which(name)]
+    if commands:
+        return f"needs {', '.join(commands)}: apt install slurmctld slurmd slurm-client"
+    if importlib.util.find_spec("snakemake_executor_plugin_slurm") is None:
+        return "needs Snakemake's executor: pip install -e '.[slurm]'"
+    if subprocess.run(["unshare", "--mount", "--pid", "--uts", "--fork", "true"], capture_output=True).returncode:
+        return "may not make namespaces: needs root"
+    return ""
+
+
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.workflow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(bool(missing()), reason=missing()),
+]
+
+
+def on_cluster(folder, script, gpus=0):
+    """What a script prints on the login node of a new cluster; that node sees no GPU."""
+    done = subprocess.run(
+        [SLURM, folder.with_name("slurm"), "bash", "-uc", script], cwd=folder, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, env=environment(folder, gpus) | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def submitted(printed):
+    """What jobs asked for and what became of them, as LIST prints it: by rule and wildcards, in order of submission."""
+    return [re.split(r" {2,}", line.strip()) for line in printed.splitlines() if line.startswith("rule_")]
+
+
+def nodes(folder, **keys):
+    """Say what the nodes are."""
+    edit_yaml(folder / "profiles/slurm/nodes.yaml", **keys)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """A project of the toy experiment alone; its benchmark and the driver are stand-ins."""
+    folder = copy_project(tmp_path / "project", {name: {} for name in EXPERIMENTS})
+    add_toy_experiment(folder)
+    shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
+    edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")
+    passing = "import pytest\n\n\n@pytest.mark.numeric\ndef test_nothing():\n    pass\n"
+    (folder / "tests/test_instruments.py").write_text(passing)  # the real ones would run for each number of GPUs
+    return folder
+
+
+def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
+    nodes(toy, machine="4 x NVIDIA H200", nodes=2)
+    edit(toy / "config.yaml", PROCESSES, "processes: [1, 4, 6, 10]\n")
+    machine = f"{PYTHON} -m cs336_systems.measure.machine"
+    coverage = "results/nvidia-h200/coverage.csv"
+    printed = on_cluster(
+        toy,
+        f"{machine} && srun --gpus=4 --nodes=1 {machine} && {RUN} measurements && {RUN} {coverage} && {LIST}"
+        f" && ! {RUN} -n results/nvidia-h200/raw/ping/all-10_processes.csv",
+        gpus=4,
+    )
+    assert printed.splitlines()[:2] == ["cpu", "4 x NVIDIA H200"]
+    done, hour = "COMPLETED", "1:00:00"
+    node, two = "cpu=8,mem=64G,node=1,billing=8", "cpu=16,mem=128G,node=2,billing=16"
+    assert sorted(submitted(printed)) == [
+        ["rule_measure_wildcards_ping_all-1_processes", done, node, "gres:gpu:1", "N/A", hour],
+        ["rule_measure_wildcards_ping_all-4_processes", done, node, "gres:gpu:4", "N/A", hour],
+        ["rule_measure_wildcards_ping_all-6_processes", done, two, "gres:gpu:6", "gres:gpu:3", hour],
+    ]
+    assert len({row[1:4] for row in rows(toy / "results/nvidia-h200/raw")}) == 2 * 3  # cells: two sizes of message
+    (ping,) = (line for line in (toy / coverage).read_text().splitlines() if line.startswith("ping,"))
+    assert ping == "ping,all,8,6,0,0,0,0,2,0"
+    assert "(it needs 10 GPUs, as many on each node, and there are 2 nodes of 4)" in printed
+
+
+def test_jobs_that_fail_or_are_killed_are_named_and_run_again(toy):
+    edit(toy / "config.yaml", PROCESSES, "processes: [1, 2]\n")
+    nodes(toy, machine="4 x NVIDIA A100")
+    wrong = on_cluster(toy, f"! {RUN} results/nvidia-a100/raw/ping/all-1_processes.csv", gpus=4)
+    assert "planned for nvidia-a100, but this is nvidia-h200; see the key machine" in wrong
+    assert not list(toy.rglob("raw/ping/*.csv"))
+
+    nodes(toy, machine="4 x NVIDIA H200")
+    kill = "until squeue --noheader --states=running --format=%i | grep . >job; do sleep 0.2; done; scancel $(cat job)"
+    printed = on_cluster(
+        toy, f"{RUN} measurements >first 2>&1 & {kill}; wait %1; echo status $?; cat first; {RUN} measurements; {LIST}",
+        gpus=4,
+    )  # fmt: skip
+    assert "status 1" in printed
+    assert "SLURM status is: 'CANCELLED'" in printed
+    states = [state for _, state, *_ in submitted(printed)]
+    assert states == ["CANCELLED", "COMPLETED", "COMPLETED"]
+    assert len(list((toy / "results/nvidia-h200/raw/ping").glob("*.csv"))) == 2
+
+
+def test_ranks_on_two_nodes_reach_each_other(tmp_path, toy):
+    launch = "srun --nodes=2 --ntasks=2 rules/torchrun.sh --nproc-per-node=2 -m cs336_systems.benchmarks.all_reduce"
+    options = "--backend gloo --processes 4 --megabytes 1 --steps 2 --output ../rows.csv"
+    on_cluster(toy, f"PATH={shlex.quote(str(Path(sys.executable).parent))}:$PATH; {launch} {options}")
+    found = {row.metric: row for row in read_jobs(AllReduce, [tmp_path / "rows.csv"])}
+    assert found["wrong_numbers"].mean == 0
+    assert (found["time"].processes, found["time"].nodes) == (4, 2)
+
+
+def test_cpu_nodes_make_the_whole_report(tmp_path):
+    folder = copy_project(tmp_path / "project", GRIDS)
+    add_toy_experiment(folder)
+    nodes(folder, machine="cpu")
+    found = submitted(on_cluster(folder, f"{RUN}; {LIST}"))
+    assert {state for _, state, *_ in found} == {"COMPLETED"}
+    assert {gpus for *_, gpus, _, _ in found} == {"N/A"}
+    assert (folder / "results/cpu/writeup.pdf").exists()
+    with (folder / "results/cpu/coverage.csv").open() as file:
+        assert all(line["planned"] == line["ok"] for line in csv.DictReader(file))
