@@ -32,7 +32,7 @@ def checkout(tmp_path, monkeypatch):
     (folder / "results/cpu").mkdir(parents=True)
     for name in ("writeup.pdf", "verdict.txt"):
         (folder / "results/cpu" / name).write_text("made before")
-    monkeypatch.setenv("PYTEST_ADDOPTS", PLANTED)
+    monkeypatch.setenv("PYTEST_ADDOPTS", f"--noconftest {PLANTED}")  # PyTorch is not needed
     monkeypatch.setenv("PYTEST_XDIST_AUTO_NUM_WORKERS", "1")
     return folder
 
