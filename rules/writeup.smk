@@ -1,6 +1,7 @@
 """The report: templates filled with the tables' numbers and typeset.
 
-Needs the plan, tables, figures, coverage, self-checks and the verdict on them; makes results/<machine>/writeup.typ and
+Needs the plan, tables, figures, coverage, self-checks and the verdict on them, and, on a GPU other than that of the
+reference, the recorded CSV files of that; makes results/<machine>/writeup.typ and
 writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
@@ -21,6 +22,7 @@ rule typeset:
         TEMPLATES,
         "report/contents.yaml",
         "report/references.bib",
+        reference_csvs(),
         **TABLES,
         plan=rules.plan.output[0],
         coverage=rules.coverage.output[0],

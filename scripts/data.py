@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.measure.record import read_table, row_model
+from cs336_systems.measure.record import read_jobs, read_table, row_model
 from cs336_systems.measure.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
 from scripts.markup import measured
@@ -32,6 +32,12 @@ MODES = {
 def load(experiment: str, path: str | Path) -> DataFrame:
     """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
     return frame(experiment, read_table(EXPERIMENTS[experiment], Path(path)))
+
+
+def load_recorded(raw: Path) -> dict[str, DataFrame]:
+    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` gives them."""
+    paths = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
+    return {name: frame(name, read_jobs(EXPERIMENTS[name], csvs)) for name, csvs in paths.items()}
 
 
 def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
