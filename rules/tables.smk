@@ -36,6 +36,8 @@ rule table:
         ),
     log:
         f"{RESULTS}/logs/tables/{{experiment}}.log",
+    # Before any figure, so that the self-checks, which take longest, start early.
+    priority: 1
     params:
         machine=PLAN.machine,
         source=lambda wildcards: source_digest("scripts.tables", f"cs336_systems.experiments.{wildcards.experiment}"),
@@ -71,6 +73,7 @@ rule checks:
         report(f"{RESULTS}/checks.csv", category="Self-checks", caption="../report/captions/checks.rst"),
     log:
         f"{RESULTS}/logs/checks.log",
+    priority: 1
     params:
         source=source_digest("scripts.self_checks", *modules("scripts.checks"), *EXPERIMENT_MODULES),
     message:
