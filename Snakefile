@@ -1,7 +1,8 @@
 """One command from this machine to results/<machine>/writeup.pdf: `snakemake`.
 
 `snakemake writeup` rebuilds the report from the existing CSV files; `snakemake measurements` only measures;
-`snakemake end_to_end` (or another experiment's name) measures that experiment.
+`snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission` packs the code
+and the report for handing in.
 """
 
 from snakemake.utils import min_version
@@ -18,6 +19,7 @@ include: "rules/artifacts.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"
+include: "rules/submission.smk"
 
 
 rule all:

@@ -27,6 +27,8 @@ RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs33
 """Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
+REFERENCE = "nvidia-h200"
+"""The recorded machine whose headline figures the reports of other GPUs show beside their own."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
@@ -151,6 +153,13 @@ class Plan:
     def results(self) -> Path:
         """The folder of what is made from them."""
         return Path("results", "recorded" if self.recorded else "", self.machine)
+
+    @property
+    def reference(self) -> Path | None:
+        """The folder of the CSV files of the machine to compare with; None for itself, a CPU and recorded results."""
+        if self.recorded or self.machine in (CPU, REFERENCE):
+            return None
+        return Path("recorded", REFERENCE, "raw")
 
     def all_jobs(self) -> Iterator[Job]:
         """Every job."""

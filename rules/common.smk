@@ -82,6 +82,11 @@ def raw_csvs(wildcards):
     return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
 
 
+def reference_csvs():
+    """The CSV files of the recorded machine that the report compares with, if it does."""
+    return sorted(str(path) for path in PLAN.reference.glob("*/*.csv")) if PLAN.reference else []
+
+
 def trace_to_draw(wildcards):
     """The trace of a step: the recorded one if there is one, or the one that exists or will."""
     trace = str(PLAN.traces / TRACE)
@@ -89,9 +94,9 @@ def trace_to_draw(wildcards):
 
 
 def measures_nothing():
-    """Whether `snakemake writeup` runs, which takes the CSV files as they are."""
+    """Whether `snakemake writeup` runs, perhaps with `submission`, which takes the CSV files as they are."""
     targets = set(workflow.dag_settings.targets)
-    return PLAN.recorded or targets == {"writeup"}
+    return PLAN.recorded or "writeup" in targets <= {"writeup", "submission"}
 
 
 def obstacles(wildcards):

@@ -37,6 +37,8 @@ rule table:
         ),
     log:
         f"{RESULTS}/logs/tables/{{experiment}}.log",
+    # Before any figure, so that the self-checks, which take longest, start early.
+    priority: 1
     localrule: True
     params:
         machine=PLAN.machine,
@@ -74,6 +76,7 @@ rule checks:
         report(f"{RESULTS}/checks.csv", category="Self-checks", caption="../report/captions/checks.rst"),
     log:
         f"{RESULTS}/logs/checks.log",
+    priority: 1
     localrule: True
     params:
         source=source_digest("scripts.self_checks", *modules("scripts.checks"), *EXPERIMENT_MODULES),

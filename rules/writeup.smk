@@ -1,6 +1,7 @@
 """The report: templates filled with the tables' numbers and typeset.
 
-Needs the plan, tables, figures, coverage, self-checks and the verdict on them; makes results/<machine>/writeup.typ and
+Needs the plan, tables, figures, coverage, self-checks and the verdict on them, and, on a GPU other than that of the
+reference, the recorded CSV files of that; makes results/<machine>/writeup.typ and
 writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
@@ -21,6 +22,7 @@ rule typeset:
         TEMPLATES,
         "report/contents.yaml",
         "report/references.bib",
+        reference_csvs(),
         **TABLES,
         plan=rules.plan.output[0],
         coverage=rules.coverage.output[0],
@@ -32,7 +34,9 @@ rule typeset:
         f"{RESULTS}/logs/writeup.log",
     localrule: True
     params:
-        digests={name: sorted({recorded_digest(job.cells) for job in jobs.values()}) for name, jobs in PLAN.jobs.items()},
+        digests={
+            name: sorted({recorded_digest(job.cells) for job in jobs.values()}) for name, jobs in PLAN.jobs.items()
+        },
         source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),
     message:
         "Typesetting {output.pdf}"

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
-from pandas import DataFrame, Series
+from numpy.typing import NDArray
+from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.measure.record import read_table, row_model
+from cs336_systems.measure.record import read_jobs, read_table, row_model
 from cs336_systems.measure.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
 from scripts.markup import measured
@@ -30,6 +32,12 @@ MODES = {
 def load(experiment: str, path: str | Path) -> DataFrame:
     """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
     return frame(experiment, read_table(EXPERIMENTS[experiment], Path(path)))
+
+
+def load_recorded(raw: Path) -> dict[str, DataFrame]:
+    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` gives them."""
+    paths = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
+    return {name: frame(name, read_jobs(EXPERIMENTS[name], csvs)) for name, csvs in paths.items()}
 
 
 def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
@@ -59,12 +67,7 @@ def select(table: DataFrame, **wanted: Any) -> DataFrame:
 
     Of a metric only those that have been measured, unless a status is named: a lost metric is as one that is not there.
     """
-    if wanted.get("metric", WHOLE_CELL) != WHOLE_CELL:
-        wanted = {"status": "ok", **wanted}
-    chosen = Series(True, index=table.index)
-    for column, value in wanted.items():
-        chosen &= table[column] == value
-    return table[chosen]
+    return table.iloc[_positions(table, wanted)]
 
 
 def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
@@ -73,16 +76,32 @@ def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
     Raises:
         ValueError: it leaves several, so the number quoted would be arbitrary.
     """
-    rows = select(table, **wanted)
-    if len(rows) > 1:
-        raise ValueError(f"{len(rows)} rows for {wanted}; expected one")
-    return rows.iloc[0] if len(rows) else None
+    position = _only_position(table, wanted)
+    return None if position is None else table.iloc[position]
 
 
 def statistic(table: DataFrame, column: str, **wanted: Any) -> float | None:
     """One statistic of the one row selected, or None where it was not measured."""
-    row = one(table, **wanted)
-    return None if row is None or pandas.isna(row[column]) else float(row[column])
+    position = _only_position(table, wanted)
+    value: Any = None if position is None else table[column].iat[position]
+    return float(value) if measured(value) else None
+
+
+def _only_position(table: DataFrame, wanted: Mapping[str, Any]) -> int | None:
+    positions = _positions(table, wanted)
+    if len(positions) > 1:
+        raise ValueError(f"{len(positions)} rows for {dict(wanted)}; expected one")
+    return int(positions[0]) if len(positions) else None
+
+
+def _positions(table: DataFrame, wanted: Mapping[str, Any]) -> NDArray[numpy.intp]:
+    """Where the rows are that `select` leaves: as arrays, and fewer with each column, since a report selects often."""
+    if wanted.get("metric", WHOLE_CELL) != WHOLE_CELL:
+        wanted = {"status": "ok", **wanted}
+    positions = numpy.arange(len(table))
+    for column, value in wanted.items():
+        positions = positions[table[column].to_numpy()[positions] == value]
+    return positions
 
 
 def reason(table: DataFrame, **wanted: Any) -> str:

@@ -131,6 +131,8 @@ class Tile:
     """The figure with its unit."""
     meaning: str
     """What the figure is: markup, or any other string, which is escaped."""
+    quantity: str = ""
+    """What identifies it among the figures of another machine over the same cells; empty if it is not compared."""
 
 
 FILTERS = {

@@ -11,7 +11,8 @@ import typst
 
 from cs336_systems.plan import Plan, read_plan
 from scripts.contents import Contents, read_contents
-from scripts.data import at_one_setting, load
+from scripts.data import at_one_setting, load, load_recorded
+from scripts.headlines import Reference, compare
 from scripts.log import log_to
 from scripts.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
 from scripts.summary import summarize
@@ -44,13 +45,15 @@ def render(
     coverage: pandas.DataFrame,
     checks: pandas.DataFrame,
     digests: Mapping[str, Collection[str]],
+    recorded: Mapping[str, pandas.DataFrame] | None = None,
 ) -> str:
-    """The report as Typst source."""
+    """The report as Typst source, with the headline figures of recorded tables beside its own, if there are any."""
     shown = {name: at_one_setting(name, table) for name, table in tables.items()}
     summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
     sections = {name: module.answers(shown) for name, module in modules.items()}
-    tiles = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
+    of_sections = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
+    tiles = [tile for of_a_section in of_sections for tile in of_a_section]
     return (
         environment(Path("report"))
         .get_template("writeup.typ.j2")
@@ -58,7 +61,8 @@ def render(
             summary=summary,
             parts=contents.parts,
             sections=sections,
-            tiles=[tile for of_a_section in tiles for tile in of_a_section],
+            tiles=tiles,
+            reference=compare(contents, tiles, shown, recorded) if recorded else Reference(),
             figure=picture_of(contents, summary["machine"]),
             reproduce=command_of(plan),
         )
@@ -121,7 +125,9 @@ def write(
     """
     loaded = {name: load(name, path) for name, path in tables.items()}
     outcomes = pandas.read_csv(checks, keep_default_na=False)
-    text = render(read_contents(), read_plan(Path(plan)), loaded, pandas.read_csv(coverage), outcomes, digests)
+    planned = read_plan(Path(plan))
+    recorded = load_recorded(planned.reference) if planned.reference else None
+    text = render(read_contents(), planned, loaded, pandas.read_csv(coverage), outcomes, digests, recorded)
     Path(source).write_text(text, encoding="utf-8")
     typeset(Path(source), Path(output))
 

@@ -2,6 +2,7 @@
 
 import platform
 import re
+import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
 
@@ -21,6 +22,8 @@ def collect(device=CPU):
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
     """A git repository of one commit in which the package seems to lie; a function that runs git in it."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
     monkeypatch.setattr(provenance, "__file__", str(tmp_path / "cs336_systems" / "measure" / "provenance.py"))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
 

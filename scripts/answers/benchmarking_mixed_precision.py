@@ -40,7 +40,8 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         return []
     small, large = found["smallest"], found["largest"]
     what = f"bf16 autocast over fp32, forward and backward of {large['size']}, eager, at context {found['context']}"
-    return [Tile(times(large["gain"]), f"{what} ({times(small['gain'])} for {small['size']})")]
+    meaning = f"{what} ({times(small['gain'])} for {small['size']})"
+    return [Tile(times(large["gain"]), meaning, f"gain from bf16, {large['size']}, {found['context']}")]
 
 
 def dtype_answers(table: DataFrame) -> dict[str, Any]:

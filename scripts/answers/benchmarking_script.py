@@ -49,7 +49,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         first, *others = best
         what = f"of {first['of']}, the best utilization of all steps"
         rest = [f"; in {other['precision']} {100 * other['share']:.0f} % of {other['of']}" for other in others]
-        return [Tile(percent(first["share"]), "".join([what, *rest]))]
+        return [Tile(percent(first["share"]), "".join([what, *rest]), f"utilization in {first['precision']}")]
     shown = []
     if found["most_inflated"] and found["most_inflated"] > 1 + NOTICEABLE:
         inflation = f"how much timing without warm-up inflates the mean of {found['steps']} steps, at worst"

@@ -65,7 +65,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     (least, where), (most, elsewhere) = found["gain"]["least"], found["gain"]["most"]
     worst = f" (the least: {times(least)}, {where})" if where != elsewhere else ""
     meaning = f"as fast as PyTorch's best data-parallel step, over copy engines: {elsewhere}{worst}"
-    return [Tile(times(most), escape(meaning))]
+    return [Tile(times(most), escape(meaning), "gain from copy engines")]
 
 
 def candidates(cell: DataFrame) -> list[Series]:

@@ -77,7 +77,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         return []
     least, most = (1 / ratio for ratio in reversed(found["pytorch"]["step"]))
     best = f" (at best {times(most)})" if times(most) != times(least) else ""
-    return [Tile(times(least), escape(f"as fast as PyTorch's fully_shard, at worst{best}"))]
+    return [Tile(times(least), escape(f"as fast as PyTorch's fully_shard, at worst{best}"), "gain over fully_shard")]
 
 
 def traces(rows: DataFrame) -> dict[str, Any] | None:

@@ -40,7 +40,8 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         return []
     case = max(cases, key=lambda case: case["saving"])
     where = escape(f"{case['attention']} attention, at {times(case['slowdown'])} the step time")
-    return [Tile(times(case["saving"]), Typst(f"smaller peak memory by activation checkpointing ({where})"))]
+    meaning = Typst(f"smaller peak memory by activation checkpointing ({where})")
+    return [Tile(times(case["saving"]), meaning, "saving by checkpointing")]
 
 
 def results(table: DataFrame, cells: list[Series]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         return []
     (most, where), (least, elsewhere) = found["best"], found["worst"]
     extremes = escape(f"{where} (the smallest: {times(least)}, {elsewhere})")
-    return [Tile(times(most), Typst(f"the largest gain from `torch.compile`: {extremes}"))]
+    return [Tile(times(most), Typst(f"the largest gain from `torch.compile`: {extremes}"), "gain from compiling")]
 
 
 def attention_table(table: DataFrame) -> Table | None:

@@ -47,9 +47,10 @@ def bounds(row: Series) -> tuple[int, int]:
     step = StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=0)
     weights = FP32_BYTES * parameters(step.block.shape, step.vocab_size)
     copies = weight_copy_bytes(step.block.shape, step.vocab_size) if row["precision"] == "bf16" else 0
+    peak = step.peak
     of_mode = {
-        "train_step": (step.peak, step.peak),
-        "forward_backward": 2 * (step.peak - adamw_bytes(step.block.shape, step.vocab_size),),
+        "train_step": (peak, peak),
+        "forward_backward": 2 * (peak - adamw_bytes(step.block.shape, step.vocab_size),),
         "forward": 2 * (weights + step.saved_for_backward,),
         # Without a graph no more is kept than one block would save, and the logits.
         "inference": (

@@ -9,6 +9,13 @@ from tests.workflow.project import copy_project, snakemake
 collect_ignore = ["toy"]  # what a copy of the project gets
 
 
+@pytest.fixture(scope="session", autouse=True)
+def git():
+    """What tells which files of a folder are the project's."""
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+
+
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """A project whose report is made, in a folder whose name is not plain. Not to be changed."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import yaml
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from scripts.project_files import project_files
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).with_name("toy")
@@ -32,9 +33,8 @@ GRIDS = {
 
 def copy_project(folder: Path, grids: dict = GRIDS) -> Path:
     """The project as a clone has it, with the given grids at both scales."""
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    tracked = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    copy_files(ROOT, folder, filter(None, tracked.split("\0")))
+    found = project_files(ROOT)
+    copy_files(ROOT, folder, [*found.own, *found.untracked])
     edit_yaml(
         folder / "config.yaml",
         experiments={name: {"smoke": grid, "handout": grid} for name, grid in grids.items()},

@@ -1,0 +1,21 @@
+"""What the course wants handed in.
+
+Needs the report of this configuration; makes submission/code.zip and submission/writeup.pdf, by name only.
+"""
+
+
+rule submission:
+    """Pack the code and the report, and run the code's tests where only code.zip has been unpacked."""
+    input:
+        rules.writeup.input,
+    log:
+        f"{RESULTS}/logs/submission.log",
+    # The tests take all of them.
+    threads: workflow.cores
+    params:
+        report=f"{RESULTS}/writeup.pdf",
+        folder="submission",
+    message:
+        "Packing {params.folder}, and testing what is in it"
+    shell:
+        "python -m scripts.submission {params.report} {params.folder} 2> {log}"

@@ -1,0 +1,101 @@
+"""Make what the course wants handed in, and prove it: code.zip, whose tests run where nothing else is, and writeup.pdf.
+
+Launch: python -m scripts.submission results/cpu/writeup.pdf submission
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+from scripts.project_files import ProjectFiles, project_files
+
+CODE, WRITEUP = "code.zip", "writeup.pdf"
+MB = 10**6
+LARGEST_MB = 100
+"""Gradescope takes no larger file."""
+DATE = (1980, 2, 1, 0, 0, 0)
+"""Of every file, so that the same files give the same bytes; in no time zone before 1980, where zip begins."""
+REGULAR, PROGRAM = 0o100644, 0o100755
+UNIX = 3
+SHOWN = 10
+"""So many names stand in a message."""
+
+
+def pack(folder: Path, names: Sequence[str], archive: Path) -> None:
+    """Write the named files of a folder into a zip archive: the same files give the same bytes."""
+    with ZipFile(archive, "w") as packed:
+        for name in sorted(names):
+            entry = ZipInfo(name, DATE)
+            entry.create_system = UNIX
+            entry.external_attr = (PROGRAM if os.access(folder / name, os.X_OK) else REGULAR) << 16
+            packed.writestr(entry, (folder / name).read_bytes(), compress_type=ZIP_DEFLATED)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack a zip archive with its files' modes, as `unzip` does and `ZipFile.extractall` does not."""
+    with ZipFile(archive) as packed:
+        for entry in packed.infolist():
+            Path(packed.extract(entry, folder)).chmod(entry.external_attr >> 16 & 0o777)
+
+
+def tests_pass(archive: Path) -> bool:
+    """Whether `make test` passes where an archive is unpacked and nothing else is, with this environment's Python."""
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(archive, Path(folder))
+        # What is assumed old is not made: the environment is there. The package is imported from the folder.
+        command = ["make", "--assume-old=.venv/installed", f"BIN={Path(sys.executable).parent}", "test"]
+        return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}).returncode == 0
+
+
+def told(found: ProjectFiles) -> list[str]:
+    """What a student should know of the files before handing them in, in sentences."""
+    sentences = []
+    if found.no_checkout:
+        sentences.append(f"no git checkout ({found.no_checkout}): all files that .gitignore does not name are in it")
+    if found.changed:
+        sentences.append(f"not as in the last commit, and in it as they are now: {_listed(found.changed)}")
+    if found.untracked:
+        sentences.append(f"not in it, since git does not track them (git add): {_listed(found.untracked)}")
+    return sentences
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return ", ".join([*names[:SHOWN], *more])
+
+
+def submit(report: Path, folder: Path) -> None:
+    """Put code.zip and writeup.pdf into a folder, and run the tests of the former.
+
+    Raises:
+        SystemExit: it is too large, or a test fails; both files are there all the same.
+    """
+    project = Path()
+    found = project_files(project)
+    folder.mkdir(parents=True, exist_ok=True)
+    archive, writeup = folder / CODE, folder / WRITEUP
+    shutil.copyfile(report, writeup)
+    pack(project, found.own, archive)
+    print(f"{archive}: {len(found.own)} files, {archive.stat().st_size / MB:.1f} MB")
+    for sentence in told(found):
+        print(f"{archive}: {sentence}")
+    print(f"{writeup}: {report}, {writeup.stat().st_size / MB:.1f} MB")
+    for path in (archive, writeup):
+        if path.stat().st_size > LARGEST_MB * MB:
+            sys.exit(f"{path} is larger than {LARGEST_MB} MB, which is the most that Gradescope takes")
+    print(f"Running the tests of {archive} in an empty folder", flush=True)
+    if not tests_pass(archive):
+        sys.exit(f"{archive} is not fit to be handed in: unpacked into an empty folder, its tests fail, see above")
+    print(f"{archive}: unpacked into an empty folder, its tests pass")
+
+
+if __name__ == "__main__":
+    try:
+        submit(Path(sys.argv[1]), Path(sys.argv[2]))
+    except FileNotFoundError as error:
+        sys.exit(f"{error.filename} is not installed, or not there; a submission needs it")
