@@ -10,8 +10,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cs336_systems.benchmarks import data_parallel
 from cs336_systems.benchmarks.contest import agreement
 from cs336_systems.benchmarks.contest import trial as contest_trial
 from cs336_systems.benchmarks.contest.agreement import (
@@ -21,14 +23,16 @@ from cs336_systems.benchmarks.contest.agreement import (
     wrap_on_all_ranks,
 )
 from cs336_systems.benchmarks.contest.contenders import Contender, contenders
-from cs336_systems.benchmarks.contest.trial import Trial, gradient_error
+from cs336_systems.benchmarks.contest.trial import Trial, run
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
+from cs336_systems.parallel.data_parallel import DataParallel, NaiveDataParallel, average
 from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
 from tests.ranks import on_all_ranks
 from tests.samples import ROOT
+from tests.test_ddp_equivalence import Summing, Unsynchronized
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=2, steps=2)
@@ -67,7 +71,7 @@ def of(rows, metric, **wanted):
 def test_every_contender_is_timed_or_says_why_not(rows):
     steps = of(rows, "step")
     lost = {key[:2] for key, row in rows.items() if key[3] == "step" and row.status == "skipped"}
-    optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
     planned = {tuple(contender.details.values()) for contender in contenders(CELL, optimizer)}
     assert steps.keys() | lost == planned
     assert len(planned) == 18
@@ -185,23 +189,73 @@ def test_a_step_is_timed_by_the_slowest_rank(device):
         assert trial.turn(find(trial, "naive")).seconds == [2.0, 4.0]
 
 
-@pytest.mark.parametrize("wrapper", ["naive", "bf16_wire"])
+class Forgetful(DataParallel):
+    """One weight's gradient stays at home."""
+
+    def _average_gradients(self):
+        for name, parameter in zip(self._names, self._trainable, strict=True):
+            if name != "final_norm.weight":
+                average(parameter.grad).wait()
+
+
+class Apart(NaiveDataParallel):
+    """Each rank has weights of its own."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        with torch.no_grad():
+            module.final_norm.weight.mul_(1 + dist.get_rank())
+
+
+@pytest.mark.parametrize("wrap", [Unsynchronized, Summing, Forgetful])
 @on_all_ranks
-def test_the_error_is_that_of_the_mean_of_all_ranks(device, wrapper):
+def test_what_does_not_average_gradients_is_not_timed(device, wrap):
     trial = make_trial(device)
-    contender = find(trial, wrapper)
-    wrapped = trial._wrap(contender)
-    phases = trial._phases(contender, wrapped)
-    found = gradient_error(wrapped, phases)
-    synchronized = torch.cat([gradient.flatten() for gradient in gradients(trial.model)]).double().cpu()
-    with wrapped.no_sync():
-        phases["forward"]()
-        phases["backward"]()
+    contender = Contender(wrapper="new", wrap=wrap)
+    with pytest.raises(AssertionError, match=r"^its gradient of \S+ is off from the mean over the ranks by"):
+        trial.check(contender)
+    rows = data_parallel_rows(trial, replace(contender, foreign=True))
+    assert [(row.metric, row.status) for row in rows] == [("step", "skipped")]
+    assert rows[0].message.startswith("not timed: its gradient of ")
+
+
+def data_parallel_rows(trial, contender):
+    """What the experiment reports of a contender beside the floor."""
+    both = find(trial, "none"), contender
+    with (
+        mock.patch.object(data_parallel, "Trial", return_value=trial),
+        mock.patch.object(data_parallel, "contenders", return_value=both),
+    ):
+        return [row for row in data_parallel.measure(trial.cell, trial.device) if row.details == contender.details]
+
+
+@on_all_ranks
+def test_what_begins_with_other_weights_or_leaves_them_is_not_timed(device):
+    trial = make_trial(device)
+    with pytest.raises(AssertionError, match="ranks begin with different weights"):
+        trial.check(Contender(wrapper="new", wrap=Apart))
+    for wrapper in ("none", "naive"):
+        with (
+            mock.patch.object(trial.optimizer, "step"),
+            pytest.raises(AssertionError, match="it leaves weights as they are"),
+        ):
+            trial.check(find(trial, wrapper))
+
+
+@on_all_ranks
+def test_the_error_is_that_of_the_mean_of_all_ranks(device):
+    trial = make_trial(device)
+    contender = find(trial, "bf16_wire")
+    trial.check(contender)
+    found = torch.cat([gradient.flatten() for gradient in gradients(trial.model)]).double().cpu()
+    trial.optimizer.zero_grad()
     everyone = [None] * dist.get_world_size()
+    with mock.patch.object(trial.optimizer, "step"):  # what moved by 1e-6 has about the same gradients
+        run(trial._phases(find(trial, "none"), trial.model))
     dist.all_gather_object(everyone, torch.cat([own.flatten() for own in gradients(trial.model)]).double().cpu())
     mean = sum(everyone) / len(everyone)
-    assert found == pytest.approx(((synchronized - mean).norm() / mean.norm()).item(), rel=1e-3)
-    assert found < 1e-7 if wrapper == "naive" else 2**-11 < found < 2**-6
+    assert trial.errors[contender].overall == pytest.approx(((found - mean).norm() / mean.norm()).item(), rel=1e-2)
+    assert 2**-11 < trial.errors[contender].overall < trial.errors[contender].worst < 2**-6
 
 
 def on_rank_1(error):
@@ -224,7 +278,7 @@ def test_all_ranks_give_up_when_one_runs_out_of_memory(device):
 
 @on_all_ranks
 def test_all_ranks_do_without_a_wrapper_that_one_cannot_have(device):
-    model = torch.nn.Linear(5, 3).to(device)
+    model = nn.Linear(5, 3).to(device)
     refused = Contender(wrapper="new", wrap=on_rank_1(Unavailable("no way to rank 0")))
     with pytest.raises(Unavailable, match=r"^no way to rank 0$"):
         wrap_on_all_ranks(refused, model, 0, 0)
