@@ -101,13 +101,14 @@ class Shift(nn.Module):
         return x + self.by
 
 
-class BlocksLM(TableLM):
+class BlocksLM(nn.Module):
     """A table whose logits pass through a block, which can be compiled by itself."""
 
     def __init__(self, vocab_size: int, d_model: int, **_: object):
-        super().__init__(vocab_size, d_model)
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
         self.blocks = nn.ModuleList([Shift(vocab_size)])
 
     def forward(self, token_ids: Tensor) -> Tensor:
         (block,) = self.blocks
-        return block(super().forward(token_ids))
+        return block(self.table(token_ids))
