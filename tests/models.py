@@ -70,6 +70,13 @@ class ReentrantLM(CheckpointedLM):
     use_reentrant = True
 
 
+class DropoutLM(TableLM):
+    """A table of logits, half of which are dropped."""
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(token_ids), training=self.training)
+
+
 class TwoStreamsLM(nn.Module):
     """Two linear maps of an embedding, the second on a stream of its own."""
 

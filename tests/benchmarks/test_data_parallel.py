@@ -22,8 +22,10 @@ from cs336_systems.benchmarks.contest.agreement import (
     wrap_on_all_ranks,
 )
 from cs336_systems.benchmarks.contest.contenders import Contender, contenders
-from cs336_systems.benchmarks.contest.trial import Trial, run
+from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
+from cs336_systems.benchmarks.contest.trial import Trial, phases_of, run
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
@@ -219,6 +221,23 @@ def test_what_begins_with_other_weights_or_leaves_them_is_not_timed(device):
             pytest.raises(AssertionError, match="it leaves weights as they are"),
         ):
             trial.check(find(trial, wrapper))
+
+
+@on_all_ranks
+def test_what_a_model_draws_is_no_error(device):
+    trial = make_trial(device, model="tests.models:DropoutLM")
+    trial.check(find(trial, "naive"))
+    cell = FullyShardedTraining(model="tests.models:DropoutLM")
+    require_same_training(
+        lambda model, tokens: (
+            phases_of(model, tokens, "fp32", torch.optim.AdamW(model.parameters(), **HYPERPARAMETERS)),
+            lambda: dict(model.named_parameters()),
+        ),
+        cell,
+        device,
+        alone=True,
+        foreign=False,
+    )
 
 
 @on_all_ranks

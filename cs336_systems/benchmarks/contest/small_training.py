@@ -51,7 +51,7 @@ def require_same_training(start: Start, cell: Any, device: torch.device, *, alon
     small = replace(cell, **SMALL)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # what is timed draws as if this were not
         torch.manual_seed(0)
-        reference = new_model(small, device)
+        reference = new_model(small, device).eval()  # dropout would draw other numbers for other batches
         tokens = everyones_tokens(small, device)
     before = {name: weight.detach().clone() for name, weight in reference.named_parameters()}
     phases, weights = start(copy.deepcopy(reference), own_part(tokens))

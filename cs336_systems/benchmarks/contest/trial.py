@@ -91,7 +91,8 @@ class Trial:
         phases = self._timed(contender, wrapped)
         for _ in range(STEPS_BEFORE_CHECK):
             run(phases)
-        own = own_gradients(self.model, self.tokens, self.cell.precision)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # the step draws the same
+            own = own_gradients(self.model, self.tokens, self.cell.precision)
         before = sample_weights(self.model)
         run(phases)
         after = sample_weights(self.model)
