@@ -70,6 +70,13 @@ class ReentrantLM(CheckpointedLM):
     use_reentrant = True
 
 
+class DropoutLM(TableLM):
+    """A table of logits, half of which are dropped."""
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(token_ids), training=self.training)
+
+
 class TwoStreamsLM(nn.Module):
     """Two linear maps of an embedding, the second on a stream of its own."""
 
@@ -88,3 +95,27 @@ class TwoStreamsLM(nn.Module):
         left = self.left(x)
         torch.cuda.current_stream().wait_stream(self.side)
         return left + right
+
+
+class Shift(nn.Module):
+    """The least that a block can be."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
+class BlocksLM(nn.Module):
+    """A table whose logits pass through a block, which can be compiled by itself."""
+
+    def __init__(self, vocab_size: int, d_model: int, **_: object):
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+        self.blocks = nn.ModuleList([Shift(vocab_size)])
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        (block,) = self.blocks
+        return block(self.table(token_ids))

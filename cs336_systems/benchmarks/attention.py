@@ -1,4 +1,4 @@
-"""Time plain attention by itself and account for its memory.
+"""Time plain attention by itself, once its results are right, and account for its memory.
 
 Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --d 16 64 --compiled False True
 """
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
+from cs336_systems.benchmarks.contest.exact_attention import require_attention
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.measurement import Measurement, summarize
@@ -17,7 +18,6 @@ from cs336_systems.measure.timing import time_phases
 
 def measure(cell: Attention, device: torch.device) -> list[Measurement]:
     """Time of a forward and a backward pass, memory in use between the two, and peak memory."""
-    reset_peak(device)
     shape = (cell.batch_size, cell.sequence, cell.d)
     dtype = DTYPES[cell.precision]
     q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
@@ -35,9 +35,11 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
         torch.autograd.backward(o, grad_o)
         q.grad = k.grad = v.grad = None
 
-    warmup_seconds, seconds = time_phases(
-        {"forward": forward, "backward": backward}, warmup=cell.warmup, steps=cell.steps, device=device
-    )
+    phases = {"forward": forward, "backward": backward}
+    warmup_seconds, _ = time_phases(phases, warmup=cell.warmup, steps=0, device=device)
+    require_attention(attention, (q, k, v), is_causal=False)
+    reset_peak(device)
+    _, seconds = time_phases(phases, warmup=0, steps=cell.steps, device=device)
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("warmup", "s", [warmup_seconds]),

@@ -21,7 +21,7 @@ def measure(cell: DataParallelTraining, device: torch.device) -> list[Measuremen
     trial = Trial(cell, device)
     floor, *others = contenders(cell, trial.optimizer)
     with quick_collections(), together():
-        turns, refused = take_turns((floor, *others), cell.rounds, trial.turn)
+        turns, refused = take_turns((floor, *others), cell.rounds, trial.check, trial.turn)
         if floor in refused:
             raise Unavailable(refused[floor])
         inspected = {contender: trial.inspect(contender) for contender in turns}

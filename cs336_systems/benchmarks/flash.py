@@ -1,4 +1,4 @@
-"""Time attention implementations against each other.
+"""Time attention implementations against each other, each after its results were compared with those of attention.
 
 Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementation triton sdpa_flash flex
 """
@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
+from cs336_systems.benchmarks.contest.exact_attention import AttentionCall, require_attention
 from cs336_systems.experiments.flash import HOST_BOUND, MATMUL, Flash
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.measurement import Measurement, summarize
@@ -25,10 +26,10 @@ from cs336_systems.measure.timing import time_phases
 HALF_ONLY = ("sdpa_flash", "sdpa_cudnn", "flash_attention_4")
 """On a GPU these take only fp16 and bf16."""
 HOST_ROUNDS, HOST_CALLS = 10, 20
+FOREIGN = ("sdpa_flash", "sdpa_cudnn", "flex", "flash_attention_4")
+"""Libraries' implementations."""
 ON_CPU = ("tiled", "plain", "plain_compiled", "sdpa_flash")
 CPU_WARMUP, CPU_CALLS = 2, 10
-
-AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
@@ -64,6 +65,8 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     reset_peak(device)
     forward_backward()
     peak = peak_memory(device, above=workspaces)
+    # Not before: first_call compiles, and this takes memory.
+    require_attention(call, (q, k, v), is_causal=True, foreign=cell.implementation in FOREIGN)
 
     o = forward()
     loss = o.sum()
@@ -121,6 +124,7 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
         raise Unavailable(f"{cell.implementation} needs a CUDA device; on a CPU: {', '.join(ON_CPU)}")
     call = build(cell)
     q, k, v = make_inputs(cell, device)
+    require_attention(call, (q, k, v), is_causal=True, foreign=cell.implementation in FOREIGN)
     o: Tensor
 
     def forward() -> None:

@@ -21,7 +21,7 @@ def measure(cell: FullyShardedTraining, device: torch.device) -> list[Measuremen
     trial = ShardedTrial(cell, device)
     floor, *others = sharded_contenders(cell, device)
     with quick_collections(), together():
-        turns, refused = take_turns((floor, *others), cell.rounds, trial.turn)
+        turns, refused = take_turns((floor, *others), cell.rounds, trial.check, trial.turn)
         inspected = {contender: trial.inspect(contender) for contender in turns}
     rows = [
         row

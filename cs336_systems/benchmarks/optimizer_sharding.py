@@ -29,7 +29,7 @@ def measure(cell: OptimizerSharding, device: torch.device) -> list[Measurement]:
     """Steps of all contenders, round by round; then, one by one, their memory, their phases and a profile."""
     trial = OptimizerTrial(cell, device)
     with quick_collections(), together():
-        turns, refused = take_turns(CONTENDERS, cell.rounds, trial.turn)
+        turns, refused = take_turns(CONTENDERS, cell.rounds, trial.check, trial.turn)
         if not turns:
             raise Unavailable(next(iter(refused.values())))
         inspected = [row for contender in turns for row in trial.inspect(contender)]

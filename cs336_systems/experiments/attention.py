@@ -34,7 +34,7 @@ class Attention(Experiment):
     compiled: bool = False
     """Whether attention runs through torch.compile."""
     warmup: NonNegative = 5
-    """Forward and backward passes run before timing begins."""
+    """Forward and backward passes run before timing begins, besides the one whose results are checked."""
     steps: Positive = 100
     """Forward and backward passes timed."""
 

@@ -1,5 +1,7 @@
 """The experiment on activation checkpointing: what it saves on a CPU, and the memory of its phases on a GPU."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -9,9 +11,10 @@ from cs336_systems.experiments.checkpointing import Checkpointing
 SIZE = "odd:d_model=30,d_ff=44,num_layers=5,num_heads=3"
 
 
-def test_longer_segments_save_less_and_run_each_block_twice(launch):
-    arguments = ["--size", SIZE, "--context", "11", "--vocab-size", "50", "--warmup", "0", "--steps", "2"]
-    cells = launch("checkpointing", *arguments, "--segment", "0", "1", "2", "5")
+def test_longer_segments_save_less_and_run_each_block_twice():
+    kind = partial(Checkpointing, size=SIZE, context=11, vocab_size=50, warmup=0, steps=2)
+    measured = [checkpointing.measure(kind(segment=segment), torch.device("cpu")) for segment in (0, 1, 2, 5)]
+    cells = [{row.metric: row for row in rows} for rows in measured]
     saved = [cell["saved_for_backward"].mean for cell in cells]
     assert saved == sorted(saved, reverse=True)
     assert len(set(saved)) == 4

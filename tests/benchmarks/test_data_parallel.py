@@ -1,6 +1,5 @@
 """Data-parallel training in turns: what is measured, that no turn leaves a trace, and that ranks give up together."""
 
-import copy
 import gc
 import subprocess
 import sys
@@ -10,8 +9,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cs336_systems.benchmarks import data_parallel
 from cs336_systems.benchmarks.contest import agreement
 from cs336_systems.benchmarks.contest import trial as contest_trial
 from cs336_systems.benchmarks.contest.agreement import (
@@ -21,14 +22,18 @@ from cs336_systems.benchmarks.contest.agreement import (
     wrap_on_all_ranks,
 )
 from cs336_systems.benchmarks.contest.contenders import Contender, contenders
-from cs336_systems.benchmarks.contest.trial import Trial, gradient_error
+from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
+from cs336_systems.benchmarks.contest.trial import Trial, phases_of, run
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
+from cs336_systems.parallel.data_parallel import DataParallel, NaiveDataParallel, average
 from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
 from tests.ranks import on_all_ranks
 from tests.samples import ROOT
+from tests.test_ddp_equivalence import Summing, Unsynchronized
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=2, steps=2)
@@ -67,7 +72,7 @@ def of(rows, metric, **wanted):
 def test_every_contender_is_timed_or_says_why_not(rows):
     steps = of(rows, "step")
     lost = {key[:2] for key, row in rows.items() if key[3] == "step" and row.status == "skipped"}
-    optimizer = torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
     planned = {tuple(contender.details.values()) for contender in contenders(CELL, optimizer)}
     assert steps.keys() | lost == planned
     assert len(planned) == 18
@@ -132,46 +137,26 @@ def find(trial, wrapper):
     return next(found for found in contenders(trial.cell, trial.optimizer) if found.wrapper == wrapper)
 
 
-def gradients_of_a_turn(trial, contender):
-    """Of its third step, since at the second one PyTorch's rebuilds its buckets; each with the same weights."""
-    phases = trial._phases(contender, trial._wrap(contender))
-    before = copy.deepcopy(trial.model.state_dict())
-    for _ in range(3):
-        for name, phase in phases.items():
-            if name != "optimizer":
-                phase()
-        trial.model.load_state_dict(before)
-    return gradients(trial.model)
-
-
 @on_all_ranks
-def test_no_turn_leaves_a_trace(device):
-    """Each contender in turn makes the mean of the gradients that ranks make alone, and the floor at last those."""
+def test_no_contender_leaves_a_trace(device):
+    """Each makes the mean of the gradients that ranks make alone, to the rounding, and the floor at last those."""
     torch._dynamo.reset()
     whole = torch.compile
     with mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")):  # in seconds
         trial = make_trial(device, compiled=True)
-    floor, naive, *others = contenders(trial.cell, trial.optimizer)
+    floor, *others = contenders(trial.cell, trial.optimizer)
     groups = len(dist.distributed_c10d._world.pg_map)
     with torch._dynamo.config.patch(error_on_recompile=True), quick_collections(), no_garbage_collection():
-        gradients_of_a_turn(trial, naive)  # Now all have rank 0's weights.
-        alone = gradients_of_a_turn(trial, floor)
-        means = [gradient.double() for gradient in alone]
-        for mean in means:
-            dist.all_reduce(mean)
-            mean /= dist.get_world_size()
-        for contender in (naive, *others):
+        for contender in others:
             try:
-                found = gradients_of_a_turn(trial, contender)
+                trial.check(contender)
             except Unavailable:
                 assert contender.wrapper in ("priority", "peer_memory")
                 continue
-            assert same_on_all_ranks(found), contender
-            bound = 2**-6 if contender.wrapper == "bf16_wire" else 2**-20
-            for gradient, mean in zip(found, means, strict=True):
-                assert (gradient - mean).norm() <= bound * mean.norm(), contender
-        for gradient, before in zip(gradients_of_a_turn(trial, floor), alone, strict=True):
-            assert torch.equal(gradient, before)
+            assert same_on_all_ranks(gradients(trial.model)), contender
+            assert trial.errors[contender].worst <= (2**-6 if contender.wrapper == "bf16_wire" else 2**-20), contender
+        trial.check(floor)
+        assert trial.errors[floor].worst == 0
         assert len(dist.distributed_c10d._world.pg_map) == groups
         assert not any(parameter._post_accumulate_grad_hooks for parameter in trial.model.parameters())
         assert not any(isinstance(found, DistributedDataParallel) for found in gc.get_objects())
@@ -185,23 +170,90 @@ def test_a_step_is_timed_by_the_slowest_rank(device):
         assert trial.turn(find(trial, "naive")).seconds == [2.0, 4.0]
 
 
-@pytest.mark.parametrize("wrapper", ["naive", "bf16_wire"])
+class Forgetful(DataParallel):
+    """One weight's gradient stays at home."""
+
+    def _average_gradients(self):
+        for name, parameter in zip(self._names, self._trainable, strict=True):
+            if name != "final_norm.weight":
+                average(parameter.grad).wait()
+
+
+class Apart(NaiveDataParallel):
+    """Each rank has weights of its own."""
+
+    def __init__(self, module):
+        super().__init__(module)
+        with torch.no_grad():
+            module.final_norm.weight.mul_(1 + dist.get_rank())
+
+
+@pytest.mark.parametrize("wrap", [Unsynchronized, Summing, Forgetful])
 @on_all_ranks
-def test_the_error_is_that_of_the_mean_of_all_ranks(device, wrapper):
+def test_what_does_not_average_gradients_is_not_timed(device, wrap):
     trial = make_trial(device)
-    contender = find(trial, wrapper)
-    wrapped = trial._wrap(contender)
-    phases = trial._phases(contender, wrapped)
-    found = gradient_error(wrapped, phases)
-    synchronized = torch.cat([gradient.flatten() for gradient in gradients(trial.model)]).double().cpu()
-    with wrapped.no_sync():
-        phases["forward"]()
-        phases["backward"]()
+    contender = Contender(wrapper="new", wrap=wrap)
+    with pytest.raises(AssertionError, match=r"^its gradient of \S+ is off from the mean over the ranks by"):
+        trial.check(contender)
+    rows = data_parallel_rows(trial, replace(contender, foreign=True))
+    assert [(row.metric, row.status) for row in rows] == [("step", "skipped")]
+    assert rows[0].message.startswith("not timed: its gradient of ")
+
+
+def data_parallel_rows(trial, contender):
+    """What the experiment reports of a contender beside the floor."""
+    both = find(trial, "none"), contender
+    with (
+        mock.patch.object(data_parallel, "Trial", return_value=trial),
+        mock.patch.object(data_parallel, "contenders", return_value=both),
+    ):
+        return [row for row in data_parallel.measure(trial.cell, trial.device) if row.details == contender.details]
+
+
+@on_all_ranks
+def test_what_begins_with_other_weights_or_leaves_them_is_not_timed(device):
+    trial = make_trial(device)
+    with pytest.raises(AssertionError, match="ranks begin with different weights"):
+        trial.check(Contender(wrapper="new", wrap=Apart))
+    for wrapper in ("none", "naive"):
+        with (
+            mock.patch.object(trial.optimizer, "step"),
+            pytest.raises(AssertionError, match="it leaves weights as they are"),
+        ):
+            trial.check(find(trial, wrapper))
+
+
+@on_all_ranks
+def test_what_a_model_draws_is_no_error(device):
+    trial = make_trial(device, model="tests.models:DropoutLM")
+    trial.check(find(trial, "naive"))
+    cell = FullyShardedTraining(model="tests.models:DropoutLM")
+    require_same_training(
+        lambda model, tokens: (
+            phases_of(model, tokens, "fp32", torch.optim.AdamW(model.parameters(), **HYPERPARAMETERS)),
+            lambda: dict(model.named_parameters()),
+        ),
+        cell,
+        device,
+        alone=True,
+        foreign=False,
+    )
+
+
+@on_all_ranks
+def test_the_error_is_that_of_the_mean_of_all_ranks(device):
+    trial = make_trial(device)
+    contender = find(trial, "bf16_wire")
+    trial.check(contender)
+    found = torch.cat([gradient.flatten() for gradient in gradients(trial.model)]).double().cpu()
+    trial.optimizer.zero_grad()
     everyone = [None] * dist.get_world_size()
+    with mock.patch.object(trial.optimizer, "step"):  # what moved by 1e-6 has about the same gradients
+        run(trial._phases(find(trial, "none"), trial.model))
     dist.all_gather_object(everyone, torch.cat([own.flatten() for own in gradients(trial.model)]).double().cpu())
     mean = sum(everyone) / len(everyone)
-    assert found == pytest.approx(((synchronized - mean).norm() / mean.norm()).item(), rel=1e-3)
-    assert found < 1e-7 if wrapper == "naive" else 2**-11 < found < 2**-6
+    assert trial.errors[contender].overall == pytest.approx(((found - mean).norm() / mean.norm()).item(), rel=1e-2)
+    assert 2**-11 < trial.errors[contender].overall < trial.errors[contender].worst < 2**-6
 
 
 def on_rank_1(error):
@@ -224,7 +276,7 @@ def test_all_ranks_give_up_when_one_runs_out_of_memory(device):
 
 @on_all_ranks
 def test_all_ranks_do_without_a_wrapper_that_one_cannot_have(device):
-    model = torch.nn.Linear(5, 3).to(device)
+    model = nn.Linear(5, 3).to(device)
     refused = Contender(wrapper="new", wrap=on_rank_1(Unavailable("no way to rank 0")))
     with pytest.raises(Unavailable, match=r"^no way to rank 0$"):
         wrap_on_all_ranks(refused, model, 0, 0)

@@ -5,6 +5,7 @@ import torch
 
 from cs336_systems.benchmarks import flash
 from cs336_systems.experiments.flash import Flash
+from cs336_systems.measure.memory import Unavailable
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu_with_a_reason(launch):
@@ -32,3 +33,22 @@ def test_flash_measures_time_and_memory_on_a_gpu(implementation):
     metrics = {measurement.metric: measurement for measurement in flash.measure(cell, torch.device("cuda"))}
     assert all(metrics[name].mean > 0 for name in ("forward", "backward", "forward_backward", "graph"))
     assert 0.1 < metrics["peak_memory"].mean < 1, "MiB: inputs, gradients, at most a few score matrices"
+
+
+@pytest.mark.gpu
+def test_each_implementation_runs_kernels_of_its_own():
+    kernels = {}
+    for implementation in flash.BUILDERS:
+        cell = Flash(sequence=256, heads=2, implementation=implementation)
+        inputs = flash.make_inputs(cell, torch.device("cuda"))
+        try:
+            call = flash.build(cell)
+            call(*inputs).sum().backward()  # compiles
+        except Unavailable:
+            assert implementation == "flash_attention_4"
+            continue
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            call(*inputs).sum().backward()
+            torch.cuda.synchronize()
+        kernels[implementation] = frozenset(event.key for event in seen.key_averages())
+    assert len(set(kernels.values())) == len(kernels) >= 8

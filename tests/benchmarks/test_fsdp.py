@@ -7,18 +7,21 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.optim import AdamW
 
 from cs336_systems.benchmarks import fsdp
 from cs336_systems.benchmarks.contest import agreement, gathers
 from cs336_systems.benchmarks.contest.contenders import FLOOR
-from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, sharded_contenders
+from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, ShardedContender, sharded_contenders
 from cs336_systems.benchmarks.contest.sharded_trial import ShardedTrial
 from cs336_systems.benchmarks.contest.trial import run
 from cs336_systems.experiments.data_parallel import PHASE_STEPS
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.overlap import DeviceEvent
 from cs336_systems.measure.record import read_jobs
+from cs336_systems.parallel.data_parallel import NaiveDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from scripts.fsdp import WRAPPERS
 from tests.ranks import on_all_ranks
@@ -64,34 +67,32 @@ def test_a_launch_measures_what_is_planned(device, tmp_path):
         assert rows[wrapper, "", "between_steps"].mean < rows[FLOOR, "", "between_steps"].mean
 
 
-def whole_weights(wrapped):
-    if isinstance(wrapped, FullyShardedDataParallel):
-        return wrapped.gather_full_parameters()
-    named = {name.removeprefix("module."): parameter for name, parameter in wrapped.named_parameters()}
-    return {name: (p.full_tensor() if isinstance(p, DTensor) else p).detach() for name, p in named.items()}
+class Halved(AdamW):
+    """Learns half as much."""
+
+    def __init__(self, parameters, lr, **hyperparameters):
+        super().__init__(parameters, lr=lr / 2, **hyperparameters)
 
 
+WRONG = {
+    "no communication": {"wrapper": "new", "wrap": nn.Module.train},  # which gives it back as it is
+    "another optimizer": {"wrapper": "new", "wrap": FullyShardedDataParallel, "optimizer": Halved},
+    "a floor that communicates": {"wrapper": FLOOR, "wrap": NaiveDataParallel},
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 @on_all_ranks
-def test_all_contenders_train_the_same(device):
-    """Two steps of each from the same weights, at a learning rate that shows."""
-    torch.manual_seed(3)
+def test_what_trains_otherwise_than_one_process_is_not_timed(device, wrong):
+    contender = ShardedContender(**WRONG[wrong], needed=0)
     trial = ShardedTrial(CELL, device)
-    found = {}
-    for contender in sharded_contenders(CELL, device):
-        torch.manual_seed(4)
-        with mock.patch("cs336_systems.benchmarks.contest.sharded_trial.LEARNING_RATE", 1e-2):
-            wrapped, phases = trial._start(contender)
-        before = {name: weight.clone() for name, weight in whole_weights(wrapped).items()}
-        for _ in range(2):
-            run(phases)
-        after = whole_weights(wrapped)
-        found[contender.wrapper] = {name: after[name] - before[name] for name in after}
-    alone, reference = found.pop(FLOOR), found.pop("peer_memory")
-    assert found.keys() == UNITS.keys() | {"sharded_optimizer"}
-    for wrapper, moved in found.items():
-        for name, change in moved.items():
-            assert (change - reference[name]).norm() <= 1e-3 * reference[name].norm(), (wrapper, name)
-    assert any((alone[name] - reference[name]).norm() > 0.05 * reference[name].norm() for name in alone)
+    with pytest.raises(AssertionError, match=r"^after 3 steps \S+ is off from one process's by"):
+        trial.check(contender)
+    with mock.patch.object(fsdp, "sharded_contenders", return_value=[replace(contender, foreign=True)]):
+        rows = fsdp.measure(CELL, device)
+    (row,) = [row for row in rows if row.details]
+    assert (row.metric, row.status) == ("step", "skipped")
+    assert row.message.startswith("not timed: after 3 steps ")
 
 
 @on_all_ranks
@@ -99,6 +100,7 @@ def test_bf16_is_that_of_the_weights_where_they_are_sharded(device):
     cell = replace(CELL, precision="bf16")
     trial = ShardedTrial(cell, device)
     for contender in sharded_contenders(cell, device):
+        trial.check(contender)  # the launch's is fp32
         seen = []
         wrapped, phases = trial._start(contender)
         model = getattr(wrapped, "module", wrapped)

@@ -1,1 +1,1 @@
-"""Ways to train on several ranks take turns: the parts of the experiments that compare them."""
+"""What contenders share that are timed against each other: what they are compared with first, and their turns."""

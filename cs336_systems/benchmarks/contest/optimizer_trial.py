@@ -1,6 +1,6 @@
 """The training that contenders with optimizers of their own take turns at: each turn begins with a new model."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
@@ -11,10 +11,13 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.contest.agreement import check_memory, fits_on_all_ranks, free_memory
 from cs336_systems.benchmarks.contest.optimizers import Contender
 from cs336_systems.benchmarks.contest.profile import profile_step
+from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
 from cs336_systems.benchmarks.contest.trial import (
+    LEARNING_RATE,
     Phases,
+    everyones_tokens,
     new_model,
-    own_tokens,
+    own_part,
     phase_rows,
     phases_of,
     run,
@@ -63,7 +66,7 @@ class OptimizerTrial:
         """
         self.cell = cell
         self.device = device
-        self.tokens = own_tokens(cell, device)
+        self.tokens = own_part(everyones_tokens(cell, device))
         self.step_bytes, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
 
     def _rehearse(self) -> tuple[int, int]:
@@ -71,10 +74,24 @@ class OptimizerTrial:
         before = in_use(self.device)
         reset_peak(self.device)
         model = new_model(self.cell, self.device)
-        training = self._training(model, model, AdamW(model.parameters(), fused=True))
+        training = self._training(model, self.tokens, model, AdamW(model.parameters(), fused=True))
         for _ in range(2):  # In the first one's passes the state is not there yet.
             run(training.phases)
         return most_in_use(self.device) - before, training.held()["gradients"]
+
+    def check(self, contender: Contender) -> None:
+        """Have a contender train a small model, and one process.
+
+        Raises:
+            Unavailable: on all ranks, if it is a library's, and they end with different weights.
+            AssertionError: on all ranks, if it is this project's, and they do.
+        """
+
+        def start(model: nn.Module, tokens: Tensor) -> tuple[Phases, Callable[[], Mapping[str, Tensor]]]:
+            phases = self._training(model, tokens, *contender.make(model, **HYPERPARAMETERS)).phases
+            return phases, lambda: {name: weight.detach() for name, weight in model.named_parameters()}
+
+        require_same_training(start, self.cell, self.device, alone=False, foreign=contender.foreign)
 
     def turn(self, contender: Contender) -> list[float]:
         """A contender's turn: seconds of each timed step, by the slowest rank.
@@ -139,11 +156,10 @@ class OptimizerTrial:
     def start(self, contender: Contender) -> Training:
         """A new model with a contender's wrapper and optimizer."""
         model = new_model(self.cell, self.device)
-        wrapped, optimizer = contender.make(model)
-        return self._training(model, wrapped, optimizer)
+        return self._training(model, self.tokens, *contender.make(model, lr=LEARNING_RATE, fused=True))
 
-    def _training(self, model: nn.Module, wrapped: nn.Module, optimizer: Optimizer) -> Training:
-        return Training(model, optimizer, phases_of(wrapped, self.tokens, self.cell.precision, optimizer))
+    def _training(self, model: nn.Module, tokens: Tensor, wrapped: nn.Module, optimizer: Optimizer) -> Training:
+        return Training(model, optimizer, phases_of(wrapped, tokens, self.cell.precision, optimizer))
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -10,13 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from cs336_systems.benchmarks.contest.contenders import VARIATION_MB, ddp_view
-from cs336_systems.benchmarks.contest.trial import LEARNING_RATE
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
-Make = Callable[[nn.Module], tuple[nn.Module, Optimizer]]
-"""From a model to that model wrapped, and its optimizer."""
+Make = Callable[..., tuple[nn.Module, Optimizer]]
+"""From a model and AdamW's hyperparameters to that model wrapped, and its optimizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,51 +26,50 @@ class Contender:
     name: str
     """Its name in the experiment's rows."""
     make: Make
+    foreign: bool = False
+    """Whether it is a library's."""
     copies: int
     """How often it has all gradients or all weights in memory, besides weights, gradients and optimizer state."""
 
 
-def unsharded(model: nn.Module) -> tuple[nn.Module, Optimizer]:
+def unsharded(model: nn.Module, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
     """Each rank has the whole state, and makes the same update."""
     wrapped = BucketedDataParallel(model, bucket_size_mb=VARIATION_MB)
-    return wrapped, AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    return wrapped, AdamW(model.parameters(), **hyperparameters)
 
 
-def sharded(model: nn.Module) -> tuple[nn.Module, Optimizer]:
+def sharded(model: nn.Module, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
     """The handout's scheme: the same gradients on all ranks, the state and the update of own parameters alone."""
     wrapped = BucketedDataParallel(model, bucket_size_mb=VARIATION_MB)
-    return wrapped, ShardedOptimizer(model.parameters(), AdamW, lr=LEARNING_RATE, fused=True)
+    return wrapped, ShardedOptimizer(model.parameters(), AdamW, **hyperparameters)
 
 
-def sharded_gradients(model: nn.Module) -> tuple[nn.Module, Optimizer]:
+def sharded_gradients(model: nn.Module, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
     """Ranks also have the gradients of their own parameters alone."""
-    optimizer = ShardedOptimizer(model.parameters(), AdamW, lr=LEARNING_RATE, fused=True)
+    optimizer = ShardedOptimizer(model.parameters(), AdamW, **hyperparameters)
     return ShardedGradientsDataParallel(model, optimizer), optimizer
 
 
 def zero_redundancy(
-    model: nn.Module, *, wrap: Callable[[nn.Module], nn.Module], views: bool
+    model: nn.Module, *, wrap: Callable[[nn.Module], nn.Module], views: bool, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
     """PyTorch's; `views` makes parameters views of the buckets that are broadcast."""
     wrapped = wrap(model)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(), AdamW, parameters_as_bucket_view=views, lr=LEARNING_RATE, fused=True
-    )
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), AdamW, parameters_as_bucket_view=views, **hyperparameters)
     return wrapped, optimizer
 
 
+theirs = partial(Contender, foreign=True)
 CONTENDERS = (
     Contender(name="unsharded", make=unsharded, copies=1),
     Contender(name="sharded", make=sharded, copies=1),
     Contender(name="sharded_gradients", make=sharded_gradients, copies=0),
-    Contender(
-        name="zero_redundancy", make=partial(zero_redundancy, wrap=DistributedDataParallel, views=False), copies=2
-    ),
-    Contender(
+    theirs(name="zero_redundancy", make=partial(zero_redundancy, wrap=DistributedDataParallel, views=False), copies=2),
+    theirs(
         name="zero_redundancy_view", make=partial(zero_redundancy, wrap=DistributedDataParallel, views=True), copies=1
     ),
     # Gradients, too, are views of buckets: PyTorch at its fastest.
-    Contender(
+    theirs(
         name="zero_redundancy_views",
         make=partial(zero_redundancy, wrap=ddp_view(VARIATION_MB).wrap, views=True),
         copies=2,

@@ -46,6 +46,8 @@ class ShardedContender:
     """Takes a model. It may raise `Unavailable`."""
     needed: int
     """Bytes of memory that it takes on each rank, about, at the most."""
+    foreign: bool = False
+    """Whether it is a library's."""
     autocasts: bool = True
     """Whether bf16 is autocast's, or that of the gathered weights."""
     optimizer: Make = AdamW
@@ -109,6 +111,7 @@ def sharded_contenders(cell: FullyShardedTraining, device: torch.device) -> Iter
     yield sharded(
         wrapper="fully_shard",
         wrap=partial(shard_blocks, dtype=dtype, device=device),
+        foreign=True,
         units=lambda wrapped: [wrapped, *blocks_of(wrapped)],
         needed=by_block,
     )

@@ -12,7 +12,16 @@ from torch.optim import Optimizer
 
 from cs336_systems.benchmarks.contest.agreement import fits_on_all_ranks, free_memory, wrap_on_all_ranks
 from cs336_systems.benchmarks.contest.contenders import Contender
+from cs336_systems.benchmarks.contest.gradients import (
+    GradientErrors,
+    differ_among_ranks,
+    gradient_errors,
+    own_gradients,
+    sample_weights,
+    some_stay,
+)
 from cs336_systems.benchmarks.contest.profile import profile_step
+from cs336_systems.benchmarks.contest.refusal import refuse
 from cs336_systems.benchmarks.contest.turns import Turn
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
 from cs336_systems.measure.measurement import Measurement, summarize
@@ -20,7 +29,6 @@ from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
 from cs336_systems.model import build_model
 from cs336_systems.parallel.buckets import MB
-from cs336_systems.parallel.data_parallel import DataParallel
 from cs336_systems.parallel.gather import gather
 from cs336_systems.parallel.variations import Bf16WireDataParallel
 from cs336_systems.sizes import parse_size
@@ -28,6 +36,8 @@ from cs336_systems.training_step import TrainingStep
 
 STEPS_BEFORE_CAPTURE = 11
 """PyTorch's wrapper looks at events of its first ten steps, which a capture forbids."""
+STEPS_BEFORE_CHECK = 2
+"""At its second step PyTorch's wrapper rebuilds its buckets."""
 LEARNING_RATE = 1e-6
 """So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
 Phases = Mapping[str, Callable[[], None]]
@@ -45,6 +55,7 @@ class Trial:
         """
         self.cell = cell
         self.device = device
+        self.errors: dict[Contender, GradientErrors] = {}
         self.replays = cell.compiled and device.type == "cuda"
         if self.replays:
             torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
@@ -59,11 +70,38 @@ class Trial:
         if cell.compiled:
             # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
             compile_blocks(model)
-        tokens = own_tokens(cell, self.device)
+        tokens = own_part(everyones_tokens(cell, self.device))
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=self.replays)
         run(TrainingStep(model, tokens, precision=cell.precision, optimizer=optimizer).phases("train_step"))
         model.zero_grad()
         return model, tokens, optimizer
+
+    def check(self, contender: Contender) -> None:
+        """See that all ranks begin with the same weights, that a step's gradients are the mean of those that ranks make
+        alone, and that it updates the weights. The floor's gradients are its own.
+
+        Raises:
+            Unavailable: it cannot have its turn, on any rank, or is a library's and does something else.
+            AssertionError: it is this project's, and does.
+        """
+        wrapped = self._wrap(contender, beside=self.gradient_bytes)
+        communicates = wrapped is not self.model
+        if communicates and differ_among_ranks(sample_weights(self.model)):
+            refuse("ranks begin with different weights", foreign=contender.foreign)
+        phases = self._timed(contender, wrapped)
+        for _ in range(STEPS_BEFORE_CHECK):
+            run(phases)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # the step draws the same
+            own = own_gradients(self.model, self.tokens, self.cell.precision)
+        before = sample_weights(self.model)
+        run(phases)
+        after = sample_weights(self.model)
+        errors = self.errors[contender] = gradient_errors(self.model, own, averaged=communicates)
+        if not errors.worst <= contender.tolerance:
+            why = f"its gradient of {errors.name} is off from the mean over the ranks by {errors.worst:.1g} of it"
+            refuse(why, foreign=contender.foreign)
+        if some_stay(before, after, self.device):
+            refuse("it leaves weights as they are", foreign=contender.foreign)
 
     def turn(self, contender: Contender) -> Turn:
         """A contender's turn: wrap the model, warm up, time some steps, and drop the wrapper.
@@ -71,8 +109,7 @@ class Trial:
         Raises:
             Unavailable: it cannot have its turn, on any rank.
         """
-        phases = self._phases(contender, self._wrap(contender))
-        phases = captured(phases) if self.replays else phases
+        phases = self._timed(contender, self._wrap(contender))
         seconds = slowest(time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps), self.device)
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
@@ -89,21 +126,22 @@ class Trial:
         details = contender.details
         rows = phase_rows(phases, self.device, details)
         if self.device.type == "cuda":
-            rows += profile_step(captured(phases) if self.replays else phases, self.device, details)
+            rows += profile_step(self._timed(contender, wrapped), self.device, details)
         if wrapped is not self.model:
             sent = contender.sent * self.gradient_bytes / MB
             rows.append(summarize("communicated", "MB", [sent], details=details))
         if (messages := getattr(wrapped, "messages", None)) is not None:
             rows.append(summarize("messages", "", [messages], details=details))
         if isinstance(wrapped, Bf16WireDataParallel):
-            rows.append(summarize("gradient_error", "", [gradient_error(wrapped, phases)], details=details))
+            rows.append(summarize("gradient_error", "", [self.errors[contender].overall], details=details))
         return rows
 
-    def _wrap(self, contender: Contender) -> nn.Module:
+    def _wrap(self, contender: Contender, beside: int = 0) -> nn.Module:
+        """The model wrapped, if besides the step there is so much memory."""
         self.model.zero_grad()
         free_memory(self.device)
         reset_peak(self.device)
-        return wrap_on_all_ranks(contender, self.model, self.gradient_bytes, self.step_bytes)
+        return wrap_on_all_ranks(contender, self.model, self.gradient_bytes, self.step_bytes + beside)
 
     def _phases(self, contender: Contender, wrapped: nn.Module) -> Phases:
         """The phases of a contender's step."""
@@ -111,6 +149,11 @@ class Trial:
         if contender.updates:
             del phases["optimizer"]
         return phases
+
+    def _timed(self, contender: Contender, wrapped: nn.Module) -> Phases:
+        """The same as they are timed as a whole."""
+        phases = self._phases(contender, wrapped)
+        return captured(phases) if self.replays else phases
 
 
 def new_model(cell: Any, device: torch.device) -> nn.Module:
@@ -124,10 +167,14 @@ def new_model(cell: Any, device: torch.device) -> nn.Module:
     )
 
 
-def own_tokens(cell: Any, device: torch.device) -> Tensor:
-    """This rank's part of a batch that all ranks draw alike, [batch_size, context + 1]."""
-    everyones = torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
-    return everyones.chunk(cell.processes)[dist.get_rank()]
+def everyones_tokens(cell: Any, device: torch.device) -> Tensor:
+    """A batch that all ranks draw alike, [processes * batch_size, context + 1]."""
+    return torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
+
+
+def own_part(tokens: Tensor) -> Tensor:
+    """This rank's part of everyone's tokens, [batch_size, context + 1]."""
+    return tokens.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def phases_of(
@@ -219,21 +266,3 @@ def memory_outside(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device)
-
-
-def gradient_error(wrapped: DataParallel, phases: Phases) -> float:
-    """How far the gradients that a wrapper makes of those of all ranks are from their mean: the relative 2-norm."""
-    with wrapped.no_sync():
-        phases["forward"]()
-        phases["backward"]()
-    parameters = [parameter for parameter in wrapped.parameters() if parameter.grad is not None]
-    own = [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
-    wrapped.finish_gradient_synchronization()
-    error = norm = 0.0
-    for parameter, mine in zip(parameters, own, strict=True):
-        exact = mine.double()
-        dist.all_reduce(exact, dist.ReduceOp.AVG)
-        assert parameter.grad is not None
-        error += (parameter.grad - exact).square().sum().item()
-        norm += exact.square().sum().item()
-    return (error / norm) ** 0.5

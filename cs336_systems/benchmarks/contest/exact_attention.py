@@ -1,0 +1,119 @@
+"""Attention in float64, written out by its equations: what implementations of it are compared with."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cs336_systems.benchmarks.contest.refusal import refuse
+
+AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From q, k, v, [..., sequence, d] each, to the output, like q."""
+SCORES = 2**24
+"""About so many scores are in memory at a time."""
+TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
+"""Errors that are allowed, relative to what is compared. fp32: sums of many terms in any order, but not TF32, whose
+inputs are off by 2**-12 or so. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
+PART = 64
+"""About so many rows are compared at a time, or an error in a few would be lost among many."""
+
+
+def exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Output of attention, and its gradients dq, dk and dv, float64, in the shapes of the inputs.
+
+    A few rows of scores are in memory at a time. Equations 1 to 3 and 13 to 19 of the handout.
+
+    Args:
+        q: queries, [..., sequence, d]; no gradient is recorded here.
+        k: keys, in the same shape.
+        v: values, in the same shape.
+        grad_o: gradient of the output.
+        is_causal: query i sees keys j <= i only.
+    """
+    matrices = [x.detach().double().flatten(0, -3) for x in (q, k, v, grad_o)]
+    results = [_of_one_head(*inputs, is_causal=is_causal) for inputs in zip(*matrices, strict=True)]
+    o, dq, dk, dv = (torch.stack(each).view(q.shape) for each in zip(*results, strict=True))
+    return o, dq, dk, dv
+
+
+def _of_one_head(q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool) -> tuple[Tensor, ...]:
+    """The same of matrices [sequence, d]."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    positions = torch.arange(len(q), device=q.device)
+    o, dq, dk, dv = (torch.zeros_like(q) for _ in range(4))
+    for rows in positions.split(max(1, SCORES // len(k))):
+        scores = q[rows] @ k.T * scale
+        if is_causal:
+            scores.masked_fill_(positions > rows[:, None], -torch.inf)
+        p = scores.softmax(-1)
+        dp = grad_o[rows] @ v.T
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+        o[rows] = p @ v
+        dq[rows] = ds @ k
+        dk += ds.T @ q[rows]
+        dv += p.T @ grad_o[rows]
+    return o, dq, dk, dv
+
+
+def require_attention(call: AttentionCall, inputs: Sequence[Tensor], *, is_causal: bool, foreign: bool = False) -> None:
+    """Run an implementation forward and backward once, and compare its results with attention in float64.
+
+    Args:
+        call: the implementation.
+        inputs: q, k and v, as they are timed.
+        is_causal: what it is to compute.
+        foreign: whether it is a library's.
+
+    Raises:
+        Unavailable: a library's computes something else.
+        AssertionError: one of this project does.
+    """
+    o = call(*inputs)
+    grad_o = torch.randn_like(inputs[0], requires_grad=False)
+    gradients = torch.autograd.grad(o, inputs, grad_o)
+    found = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
+    require_close(found, [*inputs, grad_o], is_causal=is_causal, foreign=foreign)
+
+
+def require_close(
+    found: Mapping[str, Tensor], inputs: Sequence[Tensor], *, is_causal: bool, foreign: bool = False
+) -> None:
+    """Compare some of o, dq, dk and dv with what they are in float64.
+
+    Args:
+        found: results by name.
+        inputs: q, k, v and the gradient of the output.
+        is_causal: what they are to be.
+        foreign: whether a library made them.
+
+    Raises:
+        Unavailable: a library's results are something else, or have another dtype than the inputs.
+        AssertionError: results of this project are.
+    """
+    dtype = inputs[0].dtype
+    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*inputs, is_causal=is_causal), strict=True))
+    for name, result in found.items():
+        if result.dtype != dtype:
+            refuse(f"its {name} is {result.dtype}, and its inputs {dtype}", foreign=foreign)
+        error = relative_error(result, exact[name], inputs[3])
+        if not error <= TOLERANCE[dtype]:  # NaN is not, either
+            masked = "causal attention" if is_causal else "attention"
+            refuse(f"its {name} is off from that of {masked} by {error:.1g} of it", foreign=foreign)
+
+
+def relative_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> float:
+    """The largest error among parts of some rows, relative to the norm of the part.
+
+    Gradients that cancel out, as those of a query that sees one key, are compared with what they consist of.
+    """
+    rows = exact.shape[-2]
+    worst = torch.zeros((), dtype=torch.float64, device=exact.device)
+    parts = (x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o))
+    for part, right, gradient in zip(*parts, strict=True):
+        norm, terms = (x.double().norm(dim=(-2, -1)) for x in (right, gradient))
+        error = (part.double() - right).norm(dim=(-2, -1)) / (norm + terms / rows)
+        worst = torch.maximum(worst, error.max())  # which never loses a NaN
+    return worst.item()

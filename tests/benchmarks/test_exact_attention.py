@@ -1,0 +1,104 @@
+"""What attention implementations are compared with before they are timed, and that this notices wrong ones."""
+
+import math
+
+import pytest
+import torch
+
+from cs336_systems.attention import TiledFlashAttention, plain_attention
+from cs336_systems.benchmarks import attention, flash
+from cs336_systems.benchmarks.contest import exact_attention
+from cs336_systems.benchmarks.contest.exact_attention import require_attention
+from cs336_systems.experiments.attention import Attention
+from cs336_systems.experiments.flash import Flash
+from cs336_systems.measure.memory import Unavailable
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_in_float64_is_that_of_autograd(is_causal, monkeypatch):
+    monkeypatch.setattr(exact_attention, "SCORES", 10 * 77)  # ten rows at a time
+    inputs = [torch.randn(2, 3, 77, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    o, grad_o = plain_attention(*inputs, is_causal), torch.randn(2, 3, 77, 5, dtype=torch.float64)
+    expected = (o, *torch.autograd.grad(o, inputs, grad_o))
+    found = exact_attention.exact_attention(*inputs, grad_o, is_causal=is_causal)
+    for mine, right in zip(found, expected, strict=True):
+        assert mine.shape == right.shape
+        torch.testing.assert_close(mine, right, rtol=1e-12, atol=1e-12)
+
+
+def causal(q, k, v):
+    return plain_attention(q, k, v, is_causal=True)
+
+
+def masked(q, k, v, hidden):
+    scores = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden(torch.arange(q.shape[-2])), -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def zeroed(o, rows):
+    return torch.cat((o[..., :-rows, :], torch.zeros_like(o[..., -rows:, :])), -2)
+
+
+WRONG = {
+    "not causal": plain_attention,
+    "half the scale": lambda q, k, v: causal(q / 2, k, v),
+    "scores that are not scaled": lambda q, k, v: causal(q * math.sqrt(q.shape[-1]), k, v),
+    "each query sees the next key": lambda *x: masked(*x, lambda i: i > i[:, None] + 1),
+    "queries see no recent key": lambda *x: masked(*x, lambda i: (i > i[:, None] - 2) & (i > 0)),
+    "the last tile left out": lambda *x: zeroed(causal(*x), 30),
+    "a gradient left out": lambda q, k, v: causal(q, k, v.detach() + 0 * v),
+    "one head for all": lambda q, k, v: causal(q, k[:, :1].expand_as(k), v),
+    "not a number": lambda q, k, v: causal(q, k, v * torch.nan),
+}
+ALSO_WRONG = {
+    "products in bf16": lambda *x: causal(*(each.bfloat16() for each in x)).float(),
+    "products in TF32": lambda *x: causal(*map(tf32, x)),
+    "results in bf16": lambda *x: causal(*x).bfloat16(),
+}
+"""In fp32."""
+
+
+def tf32(x):
+    """Ten bits of the mantissa; the gradient as it is."""
+    rounded = ((x.detach().view(torch.int32) + 2**12) & ~(2**13 - 1)).view(torch.float32)
+    return x + (rounded - x.detach())
+
+
+def inputs(dtype):
+    torch.manual_seed(7)
+    return [torch.randn(1, 2, 150, 16, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, *ALSO_WRONG])
+def test_what_is_not_causal_attention_is_not_timed(wrong):
+    dtypes = (torch.float32, torch.bfloat16) if wrong in WRONG else (torch.float32,)
+    for dtype in dtypes:
+        call = (WRONG | ALSO_WRONG)[wrong]
+        with pytest.raises(AssertionError, match=r"^its (o|dq|dk|dv) is "):
+            require_attention(call, inputs(dtype), is_causal=True)
+        with pytest.raises(Unavailable, match=r"^not timed: its (o|dq|dk|dv) is "):
+            require_attention(call, inputs(dtype), is_causal=True, foreign=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_rounds_as_its_dtype_does_is_timed(dtype):
+    for call in (causal, lambda *x: TiledFlashAttention.apply(*x, True)):
+        require_attention(call, inputs(dtype), is_causal=True)
+    require_attention(plain_attention, inputs(dtype), is_causal=False)
+    with pytest.raises(AssertionError, match=r"^its o is off from that of attention by"):
+        require_attention(causal, inputs(dtype), is_causal=False)
+
+
+@pytest.mark.parametrize(("implementation", "error"), [("plain", AssertionError), ("sdpa_flash", Unavailable)])
+def test_a_wrong_implementation_has_no_times(implementation, error, monkeypatch):
+    monkeypatch.setitem(flash.BUILDERS, implementation, lambda cell: plain_attention)
+    with pytest.raises(error, match="off from that of causal attention"):
+        flash.measure(Flash(sequence=40, d=16, implementation=implementation), CPU)
+
+
+def test_wrong_plain_attention_has_no_times(monkeypatch):
+    monkeypatch.setattr(attention, "plain_attention", causal)
+    with pytest.raises(AssertionError, match="off from that of attention"):
+        attention.measure(Attention(sequence=16, d=8, batch_size=2), CPU)
