@@ -9,6 +9,7 @@ from torch import Tensor
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
 from cs336_systems.experiments.attention import Attention
+from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, peak_memory, reset_peak
@@ -16,7 +17,7 @@ from cs336_systems.measure.timing import time_phases
 
 
 def measure(cell: Attention, device: torch.device) -> list[Measurement]:
-    """Time of a forward and a backward pass, memory in use between the two, and peak memory."""
+    """Time of a forward and a backward pass, memory in use between the two and at the peak, and the device's part."""
     reset_peak(device)
     shape = (cell.batch_size, cell.sequence, cell.d)
     dtype = DTYPES[cell.precision]
@@ -35,9 +36,8 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
         torch.autograd.backward(o, grad_o)
         q.grad = k.grad = v.grad = None
 
-    warmup_seconds, seconds = time_phases(
-        {"forward": forward, "backward": backward}, warmup=cell.warmup, steps=cell.steps, device=device
-    )
+    phases = {"forward": forward, "backward": backward}
+    warmup_seconds, seconds = time_phases(phases, warmup=cell.warmup, steps=cell.steps, device=device)
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("warmup", "s", [warmup_seconds]),
@@ -50,6 +50,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
             message="PyTorch counts memory in use on CUDA devices only",
         ),
         peak_memory(device),
+        *device_busy(phases, device),
     ]
 
 
