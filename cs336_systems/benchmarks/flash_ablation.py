@@ -29,6 +29,7 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     dtype = DTYPES[cell.precision]
     shape = (1, cell.heads, cell.sequence, cell.d)
     q, k, v, grad_o = (torch.randn(shape, dtype=dtype, device=device) for _ in range(4))
+    grad_of_sum = torch.ones((), dtype=dtype, device=device).expand(shape)  # as autograd makes it
     o, lse = attention_forward(q, k, v, True)
     default_forward, default_backward = default_tiles(dtype, q.shape)
 
@@ -38,9 +39,14 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     def backward(tiles: BackwardTiles, precision: str | None) -> tuple[Tensor, ...]:
         return attention_backward(grad_o, q, k, v, o, lse, True, tiles=tiles, precision=precision)
 
+    def backward_of_sum(tiles: BackwardTiles, precision: str | None) -> tuple[Tensor, ...]:
+        return attention_backward(grad_of_sum, q, k, v, o, lse, True, tiles=tiles, precision=precision)
+
+    backward_changed = backward_without(cell.without, default_backward)
     return [
         _time("forward", cell, forward, default_forward, forward_without(cell.without, default_forward)),
-        _time("backward", cell, backward, default_backward, backward_without(cell.without, default_backward)),
+        _time("backward", cell, backward, default_backward, backward_changed),
+        _time("backward_of_sum", cell, backward_of_sum, default_backward, backward_changed),
     ]
 
 

@@ -17,6 +17,7 @@ WORKSPACE_TOLERANCE = 1.0
 """MiB by which what is left over may differ between cells."""
 PEAK_TOLERANCE = 0.05
 TERMS = 4
+FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision"]
 DIVIDES_SHORT = "sdpa_flash"
 """Its backward pass divides short sequences among idle multiprocessors, which takes memory that no polynomial has."""
 
@@ -61,7 +62,7 @@ def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
     flash = flash[(flash["implementation"] != DIVIDES_SHORT) | (flash["sequence"] > HOST_BOUND)]
     groups = [
         *((name_plain, group) for _, group in plain.groupby(["compiled", "batch_size", "precision"])),
-        *((name_flash, group) for _, group in flash.groupby(["implementation", "compiled_call", "heads", "precision"])),
+        *((name_flash, group) for _, group in flash.groupby(FLASH_GROUP)),
     ]
     for name, group in groups:
         if len(group) <= TERMS:
