@@ -5,11 +5,13 @@ from typing import Any
 from scripts.implementations import NAMES
 from scripts.style import COLOURS, LINES, MARKERS
 
+SHIFT = 3
+"""Where a colour comes a second time, it comes with another mark and style."""
 LOOKS: dict[str, dict[str, Any]] = {
     name: {
         "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": LINES[index % len(LINES)],
+        "marker": MARKERS[(index + SHIFT * (index // len(COLOURS))) % len(MARKERS)],
+        "linestyle": LINES[(index + SHIFT * (index // len(COLOURS))) % len(LINES)],
         "linewidth": 2.2 if name in ("tiled", "triton") else 1.1,
     }
     for index, name in enumerate(NAMES)

@@ -1,11 +1,13 @@
 """What each design decision of the attention kernels is worth, as bars."""
 
+import textwrap
+
 from scripts.answers.helpers.flash_ablation import DECISIONS, gain
 from scripts.data import load, select
 from scripts.style import grouped_bars, save, save_note, subplots
 
 PHASES = ("forward", "backward")
-SHORT = {name: title.replace(" ", "\n", 1).replace(" per ", "\nper ") for name, title in DECISIONS.items()}
+SHORT = {name: textwrap.fill(title, 17) for name, title in DECISIONS.items()}
 
 
 def draw(table: str, output: str) -> None:
@@ -25,7 +27,7 @@ def draw(table: str, output: str) -> None:
     if not panels:
         save_note("not measured", output)
         return
-    figure, drawn = subplots(rows=len(panels), height=0.6 + 1.7 * len(panels), sharey=False)
+    figure, drawn = subplots(rows=len(panels), height=0.6 + 1.75 * len(panels), sharey=False)
     for axes, (title, (tried, series)) in zip(drawn, panels.items(), strict=True):
         bars = {phase: [gains[name] for name in tried] for phase, gains in series.items()}
         grouped_bars(axes, [SHORT[name] for name in tried], bars)
