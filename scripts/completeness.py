@@ -4,13 +4,13 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.flash import HOST_BOUND, Flash
+from cs336_systems.experiments.flash import Flash, replayed
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import parameters
 
-KIND = ("mode", "backend", "tried")
+KIND = ("mode", "backend", "tried", "compiled_call")
 """Parameters on which it depends what is measured."""
 
 
@@ -43,7 +43,7 @@ def kinds_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
     """What decides which metrics each row's cell has."""
     decisive = table[[name for name in KIND if name in table]]
     if experiment == Flash.name:
-        decisive = decisive.assign(replayed=table["sequence"] <= HOST_BOUND)
+        decisive = decisive.assign(replayed=replayed(table["batch_size"], table["heads"], table["sequence"]))
     if experiment == FullyShardedTraining.name:  # A size that no GPU holds unsharded has no floor to be compared with.
         decisive = decisive.assign(size=table["size"])
     return list(decisive.itertuples(index=False, name=None)) if len(decisive.columns) else [()] * len(table)

@@ -17,6 +17,7 @@ NAMES = {
     "flex": "FlexAttention",
     "flash_attention_4": "FlashAttention-4",
     "tiled": "ours (PyTorch)",
+    "tiled_compiled": "ours (PyTorch), compiled",
 }
 
 

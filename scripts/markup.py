@@ -15,6 +15,8 @@ from matplotlib.ft2font import FT2Font
 FONT_FOLDER = Path(matplotlib.get_data_path(), "fonts", "ttf")
 """Matplotlib's DejaVu Sans, the report's fallback font: it covers most alphabets and comes with a dependency."""
 NOT_MEASURED = "not measured"
+LONGEST_TABLE = 30
+"""Tables with more rows are in the appendix."""
 
 
 class Typst(str):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import matplotlib
 from matplotlib import pyplot
@@ -14,6 +14,8 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 # Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+LINES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)), (0, (1, 2.5))]
+"""Styles of lines, so that those of one panel stay apart in grey too."""
 HATCHES = ["", "///", "...", "xxx", "\\\\\\"]
 WIDTH = 6.3
 """Width of the page's text, inches."""

@@ -29,6 +29,16 @@ def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
     return FP32_BYTES * (5 * batch * sequence * d + batch * sequence**2)
 
 
+def plain_peak_bytes(batch: int, sequence: int, d: int) -> int:
+    """Bytes in use at the peak of plain attention in fp32, no heads and no mask: in its backward pass.
+
+    Six tensors of batch · sequence · d numbers (q, k, v, the output, its gradient and that of v) and four of
+    batch · sequence²: the softmax's result, its gradient, the product of the two, with which PyTorch's backward pass of
+    a softmax begins on a GPU, and the scores' gradient.
+    """
+    return FP32_BYTES * (6 * batch * sequence * d + 4 * batch * sequence**2)
+
+
 def inputs_and_gradients_bytes(heads: int, sequence: int, d: int, precision: str) -> int:
     """Bytes of q, k, v and their gradients, heads · sequence · d each: what must exist after any backward pass."""
     return 6 * heads * sequence * d * BYTES[precision]

@@ -10,6 +10,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
 from cs336_systems.benchmarks.contest.exact_attention import require_attention
 from cs336_systems.experiments.attention import Attention
+from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, peak_memory, reset_peak
@@ -17,7 +18,7 @@ from cs336_systems.measure.timing import time_phases
 
 
 def measure(cell: Attention, device: torch.device) -> list[Measurement]:
-    """Time of a forward and a backward pass, memory in use between the two, and peak memory."""
+    """Time of a forward and a backward pass, memory in use between the two and at the peak, and the device's part."""
     shape = (cell.batch_size, cell.sequence, cell.d)
     dtype = DTYPES[cell.precision]
     q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))
@@ -52,6 +53,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
             message="PyTorch counts memory in use on CUDA devices only",
         ),
         peak_memory(device),
+        *device_busy(phases, device),
     ]
 
 

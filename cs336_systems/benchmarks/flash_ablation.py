@@ -4,6 +4,7 @@ Launch: python -m cs336_systems.benchmarks.flash_ablation --d 64 128 --without n
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,19 +31,24 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
 
     q, k, v, grad_o = inputs = make_inputs(cell, device)
+    grad_of_sum = torch.ones((), dtype=q.dtype, device=device).expand(q.shape)  # as autograd makes it
     o, lse = attention_forward(q, k, v, True)
     default_forward, default_backward = default_tiles(q.dtype, q.shape)
 
     def forward(tiles: ForwardTiles, precision: str | None) -> Results:
         return {"o": attention_forward(q, k, v, True, tiles=tiles, precision=precision)[0]}
 
-    def backward(tiles: BackwardTiles, precision: str | None) -> Results:
-        gradients = attention_backward(grad_o, q, k, v, o, lse, True, tiles=tiles, precision=precision)
+    def backward_of(grad: Tensor, tiles: BackwardTiles, precision: str | None) -> Results:
+        gradients = attention_backward(grad, q, k, v, o, lse, True, tiles=tiles, precision=precision)
         return dict(zip(("dq", "dk", "dv"), gradients, strict=True))
 
+    backward = functools.partial(backward_of, grad_o)
+    backward_of_sum = functools.partial(backward_of, grad_of_sum)
+    backward_changed = backward_without(cell.without, default_backward)
     return [
         _time("forward", cell, inputs, forward, default_forward, forward_without(cell.without, default_forward)),
-        _time("backward", cell, inputs, backward, default_backward, backward_without(cell.without, default_backward)),
+        _time("backward", cell, inputs, backward, default_backward, backward_changed),
+        _time("backward_of_sum", cell, [q, k, v, grad_of_sum], backward_of_sum, default_backward, backward_changed),
     ]
 
 

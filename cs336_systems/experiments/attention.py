@@ -18,6 +18,10 @@ class Attention(Experiment):
         "warmup": "s",
         "memory_before_backward": "MiB",
         "peak_memory": "MiB",
+        "forward_busy": "ms",
+        "backward_busy": "ms",
+        "device_busy": "ms",
+        "launches": "",
     }
     timed: ClassVar[str] = "forward"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "precision", "warmup", "steps")

@@ -6,7 +6,8 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.data import one, ratio, reason, select, size_order, statistic
+from scripts.answers.helpers.compiled_attention import attention_answers
+from scripts.data import one, ratio, reason, select, size_order
 from scripts.markup import Table, Tile, Typst, escape, fixed_point, measured, times
 from scripts.steps import PASSES, steady, step_table
 
@@ -15,7 +16,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["end_to_end"]
     return {
-        "attention": attention_table(tables["attention"]),
+        **attention_answers(tables["attention"]),
         **model_answers(table),
         "together": together(steady(step_table(table))),
     }
@@ -28,27 +29,6 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     (most, where), (least, elsewhere) = found["best"], found["worst"]
     extremes = escape(f"{where} (the smallest: {times(least)}, {elsewhere})")
     return [Tile(times(most), Typst(f"the largest gain from `torch.compile`: {extremes}"), "gain from compiling")]
-
-
-def attention_table(table: DataFrame) -> Table | None:
-    """(a) Plain attention, eager next to compiled."""
-    cells = sorted(set(zip(table["sequence"], table["d"], strict=True)))
-    if table["compiled"].nunique() < 2:
-        return None
-    body = []
-    for sequence, d in cells:
-        rows = select(table, sequence=sequence, d=d)
-        line = [str(sequence), str(d)]
-        for phase in ("forward", "backward"):
-            eager, fast = (statistic(rows, "median", metric=phase, compiled=c) for c in (False, True))
-            gain = ratio(eager, fast)
-            if gain is None:
-                line += [reason(select(rows, compiled=eager is not None))] * 3
-            else:
-                line += [f"{eager:.3f}", f"{fast:.3f}", f"{gain:.2f}×"]
-        body.append(line)
-    groups = [("", 2), ("forward / ms", 3), ("backward / ms", 3)]
-    return Table(["sequence", "d", *["eager", "compiled", "ratio"] * 2], body, text_columns=0, groups=groups)
 
 
 def model_answers(table: DataFrame) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from scripts.implementations import PASSES
 
 DEVICE_BOUND_MS = 1.0
 """If a call takes this long, the device sets the pace, not the host, and its parts add up."""
-FLASH_CELL = ["sequence", "d", "heads", "precision", "compiled_call", "implementation", "rep"]
+FLASH_CELL = ["sequence", "d", "heads", "batch_size", "causal", "precision", "compiled_call", "implementation", "rep"]
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -56,7 +56,9 @@ def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
     ] + [
         Timing(
             cell=f"{name_flash(row)}, {row['metric']}",
-            flops=flash_flops(row["metric"], 1, row["heads"], row["sequence"], row["d"], causal=True),
+            flops=flash_flops(
+                row["metric"], row["batch_size"], row["heads"], row["sequence"], row["d"], causal=row["causal"]
+            ),
             milliseconds=row["median"],
             precision=row["precision"],
         )
@@ -85,7 +87,9 @@ def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
         least = plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"])
         complaints += outside(row, name_plain(row), least, digits=2)
     for _, row in peaks.iterrows():
-        least = inputs_and_gradients_bytes(row["heads"], row["sequence"], row["d"], row["precision"])
+        least = inputs_and_gradients_bytes(
+            row["batch_size"] * row["heads"], row["sequence"], row["d"], row["precision"]
+        )
         complaints += outside(row, name_flash(row), least, digits=2)
     examined = len(before_backward) + len(peaks)
     summary = f"{examined} cells" if examined else "memory is counted on GPUs only"
@@ -100,4 +104,7 @@ def name_plain(row: Series) -> str:
 
 def name_flash(row: Series) -> str:
     """A cell of `flash` in words."""
-    return f"{row['implementation']}, {row['heads']} × {row['sequence']} tokens, d {row['d']}, {row['precision']}"
+    batch = f"{row['batch_size']} × " if row["batch_size"] > 1 else ""
+    mask = "" if row["causal"] else ", not causal"
+    shape = f"{batch}{row['heads']} × {row['sequence']} tokens, d {row['d']}"
+    return f"{row['implementation']}, {shape}, {row['precision']}{mask}"

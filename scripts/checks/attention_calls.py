@@ -68,10 +68,10 @@ def short_phases_add_up(cells: DataFrame) -> Check:
     return conclude(check, complaints, len(short), summary)
 
 
-def adds_up(row: Series) -> bool:
-    """Whether both passes in one call take no less than their parts, and no more than these and the host's share."""
+def adds_up(row: Series, host_shares: int = HOST_SHARES) -> bool:
+    """Whether both passes in one call take no less than their parts, and no more than these and the host's shares."""
     tolerance = TOLERANCE["GPU"]
     parts, whole = row["forward"] + row["backward"], row["forward_backward"]
     device_bound = row["graph"] >= HOST_BOUND * whole
-    most = parts if device_bound else parts + HOST_SHARES * row["host"]
+    most = parts if device_bound else parts + host_shares * row["host"]
     return bool((1 - tolerance) * parts <= whole <= (1 + tolerance) * most)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 import numpy
 from pandas import DataFrame
 
-from cs336_systems.accounting.attention import plain_bytes_before_backward
+from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import HOST_BOUND
 from scripts.check import Check, conclude
@@ -17,6 +17,7 @@ WORKSPACE_TOLERANCE = 1.0
 """MiB by which what is left over may differ between cells."""
 PEAK_TOLERANCE = 0.05
 TERMS = 4
+FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision"]
 DIVIDES_SHORT = "sdpa_flash"
 """Its backward pass divides short sequences among idle multiprocessors, which takes memory that no polynomial has."""
 
@@ -28,21 +29,26 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 def workspace_is_constant(table: DataFrame) -> Check:
-    """Memory before the backward pass, less its closed form, is one constant: what libraries keep."""
-    rows = select(table, metric="memory_before_backward", status="ok", precision="fp32")
+    """Memory before the backward pass, and eager attention's peak, less their closed forms: what libraries keep."""
+    rows = select(table, status="ok", precision="fp32")
     kept = [
-        (row, row["mean"] - plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"]) / MIB)
-        for _, row in rows.iterrows()
+        (row, row["mean"] - closed_form(row["batch_size"], row["sequence"], row["d"]) / MIB)
+        for metric, closed_form in (
+            ("memory_before_backward", plain_bytes_before_backward),
+            ("peak_memory", plain_peak_bytes),
+        )
+        for _, row in select(rows, metric=metric).iterrows()
+        if metric != "peak_memory" or not row["compiled"]
     ]
     usual = statistics.median(left for _, left in kept) if kept else 0.0
     complaints = [
-        f"{name_plain(row)}: {left:.2f} MiB more, others {usual:.2f} MiB"
+        f"{name_plain(row)}: {row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
         for row, left in kept
         if abs(left - usual) > WORKSPACE_TOLERANCE
     ]
-    check = "attention's memory between its passes is its closed form and one constant"
-    summary = f"{len(rows)} cells; {usual:.0f} MiB" if len(rows) else "memory is counted on GPUs only"
-    return conclude(check, complaints, len(rows), summary)
+    check = "attention's memory between its passes, and its peak where it is eager, is its closed form and one constant"
+    summary = f"{len(kept)} numbers; {usual:.0f} MiB" if kept else "memory is counted on GPUs only"
+    return conclude(check, complaints, len(kept), summary)
 
 
 def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
@@ -56,7 +62,7 @@ def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
     flash = flash[(flash["implementation"] != DIVIDES_SHORT) | (flash["sequence"] > HOST_BOUND)]
     groups = [
         *((name_plain, group) for _, group in plain.groupby(["compiled", "batch_size", "precision"])),
-        *((name_flash, group) for _, group in flash.groupby(["implementation", "compiled_call", "heads", "precision"])),
+        *((name_flash, group) for _, group in flash.groupby(FLASH_GROUP)),
     ]
     for name, group in groups:
         if len(group) <= TERMS:

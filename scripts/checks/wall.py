@@ -17,8 +17,8 @@ TIMED = {
     "kernel_profile": ["step", "profile"],
     "checkpointing": ["warmup", "step"],
     "attention": ["warmup", "forward", "backward"],
-    "flash": ["first_call", "forward", "backward", "forward_backward", "matmul"],
-    "flash_ablation": ["forward", "backward"],
+    "flash": ["first_call", "forward", "backward", "forward_backward", "matmul", "handout"],
+    "flash_ablation": ["forward", "backward", "backward_of_sum"],
     "all_reduce": ["time"],
     "data_parallel": ["step"],
 }

@@ -1,9 +1,10 @@
 """Attention implementations against sequence length: latency, throughput or peak memory."""
 
 from cs336_systems.accounting.attention import flash_flops
+from scripts.attention_looks import LOOKS
 from scripts.data import load, select
 from scripts.implementations import NAMES
-from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
+from scripts.style import log_scale, save, save_note, subplots
 
 QUANTITIES = {
     "latency": ("forward_backward", "forward + backward / ms"),
@@ -15,13 +16,14 @@ QUANTITIES = {
 def draw(table: str, output: str, quantity: str) -> None:
     """Two panels, head dimensions 64 and 128; bf16, causal, batch 1, one head."""
     metric, label = QUANTITIES[quantity]
-    data = select(load("flash", table), metric=metric, precision="bf16", compiled_call=False, heads=1, status="ok")
+    one_head = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
+    data = select(load("flash", table), metric=metric, precision="bf16", **one_head)
     if not len(data):
         save_note("not measured", output)
         return
-    figure, panels = subplots(2, height=3.1)
+    figure, panels = subplots(2, height=3.3)
     for axes, d in zip(panels, (64, 128), strict=True):
-        for index, (name, title) in enumerate(NAMES.items()):
+        for name, title in NAMES.items():
             rows = select(data, d=d, implementation=name).sort_values("sequence")
             if not len(rows):
                 continue
@@ -29,14 +31,7 @@ def draw(table: str, output: str, quantity: str) -> None:
             if quantity == "throughput":
                 flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in rows["sequence"]]
                 values = [operations / value / 1e9 for operations, value in zip(flops, values, strict=True)]
-            axes.plot(
-                rows["sequence"],
-                values,
-                label=title,
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-                linewidth=2.2 if name in ("tiled", "triton") else 1.1,
-            )
+            axes.plot(rows["sequence"], values, label=title, **LOOKS[name])
         axes.set_xscale("log", base=2)
         if quantity != "throughput":
             log_scale(axes.yaxis)
@@ -46,5 +41,5 @@ def draw(table: str, output: str, quantity: str) -> None:
         panels[0].set_ylim(bottom=0)  # shared, so once all is drawn
     panels[0].set_ylabel(label)
     handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=4, loc="outside lower center", fontsize=7.5)
+    figure.legend(handles, names, ncols=3, loc="outside lower center", fontsize=7.5, handlelength=3)
     save(figure, output)

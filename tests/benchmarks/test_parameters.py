@@ -162,7 +162,7 @@ def launched_as(cell, device):
 
     def fits(processes):
         with contextlib.suppress(ValueError):
-            check_processes(cell, Rank(number=0, processes=processes, local_number=0))
+            check_processes(cell, Rank(number=0, processes=processes, local_number=0, local_processes=processes))
             return True
 
     return [processes for processes in range(1, 6) if fits(processes)]
@@ -170,7 +170,7 @@ def launched_as(cell, device):
 
 def connected_by(cell, device):
     """The backend of a launch's process group, where there are two GPUs."""
-    rank = Rank(number=0, processes=2, local_number=0)
+    rank = Rank(number=0, processes=2, local_number=0, local_processes=2)
     with (
         mock.patch.object(torch.cuda, "is_available", return_value=True),
         mock.patch.object(torch.cuda, "device_count", return_value=2),
@@ -350,6 +350,8 @@ EFFECTS = {
         "sequence": Effect(named("_softmax", lambda call: call.output[-2:]), {9: (9, 9), 11: (11, 11)}),
         "d": Effect(width_of_queries, {6: 6, 8: 8}),
         "heads": Effect(named("_softmax", lambda call: call.output[1]), {1: 1, 3: 3}),
+        "batch_size": Effect(named("_softmax", lambda call: call.output[0]), {1: 1, 3: 3}),
+        "causal": Effect(which("masked_fill"), {True: {"masked_fill"}, False: set()}),
         "precision": Effect(named("_softmax", lambda call: call.dtype), PRECISIONS),
         "compiled_call": Effect(graphs, {False: False, True: True}),
         "rep": Effect(lambda cell, device: kernel_count(cell, device) > 500, {20: False, 200: True}, gpu=True),

@@ -3,7 +3,7 @@
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.flash import HALF_ONLY, ON_CPU
-from cs336_systems.experiments.flash import HOST_BOUND, Flash
+from cs336_systems.experiments.flash import Flash, replayed
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
 from tests.samples import NEEDS_GPU, NO_CPU_MEMORY, OOM, PEAK, jittered
 
@@ -11,6 +11,7 @@ PEAKS = {
     "plain": 0.1,
     "plain_compiled": 0.15,
     "tiled": 0.2,
+    "tiled_compiled": 0.25,
     "triton_compiled_backward": 0.34,
     "flex": 0.36,
     "sdpa_flash": 0.38,
@@ -32,7 +33,8 @@ def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
     rate = PEAKS[cell.implementation] * PEAK.flops(cell.precision)
     launching = (0.005 + 1e-5 * cell.sequence) / PEAKS[cell.implementation] / 2
     medians = {
-        name: launching + 1e3 * flash_flops(name, 1, cell.heads, cell.sequence, cell.d, causal=True) / rate
+        name: launching
+        + 1e3 * flash_flops(name, cell.batch_size, cell.heads, cell.sequence, cell.d, causal=cell.causal) / rate
         for name in ("forward", "backward")
     }
     medians["forward_backward"] = sum(medians.values())
@@ -41,14 +43,24 @@ def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
         return [*times, NO_CPU_MEMORY]
     return [
         *times,
-        summarize("peak_memory", "MiB", [24 * cell.heads * cell.sequence * cell.d / MIB]),
+        summarize("peak_memory", "MiB", [24 * cell.batch_size * cell.heads * cell.sequence * cell.d / MIB]),
         summarize("first_call", "s", jittered(cell, "first_call", 0.3, 1)),
         summarize("matmul", "ms", jittered(cell, "matmul", 0.2, 20)),
-        *(replayed(cell, medians["forward_backward"]) if cell.sequence <= HOST_BOUND else []),
+        *(by_the_handout(cell, medians["forward_backward"]) if cell.compiled_call else []),
+        *(replays(cell, medians["forward_backward"]) if replayed(cell.batch_size, cell.heads, cell.sequence) else []),
     ]
 
 
-def replayed(cell: Flash, median: float) -> list[Measurement]:
+def by_the_handout(cell: Flash, median: float) -> list[Measurement]:
+    """A long repetition at a lower clock, near the limit of power."""
+    return [
+        summarize("handout", "ms", jittered(cell, "handout", 1.04 * median, 50), keep=False),
+        summarize("handout_sm_clock", "MHz", [1980.0, 1605.0, 1590.0]),
+        summarize("handout_power", "W", [480.0, 695.0, 699.0]),
+    ]
+
+
+def replays(cell: Flash, median: float) -> list[Measurement]:
     """What a call costs the host, and its replay from a graph, somewhat shorter."""
     graph = summarize("graph", "ms", jittered(cell, "graph", 0.95 * median, 10))
     return [summarize("host", "us", jittered(cell, "host", 60.0, 10)), graph]

@@ -13,6 +13,6 @@ def measure(cell: FlashAblation, *, on_gpu: bool) -> list[Measurement]:
     rate = (0.45 if cell.without == "nothing" else 0.3) * PEAK.flops(cell.precision)
     return [
         summarize(name, "ms", jittered(cell, name, 1e3 * flops / rate, 20))
-        for name in ("forward", "backward")
-        for flops in [flash_flops(name, 1, cell.heads, cell.sequence, cell.d, causal=True)]
+        for name, kind in (("forward", "forward"), ("backward", "backward"), ("backward_of_sum", "backward"))
+        for flops in [flash_flops(kind, 1, cell.heads, cell.sequence, cell.d, causal=True)]
     ]

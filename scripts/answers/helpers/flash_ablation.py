@@ -2,8 +2,9 @@
 
 from pandas import DataFrame
 
-from scripts.data import select, statistic
+from scripts.data import one, ratio, select, statistic
 from scripts.markup import Table
+from scripts.spread import marked
 
 DECISIONS = {
     "nothing": "as it is",
@@ -31,9 +32,25 @@ def ablation_table(rows: DataFrame) -> Table | None:
         line = [title]
         for d in dimensions:
             for phase in ("forward", "backward"):
-                cell = {"d": d, "metric": phase}
-                usual, changed = (statistic(rows, "median", without=name, **cell) for name in ("nothing", decision))
-                line += [f"{changed:.2f}", f"{changed / usual:.2f}×"] if usual and changed else ["–", ""]
+                worth = gain(rows, phase, decision, d=d)
+                changed = one(rows, without=decision, d=d, metric=phase)
+                line += [marked(changed, 2), f"{worth:.2f}×"] if worth else ["–", ""]
         body.append(line)
     groups = [("", 1), *((f"d = {d}, {phase} / ms", 2) for d in dimensions for phase in ("forward", "backward"))]
     return Table(["variant", *["", ""] * 2 * len(dimensions)], body, groups=groups)
+
+
+def gain(rows: DataFrame, phase: str, decision: str, **cell: int) -> float | None:
+    """A pass's time without a decision over that with it; None where it does not make it."""
+    changed, usual = (
+        statistic(rows, "median", metric=phase, without=without, **cell) for without in (decision, "nothing")
+    )
+    return ratio(changed, usual)
+
+
+def fp32_units(ablations: DataFrame) -> tuple[float, float] | None:
+    """How much longer our kernels take in fp32 where their products run on the fp32 units: the least and the most."""
+    rows = select(ablations, precision="fp32")
+    gains = [gain(rows, phase, "matrix_units", d=d) for phase in ("forward", "backward") for d in set(rows["d"])]
+    known = [worth for worth in gains if worth]
+    return (min(known), max(known)) if known else None

@@ -1,0 +1,71 @@
+"""Short attention calls: what the host and what the device takes, for `flash_benchmarking`."""
+
+from typing import Any
+
+from pandas import DataFrame
+
+from scripts.checks.attention import DEVICE_BOUND_MS, name_flash
+from scripts.checks.attention_calls import adds_up, calls
+from scripts.data import select, statistic
+from scripts.implementations import NAMES
+from scripts.markup import Table, significant
+
+
+def short_answers(rows: DataFrame) -> dict[str, Any]:
+    """Where the host sets the pace: device time from a replayed graph, and what a call costs the host."""
+    rows = rows[rows["metric"].isin(["graph", "host"])]
+    rows = select(rows, precision="bf16")
+    cells = [
+        cell
+        for cell in sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
+        if len(select(rows, sequence=cell[0], d=cell[1], implementation="sdpa_flash"))
+    ]
+    names = [name for name in ("triton", "sdpa_flash", "plain") if name in set(rows["implementation"])]
+    if not cells or "triton" not in names:
+        return {"short": None}
+    medians = {
+        (metric, cell, name): statistic(rows, "median", metric=metric, sequence=cell[0], d=cell[1], implementation=name)
+        for metric in ("graph", "host")
+        for cell in cells
+        for name in names
+    }
+    body = [
+        [
+            *map(str, cell),
+            *(
+                str(significant(value * scale)) if (value := medians[metric, cell, name]) else "–"
+                for metric, scale in (("graph", 1e3), ("host", 1))
+                for name in names
+            ),
+        ]
+        for cell in cells
+    ]
+    titles = [NAMES[name] for name in names]
+    groups = [("", 2), ("device / µs", len(names)), ("host / µs", len(names))]
+
+    def against_sdpa(metric: str) -> list[float]:
+        pairs = [(medians[metric, cell, "sdpa_flash"], medians[metric, cell, "triton"]) for cell in cells]
+        return [theirs / ours for theirs, ours in pairs if ours and theirs]
+
+    device, host = against_sdpa("graph"), against_sdpa("host")
+    return {
+        "short": Table(["sequence", "d", *titles * 2], body, text_columns=0, groups=groups),
+        "short_device_least": min(device, default=None),
+        "short_device_most": max(device, default=None),
+        "short_host": 1 / min(host) if host else None,
+    }
+
+
+def disturbed(table: DataFrame) -> list[dict[str, Any]]:
+    """Short calls that take longer than their parts and what a call costs the host: something else ran."""
+    cells = calls(table)
+    return [
+        {
+            "name": name_flash(row),
+            "whole": float(row["forward_backward"]),
+            "parts": float(row["forward"] + row["backward"]),
+            "host": float(row["host"]),
+        }
+        for _, row in cells[cells["forward_backward"] < DEVICE_BOUND_MS].iterrows()
+        if row["forward_backward"] > row["forward"] + row["backward"] and not adds_up(row, host_shares=1)
+    ]

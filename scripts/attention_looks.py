@@ -1,0 +1,19 @@
+"""How figures draw attention implementations."""
+
+from typing import Any
+
+from scripts.implementations import NAMES
+from scripts.style import COLOURS, LINES, MARKERS
+
+SHIFT = 3
+"""Where a colour comes a second time, it comes with another mark and style."""
+LOOKS: dict[str, dict[str, Any]] = {
+    name: {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[(index + SHIFT * (index // len(COLOURS))) % len(MARKERS)],
+        "linestyle": LINES[(index + SHIFT * (index // len(COLOURS))) % len(LINES)],
+        "linewidth": 2.2 if name in ("tiled", "triton") else 1.1,
+    }
+    for index, name in enumerate(NAMES)
+}
+"""Ours has a thick line; no two in a panel have the same style and mark."""

@@ -1,0 +1,47 @@
+"""The backward pass in compiled PyTorch against that in Triton kernels."""
+
+from typing import Any
+
+from matplotlib.lines import Line2D
+
+from scripts.answers.helpers.backward_ways import compared
+from scripts.answers.helpers.flash_rivals import ONE_HEAD
+from scripts.data import PRECISIONS, load, select
+from scripts.style import COLOURS, LINES, MARKERS, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """A panel per precision, a line per head dimension; hollow marks where the host sets the pace."""
+    pairs = compared(select(load("flash", table), **ONE_HEAD))
+    if not pairs:
+        save_note("not measured", output)
+        return
+    shown = [precision for precision in PRECISIONS if any(pair["precision"] == precision for pair in pairs)]
+    dimensions = sorted({pair["d"] for pair in pairs})
+    figure, panels = subplots(len(shown), height=2.8)
+    for axes, precision in zip(panels, shown, strict=True):
+        for index, d in enumerate(dimensions):
+            own = [pair for pair in pairs if pair["precision"] == precision and pair["d"] == d]
+            lengths, gains = [pair["sequence"] for pair in own], [pair["gain"] for pair in own]
+            axes.plot(lengths, gains, **look(index))
+            for pair in own:
+                if pair["host_bound"]:
+                    axes.plot(pair["sequence"], pair["gain"], **(look(index) | {"mfc": "white", "linestyle": ""}))
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_title(precision)
+        axes.set_xlabel("sequence / tokens")
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylabel("compiled PyTorch over Triton")
+    handles = [Line2D([], [], **look(index)) for index in range(len(dimensions))]
+    figure.legend(handles, [f"d = {d}" for d in dimensions], ncols=4, loc="outside lower center", handlelength=3)
+    save(figure, output)
+
+
+def look(index: int) -> dict[str, Any]:
+    """How the line of a head dimension is drawn."""
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[index % len(LINES)],
+    }

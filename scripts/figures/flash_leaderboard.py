@@ -1,0 +1,24 @@
+"""The leaderboard's cell as bars."""
+
+from scripts.data import load, select, statistic
+from scripts.implementations import NAMES
+from scripts.style import grouped_bars, save, save_note, subplots
+
+
+def draw(table: str, output: str) -> None:
+    """A group of bars per implementation, a bar per head dimension."""
+    rows = select(load("flash", table), metric="forward_backward", compiled_call=True)
+    if not len(rows):
+        save_note("not measured", output)
+        return
+    names = [name for name in NAMES if name in set(rows["implementation"])]
+    series = {
+        f"d = {d}": [statistic(rows, "median", implementation=name, d=d) for name in names]
+        for d in sorted(set(rows["d"]))
+    }
+    figure, (axes,) = subplots(height=2.3)
+    grouped_bars(axes, [NAMES[name] for name in names], series)
+    axes.set_ylabel("forward + backward / ms")
+    axes.margins(y=0.15)
+    figure.legend(*axes.get_legend_handles_labels(), ncols=2, loc="outside lower center")
+    save(figure, output)

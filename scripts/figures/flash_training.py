@@ -1,0 +1,45 @@
+"""Throughput of attention implementations on shapes with many heads."""
+
+from cs336_systems.accounting.attention import flash_flops
+from scripts.attention_looks import LOOKS
+from scripts.data import load, select
+from scripts.implementations import NAMES
+from scripts.style import save, save_note, subplots
+
+BOTH = "forward_backward"
+
+
+def draw(table: str, output: str) -> None:
+    """A panel per mask and head dimension; along the axis the shapes, short sequences first."""
+    data = select(load("flash", table), metric=BOTH, precision="bf16", compiled_call=False)
+    data = data[data["batch_size"] * data["heads"] > 1]
+    if not len(data):
+        save_note("not measured", output)
+        return
+    data = data.assign(sequences=data["batch_size"] * data["heads"])
+    shapes = sorted(set(zip(data["sequence"], data["sequences"], strict=True)))
+    place = {shape: index for index, shape in enumerate(shapes)}
+    shown = sorted(set(zip(~data["causal"], data["d"], strict=True)))
+    rows = (len(shown) + 1) // 2
+    figure, panels = subplots(min(2, len(shown)), rows=rows, height=0.9 + 2.2 * rows)
+    for axes, (whole, d) in zip(panels, shown, strict=False):
+        cells = select(data, causal=not whole, d=d)
+        for name in NAMES:
+            for length in sorted(set(cells["sequence"])):
+                own = select(cells, implementation=name, sequence=length).sort_values("sequences")
+                flops = [flash_flops(BOTH, 1, n, length, d, causal=not whole) for n in own["sequences"]]
+                rates = [work / time / 1e9 for work, time in zip(flops, own["median"], strict=True)]
+                places = [place[length, sequences] for sequences in own["sequences"]]
+                axes.plot(places, rates, **LOOKS[name])
+        axes.set_title(f"d = {d}, {'no mask' if whole else 'causal'}")
+        axes.set_xticks(range(len(shapes)), [f"{n} × {length}" for length, n in shapes], rotation=60, fontsize=7)
+        axes.tick_params(labelbottom=True)
+    for axes in panels[len(shown) :]:
+        axes.axis("off")
+    for axes in panels[:: min(2, len(shown))]:
+        axes.set_ylabel("TFLOP/s")
+    panels[0].set_ylim(bottom=0)
+    names = [name for name in NAMES if name in set(data["implementation"])]
+    handles = [axes_line for name in names for axes_line in panels[0].plot([], [], **LOOKS[name])]
+    figure.legend(handles, [NAMES[name] for name in names], ncols=4, loc="outside lower center", handlelength=3)
+    save(figure, output)
