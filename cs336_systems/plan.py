@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,12 @@ SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
+LARGEST_SEED = 2**63 - 1
+LARGEST_NUMBER = 2**31 - 1
+MOST_CELLS = 10_000
+"""Of one grid: weeks, if a cell takes a minute."""
+LONGEST_NAME = 200
+"""Bytes of a job's name: a file's may have 255, and that of a digest that is being written has more than the job's."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
@@ -270,7 +278,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
 
     Raises:
         ValueError: a parameter that the experiment does not have, a value it does not allow, a custom size that is
-            not a valid shape, a cell planned twice, or two jobs with the same name.
+            not a valid shape, a cell planned twice, or a name that two jobs would have or that is too long.
     """
     kind = EXPERIMENTS[experiment]
     sizes = own_sizes(config["sizes"])
@@ -285,6 +293,8 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
                     if cell in owner:
                         raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
                     owner[cell] = job.name
+                if len(os.fsencode(job.name)) > LONGEST_NAME:
+                    raise ValueError(f"a job would be named {job.name!r}; allowed: at most {LONGEST_NAME} bytes")
                 if job.name in jobs:
                     raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes with different names")
                 jobs[job.name] = job
@@ -323,6 +333,24 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     return specifications
 
 
+def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
+    """Check what is the same for the values of all parameters.
+
+    Raises:
+        ValueError: a parameter without a value, a number that is too large or not in ASCII, or too many cells.
+    """
+    for key, values in grid.items():
+        if not values:
+            raise ValueError(f"{key} has no value; allowed: at least one")
+        for value in values:
+            if isinstance(value, int) and value > LARGEST_NUMBER:
+                raise ValueError(f"{key} is {value}; allowed: whole numbers up to {LARGEST_NUMBER}")
+            if isinstance(value, str) and any(letter.isdigit() > letter.isascii() for letter in value):
+                raise ValueError(f"{key} is {value!r}; allowed: no digits but 0 to 9")
+    if (cells := math.prod(map(len, grid.values()))) > MOST_CELLS:
+        raise ValueError(f"it has {cells} cells; allowed: at most {MOST_CELLS}")
+
+
 def _grid_jobs(
     kind: type[Experiment],
     name: str,
@@ -345,6 +373,7 @@ def _grid_jobs(
     for key in split:
         if key not in values:
             raise ValueError(f"{JOB_KEY} names {key!r}; allowed: {', '.join(values)}")
+    check_grid(values)
     expand(kind, values)  # The whole grid first: a complaint should not depend on how it is split.
     jobs = []
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}
