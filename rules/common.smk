@@ -13,7 +13,7 @@ from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
 from cs336_systems.plan import AUTO, make_plan, measured_modules, plan_to_json, with_switches
 from cs336_systems.progress import ProgressMonitor
-from cs336_systems.run_lock import note_owner, remove_lock_of_dead_owner
+from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
 
 config.update(with_switches(config))
@@ -40,7 +40,7 @@ os.environ.update(
 
 if workflow.is_main_process:
     announce_run()
-    if not workflow.output_settings.dryrun and (message := remove_lock_of_dead_owner()):
+    if not workflow.output_settings.dryrun and (message := clear_after_dead_owner()):
         print(message, file=sys.stderr)
 
 
@@ -49,7 +49,10 @@ wildcard_constraints:
 
 
 onstart:
-    note_owner(workflow.persistence._lockfile.values())
+    note_owner(workflow.persistence._lockfile.values(), workflow.snakemake_tmp_dir)
+    if workflow.local_exec:
+        # Its jobs' too, whatever ends them.
+        os.environ["TMPDIR"] = str(workflow.snakemake_tmp_dir)
     pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
     PROGRESS.follow(pending)
 

@@ -11,9 +11,13 @@ for test in test_instruments "$@"; do
     stamp="$passed/$(python -m cs336_systems.measure.gate "$test").txt"
     if [ -e "$stamp" ]; then continue; fi
     mkdir -p "$passed"
-    if ! python -m pytest -q -m numeric -p no:cacheprovider "tests/$test.py" >"$stamp.log" 2>&1; then
+    status=0
+    python -m pytest -q -m numeric -p no:cacheprovider "tests/$test.py" >"$stamp.log" 2>&1 || status=$?
+    if [ "$status" -ne 0 ]; then
         cat "$stamp.log" >&2
-        echo "The code is incorrect on this machine, so nothing was measured with it: tests/$test.py" >&2
+        reason="The code is incorrect on this machine"
+        if [ "$status" -eq 137 ]; then reason="The tests were killed (SIGKILL), as by the kernel when memory runs out"; fi
+        echo "$reason, so nothing was measured with it: tests/$test.py" >&2
         exit 1
     fi
     mv "$stamp.log" "$stamp"

@@ -35,7 +35,8 @@ rule measure:
         "Measuring {wildcards.job}"
     shell:
         "rules/correctness.sh {params.passed} {params.tests}"
-        " && {params.command} --device {params.device} --seed {params.seed} --output {output.csv} 2> {log}"
+        " && python -m cs336_systems.relaunch {params.command}"
+        " --device {params.device} --seed {params.seed} --output {output.csv} 2> {log}"
         " || (tail -n 30 {log} >&2; exit 1)"
 
 

@@ -125,7 +125,7 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
                 kept.callback(_discard, _temporary(file))
                 _write(_temporary(file), bytes(size))
         except OSError as error:
-            raise ValueError(f"output is {str(path)!r}, where no file can be written: {error.strerror}") from None
+            raise ValueError(f"output is {str(path)!r}, where no file can be written ({error.strerror}: {error.filename})") from None
         yield
 
 
