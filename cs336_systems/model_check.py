@@ -1,6 +1,8 @@
 """Whether a model class can stand in for TransformerLM, asked before anything is measured with it.
 
-Launch: python -m cs336_systems.model_check package.module:Class [flash], which prints what is wrong, if anything is.
+Launch: python -m cs336_systems.model_check package.module:Class [flash]
+
+It exits with status 2 and one sentence if the class cannot.
 """
 
 import inspect
@@ -50,4 +52,5 @@ if __name__ == "__main__":
     try:
         check_model(*sys.argv[1:])
     except ValueError as complaint:
-        print(complaint)
+        print(complaint, file=sys.stderr)
+        sys.exit(2)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cs336_systems.measure.source import source_digest
 from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_name
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
+OWN_MODEL = "cs336_systems.model:TransformerLM"
 JOB_KEY = "one_job_per"
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters of which a launch has one value each."""
@@ -31,8 +32,8 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_NUMBER = 2**31 - 1
 MOST_CELLS = 10_000
 """Of one grid: weeks, if a cell takes a minute."""
-LONGEST_NAME = 200
-"""Bytes of a job's name: a file's may have 255, and that of a digest that is being written has more than the job's."""
+LONGEST_NAME = 100
+"""Bytes of the name of a job, which is that of files too, or of a size."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
@@ -273,6 +274,13 @@ def check_models(plan: Plan) -> None:
             raise ValueError(f"config.yaml: model is {model!r}: {error}") from None
 
 
+def other_models(jobs: Iterable[Job]) -> list[tuple[str, str]]:
+    """The models other than TransformerLM that jobs measure, each with each kind of attention that they ask of it."""
+    cells = [cell for job in jobs for cell in job.cells]
+    asked = [(getattr(cell, "model", OWN_MODEL), getattr(cell, "attention", "plain")) for cell in cells]
+    return [pair for pair in dict.fromkeys(asked) if pair[0] != OWN_MODEL]
+
+
 def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[str, Job]:
     """The jobs of one experiment, by name.
 
@@ -327,6 +335,8 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     for name, numbers in sizes.items():
         try:
             check_own_name(name)
+            if len(name) > LONGEST_NAME:
+                raise ValueError(f"size name is {name!r}; allowed: at most {LONGEST_NAME} letters")
             specifications[name] = format_size(name, ModelShape(**numbers))
         except ValueError as error:
             raise ValueError(f"config.yaml: sizes.{name}: {error}") from None

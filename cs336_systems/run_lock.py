@@ -1,8 +1,9 @@
 """Snakemake's lock and the temporary files of a run that was killed: removed when it is provably dead, and only then.
 
 Snakemake locks a folder while it works there, and a kill leaves the lock behind, and the folder of temporary files that
-the run and its jobs have. A run therefore notes who owns them. Whether that process is alive can be told only in the same boot of the same machine, in the same PID namespace
-and by the same user; elsewhere the lock is left alone, and Snakemake says how to remove it.
+the run and its jobs have. A run therefore notes who owns them. Whether that process is alive can be told only in the
+same boot of the same machine, in the same PID namespace and by the same user; elsewhere both are left alone, and
+Snakemake says how to remove the lock.
 """
 
 import json

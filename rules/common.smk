@@ -5,13 +5,15 @@ Needs `config`; makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that tur
 
 import os
 import re
+import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, measured_modules, plan_to_json, with_switches
+from cs336_systems.plan import AUTO, make_plan, measured_modules, other_models, plan_to_json, with_switches
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
@@ -53,7 +55,11 @@ onstart:
     if workflow.local_exec:
         # Its jobs' too, whatever ends them.
         os.environ["TMPDIR"] = str(workflow.snakemake_tmp_dir)
+        if not os.access(Path.home(), os.W_OK):
+            os.environ["TRITON_CACHE_DIR"] = str(workflow.snakemake_tmp_dir / "triton")
     pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
+    if workflow.local_exec:
+        check_other_models(pending)
     PROGRESS.follow(pending)
 
 
@@ -63,6 +69,21 @@ onsuccess:
 
 onerror:
     PROGRESS.finish()
+
+
+def check_other_models(jobs):
+    """Check, in a process that imports PyTorch, that the models of others can be measured before any job begins."""
+    for model in other_models(jobs):
+        check = [sys.executable, "-m", "cs336_systems.model_check", *model]
+        checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
+        if checked.returncode:
+            raise WorkflowError(f"config.yaml: {checked.stderr.strip().splitlines()[-1]}")
+
+
+def measures_here(wildcards):
+    """Input of what only measures: none, or, where results are recorded, one that cannot exist, named by the reason."""
+    reason = f"(nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or a figure)"
+    return [reason] if PLAN.recorded else []
 
 
 def planned_csvs(*experiments):
@@ -85,6 +106,11 @@ def raw_csvs(wildcards):
     return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
 
 
+def planned_cells(wildcards):
+    """The parameters of each planned cell of an experiment."""
+    return [astuple(cell) for job in PLAN.jobs[wildcards.experiment].values() for cell in job.cells]
+
+
 def trace_to_draw(wildcards):
     """The trace of a step: the recorded one if there is one, or the one that exists or will."""
     trace = str(PLAN.traces / TRACE)
@@ -103,8 +129,10 @@ def obstacles(wildcards):
     If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
     from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
     """
+    if PLAN.recorded:
+        return measures_here(wildcards)
     if measures_nothing():
-        return ["(nothing is measured for `snakemake writeup`, nor where results are recorded)"]
+        return ["(nothing is measured for `snakemake writeup`)"]
     if obstacle := PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.trace)):
         return [f"({obstacle})"]
     if not workflow.local_exec and config["machine"] == AUTO:

@@ -46,23 +46,25 @@ for experiment in PLAN.jobs:
         name:
             experiment
         input:
+            measures_here,
             planned_csvs(experiment),
 
 
 rule measurements:
     """Every planned measurement, without the report."""
     input:
+        measures_here,
         planned_csvs(),
 
 
-if not PLAN.recorded:
-
-    rule promote:
-        """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
-        log:
-            f"{RESULTS}/logs/promote.log",
-        params:
-            raw=str(PLAN.raw),
-            recorded=f"recorded/{PLAN.machine}/raw",
-        shell:
-            "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"
+rule promote:
+    """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
+    input:
+        measures_here,
+    log:
+        f"{RESULTS}/logs/promote.log",
+    params:
+        raw=str(PLAN.raw),
+        recorded=f"recorded/{PLAN.machine}/raw",
+    shell:
+        "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"

@@ -118,14 +118,15 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
         try:
             # To rename a file to the name of a device, such as /dev/null, would remove the device.
             if path.exists() and not path.is_file():
-                kind = "a folder" if path.is_dir() else "a device"
+                kind = "a folder" if path.is_dir() else "a device or a pipe"
                 raise ValueError(f"output is {str(path)!r}, which is {kind}; allowed: a file")
             path.parent.mkdir(parents=True, exist_ok=True)
             for file, size in ((path, cells * BYTES_PER_CELL), (digest_path(path), BYTES_PER_DIGEST)):
                 kept.callback(_discard, _temporary(file))
                 _write(_temporary(file), bytes(size))
         except OSError as error:
-            raise ValueError(f"output is {str(path)!r}, where no file can be written ({error.strerror}: {error.filename})") from None
+            reason = f"{error.strerror}: {error.filename}"
+            raise ValueError(f"output is {str(path)!r}, where no file can be written ({reason})") from None
         yield
 
 
