@@ -114,7 +114,7 @@ def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
         ({"experiments": grids({"all": {"context": [10**30]}})}, "context is 10*; allowed: whole numbers up to 2147"),
         ({"experiments": grids({"all": {"context": ["١٦"]}})}, "context is '١٦'; allowed: no digits but 0 to 9"),
         (
-            {"experiments": grids({"all": {"context": [*range(1, 500)], "steps": [*range(1, 500)]}})},
+            {"experiments": grids({"all": {key: [*range(1, 500)] for key in ("context", "steps")}})},
             "it has 249001 cells",
         ),
         ({"sizes": {"a" * 300: MINE}}, "size name is 'a*'; allowed: at most 100 letters"),

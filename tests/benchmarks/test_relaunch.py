@@ -1,4 +1,4 @@
-"""A job that the kernel kills for memory: what it has measured stays, the cell that killed it says why, the rest follows."""
+"""A job that the kernel kills for memory: what it has measured stays, that cell says why, and the rest follows."""
 
 import sys
 
@@ -45,9 +45,7 @@ print([[measurement.status for measurement in cell][0] for cell in kept_cells()]
         (["early"], 1, -9, ""),
     ],
 )
-def test_what_a_job_measured_before_it_was_killed_stays(
-    tmp_path, monkeypatch, capfd, fates, launches, status, outcomes
-):
+def test_what_was_measured_before_a_kill_stays(tmp_path, monkeypatch, capfd, fates, launches, status, outcomes):
     counter, launched = tmp_path / "vmstat", tmp_path / "launches"
     counter.write_text("pgfault 1\noom_kill 0\n")
     monkeypatch.setattr(relaunch, "KERNEL_EVENTS", counter)
