@@ -125,7 +125,7 @@ def reserved(path: Path, cells: int) -> Iterator[None]:
                 kept.callback(_discard, _temporary(file))
                 _write(_temporary(file), bytes(size))
         except OSError as error:
-            reason = f"{error.strerror}: {error.filename}"
+            reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
             raise ValueError(f"output is {str(path)!r}, where no file can be written ({reason})") from None
         yield
 
