@@ -1,4 +1,4 @@
-"""Merge the CSV files of an experiment's jobs into one validated table of what was planned."""
+"""Merge the CSV files of an experiment's jobs into one validated table."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -8,21 +8,26 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters, read_jobs, write_table
 from scripts.log import log_to
 
+Cells = Collection[tuple[Any, ...]]
+"""Cells by their parameters."""
+
 
 def merge(
-    experiment: str, csvs: list[str], planned: Collection[tuple[Any, ...]], output: str, unplanned: str, machine: str
+    experiment: str, csvs: list[str], output: str, machine: str, *, planned: Cells | None = None, unplanned: str = ""
 ) -> None:
     """Write the table of what the labelled machine measured; without files, one with columns and no rows.
 
-    The report is made of the planned cells, given by their parameters. A second table has the others, such as those of
-    a grid that had more values when it was measured; it is only counted.
+    If it is said which cells are planned, the table, and so the report, has no others. These, such as those of a grid
+    that had more values when it was measured, are in a second table at the path `unplanned`, and only counted.
     """
     kind = EXPERIMENTS[experiment]
-    names, cells = parameters(kind), set(planned)
     rows = read_jobs(kind, map(Path, csvs), machine)
-    asked = [tuple(getattr(row, name) for name in names) in cells for row in rows]
-    for path, wanted in ((output, True), (unplanned, False)):
-        write_table(Path(path), kind, [row for row, is_asked in zip(rows, asked, strict=True) if is_asked == wanted])
+    if planned is not None:
+        names, asked = parameters(kind), set(planned)
+        others = [row for row in rows if tuple(getattr(row, name) for name in names) not in asked]
+        rows = [row for row in rows if tuple(getattr(row, name) for name in names) in asked]
+        write_table(Path(unplanned), kind, others)
+    write_table(Path(output), kind, rows)
 
 
 if __name__ == "__main__":
@@ -31,8 +36,8 @@ if __name__ == "__main__":
         merge(
             experiment=snakemake.wildcards.experiment,
             csvs=list(snakemake.input),
-            planned=snakemake.params.planned,
             output=snakemake.output.table,
-            unplanned=snakemake.output.unplanned,
             machine=snakemake.params.machine,
+            planned=snakemake.params.planned,
+            unplanned=snakemake.output.unplanned,
         )

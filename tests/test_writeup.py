@@ -78,7 +78,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> Repor
         for name, path in tables.items():
             raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
             planned = [dataclasses.astuple(cell) for job in plan.jobs[name].values() for cell in job.cells]
-            merge(name, raw, planned, path, unplanned[name], plan.machine)
+            merge(name, raw, path, plan.machine, planned=planned, unplanned=unplanned[name])
         keep(plan_to_json(plan), str(results / "plan.json"))
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
