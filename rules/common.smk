@@ -54,9 +54,9 @@ onstart:
     note_owner(workflow.persistence._lockfile.values(), workflow.snakemake_tmp_dir)
     if workflow.local_exec:
         # Its jobs' too, whatever ends them.
-        os.environ["TMPDIR"] = str(workflow.snakemake_tmp_dir)
+        os.environ.update(TMPDIR=str(workflow.snakemake_tmp_dir))
         if not os.access(Path.home(), os.W_OK):
-            os.environ["TRITON_CACHE_DIR"] = str(workflow.snakemake_tmp_dir / "triton")
+            os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
     pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
     if workflow.local_exec:
         check_other_models(pending)
