@@ -1,10 +1,13 @@
 # make        set up, run every experiment that this machine can run, and typeset the report
 # make test   set up and run the tests
+# make clean  remove what these made, but for measurements: `rm -r results` removes those too
 
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: report test clean
+# Tests beside measurements would disturb them.
+.NOTPARALLEL:
 
 report: .venv/installed
 	$(BIN)/python -m snakemake
@@ -20,6 +23,15 @@ test: .venv/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
 
-# Removes the environment and Snakemake's records; what was measured stays.
+# What took a machine's time: under results/<machine>/, and under results/recorded/<machine>/ none.
+MEASURED := raw traces nsys artifacts
+
+# recorded/ is not touched, and `results` may be a link.
 clean:
-	rm -rf .venv .snakemake
+	rm -rf .venv .snakemake build report.html *.egg-info .pytest_cache .ruff_cache .mypy_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	if [ -d results ]; then \
+		find -H results -mindepth 1 $(MEASURED:%=-not -path '*/%/*') -type f -delete; \
+		find -H results -name '.*.partial' -delete; \
+		find -H results -mindepth 1 -depth -type d -empty -delete; \
+	fi

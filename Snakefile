@@ -10,6 +10,9 @@ from snakemake.utils import min_version
 min_version("9.10")
 
 
+include: "rules/preconditions.smk"
+
+
 configfile: "config.yaml"
 
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import math
+import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from cs336_systems.measure.source import source_digest
 from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_name
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
+OWN_MODEL = "cs336_systems.model:TransformerLM"
 JOB_KEY = "one_job_per"
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters of which a launch has one value each."""
@@ -29,6 +32,12 @@ TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 REFERENCE = "nvidia-h200"
 """The recorded machine whose headline figures the reports of other GPUs show beside their own."""
+LARGEST_SEED = 2**63 - 1
+LARGEST_NUMBER = 2**31 - 1
+MOST_CELLS = 10_000
+"""Of one grid: weeks, if a cell takes a minute."""
+LONGEST_NAME = 100
+"""Bytes of the name of a job, which is that of files too, or of a size."""
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
@@ -321,12 +330,19 @@ def check_models(plan: Plan) -> None:
             raise ValueError(f"config.yaml: model is {model!r}: {error}") from None
 
 
+def other_models(jobs: Iterable[Job]) -> list[tuple[str, str]]:
+    """The models other than TransformerLM that jobs measure, each with each kind of attention that they ask of it."""
+    cells = [cell for job in jobs for cell in job.cells]
+    asked = [(getattr(cell, "model", OWN_MODEL), getattr(cell, "attention", "plain")) for cell in cells]
+    return [pair for pair in dict.fromkeys(asked) if pair[0] != OWN_MODEL]
+
+
 def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[str, Job]:
     """The jobs of one experiment, by name.
 
     Raises:
         ValueError: a parameter that the experiment does not have, a value it does not allow, a custom size that is
-            not a valid shape, a cell planned twice, or two jobs with the same name.
+            not a valid shape, a cell planned twice, or a name that two jobs would have or that is too long.
     """
     kind = EXPERIMENTS[experiment]
     sizes = own_sizes(config["sizes"])
@@ -341,6 +357,8 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
                     if cell in owner:
                         raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
                     owner[cell] = job.name
+                if len(os.fsencode(job.name)) > LONGEST_NAME:
+                    raise ValueError(f"a job would be named {job.name!r}; allowed: at most {LONGEST_NAME} bytes")
                 if job.name in jobs:
                     raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes with different names")
                 jobs[job.name] = job
@@ -373,10 +391,30 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     for name, numbers in sizes.items():
         try:
             check_own_name(name)
+            if len(name) > LONGEST_NAME:
+                raise ValueError(f"size name is {name!r}; allowed: at most {LONGEST_NAME} letters")
             specifications[name] = format_size(name, ModelShape(**numbers))
         except ValueError as error:
             raise ValueError(f"config.yaml: sizes.{name}: {error}") from None
     return specifications
+
+
+def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
+    """Check what is the same for the values of all parameters.
+
+    Raises:
+        ValueError: a parameter without a value, a number that is too large or not in ASCII, or too many cells.
+    """
+    for key, values in grid.items():
+        if not values:
+            raise ValueError(f"{key} has no value; allowed: at least one")
+        for value in values:
+            if isinstance(value, int) and value > LARGEST_NUMBER:
+                raise ValueError(f"{key} is {value}; allowed: whole numbers up to {LARGEST_NUMBER}")
+            if isinstance(value, str) and any(letter.isdigit() > letter.isascii() for letter in value):
+                raise ValueError(f"{key} is {value!r}; allowed: no digits but 0 to 9")
+    if (cells := math.prod(map(len, grid.values()))) > MOST_CELLS:
+        raise ValueError(f"it has {cells} cells; allowed: at most {MOST_CELLS}")
 
 
 def _grid_jobs(
@@ -401,6 +439,7 @@ def _grid_jobs(
     for key in split:
         if key not in values:
             raise ValueError(f"{JOB_KEY} names {key!r}; allowed: {', '.join(values)}")
+    check_grid(values)
     expand(kind, values)  # The whole grid first: a complaint should not depend on how it is split.
     jobs = []
     defaults = {field.name: field.default for field in dataclasses.fields(kind)}

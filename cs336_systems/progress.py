@@ -4,6 +4,7 @@ A job writes one line per cell to its log (`finished_line`). The run, which may 
 jobs, follows these logs and reports its progress on the terminal and in `progress.log`. No torch here.
 """
 
+import contextlib
 import csv
 import dataclasses
 import re
@@ -175,7 +176,9 @@ def read_walls(raw: Path) -> Walls:
     for name, experiment in EXPERIMENTS.items():
         older = {key: str(value) for key, value in experiment.added_later.items()}
         for path in sorted((raw / name).glob("*.csv")):
-            with path.open(newline="", encoding="utf-8") as file:
+            # A file that is not sound is complained of where the report is made; here it only says less.
+            unsound = contextlib.suppress(KeyError, TypeError, ValueError, csv.Error)
+            with unsound, path.open(newline="", encoding="utf-8") as file:
                 for row in csv.DictReader(file):
                     if row["metric"] == WALL:
                         values = older | row

@@ -1,12 +1,14 @@
-"""Snakemake's lock of a run that was killed: removed when its owner is provably dead, and only then.
+"""Snakemake's lock and the temporary files of a run that was killed: removed when it is provably dead, and only then.
 
-Snakemake locks a folder while it works there, and a kill leaves the lock behind. A run therefore notes who owns its
-locks. Whether that process is alive can be told only in the same boot of the same machine, in the same PID namespace
-and by the same user; elsewhere the lock is left alone, and Snakemake says how to remove it.
+Snakemake locks a folder while it works there, and a kill leaves the lock behind, and the folder of temporary files that
+the run and its jobs have. A run therefore notes who owns them. Whether that process is alive can be told only in the
+same boot of the same machine, in the same PID namespace and by the same user; elsewhere both are left alone, and
+Snakemake says how to remove the lock.
 """
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,19 +20,20 @@ from cs336_systems.lifeline import start_of
 OWNER = Path(".snakemake", "lock_owner.json")
 
 
-def note_owner(locks: Iterable[str | Path]) -> None:
-    """Note that this process owns the lock files."""
+def note_owner(locks: Iterable[str | Path], temporary: Path) -> None:
+    """Note that this process owns the lock files, and a folder of temporary files."""
     owner = {
         "where": process_space(),
         "pid": os.getpid(),
         "start": start_of(os.getpid()),
         "locks": {str(lock): _identity(Path(lock)) for lock in locks},
+        "temporary": str(temporary),
     }
     OWNER.write_text(json.dumps(owner), encoding="utf-8")
 
 
-def remove_lock_of_dead_owner() -> str:
-    """Remove the locks that `note_owner` noted if their owner is provably dead, and say so; else do nothing."""
+def clear_after_dead_owner() -> str:
+    """Remove what `note_owner` noted if its owner is provably dead, and say so of a lock; else do nothing."""
     try:
         owner = json.loads(OWNER.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -40,6 +43,7 @@ def remove_lock_of_dead_owner() -> str:
     dead = [Path(lock) for lock, identity in owner["locks"].items() if _identity(Path(lock)) == identity]
     for lock in dead:
         lock.unlink(missing_ok=True)
+    shutil.rmtree(owner.get("temporary", ""), ignore_errors=True)
     OWNER.unlink(missing_ok=True)
     return f"Removed the lock of a run that was killed (process {owner['pid']})." if dead else ""
 

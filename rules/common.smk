@@ -5,15 +5,17 @@ Needs `config`; makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that tur
 
 import os
 import re
+import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, plan_to_json, recorded_digest, with_switches
+from cs336_systems.plan import AUTO, make_plan, other_models, plan_to_json, recorded_digest, with_switches
 from cs336_systems.progress import ProgressMonitor
-from cs336_systems.run_lock import note_owner, remove_lock_of_dead_owner
+from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
 
 config.update(with_switches(config))
@@ -40,7 +42,7 @@ os.environ.update(
 
 if workflow.is_main_process:
     announce_run()
-    if not workflow.output_settings.dryrun and (message := remove_lock_of_dead_owner()):
+    if not workflow.output_settings.dryrun and (message := clear_after_dead_owner()):
         print(message, file=sys.stderr)
 
 
@@ -49,8 +51,15 @@ wildcard_constraints:
 
 
 onstart:
-    note_owner(workflow.persistence._lockfile.values())
+    note_owner(workflow.persistence._lockfile.values(), workflow.snakemake_tmp_dir)
+    if workflow.local_exec:
+        # Its jobs' too, whatever ends them.
+        os.environ.update(TMPDIR=str(workflow.snakemake_tmp_dir))
+        if not os.access(Path.home(), os.W_OK):
+            os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
     pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
+    if workflow.local_exec:
+        check_other_models(pending)
     PROGRESS.follow(pending)
 
 
@@ -60,6 +69,21 @@ onsuccess:
 
 onerror:
     PROGRESS.finish()
+
+
+def check_other_models(jobs):
+    """Check, in a process that imports PyTorch, that the models of others can be measured before any job begins."""
+    for model in other_models(jobs):
+        check = [sys.executable, "-m", "cs336_systems.model_check", *model]
+        checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
+        if checked.returncode:
+            raise WorkflowError(f"config.yaml: {checked.stderr.strip().splitlines()[-1]}")
+
+
+def measures_here(wildcards):
+    """Input of what only measures: none, or, where results are recorded, one that cannot exist, named by the reason."""
+    reason = f"(nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or a figure)"
+    return [reason] if PLAN.recorded else []
 
 
 def planned_csvs(*experiments):
@@ -87,6 +111,11 @@ def reference_csvs():
     return sorted(str(path) for path in PLAN.reference.glob("*/*.csv")) if PLAN.reference else []
 
 
+def planned_cells(wildcards):
+    """The parameters of each planned cell of an experiment."""
+    return [astuple(cell) for job in PLAN.jobs[wildcards.experiment].values() for cell in job.cells]
+
+
 def trace_to_draw(wildcards):
     """The trace of a step: the recorded one if there is one, or the one that exists or will."""
     trace = str(PLAN.traces / TRACE)
@@ -105,8 +134,10 @@ def obstacles(wildcards):
     If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
     from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
     """
+    if PLAN.recorded:
+        return measures_here(wildcards)
     if measures_nothing():
-        return ["(nothing is measured for `snakemake writeup`, nor where results are recorded)"]
+        return ["(nothing is measured for `snakemake writeup`)"]
     if obstacle := PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.trace)):
         return [f"({obstacle})"]
     if not workflow.local_exec and config["machine"] == AUTO:

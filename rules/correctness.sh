@@ -20,9 +20,13 @@ for name in $names; do
 done
 if [ "${#tests[@]}" = 0 ]; then exit; fi
 log="$passed/last.log"
-if ! python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]}" >"$log" 2>&1; then
+status=0
+python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]}" >"$log" 2>&1 || status=$?
+if [ "$status" -ne 0 ]; then
     cat "$log" >&2
-    echo "The code is incorrect on this machine, so nothing was measured with it: ${tests[*]}" >&2
+    reason="The code is incorrect on this machine"
+    if [ "$status" -eq 137 ]; then reason="The tests were killed (SIGKILL), as by the kernel when memory runs out"; fi
+    echo "$reason, so nothing was measured with it: ${tests[*]}" >&2
     exit 1
 fi
 touch "${stamps[@]}"

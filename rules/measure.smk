@@ -41,7 +41,8 @@ rule measure:
         "Measuring {wildcards.job}"
     shell:
         "(rules/correctness.sh {params.passed} {params.tests}"
-        " && {params.command} --device {params.device} --seed {params.seed} --output {output.csv}) 2> {log}"
+        " && python -m cs336_systems.relaunch {params.command}"
+        " --device {params.device} --seed {params.seed} --output {output.csv}) 2> {log}"
         " || (tail -n 30 {log} >&2; exit 1)"
 
 
@@ -51,24 +52,26 @@ for experiment in PLAN.jobs:
         name:
             experiment
         input:
+            measures_here,
             planned_csvs(experiment),
 
 
 rule measurements:
     """Every planned measurement, without the report."""
     input:
+        measures_here,
         planned_csvs(),
 
 
-if not PLAN.recorded:
-
-    rule promote:
-        """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
-        log:
-            f"{RESULTS}/logs/promote.log",
-        localrule: True
-        params:
-            raw=str(PLAN.raw),
-            recorded=f"recorded/{PLAN.machine}/raw",
-        shell:
-            "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"
+rule promote:
+    """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
+    input:
+        measures_here,
+    log:
+        f"{RESULTS}/logs/promote.log",
+    localrule: True
+    params:
+        raw=str(PLAN.raw),
+        recorded=f"recorded/{PLAN.machine}/raw",
+    shell:
+        "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"

@@ -1,11 +1,13 @@
 """Tables: the CSV files of an experiment merged and validated, the plan, its coverage, and the self-checks.
 
-Needs raw/; makes results/<machine>/tables/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
+Needs raw/; makes results/<machine>/tables/*.csv, unplanned/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
 """
 
 from cs336_systems.discovery import modules
 
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
+# Cells that were measured and that no plan asks for, by experiment.
+UNPLANNED = [f"{RESULTS}/unplanned/{experiment}.csv" for experiment in PLAN.jobs]
 # Found by name, so no script has an import statement for them that its digest could follow.
 EXPERIMENT_MODULES = modules("cs336_systems.experiments")
 
@@ -25,16 +27,17 @@ rule plan:
 
 
 rule table:
-    """One validated table per experiment."""
+    """One validated table per experiment, and one of what was measured but is not planned."""
     input:
         raw_csvs,
     output:
-        report(
+        table=report(
             f"{RESULTS}/tables/{{experiment}}.csv",
             category="Tables",
             labels={"experiment": "{experiment}"},
             caption="../report/captions/table.rst",
         ),
+        unplanned=f"{RESULTS}/unplanned/{{experiment}}.csv",
     log:
         f"{RESULTS}/logs/tables/{{experiment}}.log",
     # Before any figure, so that the self-checks, which take longest, start early.
@@ -42,6 +45,7 @@ rule table:
     localrule: True
     params:
         machine=PLAN.machine,
+        planned=planned_cells,
         source=lambda wildcards: source_digest("scripts.tables", f"cs336_systems.experiments.{wildcards.experiment}"),
     message:
         "Merging the measurements of {wildcards.experiment}"
@@ -53,6 +57,7 @@ rule coverage:
     """Planned cells against measured ones."""
     input:
         **TABLES,
+        unplanned=UNPLANNED,
         plan=rules.plan.output[0],
     output:
         f"{RESULTS}/coverage.csv",

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import TRACED
+from cs336_systems.yaml_file import read_yaml
 
 CONTENTS = Path("report/contents.yaml")
 TRACES = ("training_step",)
@@ -81,12 +81,13 @@ def read_contents(path: Path = CONTENTS) -> Contents:
     Raises:
         ValueError: an unknown key or value, or a name without its file, in one sentence.
     """
+    content = read_yaml(path)
     try:
-        contents = Contents.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        contents = Contents.model_validate(content)
         _check_files(contents, path.parent / "sections")
     except ValidationError as error:
         raise ValueError(f"{path}: {_explain(error)}") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     return contents
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, read_plan
 from scripts.completeness import cells_of, missing_metrics
-from scripts.data import load
+from scripts.data import frame
 from scripts.log import log_to
 
 NOT_RUN = "not run"
@@ -80,9 +82,12 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     return DataFrame(([*key[:4], count, first_reasons[key]] for key, count in counts.items()), columns=columns)
 
 
-def write_coverage(plan: str, tables: Mapping[str, str], output: str) -> None:
-    """Write how much of a plan its tables cover; plan and tables are given as paths."""
-    loaded = {name: load(name, path) for name, path in tables.items()}
+def write_coverage(plan: str, tables: Mapping[str, Sequence[str]], output: str) -> None:
+    """Write how much of a plan was measured; the plan and each experiment's tables are given as paths."""
+    loaded = {
+        name: frame(name, (row for path in paths for row in read_table(EXPERIMENTS[name], Path(path))))
+        for name, paths in tables.items()
+    }
     cover(read_plan(Path(plan)), loaded).to_csv(output, index=False)
 
 
@@ -91,6 +96,9 @@ if __name__ == "__main__":
     with log_to(snakemake.log[0]):
         write_coverage(
             plan=snakemake.input.plan,
-            tables={name: snakemake.input[name] for name in snakemake.params.experiments},
+            tables={
+                name: (snakemake.input[name], unplanned)
+                for name, unplanned in zip(snakemake.params.experiments, snakemake.input.unplanned, strict=True)
+            },
             output=snakemake.output[0],
         )

@@ -60,6 +60,7 @@ def summarize(
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
         "cells_oom": int(coverage["oom"].sum()),
+        "cells_unplanned": int(coverage[UNPLANNED].sum()),
         "coverage": coverage_table(coverage),
         "not_measured": not_measured_table(losses(plan, tables)),
         "checks": checks.to_dict("records"),

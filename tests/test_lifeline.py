@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -92,7 +93,10 @@ def lock(tmp_path, monkeypatch):
     lock = tmp_path / ".snakemake/locks/0.output.lock"
     lock.parent.mkdir(parents=True)
     lock.write_text("results/cpu/writeup.pdf\n")
-    run_lock.note_owner([lock])
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    (temporary / "cache").touch()
+    run_lock.note_owner([lock], temporary)
     note = json.loads(run_lock.OWNER.read_text())
 
     def owner(**changes):
@@ -102,11 +106,12 @@ def lock(tmp_path, monkeypatch):
     return lock, owner, note
 
 
-def test_the_lock_of_a_dead_run_is_removed_and_said(lock):
+def test_the_lock_and_temporary_files_of_a_dead_run_are_removed(lock):
     path, _, note = lock
-    assert run_lock.remove_lock_of_dead_owner() == f"Removed the lock of a run that was killed (process {note['pid']})."
+    assert run_lock.clear_after_dead_owner() == f"Removed the lock of a run that was killed (process {note['pid']})."
     assert not path.exists()
-    assert run_lock.remove_lock_of_dead_owner() == ""
+    assert not Path(note["temporary"]).exists()
+    assert run_lock.clear_after_dead_owner() == ""
 
 
 def test_a_lock_whose_owner_may_live_is_left_alone(lock):
@@ -114,13 +119,14 @@ def test_a_lock_whose_owner_may_live_is_left_alone(lock):
     for changes in (
         {"start": note["start"]},  # this process, which lives
         {"where": note["where"] + "0"},  # another host, boot, PID namespace or user
-        {"locks": {str(path): [1, 2]}},  # another lock of the same name
-        {"locks": {}},
+        {"locks": {str(path): [1, 2]}, "temporary": ""},  # another lock of the same name
+        {"locks": {}, "temporary": ""},
     ):
         owner(**changes)
-        assert run_lock.remove_lock_of_dead_owner() == ""
+        assert run_lock.clear_after_dead_owner() == ""
         assert path.exists()
+        assert Path(note["temporary"]).exists()
     for content in (None, "{"):
         run_lock.OWNER.write_text(content) if content else run_lock.OWNER.unlink(missing_ok=True)
-        assert run_lock.remove_lock_of_dead_owner() == ""
+        assert run_lock.clear_after_dead_owner() == ""
         assert path.exists()

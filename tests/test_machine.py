@@ -27,8 +27,11 @@ class TwoGpus:
     def nvmlDeviceGetHandleByIndex(self, index):
         return index
 
+    def nvmlDeviceGetUUID(self, handle):
+        return ("GPU-aaaa", "GPU-bbbb")[handle]
+
     def nvmlDeviceGetHandleByUUID(self, uuid):
-        return ["GPU-aa", "GPU-bb"].index(uuid)
+        raise self.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
 
     def nvmlDeviceGetName(self, handle):
         return self.NAMES[handle]
@@ -70,7 +73,9 @@ def test_without_visible_gpus_the_machine_is_its_processor(monkeypatch, visible)
         ("0", ("NVIDIA A10",), 100),
         ("1", ("NVIDIA H200",), 101),
         ("1,0", ("NVIDIA H200", "NVIDIA A10"), 101),
-        ("GPU-bb", ("NVIDIA H200",), 101),
+        ("GPU-bbbb", ("NVIDIA H200",), 101),
+        ("GPU-b", ("NVIDIA H200",), 101),
+        ("1,²", ("NVIDIA H200",), 101),
     ],
 )
 def test_visible_gpus_are_those_of_the_environment_in_its_order(monkeypatch, visible, gpus, memory):
@@ -81,6 +86,14 @@ def test_visible_gpus_are_those_of_the_environment_in_its_order(monkeypatch, vis
     machine = detect()
     assert (machine.gpus, machine.gpu_memory, machine.driver) == (gpus, memory, "580.1")
     assert machine.name == gpus[0]
+
+
+@pytest.mark.parametrize("unknown", ["GPU-cccc", "GPU-", "MIG-1"])
+def test_a_uuid_that_no_gpu_has_is_named(monkeypatch, unknown):
+    monkeypatch.setattr("cs336_systems.measure.machine.pynvml", TwoGpus())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"0,{unknown}")
+    with pytest.raises(ValueError, match=f"names '{unknown}'; allowed: an index, or one of GPU-aaaa, GPU-bbbb"):
+        detect()
 
 
 def test_cores_and_memory_are_the_systems():

@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import errno
 import hashlib
+import os
 import re
 import subprocess
 from dataclasses import dataclass
@@ -18,10 +20,12 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import ORDERED_SAMPLES, Measurement, format_samples, parse_samples, summarize
 from cs336_systems.measure.record import (
+    BYTES_PER_CELL,
     digest_path,
     make_row,
     read_jobs,
     read_table,
+    reserved,
     write_job,
     write_table,
 )
@@ -97,6 +101,69 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
         write_job(path, EndToEnd, [ROWS[0], other])
     assert read_jobs(EndToEnd, [path]) == ROWS[:1]
     assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.csv.sha256"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_job(tmp_path / "a.csv", EndToEnd, ROWS[:1])
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~mask}
+
+
+def test_what_a_killed_job_left_is_written_over(tmp_path):
+    path = tmp_path / "a.csv"
+    for name in (".a.csv.partial", ".a.csv.sha256.partial"):
+        (tmp_path / name).write_text("x" * 10_000)
+    with reserved(path, cells=1):
+        assert {file.name for file in tmp_path.iterdir()} == {".a.csv.partial", ".a.csv.sha256.partial"}
+        write_job(path, EndToEnd, ROWS)
+    assert read_jobs(EndToEnd, [path]) == ROWS
+    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.csv.sha256"}
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        ("folder", "which is a folder; allowed: a file"),
+        ("pipe", "which is a device or a pipe; allowed: a file"),
+        ("file/a.csv", "where no file can be written (File exists"),
+        ("a" * 300, "where no file can be written (File name too long"),
+        ("/proc/nowhere/a.csv", "where no file can be written (No such file or directory"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path, output, complaint):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=re.escape(complaint)) as error, reserved(tmp_path / output, cells=1):
+        raise AssertionError
+    assert "\n" not in str(error.value)
+    assert {path.name for path in tmp_path.rglob("*")} == {"folder", "pipe", "file"}
+
+
+def test_a_full_disk_is_found_before_anything_is_measured(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with reserved(tmp_path / "a.csv", cells=1):
+        held = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+        assert held > BYTES_PER_CELL  # so that a disk which fills up meanwhile loses nothing
+        write_job(tmp_path / "a.csv", EndToEnd, ROWS)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match="No space left on device"), reserved(tmp_path / "b.csv", cells=1):
+        raise AssertionError
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "a.csv.sha256"}
+
+
+def test_a_byte_order_mark_changes_nothing(tmp_path):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    seal(path)
+    assert read_jobs(EndToEnd, [path]) == ROWS
 
 
 def seal(path):

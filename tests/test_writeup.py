@@ -74,15 +74,18 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> Repor
     results = plan.results
     with contextlib.chdir(folder):
         tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
+        unplanned = {name: str(results / "unplanned" / f"{name}.csv") for name in EXPERIMENTS}
         for name, path in tables.items():
             raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
-            merge(name, raw, path, plan.machine)
+            planned = [dataclasses.astuple(cell) for job in plan.jobs[name].values() for cell in job.cells]
+            merge(name, raw, path, plan.machine, planned=planned, unplanned=unplanned[name])
         keep(plan_to_json(plan), str(results / "plan.json"))
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
             output = str(results / "figures" / f"{name}.svg")
             draw(figure.script, figure.options, output, **figure.sources(tables, trace))
-        write_coverage(str(results / "plan.json"), tables, str(results / "coverage.csv"))
+        both = {name: (tables[name], unplanned[name]) for name in EXPERIMENTS}
+        write_coverage(str(results / "plan.json"), both, str(results / "coverage.csv"))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)
     return Report(folder / results)

@@ -12,7 +12,8 @@ from cs336_systems.benchmarks.command_line import parse_command_line, resolve_de
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.lifeline import end_with_the_run
-from cs336_systems.model import load_model_class
+from cs336_systems.measure.record import reserved
+from cs336_systems.model_check import check_model
 
 E = TypeVar("E", KernelProfile, MemoryProfile)
 
@@ -46,8 +47,10 @@ def parse_step(program: str, experiment: type[E], arguments: Sequence[str]) -> t
         )
         if len(cells) > 1:
             raise ValueError(f"{len(cells)} steps are described; allowed: one value of each parameter")
-        load_model_class(cells[0].model)
+        check_model(cells[0].model, cells[0].attention)
         device = resolve_device(options.device)
+        with reserved(options.output, len(cells)):  # or it says why no file can be written there
+            pass
     except ValueError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(2)

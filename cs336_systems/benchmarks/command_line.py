@@ -4,7 +4,9 @@ Each field of the experiment's dataclass is an option that takes one value or se
 An experiment with several processes is launched by torchrun; rank 0 writes and prints.
 """
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import sys
 import tempfile
@@ -25,13 +27,15 @@ from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
+from cs336_systems.kept_cells import keep, kept_cells
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure import provenance
+from cs336_systems.measure.machine import detect
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
-from cs336_systems.measure.record import make_row, parameters, write_job
+from cs336_systems.measure.record import make_row, parameters, reserved, write_job
 from cs336_systems.measure.validation import Row
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
-from cs336_systems.plan import CPU, CUDA, device_of, launch_command, recorded_digest
+from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, launch_command, recorded_digest
 from cs336_systems.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
@@ -62,38 +66,55 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
     """
     end_with_the_run()
     rank = current_rank()
-    try:
-        cells, options = parse_command_line(experiment, sys.argv[1:])
-        machine = resolve_device(options.device)
-        for cell in cells:
-            check_processes(cell, rank)
-            check(cell)
-        device = device_of_rank(cells, machine, rank)
-    except ValueError as error:
-        if rank.number == 0:
-            print(f"{experiment.name}: {error}", file=sys.stderr)
-        sys.exit(2)
-    startup_seconds = time.time() - psutil.Process().create_time()
+    with contextlib.ExitStack() as until_written:
+        try:
+            cells, options = parse_command_line(experiment, sys.argv[1:])
+            detect()  # raises ValueError where the environment names a GPU that there is not
+            machine = resolve_device(options.device)
+            for cell in cells:
+                check_processes(cell, rank)
+                check(cell)
+            device = device_of_rank(cells, machine, rank)
+            if options.output and rank.number == 0:
+                until_written.enter_context(reserved(options.output, len(cells)))
+        except ValueError as error:
+            if rank.number == 0:
+                print(f"{experiment.name}: {error}", file=sys.stderr)
+            sys.exit(2)
+        startup_seconds = time.time() - psutil.Process().create_time()
 
+        measured = measure_all(cells, measure, device, rank, options.seed)
+        if rank.number == 0:
+            origin = provenance.collect(
+                recorded_digest(cells),
+                machine,
+                gpus=rank.processes if device.type == CUDA else 0,
+                nodes=rank.processes // rank.local_processes,
+                seed=options.seed,
+                startup_seconds=startup_seconds,
+            )
+            rows = [make_row(cell, measurement, origin) for cell, found in measured for measurement in found]
+            if options.output:
+                write_job(options.output, experiment, rows)
+            else:
+                print(format_table(experiment, rows))
+
+
+def measure_all(
+    cells: Sequence[E], measure: Measure[E], device: torch.device, rank: Rank, seed: int
+) -> list[tuple[E, list[Measurement]]]:
+    """Every cell with its measurements, those that an earlier launch of the job has measured or lost included."""
+    kept = list(zip(cells, kept_cells(), strict=False))
+    cells_left = cells[len(kept) :]
     with tempfile.TemporaryDirectory() as cache, process_group(rank, device):
         # Compilation starts from an empty cache, so that its cost does not depend on earlier runs.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
-        cells_measured = measure_cells(cells, measure, device, options.seed)
-        measured = list(report_progress(cells_measured, cells) if rank.number == 0 else cells_measured)
-    if rank.number == 0:
-        origin = provenance.collect(
-            recorded_digest(cells),
-            machine,
-            gpus=rank.processes if device.type == CUDA else 0,
-            nodes=rank.processes // rank.local_processes,
-            seed=options.seed,
-            startup_seconds=startup_seconds,
-        )
-        rows = [make_row(cell, measurement, origin) for cell, measurements in measured for measurement in measurements]
-        if options.output:
-            write_job(options.output, experiment, rows)
-        else:
-            print(format_table(experiment, rows))
+        measured = measure_cells(cells_left, measure, device, seed) if cells_left else iter(())
+        if rank.number > 0:
+            return list(measured)
+        # The last one kept is the one in which the earlier launch ended; nothing has been said of it yet.
+        reported, new = kept[:-1], itertools.chain(kept[-1:], keep(measured))
+        return [*reported, *report_progress(new, cells, len(reported))]
 
 
 def parse_command_line(
@@ -104,7 +125,7 @@ def parse_command_line(
     Args:
         experiment: parameters of a cell.
         arguments: what follows the program's name.
-        kind: a dataclass of the options besides the cells; an instance of it is returned.
+        kind: a dataclass of the options besides the cells, `seed` among them; an instance of it is returned.
         program: the module that is run, if it is not the experiment's.
 
     Raises:
@@ -131,6 +152,9 @@ def parse_command_line(
     prog = f"python -m {program or f'cs336_systems.benchmarks.{experiment.name}'}"
     parsed: Any = tyro.cli(command, prog=prog, args=list(arguments), description=description)
     grid = {name: getattr(parsed, name) for name, *_ in sweep}
+    check_grid(grid)
+    if not 0 <= parsed.seed <= LARGEST_SEED:
+        raise ValueError(f"seed is {parsed.seed}; allowed: whole numbers from 0 to {LARGEST_SEED}")
     return expand(experiment, grid), kind(**{name: getattr(parsed, name) for name, *_ in settings})
 
 
@@ -180,12 +204,12 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
 
 
 def report_progress(
-    measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
+    measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E], reported: int
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """The same, with a progress bar on a terminal and one line per cell elsewhere."""
-    with tqdm(total=len(cells), unit="cell", disable=not sys.stderr.isatty()) as bar:
-        bar.set_description(describe(cells[0], cells))
-        for number, (cell, measurements) in enumerate(measured, start=1):
+    """The same, with a progress bar on a terminal and one line per cell elsewhere, after so many cells."""
+    with tqdm(total=len(cells), initial=reported, unit="cell", disable=not sys.stderr.isatty()) as bar:
+        bar.set_description(describe(cells[reported], cells))
+        for number, (cell, measurements) in enumerate(measured, start=reported + 1):
             first, wall = measurements[0], measurements[-1]
             outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
             if bar.disable:

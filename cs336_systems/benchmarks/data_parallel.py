@@ -41,5 +41,6 @@ def measure(cell: DataParallelTraining, device: torch.device) -> list[Measuremen
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
+    from cs336_systems.model_check import check_model
 
-    main(DataParallelTraining, measure, check=lambda cell: load_model_class(cell.model))
+    main(DataParallelTraining, measure, check=lambda cell: check_model(cell.model, load=load_model_class))

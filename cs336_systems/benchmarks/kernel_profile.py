@@ -107,5 +107,6 @@ def unattributed(kernels: Sequence[Kernel]) -> float:
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
+    from cs336_systems.model_check import check_model
 
-    main(KernelProfile, measure, check=lambda cell: load_model_class(cell.model))
+    main(KernelProfile, measure, check=lambda cell: check_model(cell.model, cell.attention, load=load_model_class))

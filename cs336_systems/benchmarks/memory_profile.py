@@ -127,5 +127,6 @@ def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
+    from cs336_systems.model_check import check_model
 
-    main(MemoryProfile, measure, check=lambda cell: load_model_class(cell.model))
+    main(MemoryProfile, measure, check=lambda cell: check_model(cell.model, cell.attention, load=load_model_class))

@@ -52,5 +52,6 @@ def not_on_cpu(device: torch.device) -> Iterator[Measurement]:
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
+    from cs336_systems.model_check import check_model
 
-    main(OptimizerSharding, measure, check=lambda cell: load_model_class(cell.model))
+    main(OptimizerSharding, measure, check=lambda cell: check_model(cell.model, load=load_model_class))

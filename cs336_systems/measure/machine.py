@@ -48,7 +48,11 @@ def machine_label(gpu: str) -> str:
 
 
 def detect() -> Machine:
-    """The machine this process runs on, honouring CUDA_VISIBLE_DEVICES."""
+    """The machine this process runs on, honouring CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        ValueError: that names a UUID which no GPU here has.
+    """
     gpus, gpu_memory, driver = _visible_gpus()
     return Machine(
         gpus=gpus,
@@ -80,16 +84,32 @@ def _visible_gpus() -> tuple[tuple[str, ...], int, str]:
 
 
 def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first entry that names none."""
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first entry that names none.
+
+    Raises:
+        ValueError: a UUID that no GPU here has, which can only be a mistake.
+    """
     chosen = []
     for entry in (entry.strip() for entry in visible.split(",")):
-        if entry.isdigit() and int(entry) < len(handles):
+        if re.fullmatch("[0-9]+", entry) and int(entry) < len(handles):
             chosen.append(handles[int(entry)])
         elif entry.startswith(("GPU-", "MIG-")):
-            chosen.append(pynvml.nvmlDeviceGetHandleByUUID(entry))
+            chosen.append(_by_uuid(entry, handles))
         else:
             break
     return chosen
+
+
+def _by_uuid(uuid: str, handles: list[Any]) -> Any:
+    known = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+    # CUDA takes the beginning of a UUID if only one GPU's begins so.
+    if len(found := [handle for name, handle in known.items() if name.startswith(uuid)]) == 1:
+        return found[0]
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)  # a part of a GPU
+    except pynvml.NVMLError:
+        allowed = ", ".join(known)
+        raise ValueError(f"CUDA_VISIBLE_DEVICES names {uuid!r}; allowed: an index, or one of {allowed}") from None
 
 
 def _cpu_model() -> str:

@@ -4,11 +4,12 @@ A job's rows have their own file, with a digest next to it (`x.csv.sha256`, whic
 row is checked when it is written and when it is read.
 """
 
+import contextlib
 import csv
 import dataclasses
 import hashlib
+import io
 import os
-import tempfile
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ from cs336_systems.experiments.base import Experiment, explain
 from cs336_systems.measure.machine import machine_label
 from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.validation import Row, first_fault
+
+BYTES_PER_CELL = 2**16
+"""More than the rows of a cell take."""
+BYTES_PER_DIGEST = 1
+"""Any number: a digest fits into the block that a disk gives every file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +107,29 @@ def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance)
 def parameters(experiment: type[Experiment]) -> list[str]:
     """The names of an experiment's parameters, in column order."""
     return [field.name for field in dataclasses.fields(experiment)]
+
+
+@contextlib.contextmanager
+def reserved(path: Path, cells: int) -> Iterator[None]:
+    """Hold the space of a job's CSV and its digest while its cells are measured, so that they can be written then.
+
+    Raises:
+        ValueError: no file can be written there, in one sentence.
+    """
+    with contextlib.ExitStack() as kept:
+        try:
+            # To rename a file to the name of a device, such as /dev/null, would remove the device.
+            if path.exists() and not path.is_file():
+                kind = "a folder" if path.is_dir() else "a device or a pipe"
+                raise ValueError(f"output is {str(path)!r}, which is {kind}; allowed: a file")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for file, size in ((path, cells * BYTES_PER_CELL), (digest_path(path), BYTES_PER_DIGEST)):
+                kept.callback(_discard, _temporary(file))
+                _write(_temporary(file), bytes(size))
+        except OSError as error:
+            reason = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+            raise ValueError(f"output is {str(path)!r}, where no file can be written ({reason})") from None
+        yield
 
 
 def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> None:
@@ -190,28 +219,41 @@ def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> by
         if fault := first_fault(experiment, row):
             raise ValueError(f"{path}: {fault}")
     columns = list(row_model(experiment).model_fields)
-    with tempfile.TemporaryFile("w+", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.model_dump() for row in rows)
-        file.seek(0)
-        return file.read().encode()
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, fieldnames=columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.model_dump() for row in rows)
+    return file.getvalue().encode()
+
+
+def _temporary(path: Path) -> Path:
+    """Where a file is until it is complete. What a killed job left there, the next one overwrites."""
+    return path.with_name(f".{path.name}.partial")
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
     """Write a file that is either absent or complete: a temporary file in the same folder, flushed, then renamed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        _write(_temporary(path), content)
+        _temporary(path).replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        _discard(_temporary(path))
         raise
+
+
+def _discard(temporary: Path) -> None:
+    with contextlib.suppress(OSError):  # There is none, or there cannot be one.
+        temporary.unlink()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file onto the disk, over the space that it has already."""
+    with path.open("r+b" if path.exists() else "wb") as file:
+        file.write(content)
+        file.truncate()
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]:
@@ -220,7 +262,8 @@ def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]
     absent: dict[str, Any] = {}
     for part in (experiment, Measurement, Provenance):
         absent |= part.added_later
-    with path.open(newline="", encoding="utf-8") as file:
+    # With or without the byte-order mark that spreadsheets write.
+    with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         try:
             header = reader.fieldnames or []

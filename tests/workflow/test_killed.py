@@ -38,8 +38,10 @@ def test_a_killed_run_goes_on(project):
     jobs = [raw / "accumulation/all.csv", raw / "autocast_dtypes/all.csv"]
     for job in jobs:
         job.unlink()
+    log = project / ".snakemake/log"
+    before = set(log.iterdir())
     run = start([*SNAKEMAKE, "measurements"], project)
-    wait_for(lambda: any(job.exists() for job in jobs))
+    wait_for(lambda: any("Finished jobid" in path.read_text() for path in set(log.iterdir()) - before))
     time.sleep(1)  # into the next job
     family = psutil.Process(run.pid).children(recursive=True)
     run.send_signal(signal.SIGKILL)

@@ -1,5 +1,6 @@
 """What a change re-runs, and what it leaves alone."""
 
+import csv
 import re
 import subprocess
 import sys
@@ -65,6 +66,18 @@ def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
     raw = project / "results/cpu/raw/accumulation"
     assert (project / TABLE).read_text() == (raw / "every.csv").read_text()
     assert (raw / "all.csv").exists()
+
+
+def test_rows_that_are_no_longer_planned_are_counted_and_used_by_nothing(project):
+    grids = GRIDS | {"accumulation": {"all": GRIDS["accumulation"]["all"] | {"cast": [True]}}}
+    edit_yaml(project / "config.yaml", experiments={name: {"smoke": g, "handout": g} for name, g in grids.items()})
+    snakemake(project, "writeup")
+    with (project / TABLE).open() as file:
+        assert {row["cast"] for row in csv.DictReader(file)} == {"True"}
+    with (project / "results/cpu/coverage.csv").open() as file:
+        found = {(row["experiment"], row["grid"]): row for row in csv.DictReader(file)}
+    assert found["accumulation", "all"]["ok"] == found["accumulation", "–"]["unplanned"] == "1"
+    assert "were measured too (unplanned: 1)" in (project / "results/cpu/writeup.typ").read_text()
 
 
 def test_an_edited_command_line_measures_nothing(project):

@@ -51,6 +51,12 @@ def test_recorded_results_do_not_count_as_measured_here(recorded):
     assert planned_jobs(recorded) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
 
 
+@pytest.mark.parametrize("target", ["accumulation", "kernel_trace"])
+def test_what_measures_says_that_nothing_is_measured(recorded, target):
+    printed = snakemake(recorded, "-n", target, "--config", "recorded=cpu", check=False)
+    assert "(nothing is measured where recorded is 'cpu'; allowed: all, writeup, or a figure)" in printed
+
+
 def test_a_changed_recorded_file_is_named(recorded):
     edit(recorded / "recorded/cpu/raw/accumulation/all.csv", "accumulation,fp32", "accumulation,fp16")
     table = "results/recorded/cpu/tables/accumulation.csv"

@@ -21,6 +21,14 @@ def nvmlDeviceGetHandleByIndex(index):
     return index
 
 
+def nvmlDeviceGetUUID(handle):
+    return f"GPU-{handle}00000"
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    raise NVMLError("Not Found")
+
+
 def nvmlDeviceGetName(handle):
     return "NVIDIA H200"
 

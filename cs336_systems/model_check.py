@@ -1,0 +1,56 @@
+"""Whether a model class can stand in for TransformerLM, asked before anything is measured with it.
+
+Launch: python -m cs336_systems.model_check package.module:Class [flash]
+
+It exits with status 2 and one sentence if the class cannot.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cs336_systems.model import load_model_class
+
+ARGUMENTS = ("vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff", "rope_theta")
+"""What every model is called with, by keyword."""
+
+
+def check_model(model: str, attention: str = "plain", *, load: Callable[[str], Any] = load_model_class) -> None:
+    """Check that a model class can be loaded, and takes what it will be called with.
+
+    Args:
+        model: package.module:Class.
+        attention: which attention is asked of it; only for others than plain it has an argument.
+        load: gives the class, or raises.
+
+    Raises:
+        ValueError: it cannot, or does not, in one sentence.
+    """
+    try:
+        found = load(model)
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"model {model!r} cannot be loaded: {reason}") from None
+    if not callable(found):
+        raise ValueError(f"model is {model!r}, which is of type {type(found).__name__}; allowed: a model class")
+    try:
+        inspect.signature(found).bind(**dict.fromkeys(ARGUMENTS))
+    except TypeError as error:
+        allowed = ", ".join(ARGUMENTS)
+        raise ValueError(f"model {model!r} cannot be called: {error}; allowed: a class that takes {allowed}") from None
+    parameters = inspect.signature(found).parameters.values()
+    if attention != "plain" and not any(
+        parameter.name == "attention" or parameter.kind == parameter.VAR_KEYWORD for parameter in parameters
+    ):
+        raise ValueError(f"attention is {attention!r}, which model {model!r} does not take; allowed: plain")
+
+
+if __name__ == "__main__":
+    try:
+        check_model(*sys.argv[1:])
+    except ValueError as complaint:
+        print(complaint, file=sys.stderr)
+        sys.exit(2)

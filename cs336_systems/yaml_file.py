@@ -1,0 +1,59 @@
+"""YAML files, with the place of what is wrong in them."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from yaml import MappingNode, Node
+
+MOST_VALUES = 100_000
+"""Of one file, each alias counted as what it stands for: many times what the configuration has."""
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        ValueError: it is not YAML, or has a key twice, an alias of itself, or aliases that stand for too much, in one
+            sentence with line and column.
+    """
+    try:
+        loader = yaml.CSafeLoader(path.read_bytes())
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if (values := _count_values(node, {})) > MOST_VALUES:
+            raise ValueError(f"{path}: its aliases stand for {values} values; allowed: at most {MOST_VALUES}")
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{path}{place}: {error.problem}") from None
+    except yaml.YAMLError as error:  # characters that no YAML file has
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def _count_values(node: Node, counts: dict[Node, int | None]) -> int:
+    """How many values a node stands for; None in `counts` marks those that are being counted."""
+    if node in counts:
+        count = counts[node]
+        if count is None:
+            raise yaml.MarkedYAMLError(problem="an alias stands for what it is part of", problem_mark=node.start_mark)
+        return count
+    counts[node] = None
+    children: list[Node] = []
+    if isinstance(node, MappingNode):
+        _check_keys(node)
+        children = [child for pair in node.value for child in pair]
+    elif isinstance(node.value, list):
+        children = node.value
+    counts[node] = total = 1 + sum(_count_values(child, counts) for child in children)
+    return total
+
+
+def _check_keys(mapping: MappingNode) -> None:
+    seen: dict[Any, Node] = {}
+    for key, _ in mapping.value:
+        if isinstance(key.value, str) and (first := seen.setdefault((key.tag, key.value), key)) is not key:
+            problem = f"the key {key.value!r} is there already, in line {first.start_mark.line + 1}"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)

@@ -1,0 +1,3 @@
+"""A model whose module cannot be imported."""
+
+raise RuntimeError("of itself")
