@@ -277,6 +277,18 @@ def test_an_outlier_excuses_nothing(table):
     assert end_to_end.phases_add_up(table).outcome == "failed"
 
 
+@pytest.mark.parametrize(
+    ("labels", "factor", "outcome"),
+    [({}, 3, "passed"), ({}, 6, "failed"), ({"forward": "backward", "backward": "forward"}, 1, "failed")],
+)
+def test_a_cpu_may_be_slower_in_all_of_a_step_but_not_in_one_phase(sound_cpu, labels, factor, outcome):
+    table = sound_cpu["end_to_end"].copy()
+    phases = (table["mode"] == "train_step") & table["metric"].isin(["forward", "backward", "optimizer", "step"])
+    table.loc[phases, ["p20", "p80"]] *= factor
+    table.loc[phases, "metric"] = table.loc[phases, "metric"].replace(labels)
+    assert end_to_end.phases_add_up(table).outcome == outcome
+
+
 def test_more_than_three_complaints_are_counted(table):
     table["tf32"] = True
     check = end_to_end.precision_is_what_it_says(table)

@@ -9,7 +9,7 @@ from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.cells import in_words, side_by_side
 from scripts.check import Check, conclude
-from scripts.data import PHASES, select, statistic
+from scripts.data import PHASES, select
 
 BUSY = [f"{phase}_busy" for phase in PHASES]
 SUMS = [
@@ -49,15 +49,13 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
 def first_step_is_the_first_sample(table: DataFrame) -> Check:
     """The first of the samples, which are in order, is what was recorded as the first step."""
     kind = EXPERIMENTS["end_to_end"]
-    complaints, examined = [], 0
-    for _, row in select(table, metric="step", status="ok").iterrows():
-        cell = {name: row[name] for name in parameters(kind)}
-        first = statistic(table, "mean", metric="first_step", **cell)
-        if first is None or not row["samples"]:
-            continue
-        examined += 1
-        sample = parse_samples(row["samples"])[0]
+    steps, firsts = (select(table, metric=name).set_index(parameters(kind)) for name in ("step", "first_step"))
+    both = steps.assign(first=firsts["mean"]).dropna(subset="first")
+    both = both[both["samples"] != ""]
+    complaints, examined = [], len(both)
+    for cell, first, samples in zip(both.index, both["first"], both["samples"], strict=True):
+        sample = parse_samples(samples)[0]
         if abs(sample - first) > SAMPLE_ROUNDING * first:
-            complaints.append(f"{in_words(kind, tuple(cell.values()))}: {first:.3f} ms, first sample {sample:.3f} ms")
+            complaints.append(f"{in_words(kind, cell)}: {first:.3f} ms, first sample {sample:.3f} ms")
     check = "the first timed step is the first of the steps' samples"
     return conclude(check, complaints, examined, f"{examined} cells")
