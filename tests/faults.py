@@ -59,13 +59,20 @@ def rows(table: str, **wanted: Any) -> Rows:
 
 
 def put(place: Rows, **values: Any) -> Callable[[Tables], None]:
-    """Write values into rows' columns."""
+    """Write values into rows' columns, or what a function makes of the present ones."""
 
     def plant(tables: Tables) -> None:
+        index = place.index(tables)
         for column, value in values.items():
-            tables[place.table].loc[place.index(tables), column] = value
+            present = tables[place.table].loc[index, column]
+            tables[place.table].loc[index, column] = present.map(value) if callable(value) else value
 
     return plant
+
+
+def lose(place: Rows, status: str) -> Callable[[Tables], None]:
+    """Give rows a status and a reason in place of their numbers."""
+    return put(place, **dict.fromkeys(NUMBERS), n=0, samples="", status=status, message="made up")
 
 
 def scale(place: Rows, factor: float) -> Callable[[Tables], None]:

@@ -8,8 +8,8 @@ from pandas import DataFrame
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.record import parameters
-from cs336_systems.sizes import parse_size
-from scripts.cells import in_words, name_cell, side_by_side
+from cs336_systems.sizes import parse_size, size_name
+from scripts.cells import name_cell, side_by_side
 from scripts.check import TOLERANCE, Check, Timing, conclude, outside, under_the_roofline
 from scripts.data import PHASES, measured_gpu, one, select, size_order, statistic
 from scripts.steps import step_table
@@ -50,7 +50,7 @@ def phases_add_up(table: DataFrame) -> Check:
     hosts = select(step_table(table), mode="train_step").set_index(CELL)["host_bound"].reindex(cells.index)
     complaints, worst = [], 0.0
     for _, row in cells[~hosts.astype(bool)].reset_index().assign(mode="train_step").iterrows():
-        cell = in_words(EndToEnd, tuple(row[parameters(EndToEnd)]))
+        cell = name_cell(row)
         apart = row["forward"] + row["backward"]
         together = row["whole"] - row["optimizer"]
         error = abs(apart - together)
@@ -76,7 +76,8 @@ def phases_apart_and_together(table: DataFrame) -> DataFrame:
     """One row per cell whose passes were also timed by themselves, ms.
 
     `forward` and `backward` are each from the shortest step that has them, `own forward` is beside that `backward`; of
-    the training step there are `step forward`, `optimizer`, `whole` and, if it is disturbed, `slow`.
+    the training step there are `step forward`, `optimizer`, `whole` and, if it is disturbed, `slow`. `label` names the
+    size.
     """
     # The 20th percentile: what disturbs a step only ever adds to its time.
     quick, slow = (side_by_side(table, EndToEnd, column).unstack("mode") for column in ("p20", "p80"))
@@ -90,7 +91,8 @@ def phases_apart_and_together(table: DataFrame) -> DataFrame:
     }
     found = DataFrame({name: quick[key] for name, key in wanted.items() if key in quick}, index=quick.index)
     found["slow"] = slow.get(("step", "train_step"))
-    return found.reindex(columns=[*wanted, "slow"]).dropna()
+    found["label"] = [size_name(size) for size in found.index.get_level_values("size")]
+    return found.reindex(columns=[*wanted, "slow", "label"]).dropna()
 
 
 def larger_sizes_take_longer(table: DataFrame) -> Check:

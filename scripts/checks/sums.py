@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+import numpy
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -18,6 +19,8 @@ SUMS = [
     ("checkpointing", "step", PHASES),
 ]
 """Experiment, metric, and the metrics whose means it is the sum of, as far as a cell has them."""
+STEPS = [("end_to_end", "step"), ("checkpointing", "step")]
+"""Experiment and metric of whose samples, which are in order, each is the sum of its phases'."""
 ROUNDING = 1e-9
 SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
@@ -26,6 +29,7 @@ SAMPLE_ROUNDING = 1e-4
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of sums."""
     yield parts_add_up(tables)
+    yield each_step_is_the_sum_of_its_phases(tables)
     yield first_step_is_the_first_sample(tables["end_to_end"])
 
 
@@ -44,6 +48,25 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
         ]
     check = "a step's mean is the sum of its phases' means, and the device's time in a step that of its phases"
     return conclude(check, complaints, examined, f"{examined} sums, to the digit")
+
+
+def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Check:
+    """Step by step, too, a step's time is the sum of its phases' times: the samples are in the order of the steps."""
+    complaints, examined = [], 0
+    for experiment, whole in STEPS:
+        kind = EXPERIMENTS[experiment]
+        table = tables[experiment]
+        rows = table[table["metric"].isin([whole, *PHASES]) & (table["samples"] != "")]
+        texts = rows.pivot(index=parameters(kind), columns="metric", values="samples").reindex(columns=[whole, *PHASES])
+        for cell, of_cell in texts.dropna(subset=whole).iterrows():
+            step, *phases = (numpy.array(parse_samples(text)) for text in of_cell.dropna())
+            examined += len(step)
+            if any(len(phase) != len(step) for phase in phases):
+                complaints.append(f"{in_words(kind, cell)}: not as many phases as steps")
+            elif (numpy.abs(sum(phases) - step) > SAMPLE_ROUNDING * step).any():
+                complaints.append(f"{in_words(kind, cell)}: up to {numpy.abs(sum(phases) - step).max():.3f} ms apart")
+    check = "each sample of a step is the sum of its phases' samples"
+    return conclude(check, complaints, examined, f"{examined} steps, to the digits that are kept")
 
 
 def first_step_is_the_first_sample(table: DataFrame) -> Check:
