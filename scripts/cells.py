@@ -16,8 +16,9 @@ ATTENTIONS = {"plain": "", "flash": "our attention", "sdpa": "SDPA"}
 
 def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tuple[Series, DataFrame]]:
     """Each cell of an experiment that has one row of a metric: this row, and all rows of the cell."""
-    for _, row in select(table, metric=metric, status="ok").iterrows():
-        yield row, select(table, **{name: row[name] for name in parameters(kind)})
+    for _, rows in table.groupby(parameters(kind), sort=False):
+        for _, row in select(rows, metric=metric, status="ok").iterrows():
+            yield row, rows
 
 
 def name_cell(row: Series) -> str:

@@ -178,7 +178,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     text_columns: int = 1
     groups: Sequence[tuple[str, int]] = ()
-    """A first header row: titles and the number of columns each spans."""
+    """A first header row: titles and the number of columns each spans; one that spans none is left out."""
 
     def markup(self) -> Typst:
         """The table; a cell that starts with "not measured" spans to the right over the empty ones."""
@@ -188,8 +188,9 @@ class Table:
             "table.hline(stroke: 0.8pt),",
             "table.header(",
         ]
-        if self.groups:
-            lines += [f"table.cell(colspan: {span}, align: center)[{escape(title)}]," for title, span in self.groups]
+        lines += [
+            f"table.cell(colspan: {span}, align: center)[{escape(title)}]," for title, span in self.groups if span
+        ]
         lines += [f"[*{escape(column)}*]," for column in self.columns]
         lines += ["table.hline(stroke: 0.5pt)),"]
         for row in self.rows:

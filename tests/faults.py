@@ -1,13 +1,18 @@
 """Faults that are planted in recorded tables, and what of the pipeline notices them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pandas
 from pandas import DataFrame
+from pydantic import ValidationError
 
+from cs336_systems.discovery import modules
+from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import format_samples, parse_samples
 from cs336_systems.measure.record import parameters, read_jobs, row_model
@@ -15,7 +20,6 @@ from cs336_systems.measure.validation import STATISTICS, first_fault
 from cs336_systems.plan import Plan
 from cs336_systems.sizes import size_name
 from scripts.coverage import cover
-from scripts.self_checks import all_checks
 
 Tables = dict[str, DataFrame]
 NUMBERS = [*STATISTICS, "std"]
@@ -55,26 +59,37 @@ def rows(table: str, **wanted: Any) -> Rows:
 
 
 def put(place: Rows, **values: Any) -> Callable[[Tables], None]:
-    """Write values into rows' columns."""
+    """Write values into rows' columns, or what a function makes of the present ones."""
 
     def plant(tables: Tables) -> None:
+        index = place.index(tables)
         for column, value in values.items():
-            tables[place.table].loc[place.index(tables), column] = value
+            present = tables[place.table].loc[index, column]
+            tables[place.table].loc[index, column] = present.map(value) if callable(value) else value
 
     return plant
+
+
+def lose(place: Rows, status: str) -> Callable[[Tables], None]:
+    """Give rows a status and a reason in place of their numbers."""
+    return put(place, **dict.fromkeys(NUMBERS), n=0, samples="", status=status, message="made up")
 
 
 def scale(place: Rows, factor: float) -> Callable[[Tables], None]:
     """Multiply rows, their samples included, so that each row agrees with itself."""
 
     def plant(tables: Tables) -> None:
-        table, index = tables[place.table], place.index(tables)
-        table.loc[index, NUMBERS] = table.loc[index, NUMBERS].astype(float) * factor
-        table.loc[index, "samples"] = [
-            format_samples([factor * sample for sample in parse_samples(text)]) for text in table.loc[index, "samples"]
-        ]
+        multiply(tables[place.table], place.index(tables), factor)
 
     return plant
+
+
+def multiply(table: DataFrame, index: pandas.Index, factor: float) -> None:
+    """Multiply all numbers of some rows of a table."""
+    table.loc[index, NUMBERS] = table.loc[index, NUMBERS].astype(float) * factor
+    table.loc[index, "samples"] = [
+        format_samples([factor * sample for sample in parse_samples(text)]) for text in table.loc[index, "samples"]
+    ]
 
 
 def nudge(place: Rows, factor: float) -> Callable[[Tables], None]:
@@ -133,18 +148,45 @@ def copy(source: Rows, target: Rows, factor: float = 1.0) -> Callable[[Tables], 
     return plant
 
 
-def noticed(plan: Plan, before: Tables, after: Tables) -> str:
-    """What notices that tables differ: the record's validation, the coverage or a self-check; empty if nothing does."""
-    return next(_complaints(plan, before, after), "")
+class Watched(dict[str, DataFrame]):
+    """Tables that keep the names of those that were asked for by name."""
+
+    def __init__(self, tables: Tables):
+        super().__init__(tables)
+        self.named: set[str] = set()
+
+    def __getitem__(self, name: str) -> DataFrame:
+        self.named.add(name)
+        return super().__getitem__(name)
 
 
-def _complaints(plan: Plan, before: Tables, after: Tables) -> Iterator[str]:
-    for name, table in after.items():
-        if table is not before[name]:
-            yield from _of_the_record(name, before[name], table)
-    if not cover(plan, after).equals(cover(plan, before)):
+@cache
+def named_by(module: str) -> set[str]:
+    """The tables that a module of checks asks for by name; empty if it goes through all of them, one by one."""
+    empty = {name: DataFrame(columns=[*row_model(kind).model_fields, "label"]) for name, kind in EXPERIMENTS.items()}
+    watched = Watched(empty)
+    list(import_module(module).checks(watched))
+    return watched.named
+
+
+def noticed(plan: Plan, before: Tables, name: str, after: DataFrame) -> str:
+    """What notices that a table differs: the record's validation, the coverage or a self-check; empty if nothing does.
+
+    Only what could notice it is asked: checks of this table, which get those tables besides with which they compare it.
+    """
+    return next(_complaints(plan, before, name, after), "")
+
+
+def _complaints(plan: Plan, before: Tables, name: str, after: DataFrame) -> Iterator[str]:
+    yield from _of_the_record(name, before[name], after)
+    of_this = replace(plan, jobs={name: plan.jobs[name]})
+    if not cover(of_this, {name: after}).equals(cover(of_this, {name: before[name]})):
         yield "coverage"
-    yield from (check.check for check in all_checks(after) if check.outcome == "failed")
+    for module in modules("scripts.checks"):
+        named = named_by(module)
+        if name in named or not named:
+            tables = {key: table if key in named else table.iloc[:0] for key, table in before.items()} | {name: after}
+            yield from (check.check for check in import_module(module).checks(tables) if check.outcome == "failed")
 
 
 def _of_the_record(name: str, before: DataFrame, after: DataFrame) -> Iterator[str]:
@@ -153,9 +195,17 @@ def _of_the_record(name: str, before: DataFrame, after: DataFrame) -> Iterator[s
     columns = list(row_model(kind).model_fields)
     if after.duplicated([*parameters(kind), "metric", *kind.details]).any():
         yield f"{name}: a metric twice"
-    known = set(before[columns].astype(str).itertuples(index=False, name=None))
-    texts = after[columns].astype(str).itertuples(index=False, name=None)
-    for row in after[[text not in known for text in texts]][columns].to_dict("records"):
+    for row in changed_rows(before[columns], after[columns]).to_dict("records"):
         present = {column: value for column, value in row.items() if not pandas.isna(value)}
-        if fault := first_fault(kind, row_model(kind).model_validate(present)):
+        try:
+            fault = first_fault(kind, row_model(kind).model_validate(present))
+        except ValidationError as error:
+            fault = explain(error)
+        if fault:
             yield f"{name}: {fault}"
+
+
+def changed_rows(before: DataFrame, after: DataFrame) -> DataFrame:
+    """The rows that are not as they were at their place."""
+    same = before.reindex(after.index)
+    return after[~((after == same) | (after.isna() & same.isna())).all(axis=1)]

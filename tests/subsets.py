@@ -1,12 +1,14 @@
 """Random parts of measured and made-up tables, as interrupted runs, smaller machines and other grids leave them.
 
-Launch: python -m tests.subsets FIRST LAST [STEP], which makes a report of each seed and prints what crashed.
+Launch: python -m tests.subsets FIRST LAST [STEP], which makes a report of each seed, typesets it, and prints what
+crashed.
 """
 
 import contextlib
 import importlib
 import random
 import re
+import shutil
 import sys
 import tempfile
 import traceback
@@ -31,7 +33,7 @@ from scripts.contents import read_contents
 from scripts.coverage import cover
 from scripts.data import frame
 from scripts.draw import draw
-from scripts.writeup import render
+from scripts.writeup import render, typeset
 from tests.samples import H200, ROOT, config, planned_cells, provenance, rows_of
 
 Rows = list[Row]
@@ -44,6 +46,7 @@ TABLES = 3
 NO_NUMBER = r".{60}\b(nan|inf|NaN|None (?:MiB|GiB|B|ms|s))\b.{30}"
 LARGE = 1000
 """Of tables with more rows only few cells are taken, for speed."""
+EMPTY_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="50"/>'
 TRACES = ["", *(str(ROOT / "tests" / "traces" / f"{name}.json.gz") for name in ("eager", "flash"))]
 
 
@@ -190,8 +193,10 @@ def subset(rng: random.Random, rows: Mapping[str, Rows]) -> dict[str, Rows]:
     return found
 
 
-def pieces(plan: Plan, rows: Mapping[str, Rows], trace: str, folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """All that the pipeline makes of rows: self-checks, figures (into a folder), the report."""
+def pieces(
+    plan: Plan, rows: Mapping[str, Rows], trace: str, folder: Path, printed: bool
+) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """All that the pipeline makes of rows: self-checks, figures (into a folder), the report, if it is to be printed."""
     tables = {name: frame(name, there) for name, there in rows.items()}
     checks: list[Check] = []
     for module in modules("scripts.checks"):
@@ -201,7 +206,7 @@ def pieces(plan: Plan, rows: Mapping[str, Rows], trace: str, folder: Path) -> It
         if rows.get(figure.table) or rows.get(figure.beside):
             yield name, partial(draw, figure.script, figure.options, str(folder / f"{name}.svg"), **sources)
     outcomes = DataFrame(map(asdict, checks), columns=["check", "outcome", "detail"])
-    yield "report", partial(legible_report, plan, tables, outcomes)
+    yield "report", partial(legible_report, plan, tables, outcomes, folder if printed else None)
 
 
 def run_checks(module: str, tables: Mapping[str, DataFrame], checks: list[Check]) -> None:
@@ -209,14 +214,28 @@ def run_checks(module: str, tables: Mapping[str, DataFrame], checks: list[Check]
     checks.extend(importlib.import_module(module).checks(tables))
 
 
-def legible_report(plan: Plan, tables: Mapping[str, DataFrame], checks: DataFrame) -> None:
-    """Render the report, in which nothing may be printed that is no number."""
+def legible_report(plan: Plan, tables: Mapping[str, DataFrame], checks: DataFrame, folder: Path | None = None) -> None:
+    """Render the report, in which nothing may be printed that is no number; typeset it in a folder, if one is given."""
     text = render(CONTENTS, plan, tables, cover(plan, tables), checks, dict.fromkeys(tables, ""))
     if found := re.search(NO_NUMBER, text):
         raise ValueError(f"prints {found[1]}: {found[0]}")
+    if folder:
+        typeset_without_pictures(text, folder, folder / plan.results / "figures")
 
 
-def crashes(seed: int, folder: Path) -> Iterator[tuple[str, Exception]]:
+def typeset_without_pictures(text: str, project: Path, pictures: Path) -> None:
+    """Typeset a report in a folder that stands for the project's, with empty pictures."""
+    shutil.copytree(ROOT / "report", project / "report", dirs_exist_ok=True)
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name in CONTENTS.figures:
+        (pictures / f"{name}.svg").write_text(EMPTY_PICTURE)
+    source = project / "writeup.typ"
+    source.write_text(text, encoding="utf-8")
+    with contextlib.chdir(project):
+        typeset(source, project / "writeup.pdf")
+
+
+def crashes(seed: int, folder: Path, printed: bool = False) -> Iterator[tuple[str, Exception]]:
     """What cannot be made of the tables of a seed, and why not."""
     rng = random.Random(seed)
     whole = source(rng.choice(SOURCES))
@@ -225,7 +244,7 @@ def crashes(seed: int, folder: Path) -> Iterator[tuple[str, Exception]]:
     # Laid out as for saving, without the bytes.
     unsaved = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: figure.draw_without_rendering())
     with loaded, unsaved, contextlib.chdir(ROOT):
-        for name, make in pieces(whole.plan, rows, rng.choice(TRACES), folder):
+        for name, make in pieces(whole.plan, rows, rng.choice(TRACES), folder, printed):
             try:
                 make()
             except Exception as error:
@@ -244,7 +263,7 @@ def main(first: int, last: int, step: int = 1) -> None:
     found: set[str] = set()
     with tempfile.TemporaryDirectory() as folder:
         for seed in range(first, last, step):
-            texts = [told(*crash) for crash in crashes(seed, Path(folder))]
+            texts = [told(*crash) for crash in crashes(seed, Path(folder), printed=True)]
             print(seed, *(f"\n    {text}" for text in texts if text not in found), flush=True)
             found.update(texts)
     print(f"{len(found)} different crashes")

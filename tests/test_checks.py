@@ -89,7 +89,7 @@ def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
     assert {check.outcome for check in found} == {"passed", "not applicable"}
     why = [check.detail for check in found if check.outcome == "not applicable"]
     assert all("CPU" in reason or "GPU" in reason for reason in why), why
-    assert len(why) == 40
+    assert len(why) == 48
 
 
 def test_nothing_applies_to_empty_tables(sound):
@@ -275,6 +275,18 @@ def test_an_outlier_excuses_nothing(table):
     table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= 1.5
     table.loc[where(table, **CELL, metric="step", mode="train_step"), "std"] = 1e3
     assert end_to_end.phases_add_up(table).outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("labels", "factor", "outcome"),
+    [({}, 3, "passed"), ({}, 6, "failed"), ({"forward": "backward", "backward": "forward"}, 1, "failed")],
+)
+def test_a_cpu_may_be_slower_in_all_of_a_step_but_not_in_one_phase(sound_cpu, labels, factor, outcome):
+    table = sound_cpu["end_to_end"].copy()
+    phases = (table["mode"] == "train_step") & table["metric"].isin(["forward", "backward", "optimizer", "step"])
+    table.loc[phases, ["p20", "p80"]] *= factor
+    table.loc[phases, "metric"] = table.loc[phases, "metric"].replace(labels)
+    assert end_to_end.phases_add_up(table).outcome == outcome
 
 
 def test_more_than_three_complaints_are_counted(table):

@@ -155,7 +155,9 @@ def test_a_listing_reads_as_prose(typeset, items, text):
 def test_a_reason_spans_the_columns_it_empties(typeset):
     why = "not measured: out of memory"
     table = Table(
-        ["size", "fp32", "bf16", "ratio"], [["small", "1", "2", "3"], ["#xl", why, why, why]], groups=[("g", 4)]
+        ["size", "fp32", "bf16", "ratio"],
+        [["small", "1", "2", "3"], ["#xl", why, why, why]],
+        groups=[("g", 4), ("of no columns", 0)],
     )
     assert table.markup().count("colspan: 3") == 1
     assert typeset(table.markup()) == "gsizefp32bf16ratiosmall123#xl" + squeeze(why)

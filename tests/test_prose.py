@@ -153,6 +153,87 @@ def test_how_far_steps_scatter(samples, verdict, sentence):
     assert sentence in prose("benchmarking_script", benchmarking_script.answers(tables), CPU)
 
 
+def cold(first, others, **metrics):
+    """The metrics of ten steps of a process that starts cold, ms: the first, and nine that take equally long."""
+    samples = [first] + [others] * 9
+    return {"step": samples, "forward": samples, "first_step": first} | metrics
+
+
+def warmed_up(origin, sizes):
+    """The section's prose: sizes with the metrics of a process for each number of warm-up steps."""
+    warm = {EndToEnd(size="nano", mode="inference"): {"step": [10.0] * 10}}
+    cells = warm | {
+        EndToEnd(size=size, mode="forward_backward", cold_start=True, warmup=warmup): metrics
+        for size, processes in sizes.items()
+        for warmup, metrics in processes.items()
+    }
+    return prose("benchmarking_script", benchmarking_script.answers(end_to_end(origin, cells)), origin)
+
+
+def test_a_start_that_costs_the_same_at_every_size_and_one_step_settles():
+    # Extra 20 and 24 ms: the larger is below 1.5 times the smaller. Steps 10 and 40 ms: more than 3 times apart. Means
+    # 12 / 10 = 1.20 and 42.4 / 40 = 1.06.
+    sizes = {
+        "nano": {
+            0: cold(30.0, 10.0, device_allocations=5.0),
+            1: cold(10.0, 10.0, device_allocations=0.0),
+            2: cold(10.0, 10.0, device_allocations=0.0),
+        },
+        "micro": {
+            0: cold(64.0, 40.0, device_allocations=7.0),
+            1: cold(40.0, 40.0, device_allocations=0.0),
+            2: cold(40.0, 40.0, device_allocations=0.0),
+        },
+    }
+    text = warmed_up(GPU, sizes)
+    assert re.search(r"the mean of the timed steps is 1\.06\S* to 1\.20× their median, because the first one", text)
+    assert "That is nearly the same at every size, while the step itself goes from" in text
+    assert "asks the driver for memory 5 to 7 times in these steps, and not once after a warm-up step." in text
+    assert "after one warm-up step already: one is enough here." in text
+    assert "are different processes" not in text
+
+
+def test_a_second_step_that_still_allocates_and_processes_that_differ():
+    # Extra 20 and 60 ms. After one warm-up step nano's first step takes 12 ms, 1.20 medians, with 3 allocations. Its
+    # process after two steps is 1.20 times as slow as the others; the device works for 9 ms in all.
+    busy = {"device_busy": 9.0}
+    sizes = {
+        "nano": {
+            0: cold(30.0, 10.0, device_allocations=5.0, **busy),
+            1: cold(12.0, 10.0, device_allocations=3.0, **busy),
+            2: cold(12.0, 12.0, device_allocations=0.0, **busy),
+        },
+        "micro": {0: cold(100.0, 40.0, device_allocations=5.0), 2: cold(40.0, 40.0, device_allocations=0.0)},
+    }
+    text = warmed_up(GPU, sizes)
+    assert "nearly the same at every size" not in text
+    assert "The step itself goes from" in text
+    assert "times 5" not in text
+    assert "asks the driver for memory 5 times in these steps, and at most 3 times after a warm-up step." in text
+    assert re.search(r"at nano with w = 1 \(\S+ ms longer, 1\.20× the median, 3 calls for memory\)\.", text)
+    assert "A step that runs for the second time still finds something new" in text
+    assert "whose medians differ by up to 1.20× without regard to warm-up (nano:" in text
+    assert "though the device works equally long in all of them" in text
+
+
+@pytest.mark.parametrize(
+    ("origin", "counted", "cause", "why"),
+    [
+        (GPU, {"device_allocations": 0.0}, "CUDA loads the module", "It is not the allocator"),
+        (GPU, {}, "CUDA loads the module", "The cause is not in these measurements"),
+        (CPU, {}, "the thread pool starts", "The cause is not in these measurements"),
+    ],
+)
+def test_a_first_step_that_hardly_stands_out_and_a_second_that_does(origin, counted, cause, why):
+    # The mean without warm-up is 10.1 / 10 = 1.01 medians, and after one step the first takes 1.20.
+    processes = {0: cold(11.0, 10.0, **counted), 1: cold(12.0, 10.0, **counted), 2: cold(10.0, 10.0, **counted)}
+    text = warmed_up(origin, {"nano": processes})
+    assert "where it is not larger, the other steps scatter as much" in text
+    assert "The first timed step is still different" in text
+    assert cause in text
+    assert why in text
+
+
 def checkpointed(peak, milliseconds):
     """The metrics of a step of 20 equal samples."""
     return {"peak_memory": peak, "step": [milliseconds] * Checkpointing().steps}
@@ -169,6 +250,39 @@ def test_the_best_segment_has_neighbours():
     assert re.search(r"the next longer, 4, peaks at \S+ \w+, 2\.00× as much\.", text)
     assert re.search(r"Without checkpointing the step peaks at \S+ \w+, 4\.00× the lowest peak\.", text)
     assert "Recomputation makes a step 1.20× to 1.50× as long as without checkpointing." in text
+
+
+@pytest.mark.parametrize(
+    ("flash_step", "verdict"),
+    [(12.0, "with checkpointing, flash attention is no worse in either."), (40.0, "neither is the better in both.")],
+)
+def test_the_shortest_segment_is_the_best_and_flash_attention_is_a_rival(flash_step, verdict):
+    # Flash: 8 GiB without, 2 GiB with segments of one block. Plain: segments of 2 and 4, 3 and 4 GiB, 30 and 25 ms.
+    flash = {0: (8192.0, 10.0), 1: (2048.0, flash_step)}
+    plain = {2: (3072.0, 30.0), 4: (4096.0, 25.0)}
+    cells = {
+        Checkpointing(size="micro", segment=segment, attention=attention): checkpointed(*numbers)
+        for attention, measured in (("flash", flash), ("plain", plain))
+        for segment, numbers in measured.items()
+    }
+    answers = gradient_checkpointing.answers({"checkpointing": table("checkpointing", GPU, cells)})
+    text = prose("gradient_checkpointing", answers, GPU)
+    assert "with segments of 1. A shorter segment would split a block; no longer one was measured." in text
+    assert re.search(r"No shorter segment was measured; the next longer, 4, peaks at \S+ \w+, 1\.33× as much\.", text)
+    assert re.search(r"Over the 2 segment lengths that ran, the step takes 25.{1,9}30\S* ms\.", text)
+    assert verdict in text
+
+
+def test_segments_without_measured_peaks():
+    cells = {
+        Checkpointing(size="micro", segment=segment): {"step": [duration] * Checkpointing().steps}
+        for segment, duration in {0: 10.0, 2: 12.0}.items()
+    }
+    answers = gradient_checkpointing.answers({"checkpointing": table("checkpointing", CPU, cells)})
+    text = prose("gradient_checkpointing", answers, CPU)
+    assert "here the peaks are closed forms alone" in text
+    assert "The lowest peak is" not in text
+    assert "Recomputation makes a step 1.20× as long as without checkpointing." in text
 
 
 @pytest.fixture(scope="module")

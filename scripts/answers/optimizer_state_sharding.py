@@ -15,6 +15,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["optimizer_sharding"]
     rows = select(memory(table), moment=AFTER_UPDATE)
+    rows = rows[rows["whole_state"] > 0]  # a lost one is none
     # The precision makes no difference: state is fp32.
     rows = rows.drop_duplicates(["size", "context", "processes", "contender"])
     if not len(rows):

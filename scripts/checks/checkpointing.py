@@ -8,14 +8,17 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.cells import name_cell
+from scripts.cells import in_words, name_cell, side_by_side
 from scripts.check import TOLERANCE, Check, conclude
 from scripts.closed_forms import step_of
-from scripts.data import measured_gpu, select, statistic
+from scripts.data import PHASES, measured_gpu, select, statistic
 from scripts.units import BYTE
 
 PEAK_TOLERANCE = 0.03
 """Of the closed form: it leaves out workspaces, the allocator's rounding, and what kernels need while they run."""
+
+MOMENT_TOLERANCE = 0.01
+"""Of one moment's memory in two counts: libraries' workspaces, and the allocator's rounding."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -23,6 +26,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     table = tables["checkpointing"]
     yield saved_is_the_closed_form(table)
     yield peak_is_the_closed_form(table)
+    yield moments_agree(table)
     yield blocks_run_again(table)
     yield recomputation_takes_time(table)
 
@@ -52,6 +56,31 @@ def peak_is_the_closed_form(table: DataFrame) -> Check:
     summary = f"{len(rows)} cells within {PEAK_TOLERANCE:.0%}; largest difference {worst:.1%}"
     check = "the peak memory of a checkpointed step is that of the closed form"
     return conclude(check, complaints, len(rows), summary if len(rows) else "peak memory is counted on GPUs only")
+
+
+def moments_agree(table: DataFrame) -> Check:
+    """The step's peak is its highest phase's, and before the backward pass there is also what was saved for it."""
+    columns = ["peak_memory", *(f"peak_{phase}" for phase in PHASES), "memory_before_step", "memory_before_backward"]
+    found = side_by_side(table, Checkpointing).reindex(columns=[*columns, "saved_for_backward"]).dropna()
+    steps = select(table, metric="peak_memory")
+    states = {tuple(row[parameters(Checkpointing)]): step_of(row).between_steps / MIB for _, row in steps.iterrows()}
+    complaints = []
+    for cell, row in zip(found.index, found.to_dict("records"), strict=True):
+        phases = max(row[f"peak_{phase}"] for phase in PHASES)
+        between = row["memory_before_step"] + row["saved_for_backward"]
+        pairs = [
+            ("the peak", row["peak_memory"], phases),
+            ("before the backward pass", row["memory_before_backward"], between),
+            ("before the step", row["memory_before_step"], states[cell]),
+        ]
+        complaints += [
+            f"{in_words(Checkpointing, cell)}: {what} {measured:.0f} MiB, not {expected:.0f} MiB"
+            for what, measured, expected in pairs
+            if abs(measured / expected - 1) > MOMENT_TOLERANCE
+        ]
+    check = "a checkpointed step's memory at its peak and between its parts adds up"
+    summary = f"{len(found)} cells within {MOMENT_TOLERANCE:.1%}"
+    return conclude(check, complaints, len(found), summary if len(found) else "peak memory is counted on GPUs only")
 
 
 def blocks_run_again(table: DataFrame) -> Check:

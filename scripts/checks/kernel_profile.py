@@ -28,6 +28,7 @@ FORWARD_TOLERANCE = 0.1
 """Relative difference of a forward pass in the trace and by the host's clock in another process."""
 UNATTRIBUTED = 0.01
 """The largest share of the kernels' time of which the origin may be unknown."""
+ROUNDING = 1e-6
 GPUS_ONLY = "kernels and idle time exist on GPUs only"
 
 
@@ -92,6 +93,15 @@ def kernels_are_attributed(table: DataFrame) -> Check:
     """Nearly all of the kernels' time has a known stage and range."""
     rows = select(table, metric="unattributed", status="ok")
     complaints = [f"{name_cell(row)}: {row['mean']:.1%}" for _, row in rows.iterrows() if row["mean"] > UNATTRIBUTED]
+    launched = kernels(table)
+    unknown = launched["ms"].where((launched["stage"] == "") | (launched["range"] == ""), 0.0)
+    keys = [launched[name] for name in CELL]
+    shares = (unknown.groupby(keys).sum() / launched["ms"].groupby(keys).sum()).reindex(rows.set_index(CELL).index)
+    complaints += [
+        f"{name_cell(row)}: {row['mean']:.2%}, of its kernels {share:.2%}"
+        for (_, row), share in zip(rows.iterrows(), shares, strict=True)
+        if abs(row["mean"] - share) > ROUNDING
+    ]
     worst = f"{len(rows)} cells; at most {rows['mean'].max():.2%}" if len(rows) else "no kernel was profiled"
     return conclude(
         f"under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module", complaints, len(rows), worst

@@ -17,7 +17,8 @@ SHARED = [name for name in CELL if name not in ("warmup", "steps")]
 """What a cell has in common with one of `end_to_end`."""
 STAGES = {"forward_busy": ["forward", "loss"], "backward_busy": ["backward"], "optimizer_busy": ["optimizer"]}
 """What the whole-step experiment calls the device's time in these stages; inference has no loss."""
-ROUNDING = 0.001
+ROUNDING = 1e-4
+"""Share by which rounding may make a sum smaller."""
 OVERLAP = 0.002
 """Share of a stage by which its kernels may overlap: one may start while the last blocks of another run."""
 BUSY_TOLERANCE = 0.05
@@ -50,7 +51,7 @@ def kernels_fill_their_stages(table: DataFrame) -> Check:
         for _, row in wrong.reset_index().iterrows()
     ]
     check = "the durations of a stage's kernels add up to the time in which it keeps the device busy"
-    return conclude(check, complaints, len(both), f"{len(both)} stages, {ROUNDING:.1%} less to {OVERLAP:.1%} more")
+    return conclude(check, complaints, len(both), f"{len(both)} stages, {ROUNDING:.2%} less to {OVERLAP:.1%} more")
 
 
 def stages_make_up_the_step(table: DataFrame) -> Check:

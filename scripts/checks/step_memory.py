@@ -47,16 +47,15 @@ def bounds(row: Series) -> tuple[int, int]:
     step = StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=0)
     weights = FP32_BYTES * parameters(step.block.shape, step.vocab_size)
     copies = weight_copy_bytes(step.block.shape, step.vocab_size) if row["precision"] == "bf16" else 0
-    peak = step.peak
-    of_mode = {
-        "train_step": (peak, peak),
-        "forward_backward": 2 * (peak - adamw_bytes(step.block.shape, step.vocab_size),),
-        "forward": 2 * (weights + step.saved_for_backward,),
-        # Without a graph no more is kept than one block would save, and the logits.
-        "inference": (
-            weights + copies,
-            weights + copies + step.block.saved_bytes + FP32_BYTES * step.block.tokens * step.vocab_size,
-        ),
-    }
-    least, most = of_mode[row["mode"]]
+    match row["mode"]:
+        case "train_step":
+            least = most = step.peak
+        case "forward_backward":
+            least = most = step.peak - adamw_bytes(step.block.shape, step.vocab_size)
+        case "forward":
+            least = most = weights + step.saved_for_backward
+        case "inference":
+            # Without a graph no more is kept than one block would save, and the logits.
+            least = weights + copies
+            most = least + step.block.saved_bytes + FP32_BYTES * step.block.tokens * step.vocab_size
     return (weights, most) if row["compiled"] else (least, most)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+import numpy
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -9,7 +10,7 @@ from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.cells import in_words, side_by_side
 from scripts.check import Check, conclude
-from scripts.data import PHASES, select, statistic
+from scripts.data import PHASES, select
 
 BUSY = [f"{phase}_busy" for phase in PHASES]
 SUMS = [
@@ -18,6 +19,8 @@ SUMS = [
     ("checkpointing", "step", PHASES),
 ]
 """Experiment, metric, and the metrics whose means it is the sum of, as far as a cell has them."""
+STEPS = [("end_to_end", "step"), ("checkpointing", "step")]
+"""Experiment and metric of whose samples, which are in order, each is the sum of its phases'."""
 ROUNDING = 1e-9
 SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
@@ -26,6 +29,7 @@ SAMPLE_ROUNDING = 1e-4
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of sums."""
     yield parts_add_up(tables)
+    yield each_step_is_the_sum_of_its_phases(tables)
     yield first_step_is_the_first_sample(tables["end_to_end"])
 
 
@@ -46,18 +50,35 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
     return conclude(check, complaints, examined, f"{examined} sums, to the digit")
 
 
+def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Check:
+    """Step by step, too, a step's time is the sum of its phases' times: the samples are in the order of the steps."""
+    complaints, examined = [], 0
+    for experiment, whole in STEPS:
+        kind = EXPERIMENTS[experiment]
+        table = tables[experiment]
+        rows = table[table["metric"].isin([whole, *PHASES]) & (table["samples"] != "")]
+        texts = rows.pivot(index=parameters(kind), columns="metric", values="samples").reindex(columns=[whole, *PHASES])
+        for cell, of_cell in texts.dropna(subset=whole).iterrows():
+            step, *phases = (numpy.array(parse_samples(text)) for text in of_cell.dropna())
+            examined += len(step)
+            if any(len(phase) != len(step) for phase in phases):
+                complaints.append(f"{in_words(kind, cell)}: not as many phases as steps")
+            elif (numpy.abs(sum(phases) - step) > SAMPLE_ROUNDING * step).any():
+                complaints.append(f"{in_words(kind, cell)}: up to {numpy.abs(sum(phases) - step).max():.3f} ms apart")
+    check = "each sample of a step is the sum of its phases' samples"
+    return conclude(check, complaints, examined, f"{examined} steps, to the digits that are kept")
+
+
 def first_step_is_the_first_sample(table: DataFrame) -> Check:
     """The first of the samples, which are in order, is what was recorded as the first step."""
     kind = EXPERIMENTS["end_to_end"]
-    complaints, examined = [], 0
-    for _, row in select(table, metric="step", status="ok").iterrows():
-        cell = {name: row[name] for name in parameters(kind)}
-        first = statistic(table, "mean", metric="first_step", **cell)
-        if first is None or not row["samples"]:
-            continue
-        examined += 1
-        sample = parse_samples(row["samples"])[0]
+    steps, firsts = (select(table, metric=name).set_index(parameters(kind)) for name in ("step", "first_step"))
+    both = steps.assign(first=firsts["mean"]).dropna(subset="first")
+    both = both[both["samples"] != ""]
+    complaints, examined = [], len(both)
+    for cell, first, samples in zip(both.index, both["first"], both["samples"], strict=True):
+        sample = parse_samples(samples)[0]
         if abs(sample - first) > SAMPLE_ROUNDING * first:
-            complaints.append(f"{in_words(kind, tuple(cell.values()))}: {first:.3f} ms, first sample {sample:.3f} ms")
+            complaints.append(f"{in_words(kind, cell)}: {first:.3f} ms, first sample {sample:.3f} ms")
     check = "the first timed step is the first of the steps' samples"
     return conclude(check, complaints, examined, f"{examined} cells")

@@ -56,6 +56,8 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
                 cells = zip(group.index, group.to_numpy(), strict=True)
                 for (one, first), (_, second) in itertools.combinations(cells, 2):
                     difference = largest_difference(first, second)
+                    if numpy.isnan(difference):
+                        continue
                     examined += 1
                     closest = min(closest, difference)
                     if difference <= APART:

@@ -1,10 +1,13 @@
 """Self-checks of what the rows of an experiment were measured with."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import Provenance, parameters
+from scripts.cells import in_words
 from scripts.check import Check, conclude
 
 ONE_EACH = ("torch", "triton", "cuda", "cudnn", "driver", "flash_attn", "python", "cpu", "gpu_memory", "seed")
@@ -16,6 +19,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield one_version_each(tables)
     yield fp32_is_fp32(tables)
     yield gpus_are_counted(tables)
+    yield cells_have_one_origin(tables)
 
 
 def one_version_each(tables: Mapping[str, DataFrame]) -> Check:
@@ -50,3 +54,16 @@ def gpus_are_counted(tables: Mapping[str, DataFrame]) -> Check:
         complaints += [f"{name}: {count} GPUs in {len(rows)} rows" for count, rows in wrong.groupby("gpu_count")]
     check = "measurements on GPUs ran on one per process, others on none"
     return conclude(check, complaints, examined, f"{examined} rows")
+
+
+def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Check:
+    """One job wrote all rows of a cell, so they share whatever a job's rows share."""
+    columns = [field.name for field in dataclasses.fields(Provenance)]
+    complaints, examined = [], 0
+    for name, table in tables.items():
+        keys = parameters(EXPERIMENTS[name])
+        origins = table.drop_duplicates([*keys, *columns])
+        several = origins[origins.duplicated(keys)].drop_duplicates(keys)
+        examined += len(origins.drop_duplicates(keys))
+        complaints += [in_words(EXPERIMENTS[name], tuple(row[keys])) for _, row in several.iterrows()]
+    return conclude("all rows of a cell are of one job", complaints, examined, f"{examined} cells")

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel
 from pypdf import PdfReader
 
+from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL, Measurement, summarize
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 PEAK = PEAKS["NVIDIA H200"]
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+SAMPLED_EVERY = 0.2
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")
 NO_CPU_MEMORY = Measurement(metric="peak_memory", unit="MiB", status="skipped", message="on CUDA devices only")
 NEEDS_GPU = Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CUDA device")
@@ -71,10 +73,23 @@ def measurements_of(cell: Experiment, lost: Measurement | None, *, on_gpu: bool)
     if found[0].metric == WHOLE_CELL:
         return [*found, summarize(WALL, "s", [noise.uniform(0.1, 0.2)])]
     timed = sum(row.n * row.mean * SECONDS[row.unit] for row in found if row.mean and row.unit in SECONDS)
-    found = [*found, summarize(WALL, "s", [timed + noise.uniform(0.5, 1)])]
+    wall = timed + noise.uniform(0.5, 1)
+    found = [*map(of_whole_bytes, found), summarize(WALL, "s", [wall])]
     if on_gpu:
-        found += [summarize(SM_CLOCK, "MHz", [1980.0, 1980.0, 1965.0]), summarize(POWER, "W", [320.0, 540.5, 610.0])]
+        rounds = 1 + int(wall / SAMPLED_EVERY / 3)
+        found += [
+            summarize(SM_CLOCK, "MHz", [1980.0, 1980.0, 1965.0] * rounds),
+            summarize(POWER, "W", [320.0, 540.5, 610.0] * rounds),
+        ]
     return found
+
+
+def of_whole_bytes(measurement: Measurement) -> Measurement:
+    """A single amount of memory without fractions of a byte; anything else as it is."""
+    if measurement.unit != "MiB" or measurement.n != 1 or measurement.mean is None:
+        return measurement
+    whole = round(measurement.mean * MIB) / MIB
+    return replace(measurement, mean=whole, median=whole, p20=whole, p80=whole)
 
 
 def rows_of(

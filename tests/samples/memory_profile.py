@@ -45,6 +45,9 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
         weights = most[of.PARAMETERS]
         share = (known - weights) / (sum(most.values()) - weights)
         at_peak = {category: round(share * size) for category, size in most.items()} | {of.PARAMETERS: weights}
+        if share > 1:  # Nothing but activations and the like may be more than its closed form.
+            at_peak = most | {of.ROUNDING: most[of.ROUNDING] + known - sum(most.values())}
+        most = {category: max(size, at_peak[category]) for category, size in most.items()}
     peak = sum(at_peak.values())
     if peak > H200["gpu_memory"]:
         return [OOM]
@@ -61,7 +64,8 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
         rows.append(summarize("stage_peak", "B", [peak], details={"stage": stage}))
         rows.append(summarize("stage_events", "", [events], details={"stage": stage}))
         for category, size in at_peak.items():
-            ramp = [size / MIB * (point + 1) / POINTS for point in range(POINTS if events else 1)]
+            points = POINTS if events else 1
+            ramp = [size / MIB * (point + 1) / points for point in range(points)]
             details = {"stage": stage, "category": category}
             rows.append(summarize("active", "MiB", ramp, details=details))
             rows.append(summarize("stage_end", "B", [size], details=details))

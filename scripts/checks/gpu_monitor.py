@@ -1,0 +1,101 @@
+"""Self-checks of the GPU's clock and power, which are sampled while a cell is measured."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
+from cs336_systems.measure.record import parameters
+from scripts.cells import in_words
+from scripts.check import Check, conclude
+from scripts.data import select
+
+INTERVAL = 0.1
+"""Seconds between two samples, at least."""
+LATE = 3
+"""How many times that the samples may be apart on average: a busy host wakes the thread that takes them late."""
+MISSED = 3
+"""Samples that there may be fewer."""
+NO_MONITOR = "a GPU's clock is sampled where its driver reports it"
+POWER_LIMITS = {
+    "NVIDIA A10": 150,
+    "NVIDIA A100-SXM4-40GB": 400,
+    "NVIDIA A100-SXM4-80GB": 400,
+    "NVIDIA A100 80GB PCIe": 300,
+    "NVIDIA H100 PCIe": 350,
+    "NVIDIA H100 80GB HBM3": 700,
+    "NVIDIA H200": 700,
+    "NVIDIA B200": 1000,
+    "NVIDIA L4": 72,
+    "NVIDIA L40S": 350,
+    "NVIDIA GeForce RTX 4090": 450,
+}
+"""Watts, by the data sheets that `measure.peaks` names."""
+ABOVE = 0.1
+"""Share of its limit by which a GPU's power may be above it for a moment."""
+IDLE = 0.02
+"""Share of its limit that a GPU draws at least."""
+ABOVE_OTHERS = 0.1
+"""Share by which one cell's clock may be above all others'."""
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of the samples."""
+    yield samples_fill_the_cell(tables)
+    yield clocks_are_clocks(tables)
+    yield power_is_within_the_limit(tables)
+
+
+def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Check:
+    """Clock and power are sampled together, every tenth of a second or a little less often, as long as a cell takes."""
+    complaints, examined = [], 0
+    for name, table in tables.items():
+        keys = parameters(EXPERIMENTS[name])
+        clocks, watts, walls = (select(table, metric=metric).set_index(keys) for metric in (SM_CLOCK, POWER, WALL))
+        both = DataFrame({"clock": clocks["n"], "power": watts["n"]}).join(walls["mean"].rename("wall"), how="inner")
+        examined += len(both)
+        fewest = both["wall"] / (LATE * INTERVAL) - MISSED
+        wrong = (
+            (both["clock"] != both["power"])
+            | ((both["clock"] - 1) * INTERVAL > both["wall"])
+            | (both["clock"] < fewest)
+        )
+        complaints += [
+            f"{in_words(EXPERIMENTS[name], cell)}: {row['clock']:.0f} and {row['power']:.0f} in {row['wall']:.2f} s"
+            for cell, row in both[wrong].iterrows()
+        ]
+    check = "clock and power have as many samples as a cell has time for"
+    return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
+
+
+def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Check:
+    """Each clock is a whole number of MHz, and no cell's is far above all others'."""
+    complaints, highest = [], []
+    for name, table in tables.items():
+        for _, row in select(table, metric=SM_CLOCK).iterrows():
+            cell = in_words(EXPERIMENTS[name], tuple(row[parameters(EXPERIMENTS[name])]))
+            samples = parse_samples(row["samples"]) or [row["mean"]]
+            highest.append((max(samples), cell))
+            if any(sample % 1 for sample in samples):
+                complaints.append(f"{cell}: {max(samples):g} MHz")
+    *_, second, first = [(0.0, ""), (0.0, ""), *sorted(highest)]
+    if len(highest) > 1 and first[0] > (1 + ABOVE_OTHERS) * second[0]:
+        complaints.append(f"{first[1]}: {first[0]:g} MHz, in no other cell above {second[0]:g} MHz")
+    check = "a GPU's clock is a whole number of MHz that other cells reach too"
+    return conclude(check, complaints, len(highest), f"{len(highest)} cells" if highest else NO_MONITOR)
+
+
+def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Check:
+    """No GPU draws more than the data sheet allows, or next to nothing."""
+    complaints, examined = [], 0
+    for name, table in tables.items():
+        for _, row in select(table, metric=POWER).iterrows():
+            if not (limit := POWER_LIMITS.get(row["gpu"])):
+                continue
+            examined += 1
+            if not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit:
+                cell = in_words(EXPERIMENTS[name], tuple(row[parameters(EXPERIMENTS[name])]))
+                complaints.append(f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit} W")
+    check = "a GPU's power is within its data sheet's limit"
+    return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
