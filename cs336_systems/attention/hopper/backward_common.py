@@ -47,12 +47,8 @@ def locate_head():
 
 @gluon.jit
 def query_tile(work, j, IS_CAUSAL: gl.constexpr):
-    """Tile of step j; without a mask a head's programs start at different ones, so as to add to different rows of dQ."""
-    if IS_CAUSAL:
-        tile = work.first + j
-    else:
-        tile = (work.start_n // 64 + j) % work.query_tiles
-    return tile
+    """Tile of step j; without a mask a head's programs start apart, so as to add to different rows of dQ."""
+    return work.first + j if IS_CAUSAL else (work.start_n // 64 + j) % work.query_tiles
 
 
 @gluon.jit

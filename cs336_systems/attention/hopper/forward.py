@@ -157,9 +157,7 @@ def loader(
         start_n = (steps - 1 - t) * BLOCK_N
         wait_empty(shared.empty, t, STAGES)
         mbarrier.expect(shared.full.index(stage), k.block_type.nbytes + v.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            k, [batch, head, start_n, 0], shared.full.index(stage), shared.k.index(stage)
-        )
+        tma.async_copy_global_to_shared(k, [batch, head, start_n, 0], shared.full.index(stage), shared.k.index(stage))
         tma.async_copy_global_to_shared(
             v, [batch, head, start_n + BLOCK_N, 0], shared.full.index(stage), shared.v.index(stage)
         )
@@ -186,8 +184,8 @@ def consumer(
     """Attention of 64 queries."""
     shared, heads, n_queries, n_keys, softmax_scale_log2 = inputs
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    O: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_D, 16])
-    ROWS: gl.constexpr = gl.SliceLayout(1, O)
+    OUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_D, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, OUT)
     DTYPE: gl.constexpr = o.dtype
     NEXT: gl.constexpr = (INDEX + 1) % CONSUMERS
     if CONSUMERS > 1 and INDEX == CONSUMERS - 1:
@@ -201,7 +199,7 @@ def consumer(
 
     q_tile = shared.q.index(INDEX)
     zero = gl.zeros([64, BLOCK_N], gl.float32, S)
-    acc = gl.zeros([64, BLOCK_D], gl.float32, O)  # unnormalized output
+    acc = gl.zeros([64, BLOCK_D], gl.float32, OUT)  # unnormalized output
     row_max = gl.full([64], LOWEST, gl.float32, ROWS)  # of the scores, in units of log2
     row_sum = lane_sums(zero)  # of the exponentials
 
@@ -215,9 +213,7 @@ def consumer(
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(shared.empty.index(0))
     start_n = (steps - 1) * BLOCK_N
-    p, row_max, row_sum, correction = online_softmax(
-        scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, True
-    )
+    p, row_max, row_sum, _ = online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, True)
     packed = pack(p, DTYPE)
 
     unmasked = steps - 1  # tiles that all 64 queries see; the last tile is masked in any case
@@ -235,7 +231,7 @@ def consumer(
         )
 
     wait_full(shared.full, steps, STAGES)
-    p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, O, 2))
+    p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, OUT, 2))
     product = warpgroup_mma(p_tile, shared.v.index(steps % STAGES), acc, is_async=True)
     total = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
     acc = warpgroup_mma_wait(0, deps=(product,))

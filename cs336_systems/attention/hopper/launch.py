@@ -20,9 +20,8 @@ from cs336_systems.attention.hopper.backward_d128 import backward_d128_kernel
 from cs336_systems.attention.hopper.backward_edges import dq_kernel, prepare_kernel
 from cs336_systems.attention.hopper.forward import forward_kernel
 from cs336_systems.attention.hopper.tile_config import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
-from cs336_systems.attention.triton_launch import CACHE_SIZE, LOG2_E
+from cs336_systems.attention.triton_launch import CACHE_SIZE, LOG2_E, empty_output
 from cs336_systems.attention.triton_launch import Launch as TritonLaunch
-from cs336_systems.attention.triton_launch import empty_output
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
@@ -203,9 +202,7 @@ def _backward_launches(
             (tiles.stages, tiles.ds_stages, tiles.early_dv, *flags, 208, 24),
         )
     else:
-        main = Launch(
-            *(backward_d128_kernel, grid, described, scalars), (tiles.stages, tiles.ds_stages, *flags, 216)
-        )
+        main = Launch(*(backward_d128_kernel, grid, described, scalars), (tiles.stages, tiles.ds_stages, *flags, 216))
     outer = (*_outer_strides(o), *_outer_strides(do), heads, n_queries)
     prepare = TritonLaunch(prepare_kernel, query_tiles, outer, (d, block_d), num_warps=4, num_stages=1)
     outer_dq = (*_outer_strides(dq), heads, n_queries, softmax_scale)

@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 def pack(x, DTYPE: gl.constexpr):
     """Round x, [rows, columns] fp32, to DTYPE and pack neighbours of a row: [rows, columns / 2] int32."""
     low, high = gl.split(x.reshape([x.shape[0], x.shape[1] // 2, 2]))
-    convert: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;" if DTYPE == gl.float16 else "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    convert: gl.constexpr = "cvt.rn.f16x2.f32 $0, $2, $1;" if gl.float16 == DTYPE else "cvt.rn.bf16x2.f32 $0, $2, $1;"
     return gl.inline_asm_elementwise(convert, "=r,r,r", [low, high], dtype=gl.int32, is_pure=True, pack=1)
 
 
