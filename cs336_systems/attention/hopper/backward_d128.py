@@ -67,7 +67,7 @@ class Sources(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
-def backward_d128_kernel(
+def attention_backward_d128_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 128]
     k,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, 64, 64]
     v,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, 64, 128]

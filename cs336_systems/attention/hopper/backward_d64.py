@@ -58,7 +58,7 @@ class Shared(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
-def backward_d64_kernel(
+def attention_backward_d64_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 64]
     k,  # descriptor of [batch, heads, n_keys, d], likewise
     v,  # descriptor like that of k

@@ -9,7 +9,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def prepare_kernel(
+def attention_prepare_kernel(
     o,  # pointer, [batch, heads, n_queries, HEAD_DIM]
     do,  # pointer, [batch, heads, n_queries, HEAD_DIM]
     lse,  # pointer, [batch, heads, n_queries] fp32, natural logarithm
@@ -47,7 +47,7 @@ def prepare_kernel(
 
 
 @triton.jit
-def dq_kernel(
+def attention_dq_kernel(
     dq_sums,  # pointer, [batch x heads x query tiles x BLOCK_D / 64, 64 x 64] fp32: dQ / softmax_scale
     dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     stride_dqb,

@@ -52,7 +52,7 @@ class Shared(NamedTuple):
 
 
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
-def forward_kernel(
+def attention_forward_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, BLOCK_D]
     k,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, BLOCK_N, BLOCK_D]
     v,  # descriptor like that of k

@@ -15,10 +15,10 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from cs336_systems.attention.hopper.backward_d64 import backward_d64_kernel
-from cs336_systems.attention.hopper.backward_d128 import backward_d128_kernel
-from cs336_systems.attention.hopper.backward_edges import dq_kernel, prepare_kernel
-from cs336_systems.attention.hopper.forward import forward_kernel
+from cs336_systems.attention.hopper.backward_d64 import attention_backward_d64_kernel
+from cs336_systems.attention.hopper.backward_d128 import attention_backward_d128_kernel
+from cs336_systems.attention.hopper.backward_edges import attention_dq_kernel, attention_prepare_kernel
+from cs336_systems.attention.hopper.forward import attention_forward_kernel
 from cs336_systems.attention.hopper.tile_config import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
 from cs336_systems.attention.triton_launch import CACHE_SIZE, LOG2_E, empty_output
 from cs336_systems.attention.triton_launch import Launch as TritonLaunch
@@ -164,7 +164,7 @@ def _forward_launch(
     grid = (group, _cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group)
     scalars = (heads, n_queries, k_shape[-2], LOG2_E / math.sqrt(d))
     constexprs = (tiles.block_n, block_d, tiles.consumers, tiles.stages, is_causal, *tiles.registers)
-    return Launch(forward_kernel, grid, described, scalars, constexprs, tiles.maxnreg)
+    return Launch(attention_forward_kernel, grid, described, scalars, constexprs, tiles.maxnreg)
 
 
 @lru_cache(CACHE_SIZE)
@@ -198,16 +198,16 @@ def _backward_launches(
     flags = (is_causal, n_keys % KEYS != 0)
     if block_d == 64:
         main = Launch(
-            *(backward_d64_kernel, grid, described, scalars),
+            *(attention_backward_d64_kernel, grid, described, scalars),
             (tiles.stages, tiles.ds_stages, tiles.early_dv, *flags, 208, 24),
         )
     else:
-        main = Launch(*(backward_d128_kernel, grid, described, scalars), (tiles.stages, tiles.ds_stages, *flags, 216))
+        main = Launch(*(attention_backward_d128_kernel, grid, described, scalars), (tiles.stages, tiles.ds_stages, *flags, 216))
     outer = (*_outer_strides(o), *_outer_strides(do), heads, n_queries)
-    prepare = TritonLaunch(prepare_kernel, query_tiles, outer, (d, block_d), num_warps=4, num_stages=1)
+    prepare = TritonLaunch(attention_prepare_kernel, query_tiles, outer, (d, block_d), num_warps=4, num_stages=1)
     outer_dq = (*_outer_strides(dq), heads, n_queries, softmax_scale)
     blocks = query_tiles * (block_d // 64)
-    finish = TritonLaunch(dq_kernel, blocks, outer_dq, (d, block_d), num_warps=4, num_stages=1)
+    finish = TritonLaunch(attention_dq_kernel, blocks, outer_dq, (d, block_d), num_warps=4, num_stages=1)
     return prepare, main, finish
 
 

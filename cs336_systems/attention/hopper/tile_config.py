@@ -7,7 +7,7 @@ L2_SHARE = 32 * 2**20  # bytes; what the tiles that a group of heads reads again
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardTiles:
-    """How forward_kernel is launched."""
+    """How attention_forward_kernel is launched."""
 
     consumers: int
     """Warpgroups of 64 queries in a program: 1, 2 or 3."""
@@ -31,14 +31,14 @@ class ForwardTiles:
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardTiles:
-    """How backward_d64_kernel or backward_d128_kernel is launched."""
+    """How attention_backward_d64_kernel or attention_backward_d128_kernel is launched."""
 
     stages: int
     """Of the ring of queries and output gradients."""
     ds_stages: int = 2
     """Of the ring of dS."""
     early_dv: bool = False
-    """In backward_d64_kernel, issue the product for dV before dP is waited for."""
+    """In attention_backward_d64_kernel, issue the product for dV before dP is waited for."""
     group: int
     """As in ForwardTiles."""
 
