@@ -98,7 +98,8 @@ def store_gradient(gradient, x, tile, heads, start_n):
 def add_dq(dq, x, tile):
     """Add x, [64, 64] fp32, to a tile of the buffer, in the order in which the registers of a warpgroup hold it.
 
-    Four numbers of a thread are neighbours there, so each addition is one of 16 bytes. attention_dq_kernel undoes the order.
+    Four numbers of a thread are neighbours there, so each addition is one of 16 bytes. attention_dq_kernel undoes the
+    order.
     """
     # [warp, row half, lane / 4, column / 8, lane % 4, pair] -> [column / 8, warp, lane / 4, lane % 4, row half, pair]
     flat = x.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * 64])

@@ -19,7 +19,13 @@ from cs336_systems.attention.hopper.backward_d64 import attention_backward_d64_k
 from cs336_systems.attention.hopper.backward_d128 import attention_backward_d128_kernel
 from cs336_systems.attention.hopper.backward_edges import attention_dq_kernel, attention_prepare_kernel
 from cs336_systems.attention.hopper.forward import attention_forward_kernel
-from cs336_systems.attention.hopper.tile_config import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
+from cs336_systems.attention.hopper.tile_config import (
+    BACKWARD_REGISTERS,
+    BackwardTiles,
+    ForwardTiles,
+    backward_tiles,
+    forward_tiles,
+)
 from cs336_systems.attention.triton_launch import CACHE_SIZE, LOG2_E, empty_output
 from cs336_systems.attention.triton_launch import Launch as TritonLaunch
 
@@ -197,12 +203,10 @@ def _backward_launches(
     scalars = (heads, n_queries, n_keys, LOG2_E * softmax_scale, softmax_scale)
     flags = (is_causal, n_keys % KEYS != 0)
     if block_d == 64:
-        main = Launch(
-            *(attention_backward_d64_kernel, grid, described, scalars),
-            (tiles.stages, tiles.ds_stages, tiles.early_dv, *flags, 208, 24),
-        )
+        kernel, stages = attention_backward_d64_kernel, (tiles.stages, tiles.ds_stages, tiles.early_dv)
     else:
-        main = Launch(*(attention_backward_d128_kernel, grid, described, scalars), (tiles.stages, tiles.ds_stages, *flags, 216))
+        kernel, stages = attention_backward_d128_kernel, (tiles.stages, tiles.ds_stages)
+    main = Launch(kernel, grid, described, scalars, (*stages, *flags, *BACKWARD_REGISTERS[block_d]))
     outer = (*_outer_strides(o), *_outer_strides(do), heads, n_queries)
     prepare = TritonLaunch(attention_prepare_kernel, query_tiles, outer, (d, block_d), num_warps=4, num_stages=1)
     outer_dq = (*_outer_strides(dq), heads, n_queries, softmax_scale)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 
 L2_SHARE = 32 * 2**20  # bytes; what the tiles that a group of heads reads again and again may take of the 50 MiB
+BACKWARD_REGISTERS = {64: (208, 24), 128: (216,)}
+"""Per thread, by padded head dimension: of the warpgroups for dK and dV and of the loader. The warpgroup for dQ gets
+the rest, 72: with less than 64 ptxas ignores all requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
