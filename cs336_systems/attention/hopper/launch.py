@@ -203,9 +203,11 @@ def _backward_launches(
     scalars = (heads, n_queries, n_keys, LOG2_E * softmax_scale, softmax_scale)
     flags = (is_causal, n_keys % KEYS != 0)
     if block_d == 64:
-        kernel, stages = attention_backward_d64_kernel, (tiles.stages, tiles.ds_stages, tiles.early_dv)
+        kernel = attention_backward_d64_kernel
+        stages: tuple[int, ...] = (tiles.stages, tiles.ds_stages, tiles.early_dv)
     else:
-        kernel, stages = attention_backward_d128_kernel, (tiles.stages, tiles.ds_stages)
+        kernel = attention_backward_d128_kernel
+        stages = (tiles.stages, tiles.ds_stages)
     main = Launch(kernel, grid, described, scalars, (*stages, *flags, *BACKWARD_REGISTERS[block_d]))
     outer = (*_outer_strides(o), *_outer_strides(do), heads, n_queries)
     prepare = TritonLaunch(attention_prepare_kernel, query_tiles, outer, (d, block_d), num_warps=4, num_stages=1)
