@@ -23,20 +23,29 @@ class Work(NamedTuple):
 
     start_n: Any
     """First of its 128 keys."""
-    first: Any
-    """First query tile that sees one of the keys; with more keys than queries there may be none."""
     query_tiles: Any
+    """Of the head."""
+    first: Any
+    """Query tile of the first step."""
+    steps: Any
+    """Query tiles that see one of the keys; with a causal mask and more keys than queries there may be none."""
 
 
 @gluon.jit
 def locate(n_queries, IS_CAUSAL: gl.constexpr):
-    """The Work of this program: with a causal mask those that see the most queries come first."""
+    """The Work of this program: with a causal mask those that see the most queries come first.
+
+    Without a mask the programs of a head start at different query tiles, so as to add to different rows of dQ.
+    """
     start_n = gl.program_id(1) * 128
     query_tiles = gl.cdiv(n_queries, 64)
-    first = query_tiles * 0
     if IS_CAUSAL:
         first = gl.minimum(start_n // 64, query_tiles)
-    return Work(start_n, first, query_tiles)
+        steps = query_tiles - first
+    else:
+        first = (start_n // 64) % query_tiles
+        steps = query_tiles
+    return Work(start_n, query_tiles, first, steps)
 
 
 @gluon.jit
@@ -47,18 +56,17 @@ def locate_head():
 
 @gluon.jit
 def query_tile(work, j, IS_CAUSAL: gl.constexpr):
-    """Tile of step j; without a mask a head's programs start apart, so as to add to different rows of dQ."""
-    return work.first + j if IS_CAUSAL else (work.start_n // 64 + j) % work.query_tiles
+    """Tile of step j."""
+    tile = work.first + j
+    return tile if IS_CAUSAL else gl.where(tile < work.query_tiles, tile, tile - work.query_tiles)
 
 
 @gluon.jit
 def masked_steps(work, n_keys, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Steps that need a mask, the first ones: all where keys are beyond the end, else those on the diagonal."""
-    masked = work.first * 0
-    if IS_CAUSAL:
-        masked = gl.minimum(work.query_tiles - work.first, 2)
+    masked = gl.minimum(work.steps, 2) if IS_CAUSAL else work.steps * 0
     if RAGGED:
-        masked = gl.where(work.start_n + 128 > n_keys, work.query_tiles - work.first, masked)
+        masked = gl.where(work.start_n + 128 > n_keys, work.steps, masked)
     return masked
 
 

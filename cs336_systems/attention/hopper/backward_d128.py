@@ -127,14 +127,13 @@ def load_and_sum_dq(
     batch_head = locate_head()
     batch, head = batch_head // heads, batch_head % heads
     sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
-    steps = work.query_tiles - work.first
     load_keys(k, v, batch, head, work.start_n, shared)
-    for j in range(gl.minimum(STAGES, steps)):
+    for j in range(gl.minimum(STAGES, work.steps)):
         load_step(j, sources, shared, work, STAGES, IS_CAUSAL)
     zero = gl.zeros([64, 64], gl.float32, DQ)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
-    for i in range(2 * steps):
+    for i in range(2 * work.steps):
         j = i // 2
         half = i % 2
         stage = j % DS_STAGES
@@ -148,7 +147,7 @@ def load_and_sum_dq(
         share = warpgroup_mma_wait(0, deps=(share,))
         mbarrier.arrive(shared.ds_empty.index(stage), pred=half == 1)
         add_dq(dq, share, (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * 2 + half)
-        if (half == 1) & (j + STAGES < steps):
+        if (half == 1) & (j + STAGES < work.steps):
             wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
             load_step(j + STAGES, sources, shared, work, STAGES, IS_CAUSAL)
 
@@ -202,7 +201,6 @@ def sum_dkdv(
     dk_sum = gl.zeros([64, 128], gl.float32, D)
     dv_sum = gl.zeros([64, 128], gl.float32, D)
     mbarrier.wait(shared.kv_full.index(INDEX), 0)
-    steps = work.query_tiles - work.first
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
         start_m = query_tile(work, j, IS_CAUSAL) * 64
@@ -210,7 +208,7 @@ def sum_dkdv(
             *(j, start_m, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
             *(INDEX, STAGES, DS_STAGES, True),
         )
-    for j in range(masked, steps):
+    for j in range(masked, work.steps):
         dk_sum, dv_sum = step(
             *(j, 0, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
             *(INDEX, STAGES, DS_STAGES, False),

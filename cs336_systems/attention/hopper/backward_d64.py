@@ -119,13 +119,12 @@ def loader(q, k, v, do, lse_delta, inputs, STAGES: gl.constexpr, IS_CAUSAL: gl.c
     work = locate(n_queries, IS_CAUSAL)
     batch_head = locate_head()
     batch, head = batch_head // heads, batch_head % heads
-    steps = work.query_tiles - work.first
     for i in gl.static_range(2):
         mbarrier.expect(shared.kv_full.index(i), k.block_type.nbytes + v.block_type.nbytes)
         rows = [batch, head, work.start_n + i * 64, 0]
         tma.async_copy_global_to_shared(k, rows, shared.kv_full.index(i), shared.k.index(i))
         tma.async_copy_global_to_shared(v, rows, shared.kv_full.index(i), shared.v.index(i))
-    for j in range(steps):
+    for j in range(work.steps):
         stage = j % STAGES
         tile = query_tile(work, j, IS_CAUSAL)
         statistics = (batch_head * work.query_tiles + tile) * 128
@@ -140,10 +139,10 @@ def loader(q, k, v, do, lse_delta, inputs, STAGES: gl.constexpr, IS_CAUSAL: gl.c
         tma.async_copy_global_to_shared(lse_delta, [statistics + 64], full, shared.delta.index(stage))
         tma.async_copy_global_to_shared(do, [batch, head, tile * 64, 0], full, shared.do.index(stage))
     # Any queries, for the scores that nobody needs.
-    wait_empty(shared.q_empty, steps, STAGES)
-    full = shared.q_full.index(steps % STAGES)
+    wait_empty(shared.q_empty, work.steps, STAGES)
+    full = shared.q_full.index(work.steps % STAGES)
     mbarrier.expect(full, q.block_type.nbytes)
-    tma.async_copy_global_to_shared(q, [batch, head, 0, 0], full, shared.q.index(steps % STAGES))
+    tma.async_copy_global_to_shared(q, [batch, head, 0, 0], full, shared.q.index(work.steps % STAGES))
 
 
 @gluon.jit
@@ -174,7 +173,6 @@ def sum_dkdv(
     mbarrier.wait(shared.q_full.index(0), 0)
     scores = warpgroup_mma(k_tile, shared.q.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    steps = work.query_tiles - work.first
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
         start_m = query_tile(work, j, IS_CAUSAL) * 64
@@ -182,7 +180,7 @@ def sum_dkdv(
             *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
             *(INDEX, STAGES, DS_STAGES, EARLY_DV, True),
         )
-    for j in range(masked, steps):
+    for j in range(masked, work.steps):
         scores, dk_sum, dv_sum = step(
             *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
             *(INDEX, STAGES, DS_STAGES, EARLY_DV, False),
@@ -256,7 +254,7 @@ def sum_dq(dq, inputs, DS_STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr):
     zero = gl.zeros([64, 64], gl.float32, DQ)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
-    for j in range(work.query_tiles - work.first):
+    for j in range(work.steps):
         stage = j % DS_STAGES
         phase = (j // DS_STAGES) & 1
         mbarrier.wait(shared.ds_full.index(stage * 2), phase)
