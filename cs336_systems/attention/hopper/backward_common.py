@@ -1,0 +1,115 @@
+"""What the two backward kernels for Hopper share: where a program works, and the parts of a step.
+
+A program owns 128 keys of one head and goes through the queries that see them, 64 at a time. Two warpgroups own 64 keys
+each and compute, with all matrices transposed so that P^T and dS^T feed the next products from registers,
+
+    S^T = K Q^T,   P^T = exp(S^T - L),   dV += P^T dO,   dP^T = V dO^T,   dS^T = P^T * (dP^T - D),   dK += dS^T Q.
+
+A third warpgroup reads dS^T from shared memory and computes this program's share of dQ = dS K. Other programs have
+shares of the same rows, so it is added to an fp32 buffer by atomic additions, whose order differs from run to run.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+NEVER = gl.constexpr(2**31 - 1)  # beyond all queries
+
+
+class Work(NamedTuple):
+    """Where in a head a program works."""
+
+    start_n: Any
+    """First of its 128 keys."""
+    query_tiles: Any
+    """Of the head."""
+    first: Any
+    """Query tile of the first step."""
+    steps: Any
+    """Query tiles that see one of the keys; with a causal mask and more keys than queries there may be none."""
+
+
+@gluon.jit
+def locate(n_queries, IS_CAUSAL: gl.constexpr):
+    """The Work of this program: with a causal mask those that see the most queries come first.
+
+    Without a mask the programs of a head start at different query tiles, so as to add to different rows of dQ.
+    """
+    start_n = gl.program_id(1) * 128
+    query_tiles = gl.cdiv(n_queries, 64)
+    if IS_CAUSAL:
+        first = gl.minimum(start_n // 64, query_tiles)
+        steps = query_tiles - first
+    else:
+        first = (start_n // 64) % query_tiles
+        steps = query_tiles
+    return Work(start_n, query_tiles, first, steps)
+
+
+@gluon.jit
+def locate_head():
+    """Which of the batch x heads this program works on; called where it is needed, lest it take a register before."""
+    return gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+
+
+@gluon.jit
+def query_tile(work, j, IS_CAUSAL: gl.constexpr):
+    """Tile of step j."""
+    tile = work.first + j
+    return tile if IS_CAUSAL else gl.where(tile < work.query_tiles, tile, tile - work.query_tiles)
+
+
+@gluon.jit
+def masked_steps(work, n_keys, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+    """Steps that need a mask, the first ones: all where keys are beyond the end, else those on the diagonal."""
+    masked = gl.minimum(work.steps, 2) if IS_CAUSAL else work.steps * 0
+    if RAGGED:
+        masked = gl.where(work.start_n + 128 > n_keys, work.steps, masked)
+    return masked
+
+
+@gluon.jit
+def first_queries(start_n, n_keys, S: gl.constexpr, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
+    """The first query that sees each of 64 keys, [64] int32; none sees a key beyond the end."""
+    offs_n = start_n + gl.arange(0, 64, layout=gl.SliceLayout(1, S))
+    first = offs_n if IS_CAUSAL else offs_n * 0
+    if RAGGED:
+        first = gl.where(offs_n < n_keys, first, NEVER)
+    return first
+
+
+@gluon.jit
+def probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED: gl.constexpr):
+    """P^T, [64 keys, 64 queries] fp32; queries beyond the end have an infinite L and P = 0."""
+    p = gl.exp2(scores * softmax_scale_log2 - lse[None, :])
+    if MASKED:
+        # A comparison with a constant for each number, as in the forward kernel.
+        column = gl.arange(0, 64, layout=gl.SliceLayout(0, scores.type.layout))
+        first_column = (first_query - start_m)[:, None] - (column & 6)[None, :]
+        p = gl.where((column & ~6)[None, :] >= first_column, p, 0.0)
+    return p
+
+
+@gluon.jit
+def store_gradient(gradient, x, tile, heads, start_n):
+    """Write x, [64, BLOCK_D] fp32, to 64 rows of a gradient, a descriptor, by way of a tile in shared memory."""
+    tile.store(x.to(tile.dtype))
+    fence_async_shared()
+    batch_head = locate_head()
+    tma.async_copy_shared_to_global(gradient, [batch_head // heads, batch_head % heads, start_n, 0], tile)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def add_dq(dq, x, tile):
+    """Add x, [64, 64] fp32, to a tile of the buffer, in the order in which the registers of a warpgroup hold it.
+
+    Four numbers of a thread are neighbours there, so each addition is one of 16 bytes. attention_dq_kernel undoes the
+    order.
+    """
+    # [warp, row half, lane / 4, column / 8, lane % 4, pair] -> [column / 8, warp, lane / 4, lane % 4, row half, pair]
+    flat = x.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * 64])
+    offsets = gl.arange(0, 64 * 64, layout=flat.type.layout)
+    gl.atomic_add(dq + tile.to(gl.int64) * (64 * 64) + offsets, flat, sem="relaxed")

@@ -1,0 +1,268 @@
+"""The backward kernel for head dimensions up to 64: the next scores are computed while dV and dK are.
+
+Registers suffice here to keep the keys and values of a warpgroup in them, as operands of S^T and dP^T. A warp of its
+own loads. At the start of a step the scores are ready: the step before has computed them. So the last step computes
+scores that nobody needs, from a tile that the loader adds for it.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from cs336_systems.attention.hopper.backward_common import (
+    add_dq,
+    first_queries,
+    locate,
+    locate_head,
+    masked_steps,
+    probabilities,
+    query_tile,
+    store_gradient,
+)
+from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
+from cs336_systems.attention.hopper.registers import pack, unpack
+
+
+class Shared(NamedTuple):
+    """What the partitions of a program share."""
+
+    k: Any
+    """Keys of each warpgroup, [2, 64, 64]."""
+    v: Any
+    """Values, likewise; in the end the gradients pass through here."""
+    q: Any
+    """Ring of queries, [STAGES, 64, 64]."""
+    do: Any
+    """Ring of output gradients, likewise."""
+    lse: Any
+    """Ring of L, [STAGES, 64]; comes with the queries."""
+    delta: Any
+    """Ring of D, [STAGES, 64]; comes with the output gradients."""
+    ds: Any
+    """Ring of dS^T, [2 x DS_STAGES, 64, 64]: of both warpgroups."""
+    kv_full: Any
+    q_full: Any
+    q_empty: Any
+    do_full: Any
+    do_empty: Any
+    ds_full: Any
+    ds_empty: Any
+
+
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
+def attention_backward_d64_kernel(
+    q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 64]
+    k,  # descriptor of [batch, heads, n_keys, d], likewise
+    v,  # descriptor like that of k
+    do,  # descriptor like that of q
+    dk,  # descriptor like that of k, out
+    dv,  # descriptor like that of k, out
+    lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
+    dq,  # pointer, [batch x heads x query tiles, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
+    heads,
+    n_queries,
+    n_keys,
+    softmax_scale_log2,  # log2(e) / sqrt(d)
+    softmax_scale,  # 1 / sqrt(d)
+    STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr,
+    EARLY_DV: gl.constexpr,  # issue the product for dV before dP^T is waited for, instead of beside that for dK
+    IS_CAUSAL: gl.constexpr,
+    RAGGED: gl.constexpr,  # n_keys is no multiple of 128
+    DKDV_REGISTERS: gl.constexpr,  # per thread
+    LOADER_REGISTERS: gl.constexpr,
+):
+    """128 keys of one head; the grid is (heads in a group, key tiles, groups of heads)."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    shared = Shared(
+        gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
+        gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
+        gl.allocate_shared_memory(q.dtype, [STAGES, 64, 64], TILE),
+        gl.allocate_shared_memory(q.dtype, [STAGES, 64, 64], TILE),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
+        gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
+        gl.allocate_shared_memory(q.dtype, [2 * DS_STAGES, 64, 64], TILE),
+        allocate_barriers(2, 1),
+        allocate_barriers(STAGES, 1),
+        allocate_barriers(STAGES, 2),
+        allocate_barriers(STAGES, 1),
+        allocate_barriers(STAGES, 2),
+        allocate_barriers(2 * DS_STAGES, 1),
+        allocate_barriers(DS_STAGES, 1),
+    )
+    fence_async_shared()
+    inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
+    gl.warp_specialize(
+        [
+            (sum_dq, (dq, inputs, DS_STAGES, IS_CAUSAL)),
+            (sum_dkdv, (dk, dv, inputs, 0, STAGES, DS_STAGES, EARLY_DV, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, 1, STAGES, DS_STAGES, EARLY_DV, IS_CAUSAL, RAGGED)),
+            (loader, (q, k, v, do, lse_delta, inputs, STAGES, IS_CAUSAL)),
+        ],
+        [4, 4, 1],
+        [DKDV_REGISTERS, DKDV_REGISTERS, LOADER_REGISTERS],
+    )
+
+
+@gluon.jit
+def loader(q, k, v, do, lse_delta, inputs, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """Copy keys and values, then queries and output gradients; what lies beyond the tensors' ends reads as zero."""
+    shared, heads, n_queries, _, _, _ = inputs
+    work = locate(n_queries, IS_CAUSAL)
+    batch_head = locate_head()
+    batch, head = batch_head // heads, batch_head % heads
+    for i in gl.static_range(2):
+        mbarrier.expect(shared.kv_full.index(i), k.block_type.nbytes + v.block_type.nbytes)
+        rows = [batch, head, work.start_n + i * 64, 0]
+        tma.async_copy_global_to_shared(k, rows, shared.kv_full.index(i), shared.k.index(i))
+        tma.async_copy_global_to_shared(v, rows, shared.kv_full.index(i), shared.v.index(i))
+    for j in range(work.steps):
+        stage = j % STAGES
+        tile = query_tile(work, j, IS_CAUSAL)
+        statistics = (batch_head * work.query_tiles + tile) * 128
+        wait_empty(shared.q_empty, j, STAGES)
+        full = shared.q_full.index(stage)
+        mbarrier.expect(full, q.block_type.nbytes + 64 * 4)
+        tma.async_copy_global_to_shared(lse_delta, [statistics], full, shared.lse.index(stage))
+        tma.async_copy_global_to_shared(q, [batch, head, tile * 64, 0], full, shared.q.index(stage))
+        wait_empty(shared.do_empty, j, STAGES)
+        full = shared.do_full.index(stage)
+        mbarrier.expect(full, do.block_type.nbytes + 64 * 4)
+        tma.async_copy_global_to_shared(lse_delta, [statistics + 64], full, shared.delta.index(stage))
+        tma.async_copy_global_to_shared(do, [batch, head, tile * 64, 0], full, shared.do.index(stage))
+    # Any queries, for the scores that nobody needs.
+    wait_empty(shared.q_empty, work.steps, STAGES)
+    full = shared.q_full.index(work.steps % STAGES)
+    mbarrier.expect(full, q.block_type.nbytes)
+    tma.async_copy_global_to_shared(q, [batch, head, 0, 0], full, shared.q.index(work.steps % STAGES))
+
+
+@gluon.jit
+def sum_dkdv(
+    dk,
+    dv,
+    inputs,  # what the partitions share, and the numbers of the problem
+    INDEX: gl.constexpr,  # which of the two warpgroups this is
+    STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr,
+    EARLY_DV: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+    RAGGED: gl.constexpr,
+):
+    """dK and dV of 64 keys."""
+    shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
+    # Layout of all products here: 64 queries or 64 numbers of a head in a row.
+    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    work = locate(n_queries, IS_CAUSAL)
+    start_n = work.start_n + INDEX * 64
+    first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
+    zero = gl.zeros([64, 64], gl.float32, S)
+    dk_sum = gl.zeros([64, 64], gl.float32, S)
+    dv_sum = gl.zeros([64, 64], gl.float32, S)
+    mbarrier.wait(shared.kv_full.index(INDEX), 0)
+    k_tile = shared.k.index(INDEX).load(gl.DotOperandLayout(0, S, 2))
+    v_tile = shared.v.index(INDEX).load(gl.DotOperandLayout(0, S, 2))
+    mbarrier.wait(shared.q_full.index(0), 0)
+    scores = warpgroup_mma(k_tile, shared.q.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
+    for j in range(masked):
+        start_m = query_tile(work, j, IS_CAUSAL) * 64
+        scores, dk_sum, dv_sum = step(
+            *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
+            *(INDEX, STAGES, DS_STAGES, EARLY_DV, True),
+        )
+    for j in range(masked, work.steps):
+        scores, dk_sum, dv_sum = step(
+            *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
+            *(INDEX, STAGES, DS_STAGES, EARLY_DV, False),
+        )
+    store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
+    store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
+
+
+@gluon.jit
+def step(
+    j,
+    start_m,  # first query, needed where MASKED
+    scores,  # S^T of this step
+    dk,
+    dv,
+    k_tile,
+    v_tile,
+    zero,
+    shared,
+    first_query,
+    softmax_scale_log2,
+    INDEX: gl.constexpr,
+    STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr,
+    EARLY_DV: gl.constexpr,
+    MASKED: gl.constexpr,
+):
+    """What 64 queries add to dK and dV, and the next step's scores."""
+    S: gl.constexpr = zero.type.layout
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
+    DTYPE: gl.constexpr = shared.q.dtype
+    stage = j % STAGES
+    ds_stage = j % DS_STAGES
+    do_tile = shared.do.index(stage)
+    wait_full(shared.do_full, j, STAGES)
+    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+    lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
+    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED)
+    if EARLY_DV:
+        dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
+        dp = warpgroup_mma_wait(1, deps=(dp,))
+    else:
+        dp = warpgroup_mma_wait(0, deps=(dp,))
+    ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
+    if not EARLY_DV:
+        dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
+    ds_operand = unpack(pack(ds, DTYPE), DTYPE, OPERAND)
+    dk = warpgroup_mma(ds_operand, shared.q.index(stage), dk, is_async=True)
+    wait_full(shared.q_full, j + 1, STAGES)
+    next_q = shared.q.index((j + 1) % STAGES)
+    scores = warpgroup_mma(k_tile, next_q.permute((1, 0)), zero, use_acc=False, is_async=True)
+    wait_empty(shared.ds_empty, j, DS_STAGES)
+    shared.ds.index(ds_stage * 2 + INDEX).store(gl.convert_layout(ds_operand, S, assert_trivial=True))
+    fence_async_shared()
+    mbarrier.arrive(shared.ds_full.index(ds_stage * 2 + INDEX))
+    dv = warpgroup_mma_wait(2, deps=(dv,))
+    mbarrier.arrive(shared.do_empty.index(stage))
+    dk = warpgroup_mma_wait(1, deps=(dk,))
+    mbarrier.arrive(shared.q_empty.index(stage))
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    return scores, dk, dv
+
+
+@gluon.jit
+def sum_dq(dq, inputs, DS_STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """This program's share of dQ, tile by tile."""
+    shared, _, n_queries, _, _, _ = inputs
+    DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
+    work = locate(n_queries, IS_CAUSAL)
+    first_tile = locate_head() * work.query_tiles
+    zero = gl.zeros([64, 64], gl.float32, DQ)
+    mbarrier.wait(shared.kv_full.index(0), 0)
+    mbarrier.wait(shared.kv_full.index(1), 0)
+    for j in range(work.steps):
+        stage = j % DS_STAGES
+        phase = (j // DS_STAGES) & 1
+        mbarrier.wait(shared.ds_full.index(stage * 2), phase)
+        ds = shared.ds.index(stage * 2).permute((1, 0))
+        share = warpgroup_mma(ds, shared.k.index(0), zero, use_acc=False, is_async=True)
+        mbarrier.wait(shared.ds_full.index(stage * 2 + 1), phase)
+        ds = shared.ds.index(stage * 2 + 1).permute((1, 0))
+        share = warpgroup_mma(ds, shared.k.index(1), share, is_async=True)
+        share = warpgroup_mma_wait(0, deps=(share,))
+        mbarrier.arrive(shared.ds_empty.index(stage))
+        add_dq(dq, share, first_tile + query_tile(work, j, IS_CAUSAL))

@@ -1,0 +1,76 @@
+"""What runs before and after the backward kernels for Hopper: plain Triton, bound by memory."""
+
+import triton
+import triton.language as tl
+
+from cs336_systems.attention.triton_load_store import Head, load_tile
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def attention_prepare_kernel(
+    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]
+    do,  # pointer, [batch, heads, n_queries, HEAD_DIM]
+    lse,  # pointer, [batch, heads, n_queries] fp32, natural logarithm
+    lse_delta,  # pointer, [batch x heads x query tiles, 2, 64] fp32, out: L in units of log2, and D = rowsum(O * dO)
+    dq_sums,  # pointer, [batch x heads x query tiles, 64 x BLOCK_D] fp32, out: zeros
+    stride_ob,
+    stride_oh,
+    stride_on,
+    stride_dob,
+    stride_doh,
+    stride_don,
+    heads,
+    n_queries,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # HEAD_DIM padded to 64 or 128
+):
+    """L and D of 64 queries, infinite and zero beyond the end; the grid is (batch x heads x query tiles)."""
+    query_tiles = tl.cdiv(n_queries, 64)
+    tile = tl.program_id(0)
+    start_m = tile % query_tiles * 64
+    batch_head = tile // query_tiles
+    batch = batch_head // heads
+    head = batch_head % heads
+    o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
+    do_head = Head(do, (stride_dob, stride_doh, stride_don), batch, head, n_queries)
+    o_tile = load_tile(o_head, start_m, HEAD_DIM, 64, BLOCK_D, False).to(tl.float32)
+    do_tile = load_tile(do_head, start_m, HEAD_DIM, 64, BLOCK_D, False).to(tl.float32)
+    rows = tl.arange(0, 64)
+    row = batch_head.to(tl.int64) * n_queries + start_m
+    lse_tile = tl.load(lse + row + rows, mask=start_m + rows < n_queries, other=float("inf"))
+    tl.store(lse_delta + tile * 128 + rows, lse_tile * LOG2_E)
+    tl.store(lse_delta + tile * 128 + 64 + rows, tl.sum(o_tile * do_tile, 1))
+    numbers = tl.arange(0, 64 * BLOCK_D)
+    tl.store(dq_sums + tile.to(tl.int64) * 64 * BLOCK_D + numbers, tl.zeros([64 * BLOCK_D], tl.float32))
+
+
+@triton.jit
+def attention_dq_kernel(
+    dq_sums,  # pointer, [batch x heads x query tiles x BLOCK_D / 64, 64 x 64] fp32: dQ / softmax_scale
+    dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
+    stride_dqb,
+    stride_dqh,
+    stride_dqn,
+    heads,
+    n_queries,
+    softmax_scale,  # 1 / sqrt(HEAD_DIM)
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # HEAD_DIM padded to 64 or 128
+):
+    """64 queries by 64 columns of dQ; the grid is (batch x heads x query tiles x BLOCK_D / 64)."""
+    query_tiles = tl.cdiv(n_queries, 64)
+    block = tl.program_id(0)
+    tile = block // (BLOCK_D // 64)
+    batch_head = tile // query_tiles
+    x = tl.load(dq_sums + block.to(tl.int64) * (64 * 64) + tl.arange(0, 64 * 64))
+    # From the order of a warpgroup's registers, see add_dq:
+    # [column / 8, warp, lane / 4, lane % 4, row half, pair] -> [warp, row half, lane / 4, column / 8, lane % 4, pair].
+    x = tl.permute(x.reshape([8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5)).reshape([64, 64])
+    rows = tile % query_tiles * 64 + tl.arange(0, 64)
+    columns = block % (BLOCK_D // 64) * 64 + tl.arange(0, 64)
+    base = dq + (batch_head // heads).to(tl.int64) * stride_dqb + (batch_head % heads).to(tl.int64) * stride_dqh
+    pointers = base + rows.to(tl.int64)[:, None] * stride_dqn + columns[None, :]
+    mask = (rows < n_queries)[:, None] & (columns < HEAD_DIM)[None, :]
+    tl.store(pointers, (x * softmax_scale).to(dq.dtype.element_ty), mask=mask)

@@ -1,0 +1,311 @@
+"""FlashAttention's forward pass for Hopper: one warp loads, the others multiply, in Gluon.
+
+A program owns CONSUMERS x 64 queries and goes through its keys from the last visible tile to the first. One warp, the
+loader, copies tiles of keys and values into a ring of STAGES stages by TMA. Each consumer is a warpgroup that owns 64
+queries. Per step it issues the product for the next scores and the one of the last probabilities with their values, and
+computes the softmax while the second product runs. Consumers take turns to issue products: while one computes its
+softmax, the tensor cores work for another.
+
+Step t of the ring carries key tile t and value tile t - 1 under one pair of barriers, since they are used together.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from cs336_systems.attention.hopper.barriers import (
+    allocate_barriers,
+    give_turn,
+    wait_empty,
+    wait_for_turn,
+    wait_full,
+)
+from cs336_systems.attention.hopper.registers import pack, unpack
+
+LN_2 = gl.constexpr(0.6931471805599453)
+LOWEST = gl.constexpr(-1e30)  # below all scores; finite, so that no infinities are subtracted
+
+
+class Shared(NamedTuple):
+    """What the partitions of a program share."""
+
+    q: Any
+    """Queries, [CONSUMERS, 64, BLOCK_D]; each consumer puts its output there in the end."""
+    k: Any
+    """Ring of keys, [STAGES, BLOCK_N, BLOCK_D]."""
+    v: Any
+    """Ring of values, [STAGES, BLOCK_N, BLOCK_D]."""
+    q_full: Any
+    """Barrier of each consumer's queries."""
+    full: Any
+    """Barrier of each stage: its tiles have been written."""
+    empty: Any
+    """Barrier of each stage: all consumers have read its tiles."""
+
+
+@gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
+def attention_forward_kernel(
+    q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, BLOCK_D]
+    k,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, BLOCK_N, BLOCK_D]
+    v,  # descriptor like that of k
+    o,  # descriptor like that of q, out
+    lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
+    heads,
+    n_queries,
+    n_keys,
+    softmax_scale_log2,  # log2(e) / sqrt(d)
+    BLOCK_N: gl.constexpr,  # keys per step
+    BLOCK_D: gl.constexpr,  # d, padded to 64 or 128
+    CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
+    STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr,  # per thread
+    LOADER_REGISTERS: gl.constexpr,
+):
+    """One tile of queries; the grid is (heads in a group, query tiles, groups of heads)."""
+    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    shared = Shared(
+        gl.allocate_shared_memory(q.dtype, [CONSUMERS, 64, BLOCK_D], TILE),
+        gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, BLOCK_D], TILE),
+        gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, BLOCK_D], TILE),
+        allocate_barriers(CONSUMERS, 1),
+        allocate_barriers(STAGES, 1),
+        allocate_barriers(STAGES, CONSUMERS),
+    )
+    fence_async_shared()
+    inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2)
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (consumer, (o, lse, inputs, 0, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, BLOCK_N, CONSUMERS, STAGES, IS_CAUSAL)),
+            ],
+            [1],
+            [LOADER_REGISTERS],
+        )
+    elif CONSUMERS == 2:
+        gl.warp_specialize(
+            [
+                (consumer, (o, lse, inputs, 0, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 1, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, BLOCK_N, CONSUMERS, STAGES, IS_CAUSAL)),
+            ],
+            [4, 1],
+            [CONSUMER_REGISTERS, LOADER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consumer, (o, lse, inputs, 0, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 1, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 2, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, BLOCK_N, CONSUMERS, STAGES, IS_CAUSAL)),
+            ],
+            [4, 4, 1],
+            [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
+        )
+
+
+@gluon.jit
+def locate(heads, n_keys, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """Batch, head, first query and number of key tiles of this program; there is at least one key tile.
+
+    With a causal mask the last queries see the most keys. They come first, so that what starts last is short.
+    """
+    batch_head = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+    tile = gl.program_id(1)
+    end_n = n_keys
+    if IS_CAUSAL:
+        tile = gl.num_programs(1) - 1 - tile
+        end_n = gl.minimum(n_keys, (tile + 1) * BLOCK_M)
+    return batch_head // heads, batch_head % heads, tile * BLOCK_M, gl.cdiv(end_n, BLOCK_N)
+
+
+@gluon.jit
+def loader(
+    q,
+    k,
+    v,
+    inputs,  # what the partitions share, and the numbers of the problem
+    BLOCK_N: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+):
+    """Copy the queries, then keys and values; what lies beyond the tensors' ends reads as zero."""
+    shared, heads, _, n_keys, _ = inputs
+    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, BLOCK_N, IS_CAUSAL)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.expect(shared.q_full.index(i), q.block_type.nbytes)
+        tma.async_copy_global_to_shared(
+            q, [batch, head, start_m + i * 64, 0], shared.q_full.index(i), shared.q.index(i)
+        )
+        if i == 0:
+            mbarrier.expect(shared.full.index(0), k.block_type.nbytes)
+            last = [batch, head, (steps - 1) * BLOCK_N, 0]
+            tma.async_copy_global_to_shared(k, last, shared.full.index(0), shared.k.index(0))
+    for t in range(1, steps):
+        stage = t % STAGES
+        start_n = (steps - 1 - t) * BLOCK_N
+        wait_empty(shared.empty, t, STAGES)
+        mbarrier.expect(shared.full.index(stage), k.block_type.nbytes + v.block_type.nbytes)
+        tma.async_copy_global_to_shared(k, [batch, head, start_n, 0], shared.full.index(stage), shared.k.index(stage))
+        tma.async_copy_global_to_shared(
+            v, [batch, head, start_n + BLOCK_N, 0], shared.full.index(stage), shared.v.index(stage)
+        )
+    stage_of_last = steps % STAGES
+    wait_empty(shared.empty, steps, STAGES)
+    mbarrier.expect(shared.full.index(stage_of_last), v.block_type.nbytes)
+    tma.async_copy_global_to_shared(
+        v, [batch, head, 0, 0], shared.full.index(stage_of_last), shared.v.index(stage_of_last)
+    )
+
+
+@gluon.jit
+def consumer(
+    o,
+    lse,
+    inputs,  # what the partitions share, and the numbers of the problem
+    INDEX: gl.constexpr,  # which of the consumers this is
+    BLOCK_N: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+):
+    """Attention of 64 queries."""
+    shared, heads, n_queries, n_keys, softmax_scale_log2 = inputs
+    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
+    OUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_D, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, OUT)
+    DTYPE: gl.constexpr = o.dtype
+    NEXT: gl.constexpr = (INDEX + 1) % CONSUMERS
+    if CONSUMERS > 1 and INDEX == CONSUMERS - 1:
+        give_turn(0)
+    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, BLOCK_N, IS_CAUSAL)
+    start_m += INDEX * 64
+    # Keys up to here are visible, by row: [64].
+    last_key = gl.full([64], n_keys - 1, gl.int32, gl.SliceLayout(1, S))
+    if IS_CAUSAL:
+        last_key = gl.minimum(last_key, start_m + gl.arange(0, 64, layout=gl.SliceLayout(1, S)))
+
+    q_tile = shared.q.index(INDEX)
+    zero = gl.zeros([64, BLOCK_N], gl.float32, S)
+    acc = gl.zeros([64, BLOCK_D], gl.float32, OUT)  # unnormalized output
+    row_max = gl.full([64], LOWEST, gl.float32, ROWS)  # of the scores, in units of log2
+    row_sum = lane_sums(zero)  # of the exponentials
+
+    mbarrier.wait(shared.q_full.index(INDEX), 0)
+    mbarrier.wait(shared.full.index(0), 0)
+    if CONSUMERS > 1:
+        wait_for_turn(INDEX)
+    scores = warpgroup_mma(q_tile, shared.k.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if CONSUMERS > 1:
+        give_turn(NEXT)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    mbarrier.arrive(shared.empty.index(0))
+    start_n = (steps - 1) * BLOCK_N
+    p, row_max, row_sum, _ = online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, True)
+    packed = pack(p, DTYPE)
+
+    unmasked = steps - 1  # tiles that all 64 queries see; the last tile is masked in any case
+    if IS_CAUSAL:
+        unmasked = gl.minimum((start_m + 1) // BLOCK_N, unmasked)
+        for t in range(1, steps - unmasked):
+            packed, acc, row_max, row_sum = step(
+                *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
+                *(INDEX, NEXT, CONSUMERS, STAGES, True),
+            )
+    for t in range(steps - unmasked, steps):
+        packed, acc, row_max, row_sum = step(
+            *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
+            *(INDEX, NEXT, CONSUMERS, STAGES, False),
+        )
+
+    wait_full(shared.full, steps, STAGES)
+    p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, OUT, 2))
+    product = warpgroup_mma(p_tile, shared.v.index(steps % STAGES), acc, is_async=True)
+    total = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
+    acc = warpgroup_mma_wait(0, deps=(product,))
+    q_tile.store((acc * (1.0 / total)[:, None]).to(DTYPE))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(o, [batch, head, start_m, 0], q_tile)
+    offs_m = start_m + gl.arange(0, 64, layout=ROWS)
+    row = (batch * heads + head).to(gl.int64) * n_queries
+    gl.store(lse + row + offs_m, (row_max + gl.log2(total)) * LN_2, mask=offs_m < n_queries)
+    tma.store_wait(0)
+    if CONSUMERS > 1 and INDEX == 0:
+        wait_for_turn(0)  # the last turn given, which nobody else takes
+
+
+@gluon.jit
+def step(
+    t,
+    steps,
+    packed,  # last step's probabilities
+    acc,
+    row_max,
+    row_sum,
+    zero,
+    q_tile,
+    shared,
+    last_key,
+    softmax_scale_log2,
+    INDEX: gl.constexpr,
+    NEXT: gl.constexpr,
+    CONSUMERS: gl.constexpr,
+    STAGES: gl.constexpr,
+    MASKED: gl.constexpr,
+):
+    """Scores and softmax of this step's keys, while last step's probabilities are multiplied with their values."""
+    DTYPE: gl.constexpr = q_tile.dtype
+    BLOCK_N: gl.constexpr = zero.shape[1]
+    stage = t % STAGES
+    wait_full(shared.full, t, STAGES)
+    p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, acc.type.layout, 2))
+    if CONSUMERS > 1:
+        wait_for_turn(INDEX)
+    scores = warpgroup_mma(q_tile, shared.k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
+    product = warpgroup_mma(p_tile, shared.v.index(stage), acc, is_async=True)
+    if CONSUMERS > 1:
+        give_turn(NEXT)
+    scores = warpgroup_mma_wait(1, deps=(scores,))
+    start_n = (steps - 1 - t) * BLOCK_N
+    p, row_max, row_sum, correction = online_softmax(
+        scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, MASKED
+    )
+    acc = warpgroup_mma_wait(0, deps=(product,))
+    mbarrier.arrive(shared.empty.index(stage))
+    return pack(p, DTYPE), acc * correction[:, None], row_max, row_sum
+
+
+@gluon.jit
+def online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, MASKED: gl.constexpr):
+    """Probabilities relative to the new maximum, that maximum, the new sums, and what corrects older numbers."""
+    S: gl.constexpr = scores.type.layout
+    ROWS: gl.constexpr = row_max.type.layout
+    if MASKED:
+        # A column is a lane's part, bits 1 and 2, and a part known when compiling. Taken apart they leave a comparison
+        # with a constant for each score; all at once costs three more instructions.
+        column = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, S))
+        last_column = (last_key - start_n)[:, None] - (column & 6)[None, :]
+        scores = gl.where((column & ~6)[None, :] <= last_column, scores, float("-inf"))
+    new_max = gl.maximum(row_max, gl.convert_layout(gl.max(scores, 1), ROWS) * softmax_scale_log2)
+    p = gl.exp2(scores * softmax_scale_log2 - gl.convert_layout(new_max, gl.SliceLayout(1, S))[:, None])
+    correction = gl.exp2(row_max - new_max)
+    sums = gl.convert_layout(correction, gl.SliceLayout(1, row_sum.type.layout), assert_trivial=True)
+    return p, new_max, row_sum * sums[:, None] + lane_sums(p), correction
+
+
+@gluon.jit
+def lane_sums(p):
+    """Sums of what each of the four lanes that share a row holds of it, [64, 4]: the lanes add theirs in the end."""
+    return gl.sum(gl.sum(p.reshape([64, p.shape[1] // 8, 4, 2]), 3), 1)
