@@ -25,8 +25,6 @@ class ForwardTiles:
     """Load through tensor descriptors, by the copy engine, instead of by pointers."""
     maxnreg: int | None = None
     """Registers that a thread may use; with fewer, another program fits on the multiprocessor."""
-    group: int | None = None
-    """Heads, at most, whose tiles take turns in the launch order; all if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +42,6 @@ class BackwardTiles:
     descriptors: bool = False
     """Load through tensor descriptors; needs preprocess, and block_outer = block_inner."""
     maxnreg: int | None = None
-    group: int | None = None
-    """As in ForwardTiles."""
-
-
-def heads_in_group(n_queries: int) -> int | None:
-    """The group of both kernels: of few heads for long sequences, whose keys do not all fit into the L2 cache."""
-    return 8 if n_queries >= 2048 else None
 
 
 def forward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> ForwardTiles:

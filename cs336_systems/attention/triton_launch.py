@@ -7,7 +7,6 @@ and cached: a short sequence takes the device less time than its launch takes th
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,13 +15,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from cs336_systems.attention.tile_config import (
-    BackwardTiles,
-    ForwardTiles,
-    backward_tiles,
-    forward_tiles,
-    heads_in_group,
-)
+from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
 from cs336_systems.attention.triton_backward import backward_kernel
 from cs336_systems.attention.triton_backward_preprocess import preprocess_kernel
 from cs336_systems.attention.triton_forward import forward_kernel
@@ -159,8 +152,7 @@ def default_tiles(dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, 
     d = shape[-1]
     aligned = d * dtype.itemsize % 16 == 0
     problem = (dtype == torch.float32, _block_d(d, dtype), math.prod(shape[:-1]), shape[-2], aligned)
-    group = heads_in_group(shape[-2])
-    return replace(forward_tiles(*problem), group=group), replace(backward_tiles(*problem), group=group)
+    return forward_tiles(*problem), backward_tiles(*problem)
 
 
 @lru_cache(CACHE_SIZE)
@@ -175,8 +167,7 @@ def _forward_launch(
 ) -> Launch:
     batch, heads, n_queries, d = _shape_4d(shape)
     softmax_scale_log2 = LOG2_E / math.sqrt(d)
-    group = largest_group(tiles.group, batch * heads)
-    scalars = (*_kernel_strides(strides), group, heads, n_queries, n_keys, softmax_scale_log2)
+    scalars = (*_kernel_strides(strides), batch * heads, heads, n_queries, n_keys, softmax_scale_log2)
     blocks = (tiles.block_m, tiles.block_n, _block_d(d, dtype))
     constexprs = (d, *blocks, is_causal, tiles.descriptors, precision or _default_precision(dtype))
     programs = _cdiv(n_queries, tiles.block_m) * batch * heads
@@ -197,8 +188,7 @@ def _backward_launch(
     key_tiles, query_tiles = _cdiv(n_keys, tiles.block_outer), _cdiv(n_queries, tiles.block_outer)
     lengths = (n_queries, _rounded(n_queries), n_keys, key_tiles, query_tiles)
     softmax_scale = 1 / math.sqrt(d)
-    group = largest_group(tiles.group, batch * heads)
-    scalars = (*_kernel_strides(strides), group, heads, *lengths, softmax_scale)
+    scalars = (*_kernel_strides(strides), batch * heads, heads, *lengths, softmax_scale)
     blocks = (tiles.block_outer, tiles.block_inner, _block_d(d, dtype))
     flags = (is_causal, tiles.preprocess, tiles.descriptors)
     constexprs = (d, *blocks, *flags, precision or _default_precision(dtype))
@@ -223,12 +213,6 @@ def _default_precision(dtype: torch.dtype) -> str:
     computes in fp32 and does not know the name.
     """
     return "bf16x6" if dtype == torch.float32 and not INTERPRETED else "ieee"
-
-
-def largest_group(limit: int | None, batch_heads: int) -> int:
-    """The largest number of heads up to a limit of which all groups can be alike; all heads if there is no limit."""
-    limit = batch_heads if limit is None else min(limit, batch_heads)
-    return max(size for size in range(1, limit + 1) if batch_heads % size == 0)
 
 
 def empty_output(x: Tensor) -> Tensor:
