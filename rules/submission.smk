@@ -8,14 +8,14 @@ rule submission:
     """Pack the code and the report, and run the code's tests where only code.zip has been unpacked."""
     input:
         rules.writeup.input,
+        report=rules.typeset.output.pdf,
     log:
         f"{RESULTS}/logs/submission.log",
     # The tests take all of them.
     threads: workflow.cores
     params:
-        report=f"{RESULTS}/writeup.pdf",
         folder="submission",
     message:
         "Packing {params.folder}, and testing what is in it"
     shell:
-        "python -m scripts.submission {params.report} {params.folder} 2> {log}"
+        "python -m scripts.submission {input.report} {params.folder} 2> {log}"

@@ -216,7 +216,7 @@ def run_checks(module: str, tables: Mapping[str, DataFrame], checks: list[Check]
 
 def legible_report(plan: Plan, tables: Mapping[str, DataFrame], checks: DataFrame, folder: Path | None = None) -> None:
     """Render the report, in which nothing may be printed that is no number; typeset it in a folder, if one is given."""
-    text = render(CONTENTS, plan, tables, cover(plan, tables), checks, dict.fromkeys(tables, ""))
+    text = render(CONTENTS, plan, tables, cover(plan, tables), checks, dict.fromkeys(tables, ()))
     if found := re.search(NO_NUMBER, text):
         raise ValueError(f"prints {found[1]}: {found[0]}")
     if folder:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import typst
-from pypdf import PdfReader
 
 from scripts import markup
 from scripts.markup import (
@@ -20,7 +19,7 @@ from scripts.markup import (
     span,
     string,
 )
-from tests.samples import squeeze
+from tests.samples import pdf_text, squeeze
 
 NASTY = [
     "#let x = 1; #panic() $x^2$ @nowhere <label>",
@@ -40,7 +39,7 @@ def typeset(tmp_path):
         path = tmp_path / "page.typ"
         path.write_text('#set text(font: ("Libertinus Serif", "DejaVu Sans"))\n#let reason(it) = it\n' + source)
         typst.compile(str(path), output=str(tmp_path / "page.pdf"), font_paths=[str(FONT_FOLDER)])
-        return squeeze("".join(page.extract_text() for page in PdfReader(tmp_path / "page.pdf").pages))
+        return pdf_text(tmp_path / "page.pdf")
 
     return run
 

@@ -24,6 +24,7 @@ from scripts.self_checks import write_checks
 from scripts.style import save_note
 from scripts.tables import merge
 from scripts.writeup import environment, picture_of, render, typeset, write
+from tests.made_once import made_once
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
@@ -68,8 +69,8 @@ def typeset_again(plan: Plan) -> None:
     )
 
 
-def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> Report:
-    """The report that the pipeline's scripts make of rows, by experiment, and of a trace."""
+def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
+    """Make the report that the pipeline's scripts make of rows, by experiment, and of a trace."""
     shutil.copytree(ROOT / "report", folder / "report")
     results = plan.results
     with contextlib.chdir(folder):
@@ -88,34 +89,41 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> Repor
         write_coverage(str(results / "plan.json"), both, str(results / "coverage.csv"))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)
-    return Report(folder / results)
 
 
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory):
     """The report of the handout's grids on an H200; the words of one failure are nasty."""
-    failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
-    origin = provenance(**H200, git_dirty=True, cpu=NASTY)
-    first = planned_cells("end_to_end", "handout")[0]
-    rows = {
-        name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
-        for name in EXPERIMENTS
-    }
-    trace = ROOT / "tests" / "traces" / "eager.json.gz"
-    return write_report(tmp_path_factory.mktemp("h200"), H200_PLAN, rows, str(trace))
+
+    def make(folder):
+        failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
+        origin = provenance(**H200, git_dirty=True, cpu=NASTY)
+        first = planned_cells("end_to_end", "handout")[0]
+        rows = {
+            name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
+            for name in EXPERIMENTS
+        }
+        write_report(folder, H200_PLAN, rows, str(ROOT / "tests" / "traces" / "eager.json.gz"))
+
+    return Report(made_once(tmp_path_factory, "h200", make) / H200_PLAN.results)
 
 
 @pytest.fixture(scope="module")
 def cpu(tmp_path_factory):
     """The report of the smoke grids on a processor with a nasty name."""
-    rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
-    return write_report(tmp_path_factory.mktemp("cpu"), CPU_PLAN, rows)
+
+    def make(folder):
+        rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
+        write_report(folder, CPU_PLAN, rows)
+
+    return Report(made_once(tmp_path_factory, "cpu", make) / CPU_PLAN.results)
 
 
 @pytest.fixture(scope="module")
 def nothing(tmp_path_factory):
     """The report of a machine on which nothing was measured."""
-    return write_report(tmp_path_factory.mktemp("nothing"), CPU_PLAN, {})
+    folder = made_once(tmp_path_factory, "nothing", lambda folder: write_report(folder, CPU_PLAN, {}))
+    return Report(folder / CPU_PLAN.results)
 
 
 @pytest.fixture(params=["h200", "cpu", "nothing"])
@@ -212,22 +220,22 @@ def test_recorded_results_are_told_from_a_runs_own(h200):
     assert '"results/recorded/nvidia-h200"' in text  # where its pictures are
 
 
-def test_rows_of_other_code_than_the_present_are_told(h200):
+def test_rows_of_other_code_than_the_present_are_told(cpu):
     words = "has changed since some of these rows were measured"
-    assert words not in rendered(h200, H200_PLAN, h200.tables)
-    flash = h200.tables["flash"].copy()
+    assert words not in rendered(cpu, CPU_PLAN, cpu.tables)
+    flash = cpu.tables["flash"].copy()
     flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
-    text = rendered(h200, H200_PLAN, h200.tables | {"flash": flash})
+    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash})
     assert f'The code that measures #"flash"; {words}' in text
 
 
-def test_several_commits_are_named_in_the_order_of_measurement(h200):
-    later = h200.tables["flash"].assign(git_commit="9876543210", utc="2026-01-04T00:00:00+00:00")
-    text = rendered(h200, H200_PLAN, h200.tables | {"flash": later.assign(git_dirty=None)})
+def test_several_commits_are_named_in_the_order_of_measurement(cpu):
+    later = cpu.tables["flash"].assign(git_commit="9876543210", utc="2026-01-04T00:00:00+00:00")
+    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": later.assign(git_dirty=None)})
     assert '#"2026-01-02"; to #"2026-01-04";' in text
     assert 'commits #"0123abc"; and #"9876543"; (see @versions)' in text
-    without_git = {name: table.assign(git_commit="") for name, table in h200.tables.items()}
-    assert 'commit #"unknown";' in rendered(h200, H200_PLAN, without_git)
+    without_git = {name: table.assign(git_commit="") for name, table in cpu.tables.items()}
+    assert 'commit #"unknown";' in rendered(cpu, CPU_PLAN, without_git)
 
 
 def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
@@ -254,12 +262,14 @@ def test_every_job_can_be_repeated_by_its_command(h200):
             assert h200.says(job.command)
 
 
-def test_the_same_tables_give_the_same_bytes(cpu):
-    first = cpu.pdf.read_bytes(), cpu.source.read_bytes()
-    cpu.pdf.unlink()
-    with contextlib.chdir(cpu.pdf.parents[2]):
+def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
+    shutil.copytree(cpu.pdf.parents[2], tmp_path, dirs_exist_ok=True)
+    again = tmp_path / CPU_PLAN.results / "writeup.pdf"
+    again.unlink()
+    with contextlib.chdir(tmp_path):
         typeset_again(CPU_PLAN)
-    assert (cpu.pdf.read_bytes(), cpu.source.read_bytes()) == first
+    assert again.read_bytes() == cpu.pdf.read_bytes()
+    assert again.with_suffix(".typ").read_bytes() == cpu.source.read_bytes()
 
 
 def test_an_undefined_name_is_an_error(tmp_path):

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pandas
-from pypdf import PdfReader
 
 from scripts.contents import read_contents
+from tests.samples import pdf_text, squeeze
 
 
 def complaints(results: Path) -> list[str]:
@@ -17,11 +17,11 @@ def complaints(results: Path) -> list[str]:
     pdf = results / "writeup.pdf"
     if not pdf.is_file():
         return [f"{pdf} does not exist"]
-    text = "".join(page.extract_text() for page in PdfReader(pdf).pages)
+    text = pdf_text(pdf)
     checks = pandas.read_csv(results / "checks.csv")
     failed = checks[checks["outcome"] == "failed"]
     return [
-        *(f"{pdf} has no section {name}" for name in read_contents().sections if name not in text),
+        *(f"{pdf} has no section {name}" for name in read_contents().sections if squeeze(name) not in text),
         *(f"self-check failed: {row.check}: {row.detail}" for row in failed.itertuples()),
     ]
 

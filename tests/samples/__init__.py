@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
-from pypdf import PdfReader
+from pypdfium2 import PdfDocument
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
@@ -119,7 +119,8 @@ def write_raw(results: Path, experiment: str, rows: list[BaseModel]) -> Path:
 
 def pdf_text(path: Path) -> str:
     """A PDF's text without white space, since a typeset line may break anywhere."""
-    return squeeze("".join(page.extract_text() for page in PdfReader(path).pages))
+    with PdfDocument(path) as pages:
+        return squeeze("".join(page.get_textpage().get_text_bounded() for page in pages))
 
 
 def squeeze(text: str) -> str:

@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 
+from tests.made_once import made_once
 from tests.workflow.project import copy_project, snakemake
 
 collect_ignore = ["toy"]  # what a copy of the project gets
@@ -19,9 +20,7 @@ def git():
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory):
     """A project whose report is made, in a folder whose name is not plain. Not to be changed."""
-    folder = copy_project(tmp_path_factory.mktemp("a fine ü"))
-    snakemake(folder)
-    return folder
+    return made_once(tmp_path_factory, "a fine ü", lambda folder: snakemake(copy_project(folder)))
 
 
 @pytest.fixture
