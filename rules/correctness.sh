@@ -21,7 +21,8 @@ done
 if [ "${#tests[@]}" = 0 ]; then exit; fi
 log="$passed/last.log"
 status=0
-python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]}" >"$log" 2>&1 || status=$?
+# One thread per process, since several ranks share the processor.
+OMP_NUM_THREADS=1 python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]}" >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then
     cat "$log" >&2
     reason="The code is incorrect on this machine"

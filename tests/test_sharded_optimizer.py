@@ -18,8 +18,6 @@ from tests import adapters
 from tests.ranks import on_all_ranks
 from tests.test_data_parallel import ALL, Branches
 
-pytestmark = pytest.mark.numeric
-
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
@@ -68,6 +66,7 @@ def assert_same_weights(ours, theirs):
         assert torch.equal(mine, other), name
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "AdamW, fused"])
 @pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
 @on_all_ranks
@@ -102,6 +101,7 @@ def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size
         assert_same_weights(*modules)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
 @on_all_ranks
@@ -134,6 +134,7 @@ def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_
         assert_same_weights(*modules)
 
 
+@pytest.mark.numeric
 @on_all_ranks
 def test_clipping_of_sharded_gradients(device):
     models = [small_transformer().to(device) for _ in range(2)]
@@ -182,6 +183,7 @@ def train_alone(module, optimizer, steps):
         optimizer.step()
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_all_ranks
 def test_state_moves_to_one_process_and_back(device, optimizer):

@@ -22,11 +22,10 @@ def project(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("order", [(2, 1), (1, 4, 2)])
-def test_no_order_of_runs_loses_or_overwrites_a_row(project, order):
+def test_no_run_loses_or_overwrites_what_another_measured(project):
     raw = project / "results/nvidia-h200/raw"
     measured: set[int] = set()
-    for gpus in order:
+    for gpus in (1, 2, 1):
         before = {path: path.stat().st_mtime_ns for path in raw.rglob("*.csv")}
         fresh = {width for width in JOBS if width <= gpus} - measured
         assert planned_jobs(project, gpus=gpus) == {JOBS[width] for width in fresh}
@@ -37,7 +36,7 @@ def test_no_order_of_runs_loses_or_overwrites_a_row(project, order):
         assert before.items() <= after.items()
     assert len({row[1:4] for row in rows(raw)}) == 2 * len(measured)  # cells: two sizes of message
     coverage = "results/nvidia-h200/coverage.csv"
-    snakemake(project, coverage, gpus=order[-1])
+    snakemake(project, coverage, gpus=1)
     (ping,) = (line for line in (project / coverage).read_text().splitlines() if line.startswith("ping,"))
     lost = 2 * (len(JOBS) - len(measured))
     assert ping == f"ping,all,6,{6 - lost},0,0,0,0,{lost},0"
