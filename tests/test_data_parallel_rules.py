@@ -3,7 +3,6 @@
 import copy
 import gc
 import math
-import statistics
 import time
 import weakref
 from unittest import mock
@@ -265,5 +264,6 @@ def test_buckets_cost_the_host_no_more_than_pytorchs(device):
             if isinstance(model, DataParallel):
                 model.finish_gradient_synchronization()
             seconds[name].append(time.process_time() - start)
-    typical = {name: statistics.median(samples[2:]) for name, samples in seconds.items()}
-    assert typical["ours"] < 1.1 * typical["pytorch"], typical
+    # The least: what else the machine does only ever adds.
+    least = {name: min(samples[2:]) for name, samples in seconds.items()}
+    assert least["ours"] < 1.1 * least["pytorch"], least

@@ -5,6 +5,7 @@ import csv
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from tests.made_once import made_once
 from tests.samples import pdf_text, squeeze
 from tests.workflow.project import TOY, add_toy_experiment, copy_project, snakemake
 
@@ -13,10 +14,11 @@ pytestmark = pytest.mark.workflow
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    folder = copy_project(tmp_path_factory.mktemp("toy"), {name: {} for name in EXPERIMENTS})
-    add_toy_experiment(folder)
-    snakemake(folder)
-    return folder
+    def make(folder):
+        add_toy_experiment(copy_project(folder, {name: {} for name in EXPERIMENTS}))
+        snakemake(folder)
+
+    return made_once(tmp_path_factory, "toy", make)
 
 
 def test_it_is_measured_by_as_many_processes_as_it_asks_for(project):
