@@ -153,9 +153,14 @@ def whole_parameters(fsdp):
 
 
 def wrap_and_copy(name, device, **options):
-    """A sharded model, and one that is not, neither checkpointed nor compiled, with the same weights."""
+    """A sharded model, and one that is not, neither checkpointed nor compiled, with the same weights.
+
+    Its weights are contiguous, as those gathered are: a product with a transposed matrix may round otherwise.
+    """
     fsdp = FullyShardedDataParallel(MODELS[name]().to(device), **options)
     bare = MODELS[name if name in ("odd", "flash") else "transformer"]().to(device)
+    for parameter in bare.parameters():
+        parameter.data = parameter.data.contiguous()
     bare.load_state_dict(whole_parameters(fsdp), strict=False)
     return fsdp, bare
 
