@@ -31,6 +31,15 @@ def test_overlap_and_shares_count_the_same_points(seed):
     assert shares(first, start, start + parts * length, parts) == pytest.approx(counted)
 
 
+def test_what_does_not_meet_overlaps_by_nothing():
+    """Not by less, as rounded sums would have it."""
+    numbers = random.Random(0)
+    for _ in range(100):
+        ends = sorted(numbers.uniform(0, 50) for _ in range(40))
+        pieces = list(zip(ends[::2], ends[1::2], strict=True))
+        assert 0 <= overlap(pieces[::2], pieces[1::2]) < 1e-9
+
+
 def test_shares_of_parts_that_are_not_whole():
     found = shares([(0.0, 1.0)], 0.1, 0.7, 7)
     assert found == pytest.approx([1.0] * 7)

@@ -255,8 +255,12 @@ def test_closures_keyword_arguments_counts_and_ranks_with_nothing_to_do(device):
         optimizers[0].step(unknown=1)
 
 
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [(32, ["update", "share"] * 2 + ["wait"] * 2), (2, ["update", "share", "share"] * 16 + ["wait"] * 32)],
+)
 @on_all_ranks
-def test_few_buckets_of_which_one_travels_while_the_next_is_updated(device):
+def test_few_parts_of_which_one_travels_while_the_next_is_updated(device, members, expected):
     events = []
 
     class Recorded(torch.optim.SGD):
@@ -271,10 +275,10 @@ def test_few_buckets_of_which_one_travels_while_the_next_is_updated(device):
 
     share = ShardedBucket.share
     parameters = [nn.Parameter(torch.ones(64, device=device)) for _ in range(64)]
-    optimizer = ShardedOptimizer(parameters, Recorded, bucket_size_mb=32 * 256 / 1e6)
+    optimizer = ShardedOptimizer(parameters, Recorded, bucket_size_mb=members * 256 / 1e6)
     with mock.patch.object(ShardedBucket, "share", recorded):
         optimizer.step()
-    assert events == ["update", "share"] * 2 + ["wait"] * 2
+    assert events == expected
 
 
 @on_all_ranks

@@ -44,7 +44,8 @@ def kind_of(name: str) -> str:
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
     """The length of time that both cover."""
     first, second = list(first), list(second)
-    return covered(first) + covered(second) - covered(first + second)
+    # Rounding may leave less than nothing where they do not meet.
+    return max(0.0, covered(first) + covered(second) - covered(first + second))
 
 
 def shares(intervals: Iterable[Interval], start: float, end: float, parts: int) -> list[float]:

@@ -46,6 +46,11 @@ class ShardedBucket:
         self._views = self.views(self._flat)
         self.take_in()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds, gaps included."""
+        return self._flat.nbytes
+
     @torch.no_grad()
     def take_in(self) -> None:
         """Move parameters into the bucket whose data is elsewhere: at first all, later those that got other data.

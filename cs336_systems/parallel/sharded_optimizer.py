@@ -7,7 +7,7 @@ The gradients have to be the same on all ranks, as data-parallel wrappers make t
 gives each rank those of its own parameters alone, in less memory and time. (Rajbhandari et al. 2020, ZeRO.)
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,16 @@ from cs336_systems.parallel.ownership import plan_buckets
 from cs336_systems.parallel.replicas import check_same_on_all_ranks, describe
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
+PARTS = 16
+"""In about so many parts the parameters are updated. Each costs the host a fraction of a millisecond, and of the first
+one's update nothing is hidden behind communication."""
+
 
 class ShardedOptimizer(Optimizer):
     """Any optimizer that updates each parameter from its own gradient and state, with 1/N of the state on each rank.
 
     The weights are those of the unsharded optimizer, to the bit. Whole parameters are shared out, by their bytes. While
-    one bucket of updated parameters travels, the next one is updated.
+    some buckets of updated parameters travel, the next ones are updated.
 
     `param_groups` has all parameters on all ranks; `state` has those that this rank owns. Parameters are moved into
     buckets, of which their data are views from then on; frozen ones are left alone until they need a gradient.
@@ -54,12 +58,12 @@ class ShardedOptimizer(Optimizer):
         self._bucket_bytes = bucket_size_mb * MB
         self._buckets: list[ShardedBucket] = []
         self._placed: set[nn.Parameter] = set()
-        self._my_bucket: dict[nn.Parameter, int] = {}  # of the parameters that this rank owns
+        self._mine: set[nn.Parameter] = set()
         self._loads = [0] * dist.get_world_size()  # bytes of the parameters that each rank owns
         self._place(self._parameters_to_update())
         make: Callable[..., Optimizer] = optimizer_cls
-        mine = [{**g, "params": [p for p in g["params"] if p in self._my_bucket]} for g in self.param_groups]
-        self._local = make(mine, **kwargs)  # updates what its groups list at the time: a bucket's part that is mine
+        mine = [{**g, "params": [p for p in g["params"] if p in self._mine]} for g in self.param_groups]
+        self._local = make(mine, **kwargs)  # updates what its groups list at the time: what is mine of one part
         self.state = self._local.state
         self.defaults = self._local.defaults
         for group, complete in zip(self.param_groups, self._local.param_groups, strict=True):
@@ -87,17 +91,19 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        running = []
+        running: list[dist.Work] = []
         changed: dict[int, dict[str, Any]] = {}
-        for bucket, members in zip(self.buckets, self._members_by_bucket(), strict=True):
-            bucket.take_in()
+        parts = split(self.buckets)
+        for buckets, members in zip(parts, self._members(parts), strict=True):
+            for bucket in buckets:
+                bucket.take_in()
             self._local.param_groups = [
                 {**self.param_groups[number], "params": parameters} for number, parameters in members.items()
             ]
             self._local.step(**kwargs)
             changed.update(zip(members, self._local.param_groups, strict=True))
-            running.append(bucket.share())
-        # Some optimizers count steps in their groups. Only now: each bucket's update starts from the same counts.
+            running.extend(bucket.share() for bucket in buckets)
+        # Some optimizers count steps in their groups. Only now: each part's update starts from the same counts.
         for number, group in changed.items():
             self.param_groups[number].update(hyperparameters(group))
         for work in running:
@@ -132,7 +138,7 @@ class ShardedOptimizer(Optimizer):
         states = {number: state for number, state in state_dict["state"].items() if number in parameter_of}
         with_state = {parameter_of[number] for number in states}
         self._place([p for p in self._parameters() if p in with_state and p not in self._placed])
-        mine = {number: state for number, state in states.items() if parameter_of[number] in self._my_bucket}
+        mine = {number: state for number, state in states.items() if parameter_of[number] in self._mine}
         super().load_state_dict({**state_dict, "state": mine})
         # The optimizer completes groups and states that an older version of it has written.
         self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
@@ -150,20 +156,21 @@ class ShardedOptimizer(Optimizer):
         check_same_on_all_ranks([describe(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)])
         for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
             bucket = ShardedBucket([parameters[i] for i in owner_of], owner_of.values())
-            self._my_bucket.update(dict.fromkeys(bucket.mine, len(self._buckets)))
+            self._mine.update(bucket.mine)
             self._buckets.append(bucket)
         self._placed.update(parameters)
 
-    def _members_by_bucket(self) -> list[dict[int, list[nn.Parameter]]]:
-        """For each bucket the parameters that this rank owns, by the numbers of their groups.
+    def _members(self, parts: Sequence[Sequence[ShardedBucket]]) -> list[dict[int, list[nn.Parameter]]]:
+        """For each part the parameters that this rank owns, by the numbers of their groups.
 
-        A group of which it owns nothing has no members in the first bucket, so that its counts go on nevertheless.
+        A group of which it owns nothing has no members in the first part, so that its counts go on nevertheless.
         """
-        members: list[dict[int, list[nn.Parameter]]] = [{} for _ in self._buckets]
+        part_of = {parameter: i for i, part in enumerate(parts) for bucket in part for parameter in bucket.mine}
+        members: list[dict[int, list[nn.Parameter]]] = [{} for _ in parts]
         for number, group in enumerate(self.param_groups):
-            mine = [parameter for parameter in group["params"] if parameter in self._my_bucket]
+            mine = [parameter for parameter in group["params"] if parameter in part_of]
             for parameter in mine:
-                members[self._my_bucket[parameter]].setdefault(number, []).append(parameter)
+                members[part_of[parameter]].setdefault(number, []).append(parameter)
             if members and not mine:
                 members[0][number] = []
         return members
@@ -172,6 +179,16 @@ class ShardedOptimizer(Optimizer):
         state_dict = super().state_dict()
         device = self._parameters()[0].device
         return {**state_dict, "state": consolidate(state_dict["state"], device, keep=keep)}
+
+
+def split(buckets: Sequence[ShardedBucket]) -> list[list[ShardedBucket]]:
+    """Neighboring buckets in at most `PARTS` parts of about as many bytes each; a bucket stays whole."""
+    parts: dict[int, list[ShardedBucket]] = {}
+    total, before = max(1, sum(bucket.nbytes for bucket in buckets)), 0
+    for bucket in buckets:
+        parts.setdefault(PARTS * before // total, []).append(bucket)
+        before += bucket.nbytes
+    return list(parts.values())
 
 
 def hyperparameters(group: dict[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     if not len(rows):
         return {"steps": None, "missing": missing(table)}
     shown = [row.name for cell in cells_of(rows) for row in candidates(cell)]
-    ours = select(rows, wrapper="peer_memory")
+    ours = select(rows.loc[shown], wrapper="peer_memory")
     return {
         "steps": contender_table(table, rows.loc[shown], ["bucketed", "peer_memory", *PYTORCH], [*COLUMNS, OUTSIDE]),
         "s": setting(table, rows),

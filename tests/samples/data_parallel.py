@@ -19,6 +19,7 @@ EXPOSED = {
     ("bucketed", "100"): 0.8,
     ("bucketed", "1000"): 0.86,
     ("peer_memory", "100"): 0.25,
+    ("peer_memory", "400"): 0.27,
     ("ddp", "25"): 0.95,
     ("ddp_view", "25"): 0.85,
     ("ddp_view", "100"): 0.79,

@@ -35,6 +35,7 @@ VARIATION_MB = 100
 DDP_MB = 25
 """PyTorch's default; its sizes are MiB."""
 DDP_VIEW_MB = (25, 100, 400)
+PEER_MB = (100, 400)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,9 @@ def contenders(cell: DataParallelTraining, optimizer: Optimizer) -> Iterator[Con
     yield Contender(wrapper="overlapped", wrap=OverlappedDataParallel)
     for size in BUCKETS_MB:
         yield bucketed("bucketed", BucketedDataParallel, size)
-    yield bucketed("peer_memory", PeerMemoryDataParallel, copies=2)  # its own buckets, and those that peers fill
+    for size in PEER_MB:
+        # Its own buckets, and those that peers fill.
+        yield bucketed("peer_memory", PeerMemoryDataParallel, size, copies=2)
     yield Contender(wrapper="ddp", bucket_mb=DDP_MB, wrap=DistributedDataParallel, copies=1, foreign=True)
     for size in DDP_VIEW_MB:
         yield ddp_view(size)
