@@ -200,6 +200,18 @@ def test_a_profiled_step_is_taken_apart(tmp_path):
     assert fastest(traced_cell(table), "ddp", "ddp_view")["bucket_mb"] == "100"
 
 
+@pytest.mark.parametrize(("length", "busy"), [(100.0, None), (120.0, 0.75)])
+def test_cells_are_named_in_which_the_host_sets_the_pace(tmp_path, all_reduce, length, busy):
+    """The floor's device works for 90 ms."""
+    slow = [
+        summarize("timeline_length", "ms", [length], details=row.details) if row.metric == "timeline_length" else row
+        for row in contender("none", "", 0)
+    ]
+    table = training(tmp_path, everyone() | {("none", ""): slow})
+    found = naive_ddp_benchmarking.answers({"data_parallel": table, "all_reduce": all_reduce()})["s"]["host_paced"]
+    assert found == (busy and {"cells": ["2 GPUs, fp32"], "busy": (busy, busy)})
+
+
 def test_the_models_constants_and_predictions(tmp_path, all_reduce):
     table = training(tmp_path, everyone())
     cell = contenders(table)

@@ -179,6 +179,8 @@ def test_a_forward_pass_is_described_unit_by_unit():
     series = {"gather_begins": "1 4", "gather_ends": "4 6", "needed": "0 8", "begins": "4 8.1"}
     assert described(FORWARD) == whole | series
     assert described([*FORWARD, event(GATHER, 6, 6)]) == whole
+    for_backward = event(GATHER, 9, 9.5)
+    assert described([*FORWARD, for_backward]) == whole | series | {"forward_gathers": 5.5}
 
 
 def test_a_profile_tells_collectives_apart():

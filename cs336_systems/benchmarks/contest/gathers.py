@@ -73,7 +73,10 @@ def forward_rows(
 def describe_forward(
     events: Sequence[DeviceEvent], milliseconds: float, units: int, details: Mapping[str, str]
 ) -> list[Measurement]:
-    """The rows of a forward pass; without those of each all-gather where there is not one for each unit."""
+    """The rows of a forward pass; without those of each all-gather where there is not one for each unit.
+
+    When the device is ready for the last unit, weights may already be gathered again for the backward pass.
+    """
     gathers = sorted((event.start, event.end) for event in events if collective_kind(event.name) == ALL_GATHER)
     marks = sorted(event.start for event in events if MARK in event.name)
     computing = [
@@ -84,9 +87,10 @@ def describe_forward(
         "forward_gathers": [covered(gathers)],
         "forward_hidden": [overlap(computing, gathers)],
     }
-    if len(gathers) == units and len(marks) == 2 * units:
-        series["gather_begins"] = [start for start, _ in gathers]
-        series["gather_ends"] = [end for _, end in gathers]
+    own, for_backward = gathers[:units], gathers[units:]
+    if len(marks) == 2 * units and len(own) == units and all(start >= marks[-2] for start, _ in for_backward):
+        series["gather_begins"] = [start for start, _ in own]
+        series["gather_ends"] = [end for _, end in own]
         series["needed"], series["begins"] = marks[::2], marks[1::2]
     return [summarize(metric, "ms", samples, details=details) for metric, samples in series.items()]
 

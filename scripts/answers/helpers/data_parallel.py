@@ -12,6 +12,7 @@ from cs336_systems.measure.measurement import WHOLE_CELL
 from scripts.communication import BACKENDS, WIDE_SPREAD
 from scripts.data import reason, select
 from scripts.data_parallel import (
+    FLOOR,
     UNSTEADY,
     WRAPPERS,
     backend_of,
@@ -23,6 +24,7 @@ from scripts.data_parallel import (
     unsteady_cells,
 )
 from scripts.markup import Table, significant
+from scripts.steps import HOST_BOUND
 
 NONE = "–"
 
@@ -151,7 +153,18 @@ def setting(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
         "profiled": bool(rows["timeline_length"].notna().any()),
         "not_profiled": skipped["message"].iloc[0] if len(skipped) else "",
         "compiled": bool(rows["compiled"].any()),
+        "host_paced": host_paced(rows),
     }
+
+
+def host_paced(rows: DataFrame) -> dict[str, Any] | None:
+    """The cells in which even the floor's device waits for the host, and for what shares of the step it works."""
+    floors = select(rows, wrapper=FLOOR)
+    found = floors[floors["busy_share"] < HOST_BOUND]
+    if not len(found):
+        return None
+    shares = found["busy_share"]
+    return {"cells": list(found["cell"]), "busy": (float(shares.min()), float(shares.max()))}
 
 
 def first(column: Series) -> float | None:
