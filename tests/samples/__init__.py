@@ -3,11 +3,13 @@
 Each experiment has a module of its name here, whose `measure(cell, on_gpu=...)` makes up what the experiment measures.
 """
 
+import copy
 import importlib
 import random
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,13 @@ NEEDS_GPU = Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CU
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """The project's config.yaml, read anew, with some top-level keys changed."""
-    return yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8")) | changes
+    """The project's config.yaml, a copy of its own, with some top-level keys changed."""
+    return copy.deepcopy(_config()) | changes
+
+
+@cache
+def _config() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "config.yaml").read_text(encoding="utf-8"))
 
 
 def provenance(**changes: Any) -> Provenance:

@@ -1,10 +1,10 @@
 """What a change re-runs, and what it leaves alone."""
 
 import csv
+import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -50,16 +50,24 @@ def test_a_run_says_how_far_it_is(finished):
 def test_an_edited_section_is_only_typeset(project):
     edit(project / "report/sections/torch_compile.typ.j2", "alone.]", "by itself.]")
     assert planned_rules(project, "writeup") == REPORT
-    start = time.monotonic()
+    before = os.times()
     snakemake(project, "writeup")
-    assert time.monotonic() - start < 12  # twice the promise: the machine may be busy with other tests
+    after = os.times()
+    # Twice the promise, in seconds of the processor: the machine may be busy with other tests.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < 12
+
+
+def test_edits_that_no_number_depends_on_redo_nothing(project):
+    module = project / "cs336_systems/benchmarks/accumulation.py"
+    module.write_text("# A comment.\n" + module.read_text())
+    edit(module, "    main(Accumulation", "    print('what is printed')\n    main(Accumulation")
+    edit(project / "cs336_systems/benchmarks/command_line.py", "float_format='{:.4g}'", "float_format='{:.3g}'")
+    edit(project / "tests/test_model.py", "import pytest\n", "import pytest\n\nEDITED = True\n")
+    assert planned_rules(project) == set()
 
 
 def test_an_edited_benchmark_measures_its_experiment_only(project):
     module = project / "cs336_systems/benchmarks/accumulation.py"
-    module.write_text("# A comment changes nothing.\n" + module.read_text())
-    edit(module, "    main(Accumulation", "    print('nor does what is printed')\n    main(Accumulation")
-    assert planned_rules(project) == set()
     edit(module, "ADDEND = 0.01", "ADDEND = 0.02")
     assert planned_jobs(project) == {"accumulation/all"}
     assert planned_rules(project, "writeup") == REPORT  # which says that the code has changed
@@ -88,11 +96,6 @@ def test_rows_that_are_no_longer_planned_are_counted_and_used_by_nothing(project
     assert "were measured too (unplanned: 1)" in (project / "results/cpu/writeup.typ").read_text()
 
 
-def test_an_edited_command_line_measures_nothing(project):
-    edit(project / "cs336_systems/benchmarks/command_line.py", "float_format='{:.4g}'", "float_format='{:.3g}'")
-    assert planned_rules(project) == set()
-
-
 def test_an_edited_runner_measures_everything(project):
     edit(project / "cs336_systems/benchmarks/runner.py", '"highest"', '"high"')
     assert planned_jobs(project) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
@@ -101,11 +104,6 @@ def test_an_edited_runner_measures_everything(project):
 def test_an_edited_model_measures_what_imports_it(project):
     edit(project / "cs336_systems/model.py", "eps: float = 1e-5", "eps: float = 1e-6")
     assert planned_jobs(project) == {"end_to_end/eager"}
-
-
-def test_edited_tests_measure_nothing_again(project):
-    edit(project / "tests/test_model.py", "import pytest\n", "import pytest\n\nEDITED = True\n")
-    assert planned_rules(project) == set()
 
 
 def test_an_edited_closed_form_redoes_what_quotes_it(project):
