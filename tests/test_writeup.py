@@ -227,6 +227,9 @@ def test_rows_of_other_code_than_the_present_are_told(cpu):
     flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
     text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash})
     assert f'The code that measures #"flash"; {words}' in text
+    reproduced = re.findall(r'^#reproduce\("(\w+)", .*, (true|false)\)$', text, re.MULTILINE)
+    assert {changed for name, changed in reproduced if name == "flash"} == {"true"}
+    assert {changed for name, changed in reproduced if name != "flash"} == {"false"}
 
 
 def test_several_commits_are_named_in_the_order_of_measurement(cpu):
