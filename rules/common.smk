@@ -60,6 +60,7 @@ onstart:
     pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
     if workflow.local_exec:
         check_other_models(pending)
+        test_together(pending)
     PROGRESS.follow(pending)
 
 
@@ -78,6 +79,17 @@ def check_other_models(jobs):
         checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
         if checked.returncode:
             raise WorkflowError(f"config.yaml: {checked.stderr.strip().splitlines()[-1]}")
+
+
+def test_together(jobs):
+    """Run the tests of all jobs' code at once: to start PyTorch and several ranks takes longer than most of them.
+
+    If one fails, each job runs its own, so that only those are lost that would measure incorrect code.
+    """
+    tests = sorted({test for job in jobs for test in EXPERIMENTS[job.experiment].numeric_tests})
+    if len(jobs) > 1:
+        print("Testing the code that is to be measured.", file=sys.stderr)
+        subprocess.run(["rules/correctness.sh", f"{RESULTS}/correctness", *tests], stderr=subprocess.DEVNULL)
 
 
 def measures_here(wildcards):

@@ -3,6 +3,7 @@
 import copy
 import gc
 import math
+import statistics
 import time
 import weakref
 from unittest import mock
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
 from cs336_systems.parallel.ddp_equivalence import WRAPPERS, same_on_all_ranks
@@ -255,15 +257,16 @@ def test_buckets_cost_the_host_no_more_than_pytorchs(device):
     }
     seconds = {name: [] for name in models}
     x = torch.randn(4, device=device)
-    for _ in range(12):
-        for name, model in models.items():
-            model.zero_grad()
-            loss = model(x).sum()
-            start = time.process_time()  # of the process, however busy the machine is
-            loss.backward()
-            if isinstance(model, DataParallel):
-                model.finish_gradient_synchronization()
-            seconds[name].append(time.process_time() - start)
-    # The least: what else the machine does only ever adds.
-    least = {name: min(samples[2:]) for name, samples in seconds.items()}
-    assert least["ours"] < 1.1 * least["pytorch"], least
+    with no_garbage_collection():  # which would interrupt some of the steps
+        for _ in range(34):
+            for name, model in models.items():
+                model.zero_grad()
+                loss = model(x).sum()
+                start = time.process_time()  # of the process, however busy the machine is
+                loss.backward()
+                if isinstance(model, DataParallel):
+                    model.finish_gradient_synchronization()
+                seconds[name].append(time.process_time() - start)
+    # The quickest quarter: what else the machine does only ever adds, and one sample may be lucky.
+    cost = {name: statistics.fmean(sorted(samples[2:])[:8]) for name, samples in seconds.items()}
+    assert cost["ours"] < 1.1 * cost["pytorch"], cost

@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import functools
 import re
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import jinja2
 import pandas
@@ -13,6 +15,7 @@ import pytest
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
+from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, make_plan, plan_to_json
 from scripts.answers import pytorch_attention
 from scripts.contents import read_contents
@@ -73,7 +76,8 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
     """Make the report that the pipeline's scripts make of rows, by experiment, and of a trace."""
     shutil.copytree(ROOT / "report", folder / "report")
     results = plan.results
-    with contextlib.chdir(folder):
+    # A table is read once, though each figure reads its own.
+    with contextlib.chdir(folder), mock.patch("scripts.data.read_table", functools.cache(read_table)):
         tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
         unplanned = {name: str(results / "unplanned" / f"{name}.csv") for name in EXPERIMENTS}
         for name, path in tables.items():

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import read_jobs
 from tests.workflow.project import (
     GRIDS,
+    NO_CELLS,
     SNAKEMAKE,
     STAND_INS,
     add_toy_experiment,
@@ -84,7 +84,7 @@ def nodes(folder, **keys):
 @pytest.fixture
 def toy(tmp_path):
     """A project of the toy experiment alone; its benchmark and the driver are stand-ins."""
-    folder = copy_project(tmp_path / "project", {name: {} for name in EXPERIMENTS})
+    folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
     add_toy_experiment(folder)
     shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
     edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")

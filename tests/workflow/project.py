@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import yaml
@@ -22,25 +22,41 @@ TOY = Path(__file__).with_name("toy")
 STAND_INS = Path(__file__).with_name("stand_ins")
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 CELL = {"size": ["nano"], "context": [16], "warmup": [1], "steps": [2], "mode": ["forward"]}
+NO_CELLS: dict = {name: {} for name in EXPERIMENTS}
 GRIDS = {
     # Those whose correctness gate takes half a minute have no cells; they are measured like the others.
-    **{name: {} for name in EXPERIMENTS},
+    **NO_CELLS,
     "end_to_end": {"eager": {**CELL, "precision": ["fp32", "bf16"]}},
     "accumulation": {"all": {"additions": [10], "cast": [False, True]}},
     "autocast_dtypes": {"all": {"autocast": ["bf16"]}},
 }
 
 
-def copy_project(folder: Path, grids: dict = GRIDS) -> Path:
-    """The project as a clone has it, with the given grids at both scales."""
+SECTIONS = {"nsys_profile", "pytorch_attention", "torch_compile", "flash_backward", "fsdp_tp_calcs"}
+"""What a copy's report has, figures from tables, from a trace and from closed forms: to draw all figures takes longer
+than all else that a test looks at."""
+
+
+def copy_project(folder: Path, grids: dict = GRIDS, sections: Collection[str] = SECTIONS) -> Path:
+    """The project as a clone has it, with the given grids at both scales and the given sections of the report."""
     found = project_files(ROOT)
     copy_files(ROOT, folder, [*found.own, *found.untracked])
+    shorten_report(folder, sections)
     edit_yaml(
         folder / "config.yaml",
         experiments={name: {"smoke": grid, "handout": grid} for name, grid in grids.items()},
         trace={scale: {"size": "nano", "context": 16} for scale in ("smoke", "handout")},
     )
     return folder
+
+
+def shorten_report(folder: Path, sections: Collection[str]) -> None:
+    """Leave of the report's contents some sections, and the figures that they show."""
+    contents = yaml.safe_load((folder / "report/contents.yaml").read_text())
+    parts = {title: [name for name in names if name in sections] for title, names in contents["parts"].items()}
+    templates = "".join((folder / f"report/sections/{name}.typ.j2").read_text() for name in sections)
+    figures = {name: figure for name, figure in contents["figures"].items() if f'figure("{name}")' in templates}
+    edit_yaml(folder / "report/contents.yaml", parts=parts, figures=figures)
 
 
 def copy_files(source: Path, target: Path, names: Iterable[str | Path]) -> None:
@@ -91,14 +107,19 @@ def snakemake(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) 
     return done.stdout
 
 
+def measured_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
+    """The measurements that a run makes, as experiment/job."""
+    return set(re.findall(r"Measuring (\S+)", snakemake(folder, *arguments, gpus=gpus)))
+
+
 def planned_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
-    """The measurements that a dry run plans, as experiment/job."""
-    return set(re.findall(r"Measuring (\S+)", snakemake(folder, "-n", *arguments, gpus=gpus)))
+    """Those that a dry run plans."""
+    return measured_jobs(folder, "-n", *arguments, gpus=gpus)
 
 
-def planned_rules(folder: Path, *arguments: str) -> set[str]:
+def planned_rules(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:
     """The rules of which a dry run plans a job."""
-    return set(re.findall(r"^(\w+) +\d+$", snakemake(folder, "-n", *arguments), re.M)) - {"total"}
+    return set(re.findall(r"^(\w+) +\d+$", snakemake(folder, "-n", *arguments, gpus=gpus), re.M)) - {"total"}
 
 
 def rows(raw: Path) -> set[tuple]:
@@ -120,5 +141,5 @@ def edit(path: Path, old: str, new: str) -> None:
 
 
 if __name__ == "__main__":
-    copy = copy_project(Path(sys.argv[1]), {name: {} for name in EXPERIMENTS})
+    copy = copy_project(Path(sys.argv[1]), NO_CELLS, sections=())
     add_toy_experiment(copy)

@@ -31,9 +31,9 @@ pytestmark = pytest.mark.workflow
         ),
         (
             "report/contents.yaml",
-            "script: warmup",
+            "script: kernel_shares",
             "script: cooldown",
-            "figures.warmup.script is 'cooldown'; allowed",
+            "figures.kernel_shares.script is 'cooldown'; allowed",
         ),
     ],
 )

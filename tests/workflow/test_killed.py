@@ -82,12 +82,15 @@ def strangers(project):
         process.wait()
 
 
-@pytest.mark.parametrize("arguments", [["-n"], ["--list"], ["accumulation"]])
-def test_processes_of_others_survive(project, strangers, arguments):
-    if arguments == ["accumulation"]:
-        (project / "results/cpu/raw/accumulation/all.csv").unlink()
-    snakemake(project, *arguments)
-    assert all(process.poll() is None if hasattr(process, "poll") else process.is_running() for process in strangers)
+def test_processes_of_others_survive(project, strangers):
+    (project / "results/cpu/raw/accumulation/all.csv").unlink()
+    for argument in ("-n", "--list", "accumulation"):
+        snakemake(project, argument)
+        assert all(map(survives, strangers)), argument
+
+
+def survives(process):
+    return process.poll() is None if hasattr(process, "poll") else process.is_running()
 
 
 @pytest.mark.parametrize("arguments", [["-n"], ["--list"], ["accumulation"]])

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from scripts.contents import read_contents
 from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_jobs, planned_rules, snakemake
 
 pytestmark = pytest.mark.workflow
 
 REPORT = {"typeset", "verdict", "writeup"}
+FIGURES = {
+    "kernel_timeline",
+    "kernel_shares",
+    "attention_length",
+    "attention_compiled",
+    "compile_speedup",
+    "flash_backward",
+    "parallelism_times",
+}
 TABLE = "results/cpu/tables/accumulation.csv"
 
 
@@ -101,10 +109,10 @@ def test_edited_tests_measure_nothing_again(project):
 
 
 def test_an_edited_closed_form_redoes_what_quotes_it(project):
-    edit(project / "cs336_systems/accounting/attention.py", '"backward": 2.5', '"backward": 2')
+    edit(project / "cs336_systems/accounting/attention.py", "4 * batch * sequence**2)", "5 * batch * sequence**2)")
     redone = planned_rules(project)
-    assert {"flash_throughput", "typeset"} <= redone
-    assert not redone & {"warmup", "measure"}
+    assert {"attention_length", "typeset"} <= redone
+    assert not redone & {"kernel_shares", "measure"}
 
 
 @pytest.mark.parametrize(
@@ -112,8 +120,8 @@ def test_an_edited_closed_form_redoes_what_quotes_it(project):
     [
         ("scripts/answers/flash_backward.py", REPORT),
         ("scripts/checks/attention.py", {"checks", *REPORT}),
-        ("scripts/figures/warmup.py", {"warmup", *REPORT}),
-        ("scripts/style.py", {*read_contents().figures, *REPORT}),
+        ("scripts/figures/attention_length.py", {"attention_length", *REPORT}),
+        ("scripts/style.py", {*FIGURES, *REPORT}),
         ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", *REPORT}),
     ],
 )

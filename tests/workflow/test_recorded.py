@@ -7,20 +7,33 @@ import pytest
 import yaml
 
 from cs336_systems.plan import make_plan
+from scripts.contents import read_contents
 from tests.samples import ROOT, config
-from tests.workflow.project import CELL, copy_project, edit, edit_yaml, planned_jobs, rows, snakemake
+from tests.workflow.project import (
+    CELL,
+    copy_files,
+    copy_project,
+    edit,
+    edit_yaml,
+    planned_jobs,
+    planned_rules,
+    rows,
+    snakemake,
+)
 
 pytestmark = pytest.mark.workflow
 
 
 def test_a_fresh_clone_on_an_h200_plans_every_measurement_that_one_gpu_can_do(tmp_path):
     clone = copy_project(tmp_path, {})
-    shutil.copy2(ROOT / "config.yaml", clone / "config.yaml")
+    copy_files(ROOT, clone, ["config.yaml", "report/contents.yaml"])
     plan = make_plan(config(machine="1 x NVIDIA H200"))
     everything = {job.path for job in plan.all_jobs() if not plan.obstacle(job)}
     assert (clone / "recorded/nvidia-h200/raw").is_dir()
     assert planned_jobs(clone, gpus=1) == everything
-    assert planned_jobs(clone, "--config", "recorded=nvidia-h200", gpus=1) == set()
+    of_the_recorded = planned_rules(clone, "--config", "recorded=nvidia-h200", gpus=1)
+    assert {*read_contents().figures, "typeset"} <= of_the_recorded
+    assert "measure" not in of_the_recorded
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ import csv
 
 import pytest
 
-from cs336_systems.experiments.registry import EXPERIMENTS
 from tests.made_once import made_once
 from tests.samples import pdf_text, squeeze
-from tests.workflow.project import TOY, add_toy_experiment, copy_project, snakemake
+from tests.workflow.project import NO_CELLS, TOY, add_toy_experiment, copy_project, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -15,7 +14,7 @@ pytestmark = pytest.mark.workflow
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     def make(folder):
-        add_toy_experiment(copy_project(folder, {name: {} for name in EXPERIMENTS}))
+        add_toy_experiment(copy_project(folder, NO_CELLS, sections=()))
         snakemake(folder)
 
     return made_once(tmp_path_factory, "toy", make)

@@ -4,8 +4,17 @@ import shutil
 
 import pytest
 
-from cs336_systems.experiments.registry import EXPERIMENTS
-from tests.workflow.project import STAND_INS, add_toy_experiment, copy_project, edit, planned_jobs, rows, snakemake
+from tests.workflow.project import (
+    NO_CELLS,
+    STAND_INS,
+    add_toy_experiment,
+    copy_project,
+    edit,
+    measured_jobs,
+    planned_jobs,
+    rows,
+    snakemake,
+)
 
 pytestmark = pytest.mark.workflow
 
@@ -15,7 +24,7 @@ JOBS = {1: "ping/all-1_processes", 2: "ping/all-2_processes", 4: "ping/all-4_pro
 @pytest.fixture
 def project(tmp_path):
     """A project of the toy experiment alone; its benchmark and the driver are stand-ins, as there is no GPU."""
-    folder = copy_project(tmp_path, {name: {} for name in EXPERIMENTS})
+    folder = copy_project(tmp_path, NO_CELLS, sections=())
     add_toy_experiment(folder)
     shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
     edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")  # which tests the real benchmark
@@ -28,8 +37,7 @@ def test_no_run_loses_or_overwrites_what_another_measured(project):
     for gpus in (1, 2, 1):
         before = {path: path.stat().st_mtime_ns for path in raw.rglob("*.csv")}
         fresh = {width for width in JOBS if width <= gpus} - measured
-        assert planned_jobs(project, gpus=gpus) == {JOBS[width] for width in fresh}
-        snakemake(project, "measurements", gpus=gpus)
+        assert measured_jobs(project, "measurements", gpus=gpus) == {JOBS[width] for width in fresh}
         measured |= fresh
         after = {path: path.stat().st_mtime_ns for path in raw.rglob("*.csv")}
         assert {path.stem for path in after} == {JOBS[width].split("/")[1] for width in measured}
@@ -44,7 +52,7 @@ def test_no_run_loses_or_overwrites_what_another_measured(project):
 
 def test_gloo_is_measured_on_machines_of_any_width(tmp_path):
     grid = {"backend": ["gloo", "nccl"], "processes": [2, 4]}
-    folder = copy_project(tmp_path, {name: {} for name in EXPERIMENTS} | {"all_reduce": {"all": grid}})
+    folder = copy_project(tmp_path, NO_CELLS | {"all_reduce": {"all": grid}})
     gloo = {"all_reduce/all-gloo-2_processes", "all_reduce/all-gloo-4_processes"}
     assert planned_jobs(folder) == planned_jobs(folder, gpus=1) == gloo
     assert planned_jobs(folder, gpus=2) == gloo | {"all_reduce/all-nccl-2_processes"}

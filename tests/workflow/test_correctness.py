@@ -1,0 +1,20 @@
+"""Nothing is measured with code that fails its tests; what other code measures is measured all the same."""
+
+import pytest
+
+from tests.workflow.project import GRIDS, NO_CELLS, add_toy_experiment, copy_project, snakemake
+
+pytestmark = pytest.mark.workflow
+
+TEST = "import pytest\n\n\n@pytest.mark.numeric\ndef test_it():\n    assert {}\n"
+
+
+def test_incorrect_code_is_not_measured(tmp_path):
+    folder = copy_project(tmp_path, NO_CELLS | {"accumulation": GRIDS["accumulation"]}, sections=())
+    add_toy_experiment(folder)
+    (folder / "tests/test_instruments.py").write_text(TEST.format("True"))
+    (folder / "tests/test_ping.py").write_text(TEST.format("False"))
+    printed = snakemake(folder, "measurements", check=False)
+    assert "The code is incorrect on this machine, so nothing was measured with it: tests/test_ping.py" in printed
+    measured = {path.parent.name for path in (folder / "results/cpu/raw").rglob("*.csv")}
+    assert measured == {"accumulation"}
