@@ -124,6 +124,13 @@ def series(table: DataFrame, row: Series, metric: str, kind: str = "") -> list[f
     return [] if found is None else parse_samples(found["samples"]) or [float(found["mean"])]
 
 
+def forward_pass(table: DataFrame, row: Series) -> DataFrame:
+    """The times of each unit in a contender's profiled forward pass, ms; no rows unless all are known of every unit."""
+    times = {metric: series(table, row, metric) for metric in SERIES}
+    whole = len({len(samples) for samples in times.values()}) == 1
+    return DataFrame(times if whole else {}, columns=SERIES)
+
+
 def sharded(row: Series) -> FullySharded:
     """How a row's model is sharded."""
     return FullySharded(

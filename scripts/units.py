@@ -3,6 +3,7 @@
 from cs336_systems.accounting.units import MIB
 
 GIB = 1024 * MIB
+GB = 1e9
 BYTE = 1 / MIB
 """A byte in MiB: sizes that differ by less are the same."""
 LARGE = 4 * GIB

@@ -64,7 +64,7 @@ def render(
             tiles=tiles,
             reference=compare(contents, tiles, shown, recorded) if recorded else Reference(),
             figure=picture_of(contents, summary["machine"]),
-            reproduce=command_of(plan),
+            reproduce=command_of(plan, summary["outdated"]),
         )
     )
 
@@ -82,15 +82,17 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
     return figure
 
 
-def command_of(plan: Plan) -> Callable[..., Typst]:
+def command_of(plan: Plan, outdated: Collection[str]) -> Callable[..., Typst]:
     """The function with which a section says how to repeat a result: from an experiment to Typst markup.
 
-    It shows the first job whose command contains the given text, or nothing if no job's does.
+    It shows the first job whose command contains the given text, or nothing if no job's does; and whether the result
+    may be another one now, since the code of an outdated experiment has changed.
     """
 
     def reproduce(experiment: str, holding: str = "") -> Typst:
         commands = [job.command for job in plan.jobs[experiment].values() if holding in job.command]
-        return Typst(f"#reproduce({string(experiment)}, {string(commands[0])})" if commands else "")
+        changed = "true" if experiment in outdated else "false"
+        return Typst(f"#reproduce({string(experiment)}, {string(commands[0])}, {changed})" if commands else "")
 
     return reproduce
 

@@ -257,7 +257,8 @@ def a_detail(rng: Random, table: DataFrame, kind: type[Experiment]) -> DataFrame
     if not kind.details:
         raise Inapplicable
     column = rng.choice(kind.details)
-    return row_label(column)(rng, table[table[column] != ""], kind).reindex(table.index).combine_first(table)
+    edited_rows = row_label(column)(rng, table[table[column] != ""], kind)
+    return edited_rows.reindex(table.index).combine_first(table).astype(table.dtypes)
 
 
 def a_value(rng: Random, table: DataFrame, kind: type[Experiment]) -> DataFrame:

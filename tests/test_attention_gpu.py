@@ -103,7 +103,9 @@ def test_strided_inputs_and_a_gradient_of_stride_zero(n):
 
 @pytest.mark.parametrize("n", [300, 2200])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-def test_the_same_bits_every_time(dtype, n):
+def test_the_same_bits_every_time(dtype, n, request):
+    torch.use_deterministic_algorithms(True)
+    request.addfinalizer(lambda: torch.use_deterministic_algorithms(False))
     q, k, v, grad_o = make_inputs((16, n, 64), n, dtype, "cuda")
     leaves = [x.requires_grad_() for x in (q, k, v)]
 

@@ -22,8 +22,9 @@ from triton.compiler import compile as compile_kernel
 from triton.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from cs336_systems.attention import flash_attention, gpu_attention
+from cs336_systems.attention.gpu_attention import GpuFlashAttention
 from cs336_systems.attention.hopper import launch
-from cs336_systems.attention.hopper.operators import HopperFlashAttention
 from cs336_systems.attention.hopper.tile_config import BackwardTiles, ForwardTiles
 
 BF16, FP16 = torch.bfloat16, torch.float16
@@ -41,11 +42,23 @@ def on_gpu(test):
     return test
 
 
+@pytest.fixture(autouse=True)
+def always_these_kernels(monkeypatch):
+    """Also where others are faster, and with a version of Triton that these tests have yet to pass with."""
+    monkeypatch.setattr(launch, "is_faster", lambda *_: True)
+    monkeypatch.setattr(gpu_attention, "TESTED_TRITON", (triton.__version__,))
+
+
 # batch, heads, n_queries, n_keys, d; dtypes. All with a causal mask and without. Tiles have 64, 128 or 192 queries and
 # 64 or 128 keys: lengths at their edges, lengths that none divides, fewer queries than keys and more.
-SHAPES = [
+CORE = [  # part of the gate before measuring
     ((2, 3, 128, 128, 64), (BF16, FP16)),
     ((2, 3, 128, 128, 128), (BF16, FP16)),
+    ((1, 2, 257, 1000, 64), (BF16,)),
+    ((1, 2, 1000, 257, 128), (BF16,)),
+    ((2, 2, 300, 310, 40), (BF16,)),
+]
+MORE = [
     ((1, 2, 1, 1, 64), (BF16,)),
     ((1, 2, 1, 300, 64), (BF16, FP16)),
     ((1, 2, 300, 1, 64), (BF16,)),
@@ -55,16 +68,15 @@ SHAPES = [
     ((2, 2, 65, 63, 128), (BF16,)),
     ((1, 2, 192, 129, 64), (BF16,)),
     ((1, 2, 193, 127, 64), (BF16,)),
-    ((1, 2, 257, 1000, 64), (BF16, FP16)),
+    ((1, 2, 257, 1000, 64), (FP16,)),
     ((1, 2, 1000, 257, 64), (BF16,)),
     ((1, 2, 257, 1000, 128), (BF16,)),  # most tiles of keys are seen by no query
-    ((1, 2, 1000, 257, 128), (BF16, FP16)),
+    ((1, 2, 1000, 257, 128), (FP16,)),
     ((1, 5, 64, 1024, 64), (BF16,)),
     ((1, 7, 64, 1024, 128), (BF16,)),
     ((3, 5, 333, 333, 64), (BF16,)),
     ((3, 5, 333, 333, 128), (BF16,)),
     ((2, 2, 300, 300, 8), (BF16,)),
-    ((2, 2, 300, 310, 40), (BF16,)),
     ((2, 2, 310, 300, 72), (BF16,)),
     ((2, 2, 130, 390, 96), (FP16,)),
     ((2, 4, 2048, 2048, 64), (BF16,)),
@@ -73,8 +85,9 @@ SHAPES = [
     ((1, 3, 4097, 4099, 128), (BF16,)),
 ]
 CASES = [
-    pytest.param(shape, dtype, causal, id=f"{shape} {str(dtype)[6:]} {'causal' if causal else 'full'}")
-    for shape, dtypes in SHAPES
+    pytest.param(shape, dtype, causal, id=f"{shape} {str(dtype)[6:]} {'causal' if causal else 'full'}", marks=marks)
+    for marks, lines in ((pytest.mark.numeric, CORE), ((), MORE))
+    for shape, dtypes in lines
     for dtype in dtypes
     for causal in (True, False)
 ]
@@ -98,7 +111,7 @@ BACKWARD_TILES = [
 def test_error_is_at_most_twice_that_of_pytorch(shape, dtype, is_causal):
     batch, heads, n_queries, n_keys, d = shape
     inputs = make_inputs((batch, heads, n_queries, d), n_keys, dtype, "cuda")
-    assert not excess(function_results(HopperFlashAttention, inputs, is_causal), inputs, is_causal)
+    assert not excess(function_results(GpuFlashAttention, inputs, is_causal), inputs, is_causal)
 
 
 @on_gpu
@@ -127,7 +140,7 @@ def test_large_scores(d):
     """Scores of some hundreds, which only a running maximum survives; zero keys beyond the end would exceed them."""
     inputs = make_inputs((16, 333, d), 333, BF16, "cuda", scale=6.0)
     inputs[1] -= 8 * inputs[0].mean(-2, keepdim=True).sign()
-    assert not excess(function_results(HopperFlashAttention, inputs, True), inputs, True, large_scores=True)
+    assert not excess(function_results(GpuFlashAttention, inputs, True), inputs, True, large_scores=True)
 
 
 @on_gpu
@@ -138,7 +151,7 @@ def test_scores_far_below_zero(d):
     inputs[0] = inputs[0].abs() * 8
     inputs[1] = -inputs[1].abs() * 8
     for is_causal in (True, False):
-        got = function_results(HopperFlashAttention, inputs, is_causal)
+        got = function_results(GpuFlashAttention, inputs, is_causal)
         assert not excess(got, inputs, is_causal, large_scores=True)
 
 
@@ -152,7 +165,7 @@ def test_nothing_beyond_the_end_is_read(n_queries, n_keys, d, is_causal):
         larger = torch.full((2, 3, x.shape[-2] + 70, d + 8), torch.nan, device="cuda", dtype=BF16)
         larger[..., : x.shape[-2], :d] = x
         surrounded.append(larger[..., : x.shape[-2], :d])
-    assert not excess(function_results(HopperFlashAttention, surrounded, is_causal), inputs, is_causal)
+    assert not excess(function_results(GpuFlashAttention, surrounded, is_causal), inputs, is_causal)
 
 
 @on_gpu
@@ -162,7 +175,7 @@ def test_strided_inputs_and_a_gradient_of_stride_zero(n, d):
     """Heads out of one projection, as models have them, and the gradient of o.sum()."""
     x = torch.randn(4, n, 3, 6, d, device="cuda", dtype=BF16, requires_grad=True)
     q, k, v = (t.transpose(1, 2) for t in x.unbind(2))
-    o = HopperFlashAttention.apply(q, k, v, True)
+    o = GpuFlashAttention.apply(q, k, v, True)
     assert o.transpose(1, 2).is_contiguous(), "the output comes in the layout of q"
     (grad,) = torch.autograd.grad(o.sum(), x)
     copies = [t.detach().contiguous() for t in (q, k, v)]
@@ -178,7 +191,7 @@ def test_what_a_tensor_map_does_not_take_is_copied():
     odd_start = storage[1:].view(2, 3, 150, 67)[..., 3:]
     shared = torch.randn(2, 1, 150, 64, device="cuda", dtype=BF16).expand(2, 3, 150, 64)
     inputs = [odd_rows, shared, odd_start, torch.randn(2, 3, 150, 64, device="cuda", dtype=BF16)]
-    assert not excess(function_results(HopperFlashAttention, inputs, True), inputs, True)
+    assert not excess(function_results(GpuFlashAttention, inputs, True), inputs, True)
 
 
 @on_gpu
@@ -202,11 +215,38 @@ def test_two_hundred_runs_agree(n_queries, n_keys, d):
 
 
 @on_gpu
+def test_determinism_where_it_is_asked_for(monkeypatch):
+    """The Triton kernels' gradients, from what the Hopper kernel has saved."""
+    inputs = make_inputs((4, 8, 1100, 64), 1100, BF16, "cuda")
+    assert launch.takes(*inputs[:2])
+    monkeypatch.setattr(launch, "attention_backward", None)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (function_results(GpuFlashAttention, inputs, True) for _ in range(2))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not excess(first, inputs, True)
+
+
+@on_gpu
+def test_autocast_and_any_leading_axes():
+    q, k, v, grad_o = make_inputs((2, 2, 3, 300, 64), 300, torch.float32, "cuda")
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with torch.autocast("cuda", BF16):
+        o = flash_attention(*leaves, True)
+    assert o.dtype == BF16
+    gradients = torch.autograd.grad(o, leaves, grad_o.to(BF16))
+    got = dict(zip(("o", "dq", "dk", "dv"), (x.detach().bfloat16() for x in (o, *gradients)), strict=True))
+    assert not excess(got, [x.detach().bfloat16() for x in (q, k, v, grad_o)], True)
+
+
+@on_gpu
 @pytest.mark.parametrize("n", [200, 1500])
 def test_compiled_in_one_graph(n):
     inputs = make_inputs((4, 4, n, 64), n, BF16, "cuda")
     leaves = [x.requires_grad_() for x in inputs[:3]]
-    o = torch.compile(HopperFlashAttention.apply, fullgraph=True)(*leaves, True)
+    o = torch.compile(GpuFlashAttention.apply, fullgraph=True)(*leaves, True)
     gradients = torch.autograd.grad(o, leaves, inputs[3])
     got = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
     assert not excess(got, [x.detach() for x in inputs], True)
@@ -219,7 +259,7 @@ def test_a_cuda_graph_replays_with_new_inputs():
     grad_o = inputs[3].clone()
 
     def results():
-        o = HopperFlashAttention.apply(*leaves, True)
+        o = GpuFlashAttention.apply(*leaves, True)
         return o, *torch.autograd.grad(o, leaves, grad_o)
 
     stream = torch.cuda.Stream()
@@ -244,7 +284,7 @@ def test_a_cuda_graph_replays_with_new_inputs():
 def test_checkpointing():
     q, k, v, grad_o = make_inputs((2, 3, 300, 64), 300, BF16, "cuda")
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    apply = HopperFlashAttention.apply
+    apply = GpuFlashAttention.apply
     o = torch.utils.checkpoint.checkpoint(apply, *leaves, True, use_reentrant=False)
     got = torch.autograd.grad(o, leaves, grad_o)
     assert not excess(
@@ -256,11 +296,11 @@ def test_checkpointing():
 @pytest.mark.parametrize("shape", [(2, 100, 64), (2, 3, 100, 128)])
 def test_operators_keep_their_contract(shape):
     q, k, v, grad_o = make_inputs(shape, 70, BF16, "cuda")
-    o, lse = torch.ops.cs336_systems.hopper_forward(q, k, v, True)
-    torch.library.opcheck(torch.ops.cs336_systems.hopper_forward, (q, k, v, True))
+    o, lse = torch.ops.cs336_systems.attention_forward(q, k, v, True)
+    torch.library.opcheck(torch.ops.cs336_systems.attention_forward, (q, k, v, True))
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")  # the fourth compares two runs' dQ too
     arguments = (grad_o, q, k, v, o, lse, True)
-    torch.library.opcheck(torch.ops.cs336_systems.hopper_backward, arguments, test_utils=tests)
+    torch.library.opcheck(torch.ops.cs336_systems.attention_backward, arguments, test_utils=tests)
 
 
 @on_gpu
@@ -269,7 +309,7 @@ def test_kernels_are_told_apart_by_what_they_were_compiled_for():
         for batch, heads, n in ((1, 1, 1), (2, 8, 16), (2, 8, 128), (1, 1, 129)):
             inputs = make_inputs((batch, heads, n, 64), n, dtype, "cuda")
             for _ in range(2):
-                assert not excess(function_results(HopperFlashAttention, inputs, True), inputs, True)
+                assert not excess(function_results(GpuFlashAttention, inputs, True), inputs, True)
 
 
 # What can be seen without a GPU.

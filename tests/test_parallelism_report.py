@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.bucketing import BucketedReduction
 from cs336_systems.accounting.xxl import XXL
@@ -25,6 +26,7 @@ NAMES = [
     "fsdp_calcs",
     "tp_calcs",
     "fsdp_tp_calcs",
+    "training_leaderboard",
 ]
 
 
@@ -126,3 +128,17 @@ def test_the_bucket_model_is_a_partial(tmp_path):
     assert squeeze(f"leave {2e3 * math.sqrt(s * o / w):.2f} ms. With the measured 400 ms they are of") in fitted
     buckets = (0.4 - s / w) / o
     assert squeeze(f"{s / buckets / 1e6:.3f} MB and leave {1e3 * (o + s / w / buckets):.4f} ms") in fitted
+
+
+def test_the_leaderboards_step_by_hand(pages):
+    """34 blocks of 4 · 4096² + 3 · 4096 · 11008 weights; 65536 tokens, each of which sees 16384 others on average."""
+    blocks, head, tokens = 34 * (4 * 4096**2 + 3 * 4096 * 11008), 151936 * 4096, 65536
+    assert blocks + 2 * head + (2 * 34 + 1) * 4096 == leaderboard.PARAMETERS
+    flops = leaderboard.step_flops()
+    assert flops["projections"] == 6 * blocks * tokens
+    assert flops["head"] == 6 * head * tokens
+    assert flops["attention"] == 3 * 34 * 4 * tokens * 16384 * 4096
+    kept = 34 * 4 * 32768 * 4096  # each block's input, in fp32
+    assert kept < leaderboard.saved_bytes(1) < kept + 8 * 32768 * (151936 + 3 * 4096) < leaderboard.saved_bytes(0)
+    assert says(pages, "The model has 8.13 billion weights", "they take two NVIDIA B200s 1.05 s")
+    assert says(pages, "the handout gives its times there, 3.837 s for the record and 10.0 s for a naive step")

@@ -15,6 +15,7 @@ PLAIN = {"compiled": False, "d": 64}
 CHECKPOINTED = {"attention": "flash", "segment": 4}
 MEMORY = {"context": 512, "precision": "bf16", "mode": "train_step"}
 
+RANKS = {"processes": 2, "precision": "fp32"}
 PROFILED = SMALL | {"mode": "train_step"}
 
 FAULTS = {
@@ -65,6 +66,10 @@ FAULTS = {
     "a sum": nudge(rows("accumulation", metric="sum", accumulator="bf16", addend="bf16"), 1.01),
     "a last step": nudge(rows("accumulation", metric="last_step", accumulator="fp32", addend="fp16"), 1.001),
     "a dtype": put(rows("autocast_dtypes", metric="norm_output", autocast="bf16"), value="bfloat16"),
+    # Training on several GPUs.
+    "a phase on two GPUs": scale(rows("data_parallel", metric="forward", wrapper="flat", **RANKS), 10),
+    "an update on two GPUs": scale(rows("data_parallel", metric="optimizer", wrapper="ddp_view", **RANKS), 1.5),
+    "a step of sharded training": scale(rows("fsdp", metric="step", wrapper="fsdp", precision="fp32"), 3),
     # Memory.
     "a step's peak": scale(rows("end_to_end", metric="peak_memory", **LARGE, **STEP), 1.15),
     "a step's peak, too small": scale(rows("end_to_end", metric="peak_memory", **SMALL, **STEP), 0.95),
@@ -117,6 +122,9 @@ FAULTS = {
     "precisions exchanged": swap(
         rows("end_to_end", **{**LARGE, "precision": ["fp32", "bf16"]}, **STEP), "precision", "fp32", "bf16"
     ),
+    "precisions of sharded training exchanged": swap(
+        rows("fsdp", precision=["fp32", "bf16"]), "precision", "fp32", "bf16"
+    ),
     "contexts exchanged": swap(rows("end_to_end", **{**LARGE, "context": [256, 512]}, **STEP), "context", 256, 512),
     "contexts of a profile exchanged": swap(
         rows("kernel_profile", **{**PROFILED, "context": [256, 512]}), "context", 256, 512
@@ -163,6 +171,7 @@ FAULTS = {
     "a lost clock": drop(rows("end_to_end", metric="sm_clock", **LARGE, **STEP)),
     "a lost stage": drop(rows("kernel_profile", metric="stage_idle", stage="loss", **PROFILED)),
     "a lost kernel": drop(rows("kernel_profile", metric="kernel", stage="forward", range="lm_head", **PROFILED)),
+    "a lost metric of a contender": drop(rows("fsdp", metric="optimizer", wrapper="fsdp", precision="bf16")),
     "a lost cell": drop(rows("flash", sequence=8192, **OURS)),
     "a lost tensor": drop(rows("block_memory", metric="saved", operator="softmax", precision="fp32", context=128)),
     "an unplanned cell": relabel(rows("end_to_end", **LARGE, **STEP), context=2048),

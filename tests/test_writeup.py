@@ -38,7 +38,7 @@ NASTY = (
     "#panic() $x_1$ @tab-times <checks> {{a}} << b >> <% set c %> <# d #> \"q\" 'r' \\n \\ *bold* _e_ `f` [g] // h "
     "Ωмега"
 )
-CLOSED_FORMS = CONTENTS.parts["Data parallel and its limits, several devices"]
+CLOSED_FORMS = [*CONTENTS.parts["Data parallel and its limits, several devices"], "training_leaderboard"]
 """Sections that need no measurement."""
 CHINESE, SHOWN_CHINESE = "测 中", "[U+6D4B] [U+4E2D]"
 
@@ -231,6 +231,9 @@ def test_rows_of_other_code_than_the_present_are_told(cpu):
     flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
     text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash})
     assert f'The code that measures #"flash"; {words}' in text
+    reproduced = re.findall(r'^#reproduce\("(\w+)", .*, (true|false)\)$', text, re.MULTILINE)
+    assert {changed for name, changed in reproduced if name == "flash"} == {"true"}
+    assert {changed for name, changed in reproduced if name != "flash"} == {"false"}
 
 
 def test_several_commits_are_named_in_the_order_of_measurement(cpu):

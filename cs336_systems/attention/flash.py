@@ -7,9 +7,9 @@ from torch import Tensor
 
 from cs336_systems.attention.tiled import TiledFlashAttention
 
-TritonFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS and Windows
+GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS and Windows
 if find_spec("triton") is not None:
-    from cs336_systems.attention.triton_attention import TritonFlashAttention
+    from cs336_systems.attention.gpu_attention import GpuFlashAttention
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
@@ -18,9 +18,10 @@ MAX_HEAD_DIM = 256
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     """softmax(q kᵀ / √d) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
-    On a CUDA device this runs Triton kernels, elsewhere (or without Triton) tiled PyTorch. fp32 inputs are computed to
-    fp32 accuracy. The same inputs give the same bits every time, gradients too. Under autocast the inputs are cast, as
-    scaled_dot_product_attention casts them.
+    On a CUDA device this runs Triton kernels, with others for bf16 and fp16 on Hopper, elsewhere (or without Triton)
+    tiled PyTorch. fp32 inputs are computed to fp32 accuracy. The same inputs give the same bits every time, but for the
+    gradient of q on Hopper: torch.use_deterministic_algorithms(True) makes slower kernels compute that one alike too.
+    Under autocast the inputs are cast, as scaled_dot_product_attention casts them.
 
     Args:
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.
@@ -41,7 +42,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
         dtype = torch.get_autocast_dtype(device)
         q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
     _check(q, k, v)
-    function = TritonFlashAttention if q.is_cuda and TritonFlashAttention is not None else TiledFlashAttention
+    function = GpuFlashAttention if q.is_cuda and GpuFlashAttention is not None else TiledFlashAttention
     if q.numel() == 0:
         return q * k.sum() * v.sum()  # empty, and differentiable
     leading = q.shape[:-2]

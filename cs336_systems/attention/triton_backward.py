@@ -22,7 +22,7 @@ import triton.language as tl
 from cs336_systems.attention.triton_backward_dkdv import backward_dkdv
 from cs336_systems.attention.triton_backward_dq import backward_dq
 from cs336_systems.attention.triton_backward_preprocess import LseDelta
-from cs336_systems.attention.triton_load_store import Head
+from cs336_systems.attention.triton_load_store import Head, locate
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def backward_kernel(
     stride_dvb,
     stride_dvh,
     stride_dvn,
-    batch_heads,  # batch x heads
+    group,  # heads whose tiles take turns in the launch order
     heads,
     n_queries,
     n_queries_rounded,  # n_queries rounded up to whole tiles
@@ -77,8 +77,8 @@ def backward_kernel(
     DESCRIPTORS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,  # of the products, as in tl.dot
 ):
-    """All tiles of keys, then all tiles of queries; the grid is ((key_tiles + query_tiles) x batch x heads)."""
-    batch_head = tl.program_id(0) % batch_heads
+    """All tiles of a head's keys, then all of its queries; the grid is ((key_tiles + query_tiles) x batch x heads)."""
+    batch_head, tile = locate(group, key_tiles + query_tiles)
     batch = batch_head // heads
     head = batch_head % heads
     q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
@@ -94,7 +94,6 @@ def backward_kernel(
 
     # With a causal mask the first keys are seen by the most queries and the last queries see the most keys, so the
     # longest tiles come first: what starts last is short, and the multiprocessors finish together.
-    tile = tl.program_id(0) // batch_heads
     if tile < key_tiles:
         start_n = tile * BLOCK_OUTER
         backward_dkdv(

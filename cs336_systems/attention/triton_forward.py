@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from cs336_systems.attention.triton_load_store import Head, load_tile, store_tile
+from cs336_systems.attention.triton_load_store import Head, load_tile, locate, store_tile
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -27,7 +27,7 @@ def forward_kernel(
     stride_ob,
     stride_oh,
     stride_on,
-    batch_heads,  # batch x heads
+    group,  # heads whose tiles take turns in the launch order
     heads,
     n_queries,
     n_keys,
@@ -41,7 +41,8 @@ def forward_kernel(
     INPUT_PRECISION: tl.constexpr,  # of the products, as in tl.dot
 ):
     """One tile of queries against all its keys; the grid is (query tiles x batch x heads)."""
-    batch_head = tl.program_id(0) % batch_heads
+    tiles = tl.cdiv(n_queries, BLOCK_M)
+    batch_head, tile = locate(group, tiles)
     batch = batch_head // heads
     head = batch_head % heads
     q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
@@ -49,11 +50,10 @@ def forward_kernel(
     v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, head, n_keys)
     o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
 
-    # Each tile of all heads before the next tile. With a causal mask the last queries see the most keys, so the longest
-    # tiles come first: what starts last is short, and the multiprocessors finish together.
-    tile = tl.program_id(0) // batch_heads
+    # With a causal mask the last queries see the most keys, so the longest tiles come first: what starts last is short,
+    # and the multiprocessors finish together.
     if IS_CAUSAL:
-        tile = tl.cdiv(n_queries, BLOCK_M) - 1 - tile
+        tile = tiles - 1 - tile
     start_m = tile * BLOCK_M
 
     # Keys 0 ... end_unmasked are visible to every query of the tile, end_unmasked ... end_n to some of them.

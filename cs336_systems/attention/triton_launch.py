@@ -7,6 +7,7 @@ and cached: a short sequence takes the device less time than its launch takes th
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +16,14 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles, backward_tiles, forward_tiles
+from cs336_systems.attention.tile_config import (
+    BackwardTiles,
+    ForwardTiles,
+    backward_group,
+    backward_tiles,
+    forward_group,
+    forward_tiles,
+)
 from cs336_systems.attention.triton_backward import backward_kernel
 from cs336_systems.attention.triton_backward_preprocess import preprocess_kernel
 from cs336_systems.attention.triton_forward import forward_kernel
@@ -149,10 +157,12 @@ def _preprocess(o: Tensor, do: Tensor, lse: Tensor) -> Tensor:
 @lru_cache(CACHE_SIZE)
 def default_tiles(dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
     """The tables' tiles for queries of this dtype and shape."""
-    d = shape[-1]
+    n_queries, d = shape[-2:]
+    block_d = _block_d(d, dtype)
     aligned = d * dtype.itemsize % 16 == 0
-    problem = (dtype == torch.float32, _block_d(d, dtype), math.prod(shape[:-1]), shape[-2], aligned)
-    return forward_tiles(*problem), backward_tiles(*problem)
+    problem = (dtype == torch.float32, block_d, math.prod(shape[:-1]), n_queries, aligned)
+    forward = replace(forward_tiles(*problem), group=forward_group(block_d, n_queries))
+    return forward, replace(backward_tiles(*problem), group=backward_group(n_queries))
 
 
 @lru_cache(CACHE_SIZE)
@@ -167,7 +177,8 @@ def _forward_launch(
 ) -> Launch:
     batch, heads, n_queries, d = _shape_4d(shape)
     softmax_scale_log2 = LOG2_E / math.sqrt(d)
-    scalars = (*_kernel_strides(strides), batch * heads, heads, n_queries, n_keys, softmax_scale_log2)
+    group = largest_group(tiles.group, batch * heads)
+    scalars = (*_kernel_strides(strides), group, heads, n_queries, n_keys, softmax_scale_log2)
     blocks = (tiles.block_m, tiles.block_n, _block_d(d, dtype))
     constexprs = (d, *blocks, is_causal, tiles.descriptors, precision or _default_precision(dtype))
     programs = _cdiv(n_queries, tiles.block_m) * batch * heads
@@ -188,7 +199,8 @@ def _backward_launch(
     key_tiles, query_tiles = _cdiv(n_keys, tiles.block_outer), _cdiv(n_queries, tiles.block_outer)
     lengths = (n_queries, _rounded(n_queries), n_keys, key_tiles, query_tiles)
     softmax_scale = 1 / math.sqrt(d)
-    scalars = (*_kernel_strides(strides), batch * heads, heads, *lengths, softmax_scale)
+    group = largest_group(tiles.group, batch * heads)
+    scalars = (*_kernel_strides(strides), group, heads, *lengths, softmax_scale)
     blocks = (tiles.block_outer, tiles.block_inner, _block_d(d, dtype))
     flags = (is_causal, tiles.preprocess, tiles.descriptors)
     constexprs = (d, *blocks, *flags, precision or _default_precision(dtype))
@@ -213,6 +225,12 @@ def _default_precision(dtype: torch.dtype) -> str:
     computes in fp32 and does not know the name.
     """
     return "bf16x6" if dtype == torch.float32 and not INTERPRETED else "ieee"
+
+
+def largest_group(limit: int | None, batch_heads: int) -> int:
+    """The largest number of heads up to a limit of which all groups can be alike; all heads if there is no limit."""
+    limit = batch_heads if limit is None else min(limit, batch_heads)
+    return max(size for size in range(1, limit + 1) if batch_heads % size == 0)
 
 
 def empty_output(x: Tensor) -> Tensor:

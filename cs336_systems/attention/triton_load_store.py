@@ -1,4 +1,4 @@
-"""Loads and stores of [rows, head_dim] tiles, shared by the forward and backward kernels."""
+"""Where a program works, and loads and stores of its tiles: shared by the forward and backward kernels."""
 
 from typing import Any, NamedTuple
 
@@ -20,6 +20,20 @@ class Head(NamedTuple):
     head: Any
     n_rows: Any
     """Rows beyond this read as zero and are not written."""
+
+
+@triton.jit
+def locate(
+    group,  # heads, of which batch x heads is a multiple
+    tiles,  # of each head
+):
+    """Head, of batch x heads, and tile of this program: each tile of a group of heads before their next tile.
+
+    A small group's keys and values stay in the L2 cache while its tiles read them.
+    """
+    of_group = tl.program_id(0) // (group * tiles)
+    in_group = tl.program_id(0) % (group * tiles)
+    return of_group * group + in_group % group, in_group // group
 
 
 @triton.jit

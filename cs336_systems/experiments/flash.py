@@ -35,7 +35,7 @@ class Flash(Experiment):
         "handout_power": "W",
     }
     timed: ClassVar[str] = "forward_backward"
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention", "test_attention_gpu")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention", "test_attention_gpu", "test_attention_hopper")
     added_later: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "causal": True}
 
     sequence: Positive = 1024

@@ -13,11 +13,10 @@ from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
 from scripts.markup import Table, Typst, finalize
 from scripts.parallelism import MESH
-from scripts.units import GIB
+from scripts.units import GB, GIB
 
 STAGES, MICRO_BATCHES = 4, 16
 """Of the pipeline in (d)."""
-GB = 1e9
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

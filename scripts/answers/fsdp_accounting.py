@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from numpy import array, isnan, nan
+from numpy import isnan, nan
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.fsdp import waiting_seconds
@@ -22,8 +22,8 @@ from scripts.fsdp import (
     SHARDED,
     cells_of,
     contenders,
+    forward_pass,
     measured_rates,
-    series,
     sharded,
     tokens_of,
     unsharded,
@@ -172,5 +172,5 @@ def shown(value: float) -> str:
 
 def waited(table: DataFrame, row: Series) -> float:
     """Milliseconds in which the device was ready for a unit whose weights were not there, in one forward pass."""
-    needed, begins = (series(table, row, metric) for metric in ("needed", "begins"))
-    return float((array(begins) - array(needed)).sum()) if begins else nan
+    units = forward_pass(table, row)
+    return float((units["begins"] - units["needed"]).sum()) if len(units) else nan

@@ -16,6 +16,7 @@ from scripts.fsdp import (
     SERIES,
     SHARDED,
     contenders,
+    forward_pass,
     series,
     sharded,
     whole_weights,
@@ -101,11 +102,14 @@ def weights_arrive_before_they_are_used(table: DataFrame, rows: DataFrame) -> Ch
     check = "no unit's work begins before its weights are there"
     complaints, examined = [], 0
     for _, row in rows.iterrows():
-        _, ends, needed, begins = (series(table, row, metric) for metric in SERIES)
-        slack = DIGITS * max(begins, default=0.0)
-        examined += len(begins)
-        early = [index for index, begin in enumerate(begins) if begin < max(ends[index], needed[index]) - slack]
-        complaints += [f"{name_contender(row)}: unit {index} of {len(begins)}" for index in early[:1]]
+        units = forward_pass(table, row)
+        known = max(len(series(table, row, metric)) for metric in SERIES)
+        if known > len(units):
+            complaints.append(f"{name_contender(row)}: not all times of {known} units are there")
+        examined += known
+        slack = DIGITS * units["begins"].max()
+        early = units[units["begins"] < units[["gather_ends", "needed"]].max(axis=1) - slack]
+        complaints += [f"{name_contender(row)}: unit {index} of {len(units)}" for index in early.index[:1]]
     return conclude(check, complaints, examined, f"{examined} units" if examined else NO_PROFILES)
 
 

@@ -1,9 +1,7 @@
 """When each unit's weights are gathered in a forward pass, and when they are needed."""
 
-from pandas import DataFrame, Series
-
 from scripts.data import load_at_one_setting
-from scripts.fsdp import SERIES, contenders, series, traced_cell
+from scripts.fsdp import contenders, forward_pass, traced_cell
 from scripts.style import COLOURS, save, save_note, subplots
 
 
@@ -11,7 +9,7 @@ def draw(table: str, output: str) -> None:
     """One panel per contender: a bar for each all-gather, and a line through the times at which units begin."""
     measured = load_at_one_setting("fsdp", table)
     cell = traced_cell(contenders(measured))
-    shown = [(row, found) for _, row in cell.iterrows() if len(found := passes(measured, row))]
+    shown = [(row, found) for _, row in cell.iterrows() if len(found := forward_pass(measured, row))]
     if not shown:
         save_note("no forward pass with all-gathers was profiled on this machine", output)
         return
@@ -30,8 +28,3 @@ def draw(table: str, output: str) -> None:
     figure.suptitle(cell["cell"].iloc[0], fontsize="medium")
     figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
     save(figure, output)
-
-
-def passes(measured: DataFrame, row: Series) -> DataFrame:
-    """The times of each unit in a contender's forward pass, ms; no rows where they are not known."""
-    return DataFrame({metric: series(measured, row, metric) for metric in SERIES})

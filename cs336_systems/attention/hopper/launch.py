@@ -26,11 +26,14 @@ from cs336_systems.attention.hopper.tile_config import (
     backward_tiles,
     forward_tiles,
 )
-from cs336_systems.attention.triton_launch import CACHE_SIZE, LOG2_E, empty_output
+from cs336_systems.attention.triton_launch import CACHE_SIZE, LOG2_E, empty_output, largest_group
 from cs336_systems.attention.triton_launch import Launch as TritonLaunch
 
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
+MIN_QUERIES = 2**16  # batch x heads x n_queries: four programs of 128 queries for each multiprocessor
+MIN_LENGTH = 1024  # queries, and keys, of a sequence
+MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to 32 at most by the Triton kernels
 MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
 KEYS = 128  # per program in the backward pass
@@ -54,13 +57,27 @@ def takes(q: Tensor, k: Tensor) -> bool:
     d = q.shape[-1]
     return (
         q.is_cuda
-        and torch.cuda.get_device_capability(q.device) == (9, 0)
+        and _is_hopper(q.device.index)
         and q.dtype in DTYPES
         and d <= MAX_HEAD_DIM
         and d % UNIT == 0
         and math.prod(q.shape[:-2]) <= MAX_GRID
         and max(q.shape[-2], k.shape[-2]) <= MAX_GRID * QUERIES
     )
+
+
+def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
+    """Whether inputs of these shapes are many and long enough for these kernels to be faster than the Triton ones.
+
+    Their tiles are large, so that few short heads leave multiprocessors idle, and their launches cost the host more.
+    """
+    enough = math.prod(q_shape[:-1]) >= MIN_QUERIES
+    return enough and min(q_shape[-2], k_shape[-2]) >= MIN_LENGTH and q_shape[-1] >= MIN_HEAD_DIM
+
+
+@lru_cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 class Launch:
@@ -166,7 +183,7 @@ def _forward_launch(
         _described(k_shape, v, tiles.block_n, block_d),
         _described(q_shape, o, QUERIES, block_d),
     ]
-    group = _group(tiles.group, batch * heads)
+    group = largest_group(tiles.group, batch * heads)
     grid = (group, _cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group)
     scalars = (heads, n_queries, k_shape[-2], LOG2_E / math.sqrt(d))
     constexprs = (tiles.block_n, block_d, tiles.consumers, tiles.stages, is_causal, *tiles.registers)
@@ -197,7 +214,7 @@ def _backward_launches(
         _described(k_shape, dv, 64, block_d),
         Described((query_tiles * 2 * QUERIES,), (1,), (QUERIES,)),
     ]
-    group = _group(tiles.group, batch * heads)
+    group = largest_group(tiles.group, batch * heads)
     grid = (group, _cdiv(n_keys, KEYS), batch * heads // group)
     softmax_scale = 1 / math.sqrt(d)
     scalars = (heads, n_queries, n_keys, LOG2_E * softmax_scale, softmax_scale)
@@ -235,11 +252,6 @@ def _described(shape: torch.Size, strides: tuple[int, ...], block: int, block_d:
 def _descriptor(x: Tensor, described: Described) -> TensorDescriptor:
     layout = ROW_LAYOUT if len(described.shape) == 1 else TILE_LAYOUT
     return TensorDescriptor(x, list(described.shape), list(described.strides), list(described.block), layout)
-
-
-def _group(limit: int, batch_heads: int) -> int:
-    """The largest number of heads up to a limit of which all groups can be alike."""
-    return max(size for size in range(1, min(limit, batch_heads) + 1) if batch_heads % size == 0)
 
 
 def _shape_4d(shape: torch.Size) -> tuple[int, int, int, int]:

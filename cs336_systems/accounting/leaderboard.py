@@ -1,0 +1,37 @@
+"""The training step of the 2026 edition's leaderboard, an 8B model on two GPUs: its FLOPs and memory by closed form."""
+
+from cs336_systems.accounting.activations import BlockActivations
+from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.transformer import forward_flops, parameters
+from cs336_systems.sizes import ModelShape
+
+SHAPE = ModelShape(d_model=4096, d_ff=11008, num_layers=34, num_heads=32)
+VOCAB_SIZE, CONTEXT, BATCH_SIZE, GPUS = 151_936, 32_768, 2, 2
+PARAMETERS = parameters(SHAPE, VOCAB_SIZE)
+STATE_BYTES = 16 * PARAMETERS
+"""Of all ranks together: weights, gradients and AdamW's two moments in fp32."""
+GPU, RECORD_SECONDS, NAIVE_SECONDS = "NVIDIA B200", 3.837, 10.0
+"""What it runs on, and the times that the handout gives: the shortest, and that of a naive implementation."""
+
+
+def step_flops() -> dict[str, int]:
+    """FLOPs of the step's matrix multiplies, 2mnk each, three times the forward pass's.
+
+    Of attention's two products only the half that the causal mask leaves is counted.
+    """
+    everything = 3 * forward_flops(SHAPE, VOCAB_SIZE, BATCH_SIZE, CONTEXT)
+    attention = 3 * SHAPE.num_layers * 2 * BATCH_SIZE * CONTEXT**2 * SHAPE.d_model
+    head = 3 * 2 * BATCH_SIZE * CONTEXT * SHAPE.d_model * VOCAB_SIZE
+    return {"projections": everything - 2 * attention - head, "attention": attention, "head": head}
+
+
+def saved_bytes(segment: int) -> int:
+    """Bytes that a rank's forward pass leaves for the backward pass, one sequence of bf16 autocast with FlashAttention.
+
+    Args:
+        segment: blocks per checkpointed segment; 0: nothing is computed again.
+    """
+    block = BlockActivations(
+        shape=SHAPE, batch_size=BATCH_SIZE // GPUS, context=CONTEXT, precision="bf16", attention="flash"
+    )
+    return StepMemory(block=block, vocab_size=VOCAB_SIZE, segment=segment).saved_for_backward

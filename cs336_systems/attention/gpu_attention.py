@@ -1,0 +1,91 @@
+"""The fastest kernels that take the inputs, Hopper's or Triton's, as PyTorch operators and an autograd function.
+
+Which ones is decided when an operator runs, so that a compiled graph needs no part in it. Both save the same L, so one
+pass may take the one and the other the other.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from cs336_systems.attention import triton_launch
+from cs336_systems.attention.triton_launch import empty_output
+
+TESTED_TRITON = ("3.6.0",)
+"""Versions of Triton whose Gluon the tests of the Hopper kernels have passed with, on a GPU: it is experimental."""
+
+_library = torch.library.Library("cs336_systems", "FRAGMENT")
+_library.define("attention_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")
+_library.define(
+    "attention_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _kernels(q: Tensor, k: Tensor) -> Any:
+    """The module with attention_forward and attention_backward for these inputs."""
+    if triton.__version__ in TESTED_TRITON:
+        from cs336_systems.attention.hopper import launch
+
+        if launch.takes(q, k) and launch.is_faster(q.shape, k.shape):
+            return launch
+    return triton_launch
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    if q.device.index != torch.cuda.current_device():
+        with torch.cuda.device(q.device):
+            return _forward(q, k, v, is_causal)
+    return _kernels(q, k).attention_forward(q, k, v, is_causal)
+
+
+def _backward(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if q.device.index != torch.cuda.current_device():
+        with torch.cuda.device(q.device):
+            return _backward(grad_o, q, k, v, o, lse, is_causal)
+    kernels = triton_launch if torch.are_deterministic_algorithms_enabled() else _kernels(q, k)
+    return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal)
+
+
+def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+    return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _backward_shapes(
+    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return empty_output(q), empty_output(k), empty_output(v)
+
+
+_library.impl("attention_forward", _forward, "CUDA")
+_library.impl("attention_backward", _backward, "CUDA")
+torch.library.register_fake("cs336_systems::attention_forward", _forward_shapes)
+torch.library.register_fake("cs336_systems::attention_backward", _backward_shapes)
+
+
+class GpuFlashAttention(torch.autograd.Function):
+    """FlashAttention on a GPU, forward and backward: apply(q, k, v, is_causal=False).
+
+    q is [batch, n_queries, d] or [batch, heads, n_queries, d], k and v have n_keys instead; the output is like q.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        """Saves q, k, v, the output and L, [..., n_queries], natural logarithm."""
+        # torch.compile needs operators; without it the dispatcher would only add to what a launch costs the host.
+        forward = torch.ops.cs336_systems.attention_forward if torch.compiler.is_compiling() else _forward
+        o, lse = forward(q, k, v, is_causal)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.is_causal = is_causal
+        return o
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Recomputation from L."""
+        backward = torch.ops.cs336_systems.attention_backward if torch.compiler.is_compiling() else _backward
+        q, k, v, o, lse = ctx.saved_tensors
+        return *backward(grad_o, q, k, v, o, lse, ctx.is_causal), None

@@ -1,0 +1,90 @@
+"""Self-checks of the phases and precisions of training on several ranks, on GPUs."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.data_parallel import PHASES
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import parameters
+from cs336_systems.sizes import size_name
+from scripts.check import Check, conclude
+from scripts.completeness import contenders_of
+from scripts.data import measured_gpu, select
+
+TRAINING = ("data_parallel", "optimizer_sharding", "fsdp")
+WHOLE_STATE = ("none", "naive", "flat", "overlapped", "bucketed", "peer_memory", "ddp", "ddp_view", "unsharded")
+"""Contenders whose every rank updates all parameters, with the same optimizer."""
+LEAST, MOST = 0.6, 2.5
+"""The phases' sum over the step: they are timed apart from it, one by one, so that none runs beside another."""
+ALIKE = 0.3
+"""Relative difference between two contenders' times of the same update."""
+ON_GPUS = "examined on GPUs only"
+
+
+def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of them."""
+    on_gpus = {name: tables[name] for name in TRAINING if measured_gpu({name: tables[name]})}
+    steps = [steps_of(name, table) for name, table in on_gpus.items()]
+    yield phases_make_the_step(steps)
+    yield updates_are_alike(steps)
+    yield bf16_is_faster(steps)
+
+
+def steps_of(experiment: str, table: DataFrame) -> DataFrame:
+    """A row per contender and cell: medians of its step and phases, ms, and its `name`, `cell` and `setting`."""
+    rows = select(table, status="ok")
+    rows = rows[rows["metric"].isin(["step", *PHASES])].assign(contender=lambda found: contenders_of(found))
+    cell = parameters(EXPERIMENTS[experiment])
+    wide = rows.pivot(index=[*cell, "contender"], columns="metric", values="median")
+    wide = wide.reindex(columns=["step", *PHASES]).reset_index()
+    compiled = wide["compiled"].map({True: ", compiled", False: ""}) if "compiled" in wide else ""
+    wide["setting"] = wide["size"].map(size_name) + ", " + wide["processes"].astype(str) + " processes" + compiled
+    wide["cell"] = wide["setting"] + ", " + wide["precision"]
+    return wide
+
+
+def named(row: Series) -> str:
+    """A contender in a cell, in words."""
+    return f"{row['contender']}, {row['cell']}"
+
+
+def phases_make_the_step(tables: list[DataFrame]) -> Check:
+    """A step takes about as long as its phases by themselves, if not all of them can overlap."""
+    check = "the phases of training on several GPUs, timed apart, add up to about a step"
+    complaints, examined = [], 0
+    for table in tables:
+        total = table[list(PHASES)].sum(axis=1)
+        known = table[table["step"].notna() & table["forward"].notna()]
+        examined += len(known)
+        ratio = total[known.index] / known["step"]
+        for index in known.index[(ratio < LEAST) | (ratio > MOST)]:
+            complaints.append(f"{named(known.loc[index])}: {total[index]:.1f} of {known['step'][index]:.1f} ms")
+    return conclude(check, complaints, examined, f"{examined} steps, {LEAST} to {MOST} times" if examined else ON_GPUS)
+
+
+def updates_are_alike(tables: list[DataFrame]) -> Check:
+    """What does not shard the optimizer's state updates the same numbers in the same time."""
+    check = "contenders that update all parameters take equally long for it"
+    complaints, examined = [], 0
+    for table in tables:
+        wrapper = table["contender"].astype(str).str.split().str[0]
+        whole = table[wrapper.isin(WHOLE_STATE) & table["optimizer"].notna()]
+        middle = whole.groupby("cell")["optimizer"].transform("median")
+        examined += len(whole)
+        for _, row in whole[(whole["optimizer"] / middle - 1).abs() > ALIKE].iterrows():
+            complaints.append(f"{named(row)}: {row['optimizer']:.1f} ms")
+    return conclude(check, complaints, examined, f"{examined} contenders" if examined else ON_GPUS)
+
+
+def bf16_is_faster(tables: list[DataFrame]) -> Check:
+    """The same step takes longer in fp32, whose products run at a fraction of the rate."""
+    check = "training on several GPUs is faster in bf16 than in fp32"
+    complaints, examined = [], 0
+    for table in tables:
+        wide = table.pivot_table(index=["setting", "contender"], columns="precision", values="step")
+        wide = wide.reindex(columns=["fp32", "bf16"]).dropna()
+        examined += len(wide)
+        for row in wide[wide["bf16"] >= wide["fp32"]].reset_index().itertuples():
+            complaints.append(f"{row.contender}, {row.setting}: {row.bf16:.1f} ms in bf16, {row.fp32:.1f} in fp32")
+    return conclude(check, complaints, examined, f"{examined} contenders" if examined else ON_GPUS)
