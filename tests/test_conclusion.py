@@ -70,7 +70,7 @@ def test_a_row_follows_from_its_step(tables, tmp_path):
 def test_memory_outside_of_the_allocator_counts(tables):
     steps = conclusion.settings()
     peer = next(setting for setting in steps if "peer memory" in setting.title)
-    rows = conclusion.rows_of(tables["data_parallel"], peer)
+    rows = select(conclusion.rows_of(tables["data_parallel"], peer), bucket_mb="100")
     inside, outside = (select(rows, metric=name)["mean"].item() for name in ("peak_memory", "outside_memory"))
     assert outside > 1000
     found = conclusion.numbers(peer, select(rows, metric="step").iloc[0], rows)
