@@ -32,9 +32,12 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 def steps_of(experiment: str, table: DataFrame) -> DataFrame:
-    """A row per contender and cell: medians of its step and phases, ms, and its `name`, `cell` and `setting`."""
+    """A row per contender and cell: medians of its step and phases, ms.
+
+    Beside them: `contender`, `cell`, and `setting`, which is the cell but for its precision.
+    """
     rows = select(table, status="ok")
-    rows = rows[rows["metric"].isin(["step", *PHASES])].assign(contender=lambda found: contenders_of(found))
+    rows = rows[rows["metric"].isin(["step", *PHASES])].assign(contender=contenders_of)
     cell = parameters(EXPERIMENTS[experiment])
     wide = rows.pivot(index=[*cell, "contender"], columns="metric", values="median")
     wide = wide.reindex(columns=["step", *PHASES]).reset_index()
@@ -50,7 +53,7 @@ def named(row: Series) -> str:
 
 
 def phases_make_the_step(tables: list[DataFrame]) -> Check:
-    """A step takes about as long as its phases by themselves, if not all of them can overlap."""
+    """A step takes about as long as its phases one after another."""
     check = "the phases of training on several GPUs, timed apart, add up to about a step"
     complaints, examined = [], 0
     for table in tables:
