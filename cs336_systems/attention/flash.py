@@ -54,21 +54,23 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if q.dtype not in DTYPES:
-        raise ValueError(f"flash_attention takes bfloat16, float16 or float32, got q of {q.dtype}.")
+    dtype, device = q.dtype, q.device
+    q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if dtype not in DTYPES:
+        raise ValueError(f"flash_attention takes bfloat16, float16 or float32, got q of {dtype}.")
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise ValueError(f"q, k and v must share a dtype, got q of {q.dtype} and {name} of {x.dtype}.")
-        if x.device != q.device:
-            raise ValueError(f"q, k and v must be on one device, got q on {q.device} and {name} on {x.device}.")
-    if q.ndim < 2:
-        raise ValueError(f"q must be [..., n_queries, d], got shape {list(q.shape)}.")
-    if k.shape != v.shape:
-        raise ValueError(f"k and v must have the same shape, got {list(k.shape)} and {list(v.shape)}.")
-    if k.shape[:-2] != q.shape[:-2] or k.shape[-1:] != q.shape[-1:] or k.ndim != q.ndim:
-        shapes = f"got q {list(q.shape)} and k {list(k.shape)}"
+        if x.dtype != dtype:
+            raise ValueError(f"q, k and v must share a dtype, got q of {dtype} and {name} of {x.dtype}.")
+        if x.device != device:
+            raise ValueError(f"q, k and v must be on one device, got q on {device} and {name} on {x.device}.")
+    if len(q_shape) < 2:
+        raise ValueError(f"q must be [..., n_queries, d], got shape {list(q_shape)}.")
+    if k_shape != v_shape:
+        raise ValueError(f"k and v must have the same shape, got {list(k_shape)} and {list(v_shape)}.")
+    if k_shape[:-2] != q_shape[:-2] or k_shape[-1:] != q_shape[-1:] or len(k_shape) != len(q_shape):
+        shapes = f"got q {list(q_shape)} and k {list(k_shape)}"
         raise ValueError(f"q and k may differ in the second last axis only, {shapes}.")
-    if k.shape[-2] == 0:
-        raise ValueError(f"Attention needs at least one key, got k of shape {list(k.shape)}.")
-    if not 1 <= q.shape[-1] <= MAX_HEAD_DIM:
-        raise ValueError(f"The head dimension must lie between 1 and {MAX_HEAD_DIM}, got {q.shape[-1]}.")
+    if k_shape[-2] == 0:
+        raise ValueError(f"Attention needs at least one key, got k of shape {list(k_shape)}.")
+    if not 1 <= q_shape[-1] <= MAX_HEAD_DIM:
+        raise ValueError(f"The head dimension must lie between 1 and {MAX_HEAD_DIM}, got {q_shape[-1]}.")

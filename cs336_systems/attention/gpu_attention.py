@@ -4,6 +4,7 @@ Which ones is decided when an operator runs, so that a compiled graph needs no p
 pass may take the one and the other the other.
 """
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import triton
 from torch import Tensor
 
 from cs336_systems.attention import triton_launch
-from cs336_systems.attention.triton_launch import empty_output
+from cs336_systems.attention.launcher import CACHE_SIZE, empty_output
 
 TESTED_TRITON = ("3.6.0",)
 """Versions of Triton whose Gluon the tests of the Hopper kernels have passed with, on a GPU: it is experimental."""
@@ -24,30 +25,34 @@ _library.define(
 )
 
 
-def _kernels(q: Tensor, k: Tensor) -> Any:
+@lru_cache(CACHE_SIZE)
+def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> Any:
     """The module with attention_forward and attention_backward for these inputs."""
     if triton.__version__ in TESTED_TRITON:
         from cs336_systems.attention.hopper import launch
 
-        if launch.takes(q, k) and launch.is_faster(q.shape, k.shape):
+        if launch.takes(device, dtype, q_shape, k_shape) and launch.is_faster(q_shape, k_shape):
             return launch
     return triton_launch
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    if q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
+    device = q.get_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
             return _forward(q, k, v, is_causal)
-    return _kernels(q, k).attention_forward(q, k, v, is_causal)
+    return _kernels(device, q.dtype, q.shape, k.shape).attention_forward(q, k, v, is_causal)
 
 
 def _backward(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
+    device = q.get_device()
+    if device != torch.cuda.current_device():
+        with torch.cuda.device(device):
             return _backward(grad_o, q, k, v, o, lse, is_causal)
-    kernels = triton_launch if torch.are_deterministic_algorithms_enabled() else _kernels(q, k)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    kernels = triton_launch if deterministic else _kernels(device, q.dtype, q.shape, k.shape)
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal)
 
 

@@ -4,7 +4,7 @@ The table was filled from sweeps on an H200 (for each of its entries some 100 fo
 16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with
 1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions use the
 entry of the next larger one. Work is counted in queries, batch x heads x n_queries: with few of them a small tile keeps
-more multiprocessors busy, and plain pointers save the 8 microseconds that each descriptor costs the host.
+more multiprocessors busy, and plain pointers save what each descriptor costs the host.
 """
 
 from dataclasses import dataclass

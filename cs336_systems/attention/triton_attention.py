@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs336_systems.attention.launcher import empty_output
 from cs336_systems.attention.tiled import attention_gradients
-from cs336_systems.attention.triton_launch import attention_backward, attention_forward, empty_output
+from cs336_systems.attention.triton_launch import attention_backward, attention_forward
 
 _library = torch.library.Library("cs336_systems", "FRAGMENT")
 _library.define("flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")

@@ -30,9 +30,9 @@ def backward_kernel(
     q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k, v and do
     k,  # [batch, heads, n_keys, HEAD_DIM]
     v,  # [batch, heads, n_keys, HEAD_DIM]
-    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]; not read if PREPROCESSED
     do,  # [batch, heads, n_queries, HEAD_DIM]
     lse_delta,  # [batch, heads, 2, n_queries_rounded] fp32 if PREPROCESSED, else lse, [batch, heads, n_queries]
+    o,  # pointer, [batch, heads, n_queries, HEAD_DIM]; not read if PREPROCESSED
     dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     dk,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
     dv,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
@@ -45,12 +45,12 @@ def backward_kernel(
     stride_vb,
     stride_vh,
     stride_vn,
-    stride_ob,
-    stride_oh,
-    stride_on,
     stride_dob,
     stride_doh,
     stride_don,
+    stride_ob,
+    stride_oh,
+    stride_on,
     stride_dqb,
     stride_dqh,
     stride_dqn,

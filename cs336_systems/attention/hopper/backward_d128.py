@@ -29,6 +29,8 @@ from cs336_systems.attention.hopper.backward_common import (
 from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
 from cs336_systems.attention.hopper.registers import pack, unpack
 
+STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
+
 
 class Shared(NamedTuple):
     """What the partitions of a program share."""
@@ -46,7 +48,7 @@ class Shared(NamedTuple):
     delta: Any
     """Ring of D, [STAGES, 64]."""
     ds: Any
-    """Ring of dS^T, [2 x DS_STAGES, 64, 64]: of both warpgroups."""
+    """dS^T of each warpgroup, [2, 64, 64]."""
     kv_full: Any
     full: Any
     empty: Any
@@ -81,8 +83,6 @@ def attention_backward_d128_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
-    STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
     DKDV_REGISTERS: gl.constexpr,  # per thread
@@ -96,20 +96,20 @@ def attention_backward_d128_kernel(
         gl.allocate_shared_memory(q.dtype, [STAGES, 64, 128], TILE),
         gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
-        gl.allocate_shared_memory(q.dtype, [2 * DS_STAGES, 64, 64], TILE),
+        gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
         allocate_barriers(2, 1),
         allocate_barriers(STAGES, 1),
         allocate_barriers(STAGES, 2),
-        allocate_barriers(2 * DS_STAGES, 1),
-        allocate_barriers(DS_STAGES, 1),
+        allocate_barriers(2, 1),
+        allocate_barriers(1, 1),
     )
     fence_async_shared()
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     gl.warp_specialize(
         [
-            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, STAGES, DS_STAGES, IS_CAUSAL)),
-            (sum_dkdv, (dk, dv, inputs, 0, STAGES, DS_STAGES, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, 1, STAGES, DS_STAGES, IS_CAUSAL, RAGGED)),
+            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, IS_CAUSAL)),
+            (sum_dkdv, (dk, dv, inputs, 0, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, 1, IS_CAUSAL, RAGGED)),
         ],
         [4, 4],
         [DKDV_REGISTERS, DKDV_REGISTERS],
@@ -117,9 +117,7 @@ def attention_backward_d128_kernel(
 
 
 @gluon.jit
-def load_and_sum_dq(
-    q, k, v, do, lse_delta, dq, inputs, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr
-):
+def load_and_sum_dq(q, k, v, do, lse_delta, dq, inputs, IS_CAUSAL: gl.constexpr):
     """Copy what the others read, and sum this program's share of dQ, tile by tile, in two halves of 64 columns."""
     shared, heads, n_queries, _, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -129,27 +127,25 @@ def load_and_sum_dq(
     sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
     load_keys(k, v, batch, head, work.start_n, shared)
     for j in range(gl.minimum(STAGES, work.steps)):
-        load_step(j, sources, shared, work, STAGES, IS_CAUSAL)
+        load_step(j, sources, shared, work, IS_CAUSAL)
     zero = gl.zeros([64, 64], gl.float32, DQ)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
     for i in range(2 * work.steps):
         j = i // 2
         half = i % 2
-        stage = j % DS_STAGES
-        phase = (j // DS_STAGES) & 1
-        mbarrier.wait(shared.ds_full.index(stage * 2), phase)
-        ds = shared.ds.index(stage * 2).permute((1, 0))
+        mbarrier.wait(shared.ds_full.index(0), j & 1)
+        ds = shared.ds.index(0).permute((1, 0))
         share = warpgroup_mma(ds, shared.k.index(half), zero, use_acc=False, is_async=True)
-        mbarrier.wait(shared.ds_full.index(stage * 2 + 1), phase)
-        ds = shared.ds.index(stage * 2 + 1).permute((1, 0))
+        mbarrier.wait(shared.ds_full.index(1), j & 1)
+        ds = shared.ds.index(1).permute((1, 0))
         share = warpgroup_mma(ds, shared.k.index(2 + half), share, is_async=True)
         share = warpgroup_mma_wait(0, deps=(share,))
-        mbarrier.arrive(shared.ds_empty.index(stage), pred=half == 1)
+        mbarrier.arrive(shared.ds_empty.index(0), pred=half == 1)
         add_dq(dq, share, (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * 2 + half)
         if (half == 1) & (j + STAGES < work.steps):
             wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
-            load_step(j + STAGES, sources, shared, work, STAGES, IS_CAUSAL)
+            load_step(j + STAGES, sources, shared, work, IS_CAUSAL)
 
 
 @gluon.jit
@@ -165,7 +161,7 @@ def load_keys(k, v, batch, head, start_n, shared):
 
 
 @gluon.jit
-def load_step(j, sources, shared, work, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def load_step(j, sources, shared, work, IS_CAUSAL: gl.constexpr):
     """Copy the queries, output gradients, L and D of a step; what lies beyond the tensors' ends reads as zero."""
     stage = j % STAGES
     full = shared.full.index(stage)
@@ -185,8 +181,6 @@ def sum_dkdv(
     dv,
     inputs,  # what the partitions share, and the numbers of the problem
     INDEX: gl.constexpr,  # which of the two warpgroups this is
-    STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
 ):
@@ -206,12 +200,12 @@ def sum_dkdv(
         start_m = query_tile(work, j, IS_CAUSAL) * 64
         dk_sum, dv_sum = step(
             *(j, start_m, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, STAGES, DS_STAGES, True),
+            *(INDEX, True),
         )
     for j in range(masked, work.steps):
         dk_sum, dv_sum = step(
             *(j, 0, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, STAGES, DS_STAGES, False),
+            *(INDEX, False),
         )
     store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
     store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
@@ -228,8 +222,6 @@ def step(
     first_query,
     softmax_scale_log2,
     INDEX: gl.constexpr,
-    STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """What 64 queries add to dK and dV."""
@@ -237,7 +229,6 @@ def step(
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     DTYPE: gl.constexpr = shared.q.dtype
     stage = j % STAGES
-    ds_stage = j % DS_STAGES
     # Zero, which the compiler cannot know: addresses of tiles that never change would be kept in registers all the
     # time, for want of which others are spilled.
     none = j >> 24
@@ -258,10 +249,10 @@ def step(
     dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
     ds_operand = unpack(pack(ds, DTYPE), DTYPE, OPERAND)
     dk = warpgroup_mma(ds_operand, q_tile, dk, is_async=True)
-    wait_empty(shared.ds_empty, j, DS_STAGES)
-    shared.ds.index(ds_stage * 2 + INDEX).store(gl.convert_layout(ds_operand, S, assert_trivial=True))
+    wait_empty(shared.ds_empty, j, 1)
+    shared.ds.index(INDEX).store(gl.convert_layout(ds_operand, S, assert_trivial=True))
     fence_async_shared()
-    mbarrier.arrive(shared.ds_full.index(ds_stage * 2 + INDEX))
+    mbarrier.arrive(shared.ds_full.index(INDEX))
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(shared.empty.index(stage))
     return dk, dv

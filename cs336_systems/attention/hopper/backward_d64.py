@@ -30,6 +30,9 @@ from cs336_systems.attention.hopper.backward_common import (
 from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
 from cs336_systems.attention.hopper.registers import pack, unpack
 
+STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
+DS_STAGES = gl.constexpr(2)  # of the ring of dS
+
 
 class Shared(NamedTuple):
     """What the partitions of a program share."""
@@ -72,9 +75,6 @@ def attention_backward_d64_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
-    STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr,
-    EARLY_DV: gl.constexpr,  # issue the product for dV before dP^T is waited for, instead of beside that for dK
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
     DKDV_REGISTERS: gl.constexpr,  # per thread
@@ -102,10 +102,10 @@ def attention_backward_d64_kernel(
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     gl.warp_specialize(
         [
-            (sum_dq, (dq, inputs, DS_STAGES, IS_CAUSAL)),
-            (sum_dkdv, (dk, dv, inputs, 0, STAGES, DS_STAGES, EARLY_DV, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, 1, STAGES, DS_STAGES, EARLY_DV, IS_CAUSAL, RAGGED)),
-            (loader, (q, k, v, do, lse_delta, inputs, STAGES, IS_CAUSAL)),
+            (sum_dq, (dq, inputs, IS_CAUSAL)),
+            (sum_dkdv, (dk, dv, inputs, 0, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, 1, IS_CAUSAL, RAGGED)),
+            (loader, (q, k, v, do, lse_delta, inputs, IS_CAUSAL)),
         ],
         [4, 4, 1],
         [DKDV_REGISTERS, DKDV_REGISTERS, LOADER_REGISTERS],
@@ -113,7 +113,7 @@ def attention_backward_d64_kernel(
 
 
 @gluon.jit
-def loader(q, k, v, do, lse_delta, inputs, STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def loader(q, k, v, do, lse_delta, inputs, IS_CAUSAL: gl.constexpr):
     """Copy keys and values, then queries and output gradients; what lies beyond the tensors' ends reads as zero."""
     shared, heads, n_queries, _, _, _ = inputs
     work = locate(n_queries, IS_CAUSAL)
@@ -151,9 +151,6 @@ def sum_dkdv(
     dv,
     inputs,  # what the partitions share, and the numbers of the problem
     INDEX: gl.constexpr,  # which of the two warpgroups this is
-    STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr,
-    EARLY_DV: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
 ):
@@ -178,12 +175,12 @@ def sum_dkdv(
         start_m = query_tile(work, j, IS_CAUSAL) * 64
         scores, dk_sum, dv_sum = step(
             *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, STAGES, DS_STAGES, EARLY_DV, True),
+            *(INDEX, True),
         )
     for j in range(masked, work.steps):
         scores, dk_sum, dv_sum = step(
             *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, STAGES, DS_STAGES, EARLY_DV, False),
+            *(INDEX, False),
         )
     store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
     store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
@@ -203,9 +200,6 @@ def step(
     first_query,
     softmax_scale_log2,
     INDEX: gl.constexpr,
-    STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr,
-    EARLY_DV: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """What 64 queries add to dK and dV, and the next step's scores."""
@@ -219,14 +213,9 @@ def step(
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
     lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
     p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED)
-    if EARLY_DV:
-        dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
-        dp = warpgroup_mma_wait(1, deps=(dp,))
-    else:
-        dp = warpgroup_mma_wait(0, deps=(dp,))
+    dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
+    dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
-    if not EARLY_DV:
-        dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
     ds_operand = unpack(pack(ds, DTYPE), DTYPE, OPERAND)
     dk = warpgroup_mma(ds_operand, shared.q.index(stage), dk, is_async=True)
     wait_full(shared.q_full, j + 1, STAGES)
@@ -245,7 +234,7 @@ def step(
 
 
 @gluon.jit
-def sum_dq(dq, inputs, DS_STAGES: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def sum_dq(dq, inputs, IS_CAUSAL: gl.constexpr):
     """This program's share of dQ, tile by tile."""
     shared, _, n_queries, _, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])

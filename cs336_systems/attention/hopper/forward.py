@@ -30,6 +30,8 @@ from cs336_systems.attention.hopper.barriers import (
 )
 from cs336_systems.attention.hopper.registers import pack, unpack
 
+STAGES = gl.constexpr(2)  # of the ring
+BLOCK_N = gl.constexpr(128)  # keys per step
 LN_2 = gl.constexpr(0.6931471805599453)
 LOWEST = gl.constexpr(-1e30)  # below all scores; finite, so that no infinities are subtracted
 
@@ -62,10 +64,8 @@ def attention_forward_kernel(
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
-    BLOCK_N: gl.constexpr,  # keys per step
     BLOCK_D: gl.constexpr,  # d, padded to 64 or 128
     CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
-    STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
@@ -85,8 +85,8 @@ def attention_forward_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, inputs, 0, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, BLOCK_N, CONSUMERS, STAGES, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, CONSUMERS, IS_CAUSAL)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -94,9 +94,9 @@ def attention_forward_kernel(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, inputs, 0, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
-                (consumer, (o, lse, inputs, 1, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, BLOCK_N, CONSUMERS, STAGES, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -104,10 +104,10 @@ def attention_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, inputs, 0, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
-                (consumer, (o, lse, inputs, 1, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
-                (consumer, (o, lse, inputs, 2, BLOCK_N, BLOCK_D, CONSUMERS, STAGES, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, BLOCK_N, CONSUMERS, STAGES, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, inputs, 2, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -115,7 +115,7 @@ def attention_forward_kernel(
 
 
 @gluon.jit
-def locate(heads, n_keys, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def locate(heads, n_keys, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
     """Batch, head, first query and number of key tiles of this program; there is at least one key tile.
 
     With a causal mask the last queries see the most keys. They come first, so that what starts last is short.
@@ -135,14 +135,12 @@ def loader(
     k,
     v,
     inputs,  # what the partitions share, and the numbers of the problem
-    BLOCK_N: gl.constexpr,
     CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
     """Copy the queries, then keys and values; what lies beyond the tensors' ends reads as zero."""
     shared, heads, _, n_keys, _ = inputs
-    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, BLOCK_N, IS_CAUSAL)
+    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, IS_CAUSAL)
     for i in gl.static_range(CONSUMERS):
         mbarrier.expect(shared.q_full.index(i), q.block_type.nbytes)
         tma.async_copy_global_to_shared(
@@ -175,10 +173,8 @@ def consumer(
     lse,
     inputs,  # what the partitions share, and the numbers of the problem
     INDEX: gl.constexpr,  # which of the consumers this is
-    BLOCK_N: gl.constexpr,
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
     """Attention of 64 queries."""
@@ -190,7 +186,7 @@ def consumer(
     NEXT: gl.constexpr = (INDEX + 1) % CONSUMERS
     if CONSUMERS > 1 and INDEX == CONSUMERS - 1:
         give_turn(0)
-    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, BLOCK_N, IS_CAUSAL)
+    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, IS_CAUSAL)
     start_m += INDEX * 64
     # Keys up to here are visible, by row: [64].
     last_key = gl.full([64], n_keys - 1, gl.int32, gl.SliceLayout(1, S))
@@ -222,12 +218,12 @@ def consumer(
         for t in range(1, steps - unmasked):
             packed, acc, row_max, row_sum = step(
                 *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
-                *(INDEX, NEXT, CONSUMERS, STAGES, True),
+                *(INDEX, NEXT, CONSUMERS, True),
             )
     for t in range(steps - unmasked, steps):
         packed, acc, row_max, row_sum = step(
             *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
-            *(INDEX, NEXT, CONSUMERS, STAGES, False),
+            *(INDEX, NEXT, CONSUMERS, False),
         )
 
     wait_full(shared.full, steps, STAGES)
@@ -262,12 +258,10 @@ def step(
     INDEX: gl.constexpr,
     NEXT: gl.constexpr,
     CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Scores and softmax of this step's keys, while last step's probabilities are multiplied with their values."""
     DTYPE: gl.constexpr = q_tile.dtype
-    BLOCK_N: gl.constexpr = zero.shape[1]
     stage = t % STAGES
     wait_full(shared.full, t, STAGES)
     p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, acc.type.layout, 2))

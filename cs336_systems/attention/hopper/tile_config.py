@@ -1,4 +1,4 @@
-"""The tile sizes of the Hopper kernels for each problem."""
+"""The tile sizes of the Hopper kernels for each problem, chosen by times on an H200 (docs/hopper-kernels.md)."""
 
 from dataclasses import dataclass
 
@@ -14,10 +14,6 @@ class ForwardTiles:
 
     consumers: int
     """Warpgroups of 64 queries in a program: 1, 2 or 3."""
-    stages: int
-    """Of the ring of keys and values."""
-    block_n: int = 128
-    """Keys per step."""
     group: int
     """Heads, at most, whose programs take turns in the launch order, so that they meet in the L2 cache."""
 
@@ -32,27 +28,16 @@ class ForwardTiles:
         return 128 if self.consumers == 1 else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class BackwardTiles:
-    """How attention_backward_d64_kernel or attention_backward_d128_kernel is launched."""
-
-    stages: int
-    """Of the ring of queries and output gradients."""
-    ds_stages: int = 2
-    """Of the ring of dS."""
-    early_dv: bool = False
-    """In attention_backward_d64_kernel, issue the product for dV before dP is waited for."""
-    group: int
-    """As in ForwardTiles."""
-
-
-def forward_tiles(block_d: int, n_keys: int) -> ForwardTiles:
+def forward_tiles(block_d: int, n_queries: int, n_keys: int) -> ForwardTiles:
     """The forward kernel's tiles for a head dimension padded to 64 or 128."""
-    group = max(1, L2_SHARE // (2 * n_keys * block_d * 2))  # keys and values
-    return ForwardTiles(consumers=3 if block_d == 64 else 2, stages=3 if block_d == 64 else 2, group=group)
+    keys_and_values = n_keys * block_d * 4  # bytes of a head
+    if block_d == 128:
+        return ForwardTiles(consumers=2, group=max(1, L2_SHARE // 4 // keys_and_values))
+    # Small tiles compute less beyond the diagonal and the end, large ones load less.
+    consumers = 1 if n_queries <= 2048 else 3
+    return ForwardTiles(consumers=consumers, group=max(1, L2_SHARE // keys_and_values))
 
 
-def backward_tiles(block_d: int, n_queries: int) -> BackwardTiles:
-    """The backward kernel's tiles for a head dimension padded to 64 or 128."""
-    group = max(1, L2_SHARE // (n_queries * block_d * 8))  # queries, output gradients, and the sums of dQ in fp32
-    return BackwardTiles(stages=2, early_dv=block_d == 64, group=group)
+def backward_group(block_d: int, n_queries: int) -> int:
+    """Heads in a group, as in ForwardTiles, of the backward kernel for a head dimension padded to 64 or 128."""
+    return max(1, L2_SHARE // (n_queries * block_d * 8))  # queries, output gradients, and the sums of dQ in fp32

@@ -1,0 +1,138 @@
+"""Launches that cost the host little, and what a kernel is told about a tensor: shared by all kernels.
+
+A short sequence takes the device less time than its launch takes the host. So what follows from shapes and strides
+alone is worked out once per problem and cached, and a compiled kernel is found again without looking at each argument.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime import driver
+
+CACHE_SIZE = 4096  # problems; a bound for callers whose lengths keep changing
+ALIGNMENT = 16  # bytes: what kernels are specialized for, and the unit of a descriptor's strides
+INTERPRETED = triton.knobs.runtime.interpret
+
+Strides = tuple[tuple[int, ...], ...]
+"""Of several tensors."""
+MakeDescriptor = Callable[[Tensor], Any]
+"""Makes a tensor's descriptor; all tensors that it is called with are of one dtype, shape and strides."""
+
+
+class Launch:
+    """kernel[grid](*tensors, *scalars, *constexprs), with less work for the host from the second call on.
+
+    Triton's own launch inspects some 40 arguments in Python to find the compiled kernel, and calls the hooks of its
+    profiler. Here the compiled kernel is kept. It is specialized for the scalars, the constexprs, the tensors' dtypes
+    (so one Launch must always get tensors of the same dtypes) and for tensors that start at multiples of 16 bytes;
+    others go through Triton's own launch. The first tensors may be passed by descriptors, which differ from call to
+    call in their tensors only, so all else about them is checked once.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        scalars: Sequence[float],
+        constexprs: Sequence[int | str],
+        *,
+        num_warps: int = 4,
+        maxnreg: int | None = None,
+        num_stages: int | None = None,
+        descriptors: Sequence[MakeDescriptor] = (),
+    ):
+        self.kernel = kernel
+        self.grid = grid
+        self.rest = (*scalars, *constexprs)
+        options = {"num_warps": num_warps, "maxnreg": maxnreg, "num_stages": num_stages}
+        self.options = {name: value for name, value in options.items() if value is not None}
+        self.descriptors = descriptors
+        self.fields: list[tuple[type, dict[str, Any]]] = []  # of each descriptor, but for its tensor
+        self.compiled: dict[int, Any] = {}  # by device
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch on the current stream of the tensors' device, which is the current one."""
+        arguments: list[Any] = []
+        bits = 0
+        for x in tensors:
+            address = x.data_ptr()
+            bits |= address
+            arguments.append(address)
+        device = tensors[0].get_device()
+        compiled = self.compiled.get(device)
+        if compiled is None or bits % ALIGNMENT:
+            self._launch_anew(tensors, device, keep=bits % ALIGNMENT == 0)
+            return
+        for i, (kind, fields) in enumerate(self.fields):
+            descriptor: Any = object.__new__(kind)
+            vars(descriptor).update(fields, base=tensors[i])
+            arguments[i] = descriptor
+        stream = driver.active.get_current_stream(device)
+        function, metadata = compiled.function, compiled.packed_metadata
+        compiled.run(*self.grid, stream, function, metadata, None, None, None, *arguments, *self.rest)
+
+    def _launch_anew(self, tensors: Sequence[Tensor], device: int, keep: bool) -> None:
+        """Triton's own launch; keep the kernel that it finds or compiles."""
+        descriptors = [make(x) for make, x in zip(self.descriptors, tensors, strict=False)]
+        arguments = (*descriptors, *tensors[len(descriptors) :], *self.rest)
+        if INTERPRETED:
+            self.kernel[self.grid](*arguments)
+            return
+        compiled = self.kernel[self.grid](*arguments, **self.options)
+        if keep:
+            self.compiled[device] = compiled
+            without_tensor = [{name: y for name, y in vars(x).items() if name != "base"} for x in descriptors]
+            self.fields = list(zip(map(type, descriptors), without_tensor, strict=True))
+
+
+def empty_output(x: Tensor) -> Tensor:
+    """An uninitialized tensor like x, in its memory layout if the last axis is contiguous there."""
+    output = torch.empty_like(x)
+    return output if output.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def ensure_described(x: Tensor) -> Tensor:
+    """X if a descriptor takes its strides and start, else a contiguous copy."""
+    fits = x.data_ptr() % ALIGNMENT == 0 and _strides_fit(x.shape, x.stride(), x.element_size())
+    return x if fits else x.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(CACHE_SIZE)
+def _strides_fit(shape: torch.Size, strides: tuple[int, ...], element_size: int) -> bool:
+    """Whether the last axis is contiguous and the others' strides are positive multiples of 16 bytes."""
+    axes = zip(shape[:-1], strides[:-1], strict=True)
+    return strides[-1] == 1 and all(n == 1 or (s > 0 and s * element_size % ALIGNMENT == 0) for n, s in axes)
+
+
+def described_as(shape: torch.Size, strides: tuple[int, ...]) -> dict[str, list[int]]:
+    """Shape and strides of the [batch, heads, rows, d] tensor that a descriptor is made for."""
+    batch, heads, rows, d = shape_4d(shape)
+    # An axis of length 1 may have any stride, but a descriptor wants multiples of 16 bytes, as d is here.
+    outer = [d if n == 1 else s for n, s in zip((batch, heads, rows), outer_strides(strides), strict=True)]
+    return {"shape": [batch, heads, rows, d], "strides": [*outer, 1]}
+
+
+def shape_4d(shape: torch.Size) -> tuple[int, int, int, int]:
+    """Batch, heads, rows, d; one head if the shape has no heads axis."""
+    heads = shape[1] if len(shape) == 4 else 1
+    return shape[0], heads, shape[-2], shape[-1]
+
+
+def outer_strides(strides: tuple[int, ...]) -> tuple[int, int, int]:
+    """Of batch, heads and rows."""
+    return (strides[0], strides[1], strides[2]) if len(strides) == 4 else (strides[0], 0, strides[1])
+
+
+def largest_group(limit: int | None, batch_heads: int) -> int:
+    """The largest number of heads up to a limit of which all groups can be alike; all heads if there is no limit."""
+    limit = batch_heads if limit is None else min(limit, batch_heads)
+    return max(size for size in range(1, limit + 1) if batch_heads % size == 0)
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
