@@ -28,6 +28,8 @@ SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs336_systems.attention.tiled")}
 """Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
+FIXED = {name: {"attention": "plain"} for name in ("data_parallel", "optimizer_sharding", "fsdp")}
+"""What experiments with a model set a parameter to that their cells do not have."""
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 REFERENCE = "nvidia-h200"
@@ -114,7 +116,7 @@ def unused_modules(cells: Sequence[Experiment]) -> list[str]:
     return [
         module
         for (parameter, value), modules in RUN_ONLY_WITH.items()
-        if not any(getattr(cell, parameter, value) == value for cell in cells)
+        if not any(getattr(cell, parameter, FIXED.get(cell.name, {}).get(parameter, value)) == value for cell in cells)
         for module in modules
     ]
 

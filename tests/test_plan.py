@@ -15,6 +15,7 @@ from cs336_systems.experiments.base import Experiment, Positive, field_docs, mak
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.model import build_model
 from cs336_systems.plan import (
+    FIXED,
     RUN_ONLY_WITH,
     make_plan,
     plan_to_json,
@@ -301,6 +302,13 @@ def test_the_attention_kernels_count_only_where_a_cell_runs_them():
     assert not unused_modules([make_cell(EXPERIMENTS["flash"], {})])
     together = [make_cell(EXPERIMENTS["end_to_end"], {"attention": kind}) for kind in ("plain", "flash")]
     assert recorded_digest(together) == digest(attention="flash")
+
+
+@pytest.mark.parametrize("experiment", FIXED)
+def test_what_an_experiment_sets_a_parameter_to_is_no_choice_of_its_cells(experiment):
+    cell = make_cell(EXPERIMENTS[experiment], {})
+    assert all(not hasattr(cell, parameter) for parameter in FIXED[experiment])
+    assert unused_modules([cell]) == list(RUN_ONLY_WITH["attention", "flash"])
 
 
 @pytest.mark.parametrize("attention", ["plain", "sdpa", "flash"])
