@@ -28,8 +28,8 @@ SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs336_systems.attention.tiled")}
 """Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
-FIXED = {name: {"attention": "plain"} for name in ("data_parallel", "optimizer_sharding", "fsdp")}
-"""What experiments with a model set a parameter to that their cells do not have."""
+FIXED = {name: {"attention": "plain"} for name in ("attention", "data_parallel", "optimizer_sharding", "fsdp")}
+"""What experiments set a parameter to that their cells do not have."""
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 REFERENCE = "nvidia-h200"

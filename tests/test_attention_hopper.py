@@ -316,9 +316,10 @@ def test_kernels_are_told_apart_by_what_they_were_compiled_for():
 
 
 # batch, heads, tokens, d: as timed on an H200, or bound by the host
-FASTER = [(4, 25, 1024, 64), (8, 12, 1024, 64), (4, 32, 1024, 80), (8, 16, 2048, 64), (1, 16, 16384, 128)]
+FASTER = [(8, 32, 1024, 64), (4, 32, 1024, 80), (4, 32, 2048, 64), (1, 16, 16384, 128), (1, 4, 8192, 64)]
+FASTER += [(1, 8, 4096, 128), (1, 1, 32768, 64), (16, 32, 512, 128)]
 NOT_FASTER = [(1, 16, 512, 64), (1, 16, 1024, 128), (1, 16, 2048, 64), (1, 1, 8192, 128), (1, 1, 16384, 64)]
-NOT_FASTER += [(4, 32, 512, 64), (8, 32, 256, 64), (4, 32, 4096, 32)]
+NOT_FASTER += [(4, 32, 1024, 64), (2, 32, 1024, 128), (4, 32, 512, 64), (32, 32, 256, 128), (4, 32, 4096, 32)]
 
 
 @pytest.mark.parametrize(("shape", "faster"), [(x, True) for x in FASTER] + [(x, False) for x in NOT_FASTER])

@@ -35,8 +35,11 @@ from cs336_systems.attention.launcher import (
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
-MIN_QUERIES = 2**16  # batch x heads x n_queries: four programs of 128 queries for each multiprocessor
-MIN_LENGTH = 1024  # queries, and keys, of a sequence
+MIN_QUERIES = 2**15  # batch x heads x n_queries: two programs of 128 queries for each multiprocessor
+MIN_LENGTH = 512  # queries, and keys, of a sequence
+MIN_WORK = (
+    2**34
+)  # queries x keys x padded head dimension; with less, the host takes longer to launch than the device to run
 MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to 32 at most by the Triton kernels
 MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
@@ -65,8 +68,11 @@ def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
 
     Their tiles are large, so that few short heads leave multiprocessors idle, and their launches cost the host more.
     """
-    enough = math.prod(q_shape[:-1]) >= MIN_QUERIES
-    return enough and min(q_shape[-2], k_shape[-2]) >= MIN_LENGTH and q_shape[-1] >= MIN_HEAD_DIM
+    n_queries, d = q_shape[-2:]
+    n_keys = k_shape[-2]
+    queries = math.prod(q_shape[:-1])
+    many = queries >= MIN_QUERIES and queries * n_keys * _block_d(d) >= MIN_WORK
+    return many and min(n_queries, n_keys) >= MIN_LENGTH and d >= MIN_HEAD_DIM
 
 
 def attention_forward(
@@ -123,7 +129,7 @@ def _forward_launch(
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d)
-    tiles = tiles or forward_tiles(block_d, n_queries, n_keys)
+    tiles = tiles or forward_tiles(block_d, batch * heads, n_queries, n_keys)
     q, k, v, o = strides
     group = largest_group(tiles.group, batch * heads)
     return Launch(

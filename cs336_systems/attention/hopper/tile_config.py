@@ -28,13 +28,14 @@ class ForwardTiles:
         return 128 if self.consumers == 1 else None
 
 
-def forward_tiles(block_d: int, n_queries: int, n_keys: int) -> ForwardTiles:
+def forward_tiles(block_d: int, batch_heads: int, n_queries: int, n_keys: int) -> ForwardTiles:
     """The forward kernel's tiles for a head dimension padded to 64 or 128."""
     keys_and_values = n_keys * block_d * 4  # bytes of a head
     if block_d == 128:
         return ForwardTiles(consumers=2, group=max(1, L2_SHARE // 4 // keys_and_values))
-    # Small tiles compute less beyond the diagonal and the end, large ones load less.
-    consumers = 1 if n_queries <= 2048 else 3
+    # Small tiles compute less beyond the diagonal and the end, and are enough for all multiprocessors; large ones load
+    # less.
+    consumers = 1 if n_queries < 2048 or batch_heads * n_queries < 2**16 else 3
     return ForwardTiles(consumers=consumers, group=max(1, L2_SHARE // keys_and_values))
 
 
