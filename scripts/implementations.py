@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
+from cs336_systems.accounting.units import BYTES, MIB
 from scripts.data import select, statistic
 
 PASSES = ["forward", "backward", "forward_backward"]
@@ -19,6 +20,19 @@ NAMES = {
     "tiled": "ours (PyTorch)",
     "tiled_compiled": "ours (PyTorch), compiled",
 }
+
+
+OURS = "triton"
+TENSORS, TENSORS_AND_SUMS = 8, 10
+"""Tensors of the inputs' size and type at the peak of our backward pass: q, k, v, o and their gradients; and what the
+fp32 sums of dQ add to them in 16-bit types."""
+
+
+def kernels_for_hopper(peaks: DataFrame) -> Series:
+    """Whether ours ran its kernels for Hopper, by rows of peak memory: only those sum dQ in fp32 in memory."""
+    numbers = peaks["batch_size"] * peaks["heads"] * peaks["sequence"] * peaks["d"]
+    tensors = peaks["mean"] * MIB / (numbers * peaks["precision"].map(BYTES))
+    return (peaks["implementation"] == OURS) & (tensors > (TENSORS + TENSORS_AND_SUMS) / 2)
 
 
 def availability(table: DataFrame) -> dict[str, Any]:

@@ -6,40 +6,16 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
 from cs336_systems.measure.peaks import Peak
-from scripts.check import TOLERANCE, Check, Timing, conclude, outside, under_the_roofline
+from scripts.check import Check, Timing, conclude, outside, under_the_roofline
 from scripts.data import measured_gpu, select
 from scripts.implementations import PASSES
-
-DEVICE_BOUND_MS = 1.0
-"""If a call takes this long, the device sets the pace, not the host, and its parts add up."""
-FLASH_CELL = ["sequence", "d", "heads", "batch_size", "causal", "precision", "compiled_call", "implementation", "rep"]
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of the experiments `attention` and `flash`."""
     plain, flash = tables["attention"], tables["flash"]
-    yield phases_add_up(flash)
     yield nothing_beats_the_roofline(plain, flash)
     yield memory_holds_the_tensors(plain, flash)
-
-
-def phases_add_up(flash: DataFrame) -> Check:
-    """Forward and backward, timed separately, add up to both timed in one call."""
-    check = f"attention's forward + backward, timed apart, agree with both in one call, from {DEVICE_BOUND_MS:g} ms up"
-    if not measured_gpu({"": flash}):
-        # By the host's clock, it is the sum of both that is recorded.
-        return Check(check, "not applicable", "timed independently on GPUs only")
-    times = timed(flash).pivot_table(index=FLASH_CELL, columns="metric", values="median")
-    times = times.reindex(columns=PASSES).dropna()
-    times = times[times["forward_backward"] >= DEVICE_BOUND_MS]
-    errors = (times["forward"] + times["backward"] - times["forward_backward"]).abs() / times["forward_backward"]
-    wrong = times[errors > TOLERANCE["GPU"]].reset_index()
-    complaints = [
-        f"{name_flash(row)}: {row['forward'] + row['backward']:.2f} ms against {row['forward_backward']:.2f} ms"
-        for _, row in wrong.iterrows()
-    ]
-    worst = f"; largest difference {errors.max():.1%}" if len(errors) else ""
-    return conclude(check, complaints, len(times), f"{len(times)} cells within {TOLERANCE['GPU']:.0%}{worst}")
 
 
 def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:

@@ -1,4 +1,4 @@
-"""Self-checks of the ablation of the attention kernels."""
+"""Self-checks of the ablation of the Triton attention kernels."""
 
 from collections.abc import Iterator, Mapping
 
@@ -22,7 +22,10 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -> Check:
-    """With nothing reverted, the kernels take as long as where they are compared with other implementations."""
+    """With nothing reverted, the kernels take as long as where they are compared with other implementations.
+
+    Except where those may be the kernels for Hopper, which are used because they are faster.
+    """
     complaints, examined, worst = [], 0, 0.0
     for metric in PASSES:
         rows = select(table, metric=metric, status="ok", without="nothing")
@@ -30,11 +33,15 @@ def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -
         pairs = rows.join(times.rename("elsewhere"), on=SHAPE, how="inner")
         for _, row in pairs.iterrows():
             examined += 1
-            error = abs(row["median"] / row["elsewhere"] - 1)
+            slower = row["median"] / row["elsewhere"] - 1
+            error = max(0.0, -slower) if row["precision"] == "bf16" else abs(slower)
             worst = max(worst, error)
             if error > TOLERANCE["GPU"]:
                 cell = in_words(FlashAblation, tuple(row[parameters(FlashAblation)]))
                 complaints.append(f"{cell}: {metric} {row['median']:.2f} ms, elsewhere {row['elsewhere']:.2f} ms")
-    check = "with nothing reverted, our kernels take as long as in the comparison of implementations"
+    check = (
+        "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16,"
+        " where ours may be others, no less"
+    )
     summary = f"{examined} passes within {TOLERANCE['GPU']:.0%}; largest difference {worst:.1%}"
     return conclude(check, complaints, examined, summary if examined else "no shape was measured in both on a GPU")

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from scripts.cells import in_words
 from scripts.check import TOLERANCE, Check, conclude
+from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
 from scripts.data import measured_gpu
-
-DEVICE_BOUND_MS = 1.0
-"""If a call takes this long, the device sets the pace, not the host."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Check:
     if not measured_gpu(tables):
         return Check(check, "not applicable", "judged on GPUs only: on a CPU caches and other programs hide it")
     complaints, examined = [], 0
+    tables = {**tables, Flash.name: device_bound_rows(tables[Flash.name])}
     for growth in GROWTHS:
         for cell, metric, factor, length_factor in neighbours(tables[growth.experiment], growth):
             examined += 1

@@ -4,8 +4,8 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.checks.attention import DEVICE_BOUND_MS, name_flash
-from scripts.checks.attention_calls import adds_up, calls
+from scripts.checks.attention import name_flash
+from scripts.checks.attention_calls import adds_up, calls, needed_for_device_bound
 from scripts.data import select, statistic
 from scripts.implementations import NAMES
 from scripts.markup import Table, significant
@@ -66,6 +66,6 @@ def disturbed(table: DataFrame) -> list[dict[str, Any]]:
             "parts": float(row["forward"] + row["backward"]),
             "host": float(row["host"]),
         }
-        for _, row in cells[cells["forward_backward"] < DEVICE_BOUND_MS].iterrows()
-        if row["forward_backward"] > row["forward"] + row["backward"] and not adds_up(row, host_shares=1)
+        for _, row in cells[cells["forward_backward"] < needed_for_device_bound(cells)].iterrows()
+        if row["forward_backward"] > row["forward"] + row["backward"] and not adds_up(row)
     ]
