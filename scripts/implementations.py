@@ -23,16 +23,18 @@ NAMES = {
 
 
 OURS = "triton"
-TENSORS, TENSORS_AND_SUMS = 8, 10
-"""Tensors of the inputs' size and type at the peak of our backward pass: q, k, v, o and their gradients; and what the
-fp32 sums of dQ add to them in 16-bit types."""
+TENSORS_AND_SUMS = 10
+"""Tensors of the inputs' size at the peak of our backward pass in 16-bit types where dQ is summed in fp32: q, k, v, o,
+their gradients, and the sums, which count as two."""
+NUMBERS_PER_QUERY = 0.2
+"""Of that size: at most what L and D take besides."""
 
 
 def kernels_for_hopper(peaks: DataFrame) -> Series:
     """Whether ours ran its kernels for Hopper, by rows of peak memory: only those sum dQ in fp32 in memory."""
     numbers = peaks["batch_size"] * peaks["heads"] * peaks["sequence"] * peaks["d"]
     tensors = peaks["mean"] * MIB / (numbers * peaks["precision"].map(BYTES))
-    return (peaks["implementation"] == OURS) & (tensors > (TENSORS + TENSORS_AND_SUMS) / 2)
+    return (peaks["implementation"] == OURS) & (tensors - TENSORS_AND_SUMS).between(0, NUMBERS_PER_QUERY)
 
 
 def availability(table: DataFrame) -> dict[str, Any]:

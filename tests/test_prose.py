@@ -409,6 +409,28 @@ def test_the_leaderboard_is_held_against_the_fastest_library_and_the_ablation():
     assert "0.75× as fast as SDPA cuDNN, the fastest library" in tile.meaning
 
 
+@pytest.mark.parametrize(("tensors", "for_hopper"), [(8.1, False), (10.1, True)])
+def test_the_peak_memory_shows_which_of_our_kernels_ran(tensors, for_hopper):
+    # A tensor of 16 heads of 16 384 tokens, d 64, bf16 is 32 MiB; of 2 x 32 heads of 1024 tokens 8 MiB; of one 128 kiB.
+    one, many = {"sequence": 1024}, {"sequence": 1024, "heads": 32, "batch_size": 2}
+    ours, other = {"implementation": "triton"}, {"implementation": "sdpa_flash"}
+    cells = {
+        Flash(**BOARD, **ours): passes(2.0, 4.0, peak_memory=32 * tensors),
+        Flash(**BOARD, **other): passes(2.0, 4.0),
+        Flash(**many, **ours): passes(2.0, 4.0, peak_memory=8 * tensors),
+        Flash(**many, **other): passes(2.0, 4.0),
+        Flash(**one, **ours): passes(2.0, 4.0, peak_memory=0.125 * 8.1),
+        Flash(**one, **other): passes(2.0, 4.0),
+    }
+    ablation = {FlashAblation(): {"forward": [2.0] * 10, "backward": [4.4] * 10}}
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells, ablation)), GPU)
+    assert ("The ablation is of the Triton kernels; here those for Hopper ran" in text) == for_hopper
+    sentence = (
+        "in bf16 they ran in 1 of 1 cells with many heads and in 0 of 1 with one, the Triton kernels in the others."
+    )
+    assert (sentence in text) == for_hopper
+
+
 def test_many_heads_tell_a_want_of_tiles_from_slow_kernels():
     # With one head ours takes 2 ms, cuDNN 1; with 64, 20 against 30.
     one, many = {"sequence": 8192}, {"sequence": 8192, "heads": 32, "batch_size": 2}
@@ -434,5 +456,5 @@ def test_what_of_two_backward_passes_the_host_sets():
         Flash(**long, implementation="triton_compiled_backward"): passes(1.0, 6.0),
     }
     text = prose("flash_backward", flash_backward.answers(flash_tables(cells)), GPU)
-    assert "Where the device sets the pace, the Triton kernels are 3.00× as fast" in text
+    assert "Where the device sets the pace, our kernels are 3.00× as fast" in text
     assert "In 1 of 2 cells the host sets the pace of one of the two" in text

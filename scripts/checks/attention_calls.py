@@ -15,7 +15,7 @@ from scripts.steps import HOST_BOUND
 
 DEVICE_BOUND_MS = 1.0
 """If a call takes this long, the device sets the pace, unless the host is seen to take nearly as long."""
-DEVICE_BOUND_CALLS = 2
+DEVICE_BOUND_CALLS = 3
 """So many times what a call costs the host it takes then."""
 HOST_SCATTER = 0.25
 """Of what a call costs the host: by so much it may take less than its parts, each of which the host paces too."""
@@ -34,12 +34,12 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 def calls(table: DataFrame) -> DataFrame:
     """One row per cell measured on a GPU: its parameters, the medians of its passes and of the replay, and `host`, ms.
 
-    Where the host's share was not measured, it is the most that it was at any length of the same implementation.
+    Where the host's share was not measured, it is the median of the same implementation's at other lengths.
     """
     found = side_by_side(table if measured_gpu({"": table}) else table.iloc[:0], Flash, "median")
     cells = found.reindex(columns=[*PASSES, "graph", "host"]).dropna(subset=PASSES).reset_index()
-    most = cells.groupby(IMPLEMENTATION)["host"].transform("max")
-    return cells.assign(host=cells["host"].fillna(most).fillna(0) / 1e3)
+    usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
+    return cells.assign(host=cells["host"].fillna(usual).fillna(0) / 1e3)
 
 
 def needed_for_device_bound(cells: DataFrame) -> Series:

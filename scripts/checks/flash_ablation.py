@@ -1,5 +1,6 @@
 """Self-checks of the ablation of the Triton attention kernels."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
@@ -9,16 +10,17 @@ from cs336_systems.measure.record import parameters
 from scripts.cells import in_words
 from scripts.check import TOLERANCE, Check, conclude
 from scripts.data import select
+from scripts.implementations import OURS
 
 SHAPE = ["sequence", "d", "heads", "precision"]
 PASSES = ["forward", "backward"]
-OURS = "triton"
 ALIKE = {"batch_size": 1, "causal": True}
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of the experiment."""
     yield nothing_reverted_is_the_implementation(tables["flash_ablation"], tables["flash"])
+    yield nothing_reverted_is_the_fastest(tables["flash_ablation"])
 
 
 def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -> Check:
@@ -45,3 +47,22 @@ def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -
     )
     summary = f"{examined} passes within {TOLERANCE['GPU']:.0%}; largest difference {worst:.1%}"
     return conclude(check, complaints, examined, summary if examined else "no shape was measured in both on a GPU")
+
+
+def nothing_reverted_is_the_fastest(table: DataFrame) -> Check:
+    """No decision of the kernels slows them down: reverting it does not make a pass faster."""
+    complaints, examined, least = [], 0, math.inf
+    for metric in PASSES:
+        rows = select(table, metric=metric, status="ok")
+        usual = select(rows, without="nothing").set_index(SHAPE)["median"]
+        reverted = rows[rows["without"] != "nothing"].join(usual.rename("usual"), on=SHAPE, how="inner")
+        for _, row in reverted.iterrows():
+            examined += 1
+            ratio = row["median"] / row["usual"]
+            least = min(least, ratio)
+            if ratio < 1 - TOLERANCE["GPU"]:
+                cell = in_words(FlashAblation, tuple(row[parameters(FlashAblation)]))
+                complaints.append(f"{cell}: {metric} {row['median']:.2f} ms, as it is {row['usual']:.2f} ms")
+    check = "no pass is faster with a design decision of the kernels reverted"
+    summary = f"{examined} passes; {least:.2f} times as long at least, allowed {1 - TOLERANCE['GPU']:.2f}"
+    return conclude(check, complaints, examined, summary if examined else "nothing was reverted on a GPU")

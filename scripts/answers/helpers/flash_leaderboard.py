@@ -7,11 +7,10 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, MATMUL
 from scripts.data import one, ratio, reason, select, statistic
-from scripts.implementations import NAMES, PASSES, median_time
+from scripts.implementations import NAMES, OURS, PASSES, kernels_for_hopper, median_time
 from scripts.markup import Table, fixed_point
 from scripts.spread import legend, marked
 
-OURS = "triton"
 MEANWHILE = ("handout_sm_clock", "handout_power")
 """What was sampled during the handout's repetition: MHz and W."""
 
@@ -107,9 +106,11 @@ def against_ablation(rows: DataFrame, ablations: DataFrame) -> dict[str, Any] | 
     there, of_sum = (statistic(usual, "median", metric=metric) for metric in ("backward", "backward_of_sum"))
     if there is None:
         return None
+    peaks = select(rows, metric="peak_memory", implementation=OURS, d=64, status="ok")
     return {
         "here": here,
         "there": there,
+        "for_hopper": bool(kernels_for_hopper(peaks).any()),
         "ratio": there / here,
         "of_sum": of_sum,
         "of_sum_ratio": ratio(of_sum, here),

@@ -8,10 +8,9 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash import HOST_BOUND
 from scripts.data import select
-from scripts.implementations import NAMES
+from scripts.implementations import NAMES, OURS, kernels_for_hopper
 from scripts.markup import Table, fixed_point
 
-OURS = "triton"
 LONG = 1024
 """Only sequences from this length up count when implementations are compared."""
 ONE_HEAD = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
@@ -101,7 +100,7 @@ def training_answers(table: DataFrame) -> dict[str, Any]:
     many = rows[rows["batch_size"] * rows["heads"] > 1]
     gains = ratios(many)
     if not len(gains):
-        return {"training": None, "training_all": None, "training_shapes": None}
+        return {"training": None, "training_all": None, "training_shapes": None, "for_hopper": None}
     body = []
     for rival, causal, d in itertools.product(NAMES, (True, False), sorted(set(gains["d"]))):
         own = select(gains, implementation=rival, causal=causal, d=d)["device"].dropna()
@@ -114,7 +113,14 @@ def training_answers(table: DataFrame) -> dict[str, Any]:
         "training_all": training_table(many),
         "training_sequences": sorted({int(b * h) for b, h in zip(gains["batch_size"], gains["heads"], strict=True)}),
         "training_shapes": heads_matter(gains, ratios(select(rows, batch_size=1, heads=1))),
+        "for_hopper": {"one": ran_for_hopper(select(rows, batch_size=1, heads=1)), "many": ran_for_hopper(many)},
     }
+
+
+def ran_for_hopper(rows: DataFrame) -> tuple[int, int]:
+    """In how many of ours in bf16 the kernels for Hopper ran, and how many there are."""
+    found = kernels_for_hopper(select(rows, metric="peak_memory", implementation=OURS, precision="bf16", status="ok"))
+    return int(found.sum()), len(found)
 
 
 def training_table(many: DataFrame) -> Table:
