@@ -4,7 +4,7 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -26,16 +26,16 @@ def source_digest(*modules: str, without: Collection[str] = ()) -> str:
     Raises:
         ValueError: a module's source cannot be found, or is not Python.
     """
-    packages = {module.partition(".")[0] for module in [__name__, *modules]}
+    folders = {package: _folders(package) for package in {_package(module) for module in [__name__, *modules]}}
     sources: dict[str, str] = {}
     seen = set(without)
     pending = list(modules)
     while pending:
         module = pending.pop()
-        if module in seen or module.partition(".")[0] not in packages:
+        if module in seen or _package(module) not in folders:
             continue
         seen.add(module)
-        path = _find(module)
+        path = _find(module, folders[_package(module)])
         if path is not None:
             sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
             pending += [*imported, module.rpartition(".")[0]]
@@ -45,13 +45,22 @@ def source_digest(*modules: str, without: Collection[str] = ()) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def _find(module: str) -> Path | None:
-    relative = Path(*module.split("."))
-    for root in dict.fromkeys(["", *sys.path]):
-        for candidate in (Path(root, relative).with_suffix(".py"), Path(root, relative, "__init__.py")):
-            if candidate.is_file():
-                return candidate
-    return None
+def _package(module: str) -> str:
+    """The top-level package, or module, that a module belongs to."""
+    return module.partition(".")[0]
+
+
+def _folders(package: str) -> list[str]:
+    """The folders on `sys.path` that have a top-level package or module: most have none of those asked for."""
+    names = (package, f"{package}.py")
+    return [path for path in dict.fromkeys(["", *sys.path]) if any(Path(path, name).exists() for name in names)]
+
+
+def _find(module: str, folders: Iterable[str]) -> Path | None:
+    """The source file of a module; None for a name that is a function's or a class's, as most are."""
+    stem = module.replace(".", "/")
+    candidates = (Path(folder, stem + end) for folder in folders for end in (".py", "/__init__.py"))
+    return next(filter(Path.is_file, candidates), None)
 
 
 @cache
@@ -61,10 +70,18 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         tree.body = [statement for statement in tree.body if not _is_main_block(statement)]
-        imported = [name for node in ast.walk(tree) for name in _imported(node, package)]
+        imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
     except (SyntaxError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
     return _normalize(tree), imported
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a node at any depth, with the branches of `try` and `match`: nothing else imports."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
 
 
 def _imported(node: ast.AST, package: str) -> list[str]:

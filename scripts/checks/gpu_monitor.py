@@ -52,7 +52,10 @@ def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Check:
     complaints, examined = [], 0
     for name, table in tables.items():
         keys = parameters(EXPERIMENTS[name])
-        clocks, watts, walls = (select(table, metric=metric).set_index(keys) for metric in (SM_CLOCK, POWER, WALL))
+        sampled = [select(table, metric=metric) for metric in (SM_CLOCK, POWER, WALL)]
+        if not any(map(len, sampled[:2])):
+            continue
+        clocks, watts, walls = (rows.set_index(keys) for rows in sampled)
         both = DataFrame({"clock": clocks["n"], "power": watts["n"]}).join(walls["mean"].rename("wall"), how="inner")
         examined += len(both)
         fewest = both["wall"] / (LATE * INTERVAL) - MISSED
