@@ -213,12 +213,13 @@ def profiler_cost(table: DataFrame) -> dict[str, Any]:
     cost = (means["step_profiled"] / means["step"]).dropna().sort_values()
     if not len(cost):
         return {"cost_cells": 0}
-    label, context, precision, *_, mode = cost.index[-1]
+    label, context, precision, compiled, attention, mode = cost.index[-1]
+    variant = [*(["compiled"] if compiled else []), *([f"{attention} attention"] if attention != "plain" else [])]
     return {
         "cost_median": times(cost.median()),
         "cost_least": times(cost.iloc[0]),
         "cost_most": times(cost.iloc[-1]),
-        "cost_where": f"{label}, context {context}, {precision}, {MODES_PROFILED[mode]}",
+        "cost_where": ", ".join([label, f"context {context}", precision, *variant, MODES_PROFILED[mode]]),
         "cost_cells": len(cost),
     }
 
