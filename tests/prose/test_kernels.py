@@ -11,8 +11,9 @@ from scripts.data import frame
 from tests.prose import CPU, GPU, prose, table
 
 GEMM, OTHER_GEMM = ("lm_head", "matmul", "nvjet_one"), ("query", "matmul", "nvjet_two")
-SCORES, SOFTMAX = ("scores", "matmul", "nvjet_one"), ("softmax", "softmax", "softmax_forward")
-MASK, COPY = ("softmax", "elementwise", "masked_fill"), ("attention", "copy", "direct_copy")
+SCORES, SOFTMAX = ("scores", "matmul", "nvjet_one"), ("softmax", "softmax", "softmax_warp_forward")
+COPY = ("attention", "copy", "elementwise_kernel: direct_copy_kernel_cuda")
+NORM = ("final_norm", "normalization", "elementwise_kernel: MulFunctor")
 """Range, category and name of kernels."""
 LAUNCHES = 2
 """How often each of them is launched in a stage."""
@@ -129,7 +130,7 @@ DIVIDED = {GEMM: 2.5, OTHER_GEMM: 2.5, COPY: 3.0}
         (GPU, {GEMM: 4.0, COPY: 3.0}, "In 2 of 2 forward passes it is a matrix multiply."),
         (GPU, DIVIDED, f"{IN_ONE}the products are divided among several kernels, while {SERVES_MANY}"),
         (CPU, DIVIDED, f"{IN_ONE}{SERVES_MANY}"),
-        (GPU, {GEMM: 2.0, MASK: 3.0}, f"{IN_ONE}{SERVES_MANY}"),
+        (GPU, {GEMM: 2.0, NORM: 3.0}, f"{IN_ONE}{SERVES_MANY}"),
         (GPU, {GEMM: 2.0, SOFTMAX: 3.0}, f"{IN_ONE}one of another kind takes more (softmax)."),
     ],
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.measure.kernel_names import categorize
 from cs336_systems.sizes import parse_size
 from scripts.data import PRECISIONS, ratio, select, size_order
 from scripts.kernels import FORWARD, FORWARD_AND_BACKWARD, kernels, label_of, products, readable
@@ -34,7 +35,7 @@ def top_answers(here: DataFrame, launched: str) -> dict[str, Any]:
                 if forward["category"] == "matmul":
                     matmuls += 1
                 else:
-                    others.add(forward["category"])
+                    others.add(categorize(forward["kernel"]))  # by its name: a norm may launch one that multiplies
                     divided &= forward["product_kernels"] > 1
             if both:
                 both_body.append([*names, readable(both["kernel"]), *both["numbers"]])
