@@ -8,6 +8,7 @@ from cs336_systems.experiments.flash_ablation import FlashAblation
 from scripts.answers import flash_backward, flash_benchmarking, pytorch_attention, torch_compile
 from scripts.data import frame
 from tests.prose import GPU, prose, table
+from tests.samples import H200, provenance
 
 
 def attention(sequence, compiled, forward, backward, **others):
@@ -136,6 +137,128 @@ def test_many_heads_tell_a_want_of_tiles_from_slow_kernels():
     assert "On the device ours is slower than SDPA cuDNN in bf16 in 1 of 1 cells (8192 tokens)" in text
     assert "its forward pass takes 0.60× of ours and its backward pass 0.40×." in text
     assert "0.50× with one head and 1.50× with as many as below: where ours loses, it is for want of tiles." in text
+
+
+@pytest.mark.parametrize(
+    ("one", "many", "verdict"),
+    [
+        # Ours takes 2 ms with one head, 20 with 64; the device sets the pace of replayed graphs.
+        ([1.6, 1.8], [18.0, 26.0], "1.30× with as many as below: what many heads still lose is not for want of tiles."),
+        ([1.6, 2.2], [22.0, 26.0], "0.80× to 1.10× with one head and 1.10× to 1.30× with as many as below: where ours"),
+        ([2.2, 2.4], [22.0, 26.0], "1.10× to 1.20× with one head and 1.10× to 1.30× with as many as below."),
+    ],
+)
+def test_what_few_tiles_explain(one, many, verdict):
+    heads = {"heads": 32, "batch_size": 2}
+    cells = {}
+    for sequence, alone, together in zip((1024, 2048), one, many, strict=True):
+        cells |= {
+            Flash(sequence=sequence, implementation="triton"): passes(1.5, 1.5, graph=[2.0] * 10),
+            Flash(sequence=sequence, implementation="sdpa_cudnn"): passes(1.5, 1.5, graph=[alone] * 10),
+            Flash(sequence=sequence, **heads, implementation="triton"): passes(5.0, 15.0),
+            Flash(sequence=sequence, **heads, implementation="sdpa_cudnn"): passes(0.4 * together, 0.6 * together),
+        }
+    # A loss at a length that was not measured with many heads.
+    cells |= {
+        Flash(sequence=4096, implementation="triton"): passes(2.0, 2.0, graph=[3.0] * 10),
+        Flash(sequence=4096, implementation="sdpa_cudnn"): passes(2.0, 2.0, graph=[1.5] * 10),
+    }
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells)), GPU)
+    assert verdict in text
+    lost = [sequence for sequence, ms in zip((1024, 2048), one, strict=True) if ms < 2] + [4096]
+    lengths = "4096" if len(lost) == 1 else f"{lost[0]} to 4096"
+    assert f"ours is slower than SDPA cuDNN in bf16 in {len(lost)} of 3 cells ({lengths} tokens)." in text
+
+
+def test_lengths_up_to_which_ours_waits_for_the_host():
+    # d 64: 0.05 ms of device in calls of 0.2, 0.1 in 0.105; d 128: 0.1 in 0.105 and 0.3 in 0.32. Ours costs the host
+    # 2 and 0.5 times what SDPA does.
+    cells = {
+        Flash(implementation="triton"): passes(0.1, 0.1, graph=[0.05] * 10, host=[200.0] * 10),
+        Flash(implementation="sdpa_flash"): passes(0.05, 0.055, graph=[0.1] * 10, host=[100.0] * 10),
+        Flash(d=128, implementation="triton"): passes(0.05, 0.055, graph=[0.1] * 10, host=[50.0] * 10),
+        Flash(d=128, implementation="sdpa_flash"): passes(0.1, 0.22, graph=[0.3] * 10, host=[100.0] * 10),
+    }
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells)), GPU)
+    assert "on the device ours is 2.00× to 3.00× as fast as SDPA's flash backend, but calling a Python function" in text
+    assert "costs the host up to 2.00× what" in text
+    assert (
+        "Called one by one, ours (Triton) waits for the host in 1 of 2 cells, SDPA flash in 0 of 2 cells;"
+        " captured in a CUDA graph, the device sets the pace." in text
+    )
+
+
+def test_calls_of_ours_that_cost_the_host_less():
+    cells = {
+        Flash(implementation="triton"): passes(0.1, 0.1, graph=[0.05] * 10, host=[50.0] * 10),
+        Flash(implementation="sdpa_flash"): passes(0.1, 0.1, graph=[0.1] * 10, host=[100.0] * 10),
+    }
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells)), GPU)
+    assert "SDPA's flash backend, and calling a Python function" in text
+    assert "costs the host no more than 0.50× what" in text
+
+
+@pytest.mark.parametrize(("disturbed", "sentence"), [(0, ""), (1, "One number is"), (2, "Some numbers are")])
+def test_numbers_that_something_else_disturbed(disturbed, sentence):
+    # 0.1 + 0.1 ms by themselves, and 0.02 ms of the host in a call of both; in one call 0.5 ms, or 0.2.
+    cells = {
+        Flash(sequence=sequence): passes(0.1, 0.1, host=[20.0] * 10)
+        | {"forward_backward": [0.5 if place < disturbed else 0.2] * 10}
+        for place, sequence in enumerate((1024, 2048))
+    }
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells)), GPU)
+    assert f"{sentence} not to be trusted" in text if disturbed else "not to be trusted" not in text
+    assert text.count("0.500 ms, of which the passes 0.200 ms and the host 0.0200 ms") == disturbed
+
+
+@pytest.mark.parametrize(
+    ("peaks", "sentence"),
+    [
+        ({}, "."),
+        ({(512, "triton"): 3.2}, ", 2.50× the peak at half the length."),
+        ({(1024, "plain"): 32.0}, "; plain attention peaks at 32.0 MiB."),
+    ],
+)
+def test_peak_memory_at_the_longest_sequence(peaks, sentence):
+    measured = {(1024, "triton"): 8.0} | peaks
+    cells = {
+        Flash(sequence=sequence, implementation=name): passes(1.0, 1.0, peak_memory=peak)
+        for (sequence, name), peak in measured.items()
+    }
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells)), GPU)
+    assert f"At 1024 tokens (d = 64, bf16) a forward and backward pass peaks at 8.00 MiB{sentence}" in text
+
+
+@pytest.mark.parametrize("units", [{}, {"forward": [6.0] * 10, "backward": [8.8] * 10}])
+def test_units_of_fp32_products(units):
+    # 6 over 2 ms forward, 8.8 over 4.4 backward.
+    cells = {
+        Flash(precision="fp32"): passes(1.0, 1.0),
+        Flash(precision="fp32", implementation="plain"): passes(2.0, 2.0),
+    }
+    ablation = {FlashAblation(precision="fp32"): {"forward": [2.0] * 10, "backward": [4.4] * 10}}
+    if units:
+        ablation[FlashAblation(precision="fp32", without="matrix_units")] = units
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells, ablation)), GPU)
+    assert "the two do not run on the same units of the chip" in text
+    assert ("On those units our kernels would take 2.00× to 3.00× as long" in text) == bool(units)
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA H200", "NVIDIA A100"])
+def test_the_record_of_another_chip(gpu):
+    origin = provenance(**H200 | {"gpu": gpu})
+    cells = {Flash(**BOARD): passes(2.0, 4.0), Flash(**BOARD, d=128): passes(4.0, 5.0)}
+    text = prose("flash_benchmarking", flash_benchmarking.answers(flash_tables(cells)), origin)
+    assert "Ours takes 6.00 ms at d = 64 (9.00 ms at d = 128), against 5.36 ms" in text
+    assert ("the same arithmetic rates" in text) == (gpu == "NVIDIA H200")
+    assert "it was not measured here, nor were clock and power" in text
+    assert "the fastest library is" not in text
+
+
+def test_an_ablation_without_the_gradients_of_a_sum():
+    ablation = {FlashAblation(): {"forward": [2.0] * 10, "backward": [4.4] * 10}}
+    answers = flash_benchmarking.answers(flash_tables({Flash(**BOARD): passes(2.0, 4.0)}, ablation))
+    assert "which of these makes the difference was not measured" in prose("flash_benchmarking", answers, GPU)
 
 
 def test_what_of_two_backward_passes_the_host_sets():

@@ -53,7 +53,7 @@ def section(origin, cells, *, metrics=None, elsewhere=None):
         "kernel_profile": frame("kernel_profile", rows),
         "end_to_end": table("end_to_end", origin, elsewhere or {}),
     }
-    return prose("nsys_profile", nsys_profile.answers(tables), origin).replace("\u202f", " ")
+    return prose("nsys_profile", nsys_profile.answers(tables), origin)
 
 
 def inference(size="nano", **others):
@@ -249,6 +249,6 @@ def test_where_the_profiler_costs_most(origin):
     text = section(origin, dict.fromkeys(metrics, PACED), metrics=metrics)
     assert (
         "takes 1.50× as long as without it in the median of 3 cells, 1.20× at least and 2.00× at most (nano, context"
-        " 512, fp32, flash attention, training step)" in text
+        " 512, fp32, our attention, training step)" in text
     )
     assert ("it slows the host's launches" in text) == bool(origin.gpu)
