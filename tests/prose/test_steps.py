@@ -4,11 +4,21 @@ import re
 
 import pytest
 
+from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.experiments.end_to_end import EndToEnd
-from scripts.answers import benchmarking_mixed_precision, benchmarking_script, torch_compile
+from cs336_systems.measure.measurement import Measurement
+from cs336_systems.measure.record import make_row
+from scripts.answers import (
+    benchmarking_mixed_precision,
+    benchmarking_script,
+    mixed_precision_accumulation,
+    torch_compile,
+)
 from scripts.answers.helpers import variability
+from scripts.data import frame
 from scripts.steps import step_table
-from tests.prose import CPU, GPU, end_to_end, prose, step
+from tests.prose import CPU, GPU, end_to_end, prose, step, table
 
 
 def test_what_compiling_gains_costs_and_when_it_pays():
@@ -174,3 +184,189 @@ def test_a_first_step_that_hardly_stands_out_and_a_second_that_does(origin, coun
     assert "The first timed step is still different" in text
     assert cause in text
     assert why in text
+
+
+def timed(size, fp32, bf16, **cell):
+    """Both precisions of a training step: forward and backward together take as long, ms."""
+    return {
+        EndToEnd(size=size, precision=name, **cell): step(ms / 2, ms / 2, 4.0, **others)
+        for name, (ms, others) in (("fp32", fp32), ("bf16", bf16))
+    }
+
+
+def mixed(cells, origin=GPU):
+    return prose(
+        "benchmarking_mixed_precision", benchmarking_mixed_precision.answers(end_to_end(origin, cells)), origin
+    )
+
+
+@pytest.mark.parametrize(
+    ("gains", "sentence"),
+    [
+        ([2.0], "forward and backward gain 2.00× at nano, the only size here."),
+        ([2.0, 2.5, 3.0], "gain 2.00× at nano and 3.00× at mini, at most 3.00× (mini): the gain grows with the model."),
+        ([2.0, 1.9, 3.0], "gain 2.00× at nano and 3.00× at mini, at most 3.00× (mini): the gain grows with the model."),
+        ([2.0, 2.1], "gain 2.00× at nano and 2.10× at micro, at most 2.10× (micro): it does not grow steadily with"),
+        (
+            [2.0, 4.0, 3.0],
+            "gain 2.00× at nano and 3.00× at mini, at most 4.00× (micro): it does not grow steadily with",
+        ),
+        ([3.0, 2.0, 4.0], "gain 3.00× at nano and 4.00× at mini, at most 4.00× (mini): it does not grow steadily with"),
+    ],
+)
+def test_whether_the_gain_grows_with_the_model(gains, sentence):
+    cells = {}
+    for size, gain in zip(("nano", "micro", "mini"), gains, strict=False):
+        cells |= timed(size, (10.0 * gain, {}), (10.0, {}))
+    assert sentence in mixed(cells)
+
+
+@pytest.mark.parametrize(
+    ("long", "sentence"),
+    [
+        # Steps of 10 + 4 ms at 128 tokens; at 512, 4 times as many, of 17 + 4 or 34 + 4.
+        (17.0, "nano takes 1.50× as long at context 512 as at 128, with 4 times the tokens."),
+        (34.0, ""),
+    ],
+)
+def test_what_a_longer_context_costs_where_the_host_sets_the_pace(long, sentence):
+    waiting = {"device_busy": 5.0, "launches": 300.0}
+    cells = timed("nano", (10.0, waiting), (10.0, waiting), context=128)
+    cells |= timed("nano", (2 * long, waiting), (long, waiting), context=512)
+    text = mixed(cells)
+    assert "from the shortest to the longest one the gain goes from 1.00× to 2.00× for nano." in text
+    assert ("A longer context costs little" in text) == bool(sentence)
+    assert sentence in text
+    assert "In bf16 2 of 2 cells are host-bound, in fp32 2 of the same cells." in text
+    assert "The tensor cores shorten" not in text
+
+
+def test_a_slower_bf16_that_the_device_paces_and_a_larger_model_with_more_launches():
+    # nano: 10 ms in fp32, 12 in bf16, of 16 with the optimizer 15.9; micro: 8 in bf16, with more launches.
+    busy = {"device_busy": 15.9, "launches": 300.0, "forward_busy": 5.0, "backward_busy": 5.0}
+    more = {"device_busy": 11.9, "launches": 400.0, "forward_busy": 2.0, "backward_busy": 2.0}
+    cells = timed("nano", (10.0, busy), (12.0, busy)) | timed("micro", (16.0, busy), (8.0, more))
+    text = mixed(cells)
+    assert "forward and backward are in 1 of 2 cells (nano at context 512: 0.83×)." in text
+    assert "where micro takes 12.0 ms and nano 16.0 ms. It has 4 layers against 2." in text
+    assert "In the time that the device works it is 1.00× and 2.50×." in text
+
+
+def test_a_slower_bf16_on_a_cpu():
+    text = mixed(timed("nano", (10.0, {}), (20.0, {})) | timed("micro", (20.0, {}), (10.0, {})), CPU)
+    assert "bf16 is the slower one in 1 of 2 cells: nano at context 512 (0.50×)." in text
+    assert "bf16 is the slower one" not in mixed(timed("nano", (20.0, {}), (10.0, {})), CPU)
+
+
+@pytest.mark.parametrize(
+    ("micro", "sentence"),
+    [
+        ([], "gain 2.00× (nano) at context 512, both precisions compiled."),
+        ([30.0], "gain 2.00× (nano) to 3.00× (micro) at context 512, both precisions compiled."),
+    ],
+)
+def test_what_bf16_gains_compiled(micro, sentence):
+    cells = timed("nano", (10.0, {}), (5.0, {})) | timed("nano", (20.0, {}), (10.0, {}), compiled=True)
+    cells |= timed("nano", (90.0, {}), (10.0, {}), compiled=True, context=128)
+    for ms in micro:
+        cells |= timed("micro", (ms, {}), (10.0, {}), compiled=True)
+    assert sentence in mixed(cells)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sentence"),
+    [
+        ("float32", "on this device layer normalization is among the operations that autocast runs in fp32."),
+        ("float16", "LayerNorm's output is float16 here: autocast for the CPU leaves it in the type of its input"),
+    ],
+)
+def test_the_type_of_a_layer_norm_under_autocast(dtype, sentence):
+    tables = end_to_end(CPU, {EndToEnd(size="nano"): step(1.0, 1.0, 1.0)})
+    seen = Measurement(metric="norm_output", value=dtype)
+    tables["autocast_dtypes"] = frame("autocast_dtypes", [make_row(AutocastDtypes(autocast="fp16"), seen, CPU)])
+    assert sentence in prose("benchmarking_mixed_precision", benchmarking_mixed_precision.answers(tables), CPU)
+
+
+@pytest.mark.parametrize(
+    ("cast", "bf16_last", "sentences"),
+    [
+        (10.002, 0.0, ["changes nothing, not a single bit", "stalls at 4.000: from", "as the zero in the last column"]),
+        (10.003, 0.0078125, ["first gives 10.00300.", "is 4.000: at its end an addition still added 0.0078125."]),
+    ],
+)
+def test_sums_of_little_numbers(cast, bf16_last, sentences):
+    ways = {
+        Accumulation(accumulator="fp32", addend="fp32"): (10.0001, 0.01),
+        Accumulation(accumulator="fp16", addend="fp16"): (9.953, 0.0078125),
+        Accumulation(accumulator="fp32", addend="fp16"): (10.002, 0.01),
+        Accumulation(accumulator="fp32", addend="fp16", cast=True): (cast, 0.01),
+        Accumulation(accumulator="bf16", addend="bf16"): (4.0, bf16_last),
+    }
+    cells = {
+        cell: {"sum": total, "relative_error": abs(total / 10 - 1), "rounded_addend": 0.01, "last_step": last}
+        for cell, (total, last) in ways.items()
+    }
+    answers = mixed_precision_accumulation.answers({"accumulation": table("accumulation", CPU, cells)})
+    text = prose("mixed_precision_accumulation", answers, CPU)
+    assert all(sentence in text for sentence in sentences)
+    assert "(the last addition added 0.0078125)" in text
+
+
+def compiled(cells, origin=GPU):
+    return prose("torch_compile", torch_compile.answers(end_to_end(origin, cells)), origin)
+
+
+def test_compiling_where_the_eager_step_waits_for_the_host():
+    # nano: 10 against 5 ms, micro 20 against 10; the compiling of 1 and of 4 s is saved after 200 and 400 steps.
+    busy = [{"device_busy": ms, "launches": count} for ms, count in ((6.0, 300.0), (4.5, 100.0))]
+    cells = {
+        EndToEnd(size="nano"): step(4.0, 4.0, 2.0, **busy[0]),
+        EndToEnd(size="nano", compiled=True): step(2.0, 2.0, 1.0, warmup=1.025, **busy[1]),
+        EndToEnd(size="micro"): step(8.0, 8.0, 4.0, launches=200.0, device_busy=19.0),
+        EndToEnd(size="micro", compiled=True): step(4.0, 4.0, 2.0, warmup=4.05, launches=100.0, device_busy=9.9),
+    }
+    text = compiled(cells)
+    assert "The eager step launches 2.00× to 3.00× as many kernels and copies." in text
+    assert "host-bound: nano, fp32 (device busy 60 %, compiled 90 %)." in text
+    assert "It has paid after 200 training steps (nano, fp32) to 400 (micro, fp32)." in text
+    assert "It never pays" not in text
+    assert "It is slower" not in text
+
+
+def test_one_case_that_compiling_slows():
+    cells = {
+        EndToEnd(size="nano"): step(4.0, 4.0, 2.0),
+        EndToEnd(size="nano", compiled=True): step(5.0, 2.0, 1.0),
+    }
+    assert "It is slower in 1 case (nano, fp32, forward)." in compiled(cells)
+
+
+TOGETHER = {
+    "fp32": EndToEnd(size="nano"),
+    "bf16": EndToEnd(size="nano", precision="bf16"),
+    "bf16, our attention": EndToEnd(size="nano", precision="bf16", attention="flash"),
+    "all": EndToEnd(size="nano", precision="bf16", attention="flash", compiled=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("measured", "sentence"),
+    [
+        # 20 ms; 12; 8; and in the end 10.
+        (
+            list(TOGETHER),
+            "2.00× as fast as fp32, eager with plain attention, in the end; the fastest is _bf16, our att",
+        ),
+        (
+            ["bf16", "all"],
+            "1.20× as fast as bf16, eager with plain attention, in the end; the fastest is _bf16, our att",
+        ),
+        (["bf16, our attention", "all"], "0.80× as fast as bf16, our attention in the end;"),
+        (["all"], ""),
+    ],
+)
+def test_all_improvements_together(measured, sentence):
+    times = dict(zip(TOGETHER, (20.0, 12.0, 8.0, 10.0), strict=True))
+    text = compiled({TOGETHER[name]: step(times[name] - 2.0, 1.0, 1.0) for name in measured})
+    assert sentence in text
+    assert ("*All together.*" in text) == bool(sentence)
