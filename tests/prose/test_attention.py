@@ -1,14 +1,16 @@
 """Sentences on attention: plain, compiled, and our kernels beside the libraries."""
 
+import pandas
 import pytest
 
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.flash_ablation import FlashAblation
+from cs336_systems.measure.record import make_row
 from scripts.answers import flash_backward, flash_benchmarking, pytorch_attention, torch_compile
 from scripts.data import frame
 from tests.prose import GPU, prose, table
-from tests.samples import H200, provenance
+from tests.samples import H200, OOM, provenance
 
 
 def attention(sequence, compiled, forward, backward, **others):
@@ -61,6 +63,83 @@ def test_where_and_why_compiling_attention_loses(eager, compiled, sentence):
     assert "Compiling loses in 2 of 3 cells, at up to 1024 tokens; from 4096 up it gains in every one." in text
     assert "falls from 2120 MiB to 1060 MiB, 0.50×" in text
     assert sentence in text
+
+
+def plain(cells, origin=GPU):
+    return prose(
+        "pytorch_attention", pytorch_attention.answers({"attention": table("attention", origin, cells)}), origin
+    )
+
+
+def test_a_peak_that_is_not_the_closed_forms():
+    # At 2048 tokens scores take 128 MiB; four of them and six of 1 MiB are 518, with the 10 MiB of libraries 528.
+    cells = [attention(2048, False, 4.0, 8.0, memory_before_backward=143.0, peak_memory=640.0)]
+    text = plain(dict(cells))
+    assert "is 5.0 times the size of the scores, where a closed form of four score-sized tensors and six small" in text
+    assert "gives 528 MiB." in text
+    assert "Memory saved for the backward pass grows with the square of the sequence." in text
+    assert (
+        "Nothing runs out of memory here, so the account below is for the largest configuration, sequence 2048" in text
+    )
+
+
+def test_memory_that_does_not_exceed_the_closed_form():
+    # 133 MiB by the closed form, and nothing beside it.
+    text = plain(dict([attention(2048, False, 4.0, 8.0, memory_before_backward=133.0)]))
+    assert "by the closed form; 133 MiB were measured. Memory saved" in text
+
+
+def test_where_plain_attention_runs_out_of_memory():
+    measured = table("attention", GPU, dict([attention(1024, False, 1.0, 2.0, memory_before_backward=44.5)]))
+    lost = [make_row(Attention(sequence=n, d=16), OOM, GPU) for n in (4096, 2048)]
+    both = pandas.concat([measured, frame("attention", lost)], ignore_index=True)
+    text = prose("pytorch_attention", pytorch_attention.answers({"attention": both}), GPU)
+    assert "It runs out of memory first at sequence 2048, d = 16." in text
+    assert "Together 133 MiB by the closed form; not measured here." in text
+
+
+def side_by_side(pairs, **others):
+    """Text on attention of 256, 1024 and 4096 tokens whose two passes take as long eager and compiled, ms."""
+    cells = []
+    for sequence, times in zip((256, 1024, 4096), pairs, strict=True):
+        for compiled, whole in zip((False, True), times, strict=True):
+            cells.append(attention(sequence, compiled, whole / 2, whole / 2, **others.get(f"compiled_{compiled}", {})))
+    tables = {"attention": table("attention", GPU, dict(cells)), "end_to_end": frame("end_to_end", [])}
+    return prose("torch_compile", torch_compile.answers(tables), GPU)
+
+
+def test_compiling_attention_that_always_gains():
+    text = side_by_side([(2.0, 1.0), (6.0, 2.0), (16.0, 4.0)])
+    assert "most, 4.00×, at 4096 tokens and d = 16, and least, 2.00×, at 256 and d = 16." in text
+    assert "It loses in none of 3 cells." in text
+
+
+def test_compiling_attention_that_loses_at_the_longest():
+    # The compiled time grows 16 times over lengths of 16 times the work: no sign of the host.
+    text = side_by_side([(1.0, 2.0), (16.0, 32.0), (300.0, 301.0)])
+    assert "Compiling loses in 3 of 3 cells, at up to 4096 tokens." in text
+    assert "it gains in every one" not in text
+    assert "For how long the device works in them was not measured." in text
+    assert "guards and a wrapper" not in text
+
+
+def test_a_loss_that_the_host_explains_in_part():
+    # At 256 tokens the device works for 0.9 of 2 ms compiled, at 1024 for 0.9 of 0.95.
+    pairs = [(0.95, 2.0), (0.92, 0.95), (8.0, 4.0)]
+    text = side_by_side(pairs, compiled_False={"device_busy": 0.9}, compiled_True={"device_busy": 0.9})
+    assert "the host sets the pace of 1 of 2." in text
+
+
+@pytest.mark.parametrize(
+    ("compiled", "sentence"),
+    [
+        (1060.0, "the peak falls from 2120 MiB to 1060 MiB, 0.50×"),
+        (2120.0, "the peak does not fall: it goes from 2120"),
+    ],
+)
+def test_the_peak_of_compiled_attention(compiled, sentence):
+    peaks = {"compiled_False": {"peak_memory": 2120.0}, "compiled_True": {"peak_memory": compiled}}
+    assert sentence in side_by_side([(2.0, 1.0)] * 3, **peaks)
 
 
 def flash_tables(cells, ablation=None):

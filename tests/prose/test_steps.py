@@ -2,13 +2,17 @@
 
 import re
 
+import pandas
 import pytest
 
+from cs336_systems.accounting.transformer import parameters
+from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.record import make_row
+from cs336_systems.sizes import parse_size
 from scripts.answers import (
     benchmarking_mixed_precision,
     benchmarking_script,
@@ -19,6 +23,7 @@ from scripts.answers.helpers import variability
 from scripts.data import frame
 from scripts.steps import step_table
 from tests.prose import CPU, GPU, end_to_end, prose, step, table
+from tests.samples import OOM
 
 
 def test_what_compiling_gains_costs_and_when_it_pays():
@@ -370,3 +375,106 @@ def test_all_improvements_together(measured, sentence):
     text = compiled({TOGETHER[name]: step(times[name] - 2.0, 1.0, 1.0) for name in measured})
     assert sentence in text
     assert ("*All together.*" in text) == bool(sentence)
+
+
+def steps(cells, origin=GPU):
+    return prose("benchmarking_script", benchmarking_script.answers(end_to_end(origin, cells)), origin)
+
+
+def test_inference_beside_the_forward_pass():
+    # 3 of 4 ms at nano, 5 of 4 at micro; mini, whose training step the host paces, does not count.
+    cells = {}
+    for size, alone, busy in (("nano", 3.0, 9.9), ("micro", 5.0, 9.9), ("mini", 1.0, 2.0)):
+        cells[EndToEnd(size=size)] = step(4.0, 4.0, 2.0, device_busy=busy)
+        cells[EndToEnd(size=size, mode="inference")] = {"step": [alone] * 10, "device_busy": alone}
+        if size == "nano":
+            assert "Inference takes 0.75× (nano, context 512, fp32) as long as the training step's" in steps(cells)
+    text = steps(cells)
+    assert "Inference takes 0.75× (nano, context 512, fp32) to 1.25× (micro, context 512, fp32) as long" in text
+    assert "(medians, 2 cells whose pace the device sets)" in text
+
+
+def test_no_cell_that_the_host_paces():
+    text = steps({EndToEnd(size="nano"): step(4.0, 4.0, 2.0, device_busy=9.9)})
+    assert "In no cell does the host set the pace." in text
+
+
+@pytest.mark.parametrize(("waiting", "blamed"), [(WIDE, True), (QUIET, False)])
+def test_whether_cells_that_wait_scatter_more(waiting, blamed):
+    # Of two training steps the host paces one; the spread of WIDE is 14 %, of QUIET 1 %.
+    cells = {
+        EndToEnd(size="nano"): {"step": waiting, "device_busy": 5.0},
+        EndToEnd(size="micro"): {"step": QUIET, "device_busy": 10.0},
+    }
+    text = steps(cells)
+    assert "The host sets the pace of 1 of 2 cells, among them 1 of the 2 eager training steps in fp32; in" in text
+    assert ("what else the host does shows in a step only where the device waits for it" in text) == blamed
+    assert "among them" not in steps({EndToEnd(size="nano", mode="inference"): {"step": QUIET, "device_busy": 5.0}})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "outliers", "sentence"),
+    [
+        (1, 1, "1 step is an outlier, 0 of them the first timed one of the cell."),
+        (2, 2, "2 steps are outliers, 1 of them"),
+    ],
+)
+def test_steps_that_stand_out(sizes, outliers, sentence):
+    # The last of ten takes 1.4 medians, in the second cell the first.
+    samples = [OUTLIER, OUTLIER[::-1]][:sizes]
+    cells = {EndToEnd(size=size): {"step": own} for size, own in zip(("nano", "micro"), samples, strict=False)}
+    assert sentence in steps(cells, CPU)
+
+
+def test_cells_that_scatter_on_a_cpu():
+    text = steps({EndToEnd(size="nano"): {"step": WIDE}}, CPU)
+    assert "A guess at the cause: the processor runs other programs too" in text
+    assert "A guess at the cause" not in steps({EndToEnd(size="nano"): {"step": QUIET}}, CPU)
+
+
+@pytest.mark.parametrize(
+    ("size", "sentence"),
+    [
+        # 16 bytes for each of 10 billion weights are more than 141 GiB; for nano's 1.4 million they are not.
+        ("10B", "GiB, more than the device's 141 GiB."),
+        ("nano", "GiB, and what comes on top does not fit into the device's 141 GiB."),
+    ],
+)
+def test_steps_that_do_not_fit(size, sentence):
+    tables = end_to_end(GPU, {EndToEnd(size="micro"): step(1.0, 1.0, 1.0)})
+    lost = frame("end_to_end", [make_row(EndToEnd(size=size), OOM, GPU)])
+    tables["end_to_end"] = pandas.concat([tables["end_to_end"], lost], ignore_index=True)
+    text = prose("benchmarking_script", benchmarking_script.answers(tables), GPU)
+    assert f"The training step of {size} runs out of memory at context 512 (fp32): it must keep" in text
+    assert sentence in text
+
+
+def test_peaks_beside_the_closed_form():
+    # 16 bytes for each weight: twice as much at nano, three times at micro; in bf16 1.5 and 3 times.
+    def state(size, times):
+        return step(1.0, 1.0, 1.0, peak_memory=times * 16 * parameters(parse_size(size), 10_000) / MIB)
+
+    cells = {EndToEnd(size="nano"): state("nano", 2.0)}
+    text = steps(cells)
+    assert "in @tab-all is 2.00× (nano, context 512, fp32, training step) that closed form;" in text
+    assert "With bf16 autocast" not in text
+    cells |= {EndToEnd(size="nano", precision="bf16"): state("nano", 1.5)}
+    assert "With bf16 autocast the peak is 75 % (nano, context 512) of fp32’s" in steps(cells)
+    cells |= {
+        EndToEnd(size="micro"): state("micro", 3.0),
+        EndToEnd(size="micro", precision="bf16"): state("micro", 3.0),
+    }
+    text = steps(cells)
+    assert "is 1.50× (nano, context 512, bf16, training step) to 3.00× (micro, context 512," in text
+    assert "With bf16 autocast the peak is 75 % (nano, context 512) to 100 % (micro, context 512) of fp32’s" in text
+
+
+@pytest.mark.parametrize(
+    ("allocations", "sentence"),
+    [(0.0, "What it is spent on was not measured apart."), (4.0, "asks the driver for memory 4 times in these steps.")],
+)
+def test_what_a_cold_step_is_spent_on(allocations, sentence):
+    processes = {0: cold(30.0, 10.0, device_allocations=allocations), 2: cold(10.0, 10.0)}
+    text = warmed_up(GPU, {"nano": processes})
+    assert sentence in text
+    assert "_After one or two steps?_ Not measured on this machine." in text
