@@ -26,7 +26,7 @@ def table(experiment, origin, cells):
 
 
 def prose(section, answers, origin):
-    """A section as plain text: without Typst's escapes, and with single spaces."""
+    """A section as plain text."""
     text = (
         environment(ROOT / "report")
         .get_template(f"sections/{section}.typ.j2")
@@ -37,6 +37,11 @@ def prose(section, answers, origin):
             reproduce=lambda *arguments: Typst(""),
         )
     )
+    return plain(text)
+
+
+def plain(text):
+    """Markup without Typst's escapes, and with single spaces."""
     return re.sub(r"\s+", " ", re.sub(r'#"(.*?)";', r"\1", text))
 
 

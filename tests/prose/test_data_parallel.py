@@ -1,14 +1,21 @@
 """Sentences on data parallelism: all-reduces, and gradients sent one by one or together."""
 
 import pytest
+from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.measure.measurement import summarize
 from cs336_systems.measure.record import make_row
-from scripts.answers import distributed_communication_single_node, minimal_ddp_flat_benchmarking
+from scripts.answers import (
+    distributed_communication_single_node,
+    minimal_ddp_flat_benchmarking,
+    optimizer_state_sharding_accounting,
+)
 from scripts.data import frame
-from tests.prose import CPU, GPU, prose, table
+from scripts.writeup import environment
+from tests.prose import CPU, GPU, plain, prose, table
+from tests.samples import ROOT
 
 
 def flattened(naive, flat):
@@ -95,3 +102,29 @@ def test_percentiles_far_apart_and_two_backends():
 )
 def test_what_more_processes_cost(many, sentence):
     assert sentence in reduced({("gloo", 2, 1): 10.0, ("gloo", 4, 1): many}, CPU)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "sentence"),
+    [
+        # Steps of 10 ms unsharded in every cell; a step's middle three fifths reach 1 ms to either side.
+        ([5.0], "0.50× the time: it is shorter."),
+        ([20.0, 30.0], "2.00× to 3.00× the time (least with 0, most with 1): it is longer in all 2 cells."),
+        (
+            [10.5, 9.5],
+            "0.95× to 1.05× the time (least with 1, most with 0), no further apart than the samples scatter.",
+        ),
+        ([5.0, 20.0], "(least with 0, most with 1): of 2 cells, it is shorter in 1 and longer in 1."),
+        ([5.0, 10.0], "it is shorter in 1 and longer in none; elsewhere the two are no further apart than the"),
+        ([10.0, 20.0], "it is shorter in none and longer in 1; elsewhere the two are no further apart than the"),
+    ],
+)
+def test_steps_of_a_sharded_optimizer(sharded, sentence):
+    rows = DataFrame(
+        {"cell": f"{place}", "contender": name, "title": name, "median": ms, "p20": ms - 1, "p80": ms + 1}
+        for place, own in enumerate(sharded)
+        for name, ms in (("unsharded", 10.0), ("sharded", own))
+    )
+    compared = optimizer_state_sharding_accounting.against(rows, ["unsharded"], ["sharded"])
+    text = environment(ROOT / "report").get_template("partials/step_ratio.typ.j2").render(c=compared)
+    assert sentence in plain(text)
