@@ -17,7 +17,9 @@ from scripts.steps import PASSES, most_complete, steady, step_table
 BOTH = "forward + backward"
 """The passes by which precisions are compared: the optimizer works on fp32 weights in both."""
 GROWS = 1.1
-"""A gain that is larger by this factor has grown."""
+"""A gain that is larger by this factor has grown, one that is smaller by it has fallen."""
+LITTLE = 0.5
+"""More tokens cost little if a step takes longer by less than this share of what their number would add."""
 
 COMPONENTS = {
     "parameters": "parameters",
@@ -69,6 +71,7 @@ def speed_answers(table: DataFrame) -> dict[str, Any]:
     steps = steady(step_table(table))
     eager = most_complete(select(steps, compiled=False, attention="plain"))
     compiled = most_complete(select(steps, compiled=True, attention="plain"))
+    compiled = select(compiled, context=compiled["context"].max())
     context = reference_context(select(eager, mode="train_step"))
     both = pairs(eager)
     here = [pair for pair in both if pair.context == context]
@@ -158,9 +161,11 @@ def by_size(here: list[Pair]) -> dict[str, Any]:
         for name, (pair, gain) in {"smallest": gains[0], "largest": gains[-1]}.items()
     }
     best, gain = max(gains, key=lambda entry: entry[1])
+    ordered = [gain for _, gain in gains]
     return {
         **ends,
-        "grows": len(gains) > 1 and gains[-1][1] > GROWS * gains[0][1],
+        "grows": ordered[-1] > GROWS * ordered[0]
+        and all(less < GROWS * more for less, more in itertools.pairwise(ordered)),
         "most": {"size": best.label, "gain": gain},
     }
 
@@ -189,15 +194,10 @@ def pace(both: list[Pair]) -> dict[str, Any]:
         waiting = [pair.bf16 for pair in known if pair.label == label and pair.bf16["host_bound"]]
         if len(waiting) > 1:
             first, last = waiting[0], waiting[-1]
-            flat.append(
-                {
-                    "size": label,
-                    "tokens": last["context"] // first["context"],
-                    "factor": last["step"] / first["step"],
-                    "short": int(first["context"]),
-                    "long": int(last["context"]),
-                }
-            )
+            tokens, factor = last["context"] // first["context"], last["step"] / first["step"]
+            if factor - 1 < LITTLE * (tokens - 1):
+                contexts = {"short": int(first["context"]), "long": int(last["context"])}
+                flat.append({"size": label, "tokens": tokens, "factor": factor, **contexts})
     return {
         "known": len(known),
         "waiting": {p: sum(bool(getattr(pair, p)["host_bound"]) for pair in known) for p in ("fp32", "bf16")},

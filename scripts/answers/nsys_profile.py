@@ -9,6 +9,7 @@ from cs336_systems.measure.kernel_names import CATEGORIES
 from cs336_systems.measure.trace import STAGES
 from scripts.answers.helpers.kernel_attention import attention_answers, removal_answers
 from scripts.answers.helpers.kernel_tops import TOGETHER, top_answers
+from scripts.cells import name_cell
 from scripts.checks.kernel_profile import FORWARD_TOLERANCE
 from scripts.data import PRECISIONS, measured_gpu, reason, reference_context, select, size_order, statistic
 from scripts.kernels import (
@@ -213,12 +214,11 @@ def profiler_cost(table: DataFrame) -> dict[str, Any]:
     cost = (means["step_profiled"] / means["step"]).dropna().sort_values()
     if not len(cost):
         return {"cost_cells": 0}
-    label, context, precision, *_, mode = cost.index[-1]
     return {
         "cost_median": times(cost.median()),
         "cost_least": times(cost.iloc[0]),
         "cost_most": times(cost.iloc[-1]),
-        "cost_where": f"{label}, context {context}, {precision}, {MODES_PROFILED[mode]}",
+        "cost_where": name_cell(cost.index.to_frame().iloc[-1]),
         "cost_cells": len(cost),
     }
 

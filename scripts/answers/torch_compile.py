@@ -116,6 +116,8 @@ def together(steps: DataFrame) -> dict[str, Any] | None:
         "bf16, our attention, compiled": {"precision": "bf16", "compiled": True, "attention": "flash"},
     }
     found = {title: select(rows, **wanted).iloc[0] for title, wanted in stages.items() if len(select(rows, **wanted))}
+    if len(found) < 2:
+        return None
     first = next(iter(found.values()))
     last = next(reversed(found.values()))
     body = [

@@ -1,20 +1,23 @@
 """Short attention calls: what the host and what the device takes, for `flash_benchmarking`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from pandas import DataFrame
 
+from scripts.answers.helpers.backward_ways import share
 from scripts.checks.attention import name_flash
 from scripts.checks.attention_calls import adds_up, calls, needed_for_device_bound
 from scripts.data import select, statistic
 from scripts.implementations import NAMES
 from scripts.markup import Table, significant
+from scripts.steps import HOST_BOUND
 
 
 def short_answers(rows: DataFrame) -> dict[str, Any]:
     """Where the host sets the pace: device time from a replayed graph, and what a call costs the host."""
-    rows = rows[rows["metric"].isin(["graph", "host"])]
-    rows = select(rows, precision="bf16")
+    timed = select(rows, precision="bf16")
+    rows = timed[timed["metric"].isin(["graph", "host"])]
     cells = [
         cell
         for cell in sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
@@ -53,7 +56,16 @@ def short_answers(rows: DataFrame) -> dict[str, Any]:
         "short_device_least": min(device, default=None),
         "short_device_most": max(device, default=None),
         "short_host": 1 / min(host) if host else None,
+        "short_waiting": [waiting(timed, name, cells) for name in ("triton", "sdpa_flash")],
     }
+
+
+def waiting(rows: DataFrame, name: str, cells: Iterable[tuple[int, int]]) -> dict[str, Any]:
+    """In how many of some lengths and head dimensions calls of an implementation leave the device waiting."""
+    own = select(rows, implementation=name)
+    shares = [share(select(own, sequence=sequence, d=d)) for sequence, d in cells]
+    known = [part for part in shares if part is not None]
+    return {"name": NAMES[name], "cells": sum(part < HOST_BOUND for part in known), "of": len(known)}
 
 
 def disturbed(table: DataFrame) -> list[dict[str, Any]]:

@@ -132,7 +132,7 @@ def change(name: str, where: str, eager: dict[str, float], other: dict[str, floa
         "where": where,
         "kernels": (eager[KERNELS], other[KERNELS]),
         "step": (eager[STEP], other[STEP]),
-        "launches": (int(eager[LAUNCHES]), int(other[LAUNCHES])),
+        "launches": (round(eager[LAUNCHES]), round(other[LAUNCHES])),
         "category": most,
         "fall": (eager[most], other[most]),
     }

@@ -4,6 +4,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.measure.kernel_names import categorize
 from cs336_systems.sizes import parse_size
 from scripts.data import PRECISIONS, ratio, select, size_order
 from scripts.kernels import FORWARD, FORWARD_AND_BACKWARD, kernels, label_of, products, readable
@@ -19,7 +20,9 @@ def top_answers(here: DataFrame, launched: str) -> dict[str, Any]:
     `launched` is what readers call a kernel: an operator on a CPU.
     """
     forward_body, both_body = [], []
-    matmuls = same = 0
+    others: set[str] = set()
+    matmuls = compared = same = 0
+    divided = True
     for size in size_order(here):
         for precision in PRECISIONS:
             cell = {"size": size, "precision": precision}
@@ -29,10 +32,15 @@ def top_answers(here: DataFrame, launched: str) -> dict[str, Any]:
             if forward:
                 callers = calls_explained(forward["launched"], parse_size(size).num_layers)
                 forward_body.append([*names, readable(forward["kernel"]), callers, *forward["numbers"]])
-                matmuls += forward["category"] == "matmul"
+                if forward["category"] == "matmul":
+                    matmuls += 1
+                else:
+                    others.add(categorize(forward["kernel"]))  # by its name: a norm may launch one that multiplies
+                    divided &= forward["product_kernels"] > 1
             if both:
                 both_body.append([*names, readable(both["kernel"]), *both["numbers"]])
             if forward and both:
+                compared += 1
                 same += forward["kernel"] == both["kernel"]
     numbers = ["calls", "share", "products"]
     return {
@@ -40,7 +48,10 @@ def top_answers(here: DataFrame, launched: str) -> dict[str, Any]:
         "top_both": Table(["size", "precision", launched, *numbers], both_body, text_columns=3),
         "tops": len(forward_body),
         "tops_matmul": matmuls,
+        "tops_others": sorted(others),
+        "tops_divided": divided,
         "tops_both": len(both_body),
+        "tops_compared": compared,
         "tops_same": same,
     }
 
@@ -57,6 +68,7 @@ def top(rows: DataFrame) -> dict[str, Any] | None:
         "kernel": kernel,
         "launched": launched,
         "category": launched["category"].iloc[0],
+        "product_kernels": products(rows)["kernel"].nunique(),
         "numbers": [f"{launched['calls'].sum():.0f}", str(share), f"{products(rows)['calls'].sum():.0f}"],
     }
 

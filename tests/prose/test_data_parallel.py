@@ -1,0 +1,130 @@
+"""Sentences on data parallelism: all-reduces, and gradients sent one by one or together."""
+
+import pytest
+from pandas import DataFrame
+
+from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.measure.measurement import summarize
+from cs336_systems.measure.record import make_row
+from scripts.answers import (
+    distributed_communication_single_node,
+    minimal_ddp_flat_benchmarking,
+    optimizer_state_sharding_accounting,
+)
+from scripts.data import frame
+from scripts.writeup import environment
+from tests.prose import CPU, GPU, plain, prose, table
+from tests.samples import ROOT
+
+
+def flattened(naive, flat):
+    """Text on both wrappers between 2 and 4 processes: each one's communication, ms, and peak, GiB, in either cell."""
+    rows = []
+    for processes, *both in zip((2, 4), naive, flat, strict=True):
+        cell = DataParallelTraining(size="nano", processes=processes, steps=2, rounds=1)
+        for wrapper, (communication, peak) in zip(("none", "naive", "flat"), ((0.0, 1.0), *both), strict=True):
+            details = {"wrapper": wrapper, "bucket_mb": ""}
+            metrics = {"step": 100.0 + communication, "synchronization": communication, "peak_memory": 1024 * peak}
+            for metric, value in metrics.items():
+                unit = DataParallelTraining.metrics[metric]
+                rows.append(make_row(cell, summarize(metric, unit, [value] * 2, details=details), GPU))
+    answers = minimal_ddp_flat_benchmarking.answers({"data_parallel": frame("data_parallel", rows)})
+    return prose("minimal_ddp_flat_benchmarking", answers, GPU)
+
+
+@pytest.mark.parametrize(
+    ("flat", "time", "memory"),
+    [
+        # One by one 20 and 40 ms, with peaks of 1 and 2 GiB.
+        (
+            [(15.0, 1.5), (30.0, 3.0)],
+            "takes 5.00 ms to 10.0 ms less, the copy included.",
+            ": 0.500 GiB to 1.00 GiB more",
+        ),
+        ([(25.0, 0.5), (30.0, 3.0)], "takes up to 10.0 ms less (", ": up to 1.00 GiB more at the peak ("),
+        ([(25.0, 1.0), (50.0, 2.0)], "takes 5.00 ms to 10.0 ms more, the copy included.", ""),
+    ],
+)
+def test_one_all_reduce_in_place_of_many(flat, time, memory):
+    text = flattened([(20.0, 1.0), (40.0, 2.0)], flat)
+    assert time in text
+    assert memory in text
+    assert ("The flat tensor costs memory" in text) == bool(memory)
+
+
+def reduced(times, origin):
+    """Text on all-reduces: ms by backend, processes and MB, one sample or a list."""
+    cells = {
+        AllReduce(backend=backend, processes=processes, megabytes=megabytes): {"time": ms, "wrong_numbers": 0.0}
+        for (backend, processes, megabytes), ms in times.items()
+    }
+    answers = distributed_communication_single_node.answers({"all_reduce": table("all_reduce", origin, cells)})
+    return prose("distributed_communication_single_node", answers, origin)
+
+
+@pytest.mark.parametrize(
+    ("largest", "sentence"),
+    [
+        # 1 ms a call and 1 ms for each MB; off that line at the largest size.
+        (101.0, "The line meets the medians well: the largest residual is "),
+        (160.0, "The line meets the medians roughly: the largest residual is "),
+        (1000.0, "The line meets the medians badly: the largest residual is "),
+    ],
+)
+def test_how_well_a_line_meets_its_points(largest, sentence):
+    text = reduced({("gloo", 2, 1): 2.0, ("gloo", 2, 10): 11.0, ("gloo", 2, 100): largest}, CPU)
+    assert sentence in text
+    assert ("A library may choose its algorithm by size" in text) == (largest > 101)
+
+
+def test_percentiles_far_apart_and_two_backends():
+    # The middle three fifths of 1, 1, 1, 2 and 2 ms reach from 1 to 2.
+    text = reduced({("gloo", 2, 1): [1.0, 1.0, 1.0, 2.0, 2.0], ("nccl", 2, 1): 0.5}, GPU)
+    assert "The percentiles are more than 5.0 % of the median apart in 1 of 2 cells." in text
+    assert "Gloo takes 2.00× (1 MB between 2 processes) as long as NCCL." in text
+    text = reduced({("gloo", 2, 1): 1.0, ("nccl", 2, 1): 0.5, ("gloo", 2, 10): 6.0, ("nccl", 2, 10): 1.0}, GPU)
+    assert "Gloo takes 2.00× (1 MB between 2 processes) to 6.00× (10 MB between 2 processes) as long as NCCL." in text
+    assert "The percentiles are" not in text
+
+
+@pytest.mark.parametrize(
+    ("many", "sentence"),
+    [
+        # In a ring 4 processes take (3/4) / (1/2) = 1.5 times as long as 2.
+        (
+            15.0,
+            "1.50× as long between 4 processes as between 2; in a ring of links of equal speed it would be 1.50×. That",
+        ),
+        (30.0, "it would be 1.50×. So bus bandwidth falls, perhaps because the processes of one host share its cores"),
+        (12.0, "it would be 1.50×. So bus bandwidth rises"),
+    ],
+)
+def test_what_more_processes_cost(many, sentence):
+    assert sentence in reduced({("gloo", 2, 1): 10.0, ("gloo", 4, 1): many}, CPU)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "sentence"),
+    [
+        # Steps of 10 ms unsharded in every cell; a step's middle three fifths reach 1 ms to either side.
+        ([5.0], "0.50× the time: it is shorter."),
+        ([20.0, 30.0], "2.00× to 3.00× the time (least with 0, most with 1): it is longer in all 2 cells."),
+        (
+            [10.5, 9.5],
+            "0.95× to 1.05× the time (least with 1, most with 0), no further apart than the samples scatter.",
+        ),
+        ([5.0, 20.0], "(least with 0, most with 1): of 2 cells, it is shorter in 1 and longer in 1."),
+        ([5.0, 10.0], "it is shorter in 1 and longer in none; elsewhere the two are no further apart than the"),
+        ([10.0, 20.0], "it is shorter in none and longer in 1; elsewhere the two are no further apart than the"),
+    ],
+)
+def test_steps_of_a_sharded_optimizer(sharded, sentence):
+    rows = DataFrame(
+        {"cell": f"{place}", "contender": name, "title": name, "median": ms, "p20": ms - 1, "p80": ms + 1}
+        for place, own in enumerate(sharded)
+        for name, ms in (("unsharded", 10.0), ("sharded", own))
+    )
+    compared = optimizer_state_sharding_accounting.against(rows, ["unsharded"], ["sharded"])
+    text = environment(ROOT / "report").get_template("partials/step_ratio.typ.j2").render(c=compared)
+    assert sentence in plain(text)
