@@ -27,7 +27,7 @@ TENSORS_AND_SUMS = 10
 """Tensors of the inputs' size at the peak of our backward pass in 16-bit types where dQ is summed in fp32: q, k, v, o,
 their gradients, and the sums, which count as two."""
 NUMBERS_PER_QUERY = 0.2
-"""Of that size: at most what L and D take besides."""
+"""Tensors of that size, at most, that L and D, some fp32 numbers per query, take besides."""
 
 
 def kernels_for_hopper(peaks: DataFrame) -> Series:

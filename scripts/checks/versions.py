@@ -33,8 +33,8 @@ def one_version_each(tables: Mapping[str, DataFrame]) -> Check:
         f"{name}: {column} {' and '.join(str(value) or 'unknown' for value in table[column].unique())}"
         for name, table in measured.items()
         for column in ONE_EACH
-        if table.loc[table[column] != "", column].nunique() > 1
-        or (table.groupby("source_digest")[column].nunique() > 1).any()
+        if table.loc[table[column] != "", column].nunique(dropna=False) > 1
+        or (table.groupby("source_digest")[column].nunique(dropna=False) > 1).any()
     ]
     check = "all rows of an experiment were measured with the same versions, processor and seed"
     return conclude(check, complaints, len(measured), f"{len(measured)} experiments: {', '.join(ONE_EACH)}")

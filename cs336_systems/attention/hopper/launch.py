@@ -37,9 +37,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
 MIN_QUERIES = 2**15  # batch x heads x n_queries: two programs of 128 queries for each multiprocessor
 MIN_LENGTH = 512  # queries, and keys, of a sequence
-MIN_WORK = (
-    2**34
-)  # queries x keys x padded head dimension; with less, the host takes longer to launch than the device to run
+MIN_WORK = 2**34  # batch x heads x n_queries x n_keys x padded head dimension: with less, the host sets the pace
 MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to 32 at most by the Triton kernels
 MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
