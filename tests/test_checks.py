@@ -17,6 +17,8 @@ from cs336_systems.plan import make_plan
 from cs336_systems.sizes import parse_size
 from scripts.cells import cells, name_cell
 from scripts.checks import all_experiments, attention, attention_calls, end_to_end
+from scripts.checks.twins import no_two_times_identical
+from scripts.checks.versions import one_version_each
 from scripts.coverage import cover, losses
 from scripts.data import load, select
 from scripts.self_checks import all_checks, write_checks
@@ -320,6 +322,32 @@ def test_two_machines_are_found(sound, other):
     flash = sound["flash"].assign(gpu=other)
     check = all_experiments.one_machine(sound | {"flash": flash})
     assert (check.outcome, check.detail) == ("failed", " and ".join(sorted(["NVIDIA H200", other or "no GPU"])))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "versions", "outcome"),
+    [
+        ("triton", ["", "4.0"], "passed"),  # its launches need not have the library
+        ("flash_attention_4", ["4.0", "4.0"], "passed"),
+        ("flash_attention_4", ["", "4.0"], "failed"),
+        ("triton", ["4.0", "4.1"], "failed"),
+    ],
+)
+def test_a_library_need_be_there_only_where_it_takes_part(sound, implementation, versions, outcome):
+    flash = sound["flash"]
+    rows = flash[flash["implementation"] == implementation].head(2).assign(flash_attn=versions)
+    assert one_version_each({"flash": rows}).outcome == outcome
+
+
+@pytest.mark.parametrize(("column", "outcome"), [("mean", "passed"), (["mean", "std"], "failed")])
+def test_two_times_are_one_if_their_spreads_are_the_same_too(sound, column, outcome):
+    """Of a clock that ticks, a few readings can have the same mean."""
+    flash = sound["flash"]
+    one, other = flash[(flash["metric"] == "matmul") & (flash["implementation"] == "triton")].index[:2]
+    flash = flash.astype({"mean": float, "std": float})
+    flash.loc[[one, other], "std"] = [0.1, 0.2]
+    flash.loc[other, column] = flash.loc[one, column]
+    assert no_two_times_identical({"flash": flash}).outcome == outcome
 
 
 def test_all_outcomes_are_written(sound, found, tmp_path):
