@@ -16,7 +16,9 @@ from scripts.data import PRECISIONS, select, size_order
 CONTENDERS = {
     "unsharded": "unsharded",
     "sharded": "sharded",
+    "sharded_peer_memory": "sharded, peer memory",
     "sharded_gradients": "sharded, gradients too",
+    "sharded_gradients_peer_memory": "gradients too, peer memory",
     "zero_redundancy": "PyTorch's, default",
     "zero_redundancy_view": "PyTorch's, views",
     "zero_redundancy_views": "PyTorch's, views of both",
@@ -25,13 +27,15 @@ CONTENDERS = {
 SCHEME = {
     "unsharded": "data parallel",
     "sharded": "sharded optimizer",
+    "sharded_peer_memory": "sharded optimizer",
     "sharded_gradients": "ZeRO-2",
+    "sharded_gradients_peer_memory": "ZeRO-2",
     "zero_redundancy": "sharded optimizer",
     "zero_redundancy_view": "sharded optimizer",
     "zero_redundancy_views": "sharded optimizer",
 }
 """The closed form that is each contender's."""
-OURS = ["unsharded", "sharded", "sharded_gradients"]
+OURS = ["unsharded", "sharded", "sharded_peer_memory", "sharded_gradients", "sharded_gradients_peer_memory"]
 """Those of which the closed form tells the peak, too."""
 PYTORCH = [name for name in CONTENDERS if name not in OURS]
 HELD = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}

@@ -268,7 +268,7 @@ def test_clipping_is_clipping_of_the_whole_models_gradient(device):
         model.finish_gradient_synchronization()
     expected = nn.utils.clip_grad_norm_(bare.parameters(), max_norm=0.1)
     found = fsdp.clip_grad_norm_(max_norm=0.1)
-    assert found == pytest.approx(expected.item(), rel=1e-6)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     assert found > 0.1
     assert torch.allclose(fsdp.module.norm.weight.grad, bare.norm.weight.grad, rtol=1e-5)
     rows = fsdp.module.shared.weight.grad

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import random
+import time
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from cs336_systems.parallel.peer_memory_data_parallel import (
     assign_owners,
     group_messages,
 )
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from tests.ranks import on_all_ranks
 
 
@@ -63,6 +65,19 @@ def test_each_rank_reads_what_others_wrote(device):
         assert (memory.of_rank[rank][writer::ranks] == 10 * writer + rank).all()
 
 
+def in_use_once_all_have_dropped_it(device):
+    """Bytes of a GPU in use: those that peers can reach are given back once all ranks have let go of them."""
+    gc.collect()
+    dist.barrier()
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    dist.barrier()
+    return total - free
+
+
 @on_all_ranks
 def test_gradients_outlive_their_wrapper_whose_memory_is_given_back(device):
     module = nn.Linear(700, 900, device=device)  # of 2.5 MB, too large to share a message
@@ -75,8 +90,59 @@ def test_gradients_outlive_their_wrapper_whose_memory_is_given_back(device):
         gc.collect()
         assert (module.weight.grad == 3).all()
         module.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            used.append(torch.cuda.mem_get_info(device)[0])
+        used.append(in_use_once_all_have_dropped_it(device))
     assert len(set(used[1:])) <= 1
+
+
+@on_all_ranks
+def test_parameters_outlive_their_optimizer_and_their_memory_is_given_back_with_them(device):
+    used = []
+    for _ in range(4):
+        torch.manual_seed(0)
+        module = nn.Linear(700, 900, device=device)
+        optimizer = PeerMemoryShardedOptimizer(module.parameters(), torch.optim.SGD, lr=1)
+        assert optimizer.peer_bytes >= 700 * 900 * 4
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        module(torch.ones(3, 700, device=device)).sum().backward()
+        optimizer.step()
+        del optimizer
+        gc.collect()
+        assert all(torch.equal(parameter, old - 3) for parameter, old in zip(module.parameters(), before, strict=True))
+        del module
+        used.append(in_use_once_all_have_dropped_it(device))
+    assert len(set(used[1:])) <= 1
+
+
+def pause(device):
+    """Keep the device's queue, or the host, busy for a tenth of a second or so."""
+    if device.type == "cuda":
+        torch.cuda._sleep(200_000_000)
+    else:
+        time.sleep(0.1)
+
+
+class Late(torch.optim.SGD):
+    """Rank 1 takes its time to update."""
+
+    def step(self, closure=None):
+        parameter = self.param_groups[0]["params"][0]
+        if dist.get_rank() == 1:
+            pause(parameter.device)
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("slow", range(2))
+@on_all_ranks
+def test_no_rank_gets_new_parameters_while_it_reads_the_old_ones_or_reads_before_it_has_them(device, slow):
+    parameters = [nn.Parameter(torch.zeros(1000, device=device)) for _ in range(2)]
+    optimizer = PeerMemoryShardedOptimizer(parameters, Late, lr=1)
+    for step in range(3):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        if dist.get_rank() == slow:
+            pause(device)
+        before = torch.stack([parameter.sum() for parameter in parameters])  # The host does not wait for it.
+        optimizer.step()
+        after = torch.stack([parameter.sum() for parameter in parameters])
+        assert before.tolist() == [-1000.0 * step] * 2
+        assert after.tolist() == [-1000.0 * (step + 1)] * 2

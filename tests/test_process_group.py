@@ -152,7 +152,7 @@ def launches(request, tmp_path_factory):
             *[*TORCHRUN, "--nproc-per-node=2", str(folder / "faulty.py"), fault, str(folder / "ranks")],
             *["--backend", request.param, "--output", str(folder / "rows.csv")],
         ]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         torchrun = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
         started[fault] = Launch(torchrun, folder, time.monotonic())
     yield started

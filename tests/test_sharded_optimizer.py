@@ -11,6 +11,7 @@ from torch import nn
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.ddp_equivalence import CONTEXT, VOCABULARY, same_on_all_ranks, small_transformer
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
@@ -18,6 +19,7 @@ from tests import adapters
 from tests.ranks import on_all_ranks
 from tests.test_data_parallel import ALL, Branches
 
+KINDS = [ShardedOptimizer, PeerMemoryShardedOptimizer]
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),
@@ -69,12 +71,13 @@ def assert_same_weights(ours, theirs):
 @pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "AdamW, fused"])
 @pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size_mb):
+def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size_mb, kind):
     modules = make(device)
     optimizer_cls, kwargs = OPTIMIZERS[optimizer]
     optimizers = [
-        ShardedOptimizer(groups_of(modules[0]), optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs),
+        kind(groups_of(modules[0]), optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs),
         optimizer_cls(groups_of(modules[1]), **kwargs),
     ]
     schedulers = [torch.optim.lr_scheduler.StepLR(each, step_size=2, gamma=0.5) for each in optimizers]
@@ -104,14 +107,15 @@ def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size
 @pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_mb):
+def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_mb, kind):
     modules = make(device)
     optimizer_cls, kwargs = OPTIMIZERS[optimizer]
     for module in modules:
         module.late.requires_grad_(False)
     optimizers = [
-        ShardedOptimizer(groups_of(modules[0]), optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs),
+        kind(groups_of(modules[0]), optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs),
         optimizer_cls(groups_of(modules[1]), **kwargs),
     ]
     wrappers = [ShardedGradientsDataParallel(modules[0], optimizers[0]), BucketedDataParallel(modules[1], 1)]
@@ -154,10 +158,11 @@ def test_clipping_of_sharded_gradients(device):
             assert mine.grad is None or torch.equal(mine.grad, whole.grad)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_each_rank_holds_its_share_of_state_and_gradients(device):
+def test_each_rank_holds_its_share_of_state_and_gradients(device, kind):
     model = small_transformer().to(device)
-    optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW)
+    optimizer = kind(model.parameters(), torch.optim.AdamW)
     wrapped = ShardedGradientsDataParallel(model, optimizer)
     wrapped(torch.zeros(1, CONTEXT, dtype=torch.int64, device=device)).sum().backward()
     wrapped.finish_gradient_synchronization()
@@ -185,12 +190,13 @@ def train_alone(module, optimizer, steps):
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_state_moves_to_one_process_and_back(device, optimizer):
+def test_state_moves_to_one_process_and_back(device, optimizer, kind):
     """The unsharded optimizer is what one process has."""
     ours, alone = make(device)
     optimizer_cls, kwargs = OPTIMIZERS[optimizer]
-    sharded = ShardedOptimizer(groups_of(ours), optimizer_cls, **kwargs)
+    sharded = kind(groups_of(ours), optimizer_cls, **kwargs)
     single = optimizer_cls(groups_of(alone), **kwargs)
     for module, each in ((ours, sharded), (alone, single)):
         train_alone(module, each, range(2))
@@ -204,7 +210,7 @@ def test_state_moves_to_one_process_and_back(device, optimizer):
         torch.testing.assert_close(ours_as_saved["state"], expected, rtol=0, atol=0)
 
     frozen = copy.deepcopy(ours).requires_grad_(False)
-    keeping = ShardedOptimizer(groups_of(frozen), optimizer_cls, lr=1)
+    keeping = kind(groups_of(frozen), optimizer_cls, lr=1)
     keeping.load_state_dict(saved)
     assert keeping.state_dict()["state"].keys() == saved["state"].keys()
 
@@ -212,11 +218,11 @@ def test_state_moves_to_one_process_and_back(device, optimizer):
     onto_one.load_state_dict(copy.deepcopy(saved))
     train_alone(alone, onto_one, range(2, 4))
     module = copy.deepcopy(ours)
-    onto_two = ShardedOptimizer(groups_of(module), optimizer_cls, bucket_size_mb=0.0004, lr=1)
+    onto_two = kind(groups_of(module), optimizer_cls, bucket_size_mb=0.0004, lr=1)
     onto_two.load_state_dict(saved)
     train_alone(module, onto_two, range(2, 4))
     assert_same_weights(module, alone)
-    back = ShardedOptimizer(groups_of(module), optimizer_cls, lr=1)
+    back = kind(groups_of(module), optimizer_cls, lr=1)
     back.load_state_dict(copy.deepcopy(onto_one.state_dict()))
     for module_, each in ((module, back), (alone, onto_one)):
         train_alone(module_, each, range(4, 6))
@@ -230,11 +236,12 @@ def on_the_host(states):
     }
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_closures_keyword_arguments_counts_and_ranks_with_nothing_to_do(device):
+def test_closures_keyword_arguments_counts_and_ranks_with_nothing_to_do(device, kind):
     parameter = nn.Parameter(torch.ones(3, 5, device=device))
     alone = nn.Parameter(torch.ones(3, 5, device=device))
-    optimizers = [ShardedOptimizer([parameter], Counting, momentum=0.9), Counting([alone], momentum=0.9)]
+    optimizers = [kind([parameter], Counting, momentum=0.9), Counting([alone], momentum=0.9)]
     for _ in range(3):
         losses = []
         for weight, each in zip((parameter, alone), optimizers, strict=True):
@@ -300,10 +307,11 @@ def test_two_buckets_of_gradients_travel_at_a_time(device):
     wrapped.finish_gradient_synchronization()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_parameters_that_get_other_data_are_taken_in_again(device):
+def test_parameters_that_get_other_data_are_taken_in_again(device, kind):
     parameter = nn.Parameter(torch.zeros(4, device=device))
-    optimizer = ShardedOptimizer([parameter, nn.Parameter(torch.zeros(4, device=device))], torch.optim.SGD, lr=1)
+    optimizer = kind([parameter, nn.Parameter(torch.zeros(4, device=device))], torch.optim.SGD, lr=1)
     parameter.data = torch.full((4,), 5.0, device=device)
     parameter.grad = torch.ones(4, device=device)
     optimizer.step()
@@ -314,10 +322,11 @@ def test_parameters_that_get_other_data_are_taken_in_again(device):
         optimizer.step()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
-def test_autograd_notices_that_parameters_of_other_ranks_have_changed(device):
+def test_autograd_notices_that_parameters_of_other_ranks_have_changed(device, kind):
     model = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)).to(device)
-    optimizer = ShardedOptimizer([model[1].weight], torch.optim.SGD, lr=1)
+    optimizer = kind([model[1].weight], torch.optim.SGD, lr=1)
     loss = model(torch.ones(2, 5, device=device)).sum()
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):

@@ -22,8 +22,8 @@ class OptimizerSharding(Experiment):
     metrics: ClassVar[Mapping[str, str]] = {
         **STEP_METRICS,
         # One sample per rank, in order, at each moment. held: the storages of parameters, gradients and optimizer
-        # state; allocated: all that the allocator has in use; peak_memory: its most since the moment before, which for
-        # before_update is the beginning of the step.
+        # state; allocated: all that the allocator has in use, and memory that peers reach; peak_memory: the most of it
+        # since the moment before, which for before_update is the beginning of the step.
         "held": "MiB",
         "allocated": "MiB",
         "peak_memory": "MiB",

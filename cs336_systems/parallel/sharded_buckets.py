@@ -42,7 +42,7 @@ class ShardedBucket:
         self.slot_size = max(ends)  # in numbers
         self._begins = [slot * self.slot_size + begin for slot, begin in places]
         first = self.parameters[0]
-        self._flat = torch.zeros(slots * self.slot_size, dtype=first.dtype, device=first.device)
+        self._flat = self._zeros(slots * self.slot_size, first.dtype, first.device)
         self._views = self.views(self._flat)
         self.take_in()
 
@@ -71,11 +71,22 @@ class ShardedBucket:
 
     def share(self) -> dist.Work:
         """Start to give all ranks what the owners have updated; `wait` before the parameters are used."""
-        torch.autograd.graph.increment_version(self.parameters)  # as updates in place do
+        self.mark_updated()
         if self.owner is not None:
             return dist.broadcast(self._flat, src=self.owner, async_op=True)
-        my_slot = self._flat.narrow(0, dist.get_rank() * self.slot_size, self.slot_size)
-        return all_gather_single(self._flat, my_slot, async_op=True)
+        return all_gather_single(self._flat, self.my_slot(self._flat), async_op=True)
+
+    def mark_updated(self) -> None:
+        """Let autograd know, as updates in place do."""
+        torch.autograd.graph.increment_version(self.parameters)
+
+    def my_slot(self, flat: Tensor) -> Tensor:
+        """This rank's slot in memory that is laid out like the parameters; where there is one slot, that."""
+        return flat if self.owner is not None else flat.narrow(0, dist.get_rank() * self.slot_size, self.slot_size)
+
+    def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The memory that the parameters are to lie in."""
+        return torch.zeros(numel, dtype=dtype, device=device)
 
     def empty_like(self) -> Tensor:
         """Memory that is laid out like the parameters."""

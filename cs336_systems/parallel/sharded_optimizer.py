@@ -4,7 +4,8 @@
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
 
 The gradients have to be the same on all ranks, as data-parallel wrappers make them. `sharded_gradients` has one that
-gives each rank those of its own parameters alone, in less memory and time. (Rajbhandari et al. 2020, ZeRO.)
+gives each rank those of its own parameters alone, in less memory and time; `peer_memory_optimizer` has an optimizer
+that sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,8 @@ class ShardedOptimizer(Optimizer):
     buckets, of which their data are views from then on; frozen ones are left alone until they need a gradient.
     """
 
+    _bucket_type: type[ShardedBucket] = ShardedBucket
+
     def __init__(self, params: ParamsT, optimizer_cls: type[Optimizer], *, bucket_size_mb: float = 100, **kwargs: Any):
         """Make an optimizer on every rank of the default process group.
 
@@ -57,6 +60,7 @@ class ShardedOptimizer(Optimizer):
         super().__init__(params, {})
         self._bucket_bytes = bucket_size_mb * MB
         self._buckets: list[ShardedBucket] = []
+        self._running: list[dist.Work] = []
         self._placed: set[nn.Parameter] = set()
         self._mine: set[nn.Parameter] = set()
         self._loads = [0] * dist.get_world_size()  # bytes of the parameters that each rank owns
@@ -91,7 +95,6 @@ class ShardedOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        running: list[dist.Work] = []
         changed: dict[int, dict[str, Any]] = {}
         parts = split(self.buckets)
         for buckets, members in zip(parts, self._members(parts), strict=True):
@@ -102,12 +105,11 @@ class ShardedOptimizer(Optimizer):
             ]
             self._local.step(**kwargs)
             changed.update(zip(members, self._local.param_groups, strict=True))
-            running.extend(bucket.share() for bucket in buckets)
+            self._share(buckets)
         # Some optimizers count steps in their groups. Only now: each part's update starts from the same counts.
         for number, group in changed.items():
             self.param_groups[number].update(hyperparameters(group))
-        for work in running:
-            work.wait()
+        self._wait()
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,6 +145,16 @@ class ShardedOptimizer(Optimizer):
         # The optimizer completes groups and states that an older version of it has written.
         self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
 
+    def _share(self, buckets: Sequence[ShardedBucket]) -> None:
+        """Start to give all ranks what the owners have updated."""
+        self._running.extend(bucket.share() for bucket in buckets)
+
+    def _wait(self) -> None:
+        """See to it that all parameters can be used."""
+        for work in self._running:
+            work.wait()
+        self._running.clear()
+
     def _parameters(self) -> list[nn.Parameter]:
         """Those of all groups."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
@@ -155,7 +167,7 @@ class ShardedOptimizer(Optimizer):
         parameters = list(dict.fromkeys(newcomers))[::-1]
         check_same_on_all_ranks([describe(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)])
         for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
-            bucket = ShardedBucket([parameters[i] for i in owner_of], owner_of.values())
+            bucket = self._bucket_type([parameters[i] for i in owner_of], owner_of.values())
             self._mine.update(bucket.mine)
             self._buckets.append(bucket)
         self._placed.update(parameters)

@@ -19,6 +19,7 @@ from cs336_systems.benchmarks.contest.optimizers import CONTENDERS, Contender, u
 from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import read_jobs
+from cs336_systems.parallel import peer_memory_optimizer
 from tests.ranks import on_all_ranks
 from tests.samples import ROOT
 
@@ -78,7 +79,7 @@ def test_memory_is_counted_to_the_byte(rows, contender):
         states = mib(rows, contender, moment, "held", "optimizer_state")
         copies = 2 if contender.name == "unsharded" else 1
         assert sum(states) == near(copies * (8 * WEIGHTS + 4 * TENSORS))
-        if contender.name == "sharded_gradients":
+        if contender.name.startswith("sharded_gradients"):
             assert sum(gradients) == pytest.approx(4 * WEIGHTS, rel=0.05, abs=256 * TENSORS)
             assert max(gradients) < 0.7 * 4 * WEIGHTS
         else:
@@ -162,3 +163,17 @@ def test_what_trains_otherwise_than_one_process_is_not_timed(device, make):
 def test_a_storage_is_counted_once():
     whole = torch.empty(10)
     assert storage_bytes([whole[:3], whole[5:], torch.empty(2, dtype=torch.int64)]) == 40 + 16
+
+
+@on_all_ranks
+def test_without_peer_memory_the_contest_goes_on(device):
+    unreachable = mock.patch.object(
+        peer_memory_optimizer, "allocate", side_effect=RuntimeError("the ranks cannot reach each other's memory: far")
+    )
+    over_peer_memory = next(contender for contender in CONTENDERS if contender.name == "sharded_peer_memory")
+    with unreachable, mock.patch.object(optimizer_sharding, "CONTENDERS", [CONTENDERS[0], over_peer_memory]):
+        rows = optimizer_sharding.measure(CELL, device)
+    (row,) = [row for row in rows if row.details.get("contender") == over_peer_memory.name]
+    assert (row.metric, row.status) == ("step", "skipped")
+    assert row.message == "the ranks cannot reach each other's memory: far"
+    assert any(row.metric == "step" and row.status == "ok" for row in rows)

@@ -16,13 +16,19 @@ from tests.samples.all_reduce import BUS
 WAITS = {
     "unsharded": 0.8,
     "sharded": 0.9,
+    "sharded_peer_memory": 0.7,
     "sharded_gradients": 0.6,
+    "sharded_gradients_peer_memory": 0.5,
     "zero_redundancy": 1.4,
     "zero_redundancy_view": 1.2,
     "zero_redundancy_views": 1.1,
 }
 """The share of its communication that a contender waits for."""
-SCHEMES = {"unsharded": "data parallel", "sharded_gradients": "ZeRO-2"}
+SCHEMES = {
+    "unsharded": "data parallel",
+    "sharded_gradients": "ZeRO-2",
+    "sharded_gradients_peer_memory": "ZeRO-2",
+}
 NOT_ON_CPU = [
     Measurement(metric=metric, unit=OptimizerSharding.metrics[metric], status="skipped", message="on CUDA devices only")
     for metric in ("device_busy", "allocated", "peak_memory")

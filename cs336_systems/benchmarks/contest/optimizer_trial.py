@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.benchmarks.contest.agreement import check_memory, fits_on_all_ranks, free_memory
+from cs336_systems.benchmarks.contest.agreement import (
+    available_on_all_ranks,
+    check_memory,
+    fits_on_all_ranks,
+    free_memory,
+)
 from cs336_systems.benchmarks.contest.optimizers import Contender
 from cs336_systems.benchmarks.contest.profile import profile_step
 from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
@@ -29,6 +34,7 @@ from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
 from cs336_systems.measure.timing import synchronize
 from cs336_systems.parallel.gather import gather
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 
 INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 
@@ -40,6 +46,11 @@ class Training:
         self.model = model
         self.optimizer = optimizer
         self.phases = phases
+
+    @property
+    def outside(self) -> int:
+        """Bytes that the allocator does not count."""
+        return self.optimizer.peer_bytes if isinstance(self.optimizer, PeerMemoryShardedOptimizer) else 0
 
     def held(self) -> dict[str, int]:
         """Bytes of the storages of parameters, gradients and this rank's optimizer state."""
@@ -83,12 +94,13 @@ class OptimizerTrial:
         """Have a contender train a small model, and one process.
 
         Raises:
-            Unavailable: on all ranks, if it is a library's, and they end with different weights.
+            Unavailable: on all ranks, if it cannot be made, or is a library's, and they end with different weights.
             AssertionError: on all ranks, if it is this project's, and they do.
         """
 
         def start(model: nn.Module, tokens: Tensor) -> tuple[Phases, Callable[[], Mapping[str, Tensor]]]:
-            phases = self._training(model, tokens, *contender.make(model, **HYPERPARAMETERS)).phases
+            made = available_on_all_ranks(lambda: contender.make(model, **HYPERPARAMETERS))
+            phases = self._training(model, tokens, *made).phases
             return phases, lambda: {name: weight.detach() for name, weight in model.named_parameters()}
 
         require_same_training(start, self.cell, self.device, alone=False, foreign=contender.foreign)
@@ -130,14 +142,15 @@ class OptimizerTrial:
         return rows
 
     def _memory(self, contender: Contender, training: Training, moment: str, base: int) -> Iterator[Measurement]:
-        """What each rank has in use now, above `base` bytes, and the most since this was last asked."""
+        """What each rank has in use now, above the allocator's `base` bytes, and the most since this was last asked."""
         synchronize(self.device)
         details = {"contender": contender.name, "moment": moment}
         for part, count in training.held().items():
             yield self._on_each_rank("held", count, details | {"part": part})
         if self.device.type == "cuda":
-            yield self._on_each_rank("allocated", in_use(self.device) - base, details)
-            yield self._on_each_rank("peak_memory", most_in_use(self.device) - base, details)
+            above = training.outside - base
+            yield self._on_each_rank("allocated", in_use(self.device) + above, details)
+            yield self._on_each_rank("peak_memory", most_in_use(self.device) + above, details)
             reset_peak(self.device)
 
     def _on_each_rank(self, metric: str, count: int, details: dict[str, str]) -> Measurement:
@@ -156,7 +169,8 @@ class OptimizerTrial:
     def start(self, contender: Contender) -> Training:
         """A new model with a contender's wrapper and optimizer."""
         model = new_model(self.cell, self.device)
-        return self._training(model, self.tokens, *contender.make(model, lr=LEARNING_RATE, fused=True))
+        made = available_on_all_ranks(lambda: contender.make(model, lr=LEARNING_RATE, fused=True))
+        return self._training(model, self.tokens, *made)
 
     def _training(self, model: nn.Module, tokens: Tensor, wrapped: nn.Module, optimizer: Optimizer) -> Training:
         return Training(model, optimizer, phases_of(wrapped, tokens, self.cell.precision, optimizer))

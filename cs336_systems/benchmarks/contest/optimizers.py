@@ -11,12 +11,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
 from cs336_systems.benchmarks.contest.contenders import VARIATION_MB, ddp_view
+from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
 Make = Callable[..., tuple[nn.Module, Optimizer]]
 """From a model and AdamW's hyperparameters to that model wrapped, and its optimizer."""
+MakeSharded = Callable[..., ShardedOptimizer]
+"""From parameters, the class of the optimizer and its hyperparameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,7 @@ class Contender:
     name: str
     """Its name in the experiment's rows."""
     make: Make
+    """It may raise `Unavailable`."""
     foreign: bool = False
     """Whether it is a library's."""
     copies: int
@@ -38,16 +43,24 @@ def unsharded(model: nn.Module, **hyperparameters: Any) -> tuple[nn.Module, Opti
     return wrapped, AdamW(model.parameters(), **hyperparameters)
 
 
-def sharded(model: nn.Module, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+def sharded(model: nn.Module, *, kind: MakeSharded, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
     """The handout's scheme: the same gradients on all ranks, the state and the update of own parameters alone."""
     wrapped = BucketedDataParallel(model, bucket_size_mb=VARIATION_MB)
-    return wrapped, ShardedOptimizer(model.parameters(), AdamW, **hyperparameters)
+    return wrapped, kind(model.parameters(), AdamW, **hyperparameters)
 
 
-def sharded_gradients(model: nn.Module, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+def sharded_gradients(model: nn.Module, *, kind: MakeSharded, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
     """Ranks also have the gradients of their own parameters alone."""
-    optimizer = ShardedOptimizer(model.parameters(), AdamW, **hyperparameters)
+    optimizer = kind(model.parameters(), AdamW, **hyperparameters)
     return ShardedGradientsDataParallel(model, optimizer), optimizer
+
+
+def over_peer_memory(*arguments: Any, **hyperparameters: Any) -> ShardedOptimizer:
+    """An optimizer that sends parameters without collectives, or the reason why it cannot."""
+    try:
+        return PeerMemoryShardedOptimizer(*arguments, **hyperparameters)
+    except RuntimeError as error:
+        raise Unavailable(str(error)) from None
 
 
 def zero_redundancy(
@@ -62,8 +75,10 @@ def zero_redundancy(
 theirs = partial(Contender, foreign=True)
 CONTENDERS = (
     Contender(name="unsharded", make=unsharded, copies=1),
-    Contender(name="sharded", make=sharded, copies=1),
-    Contender(name="sharded_gradients", make=sharded_gradients, copies=0),
+    Contender(name="sharded", make=partial(sharded, kind=ShardedOptimizer), copies=1),
+    Contender(name="sharded_peer_memory", make=partial(sharded, kind=over_peer_memory), copies=1),
+    Contender(name="sharded_gradients", make=partial(sharded_gradients, kind=ShardedOptimizer), copies=0),
+    Contender(name="sharded_gradients_peer_memory", make=partial(sharded_gradients, kind=over_peer_memory), copies=0),
     theirs(name="zero_redundancy", make=partial(zero_redundancy, wrap=DistributedDataParallel, views=False), copies=2),
     theirs(
         name="zero_redundancy_view", make=partial(zero_redundancy, wrap=DistributedDataParallel, views=True), copies=1

@@ -22,7 +22,7 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
-from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.units import find_units
 from cs336_systems.sizes import parse_size
 
@@ -93,7 +93,7 @@ def sharded_contenders(cell: FullyShardedTraining, device: torch.device) -> Iter
     yield ShardedContender(
         wrapper="sharded_optimizer",
         wrap=peers,
-        optimizer=partial(ShardedOptimizer, optimizer_cls=AdamW),
+        optimizer=partial(PeerMemoryShardedOptimizer, optimizer_cls=AdamW),
         needed=whole + in_peers - spared,
     )
     yield sharded(
