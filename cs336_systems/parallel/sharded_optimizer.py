@@ -23,7 +23,7 @@ from cs336_systems.parallel.ownership import plan_buckets
 from cs336_systems.parallel.replicas import check_same_on_all_ranks, describe
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
-PARTS = 16
+PARTS = 8
 """In about so many parts the parameters are updated. Each costs the host a fraction of a millisecond, and of the first
 one's update nothing is hidden behind communication."""
 
