@@ -157,13 +157,13 @@ def whole_weights(row: Series) -> int:
 
 
 def measured_rates(all_reduces: DataFrame, floor: Series) -> Accelerator | None:
-    """What a rank computes in a forward pass and sends, as measured elsewhere; None where no all-reduce was measured.
+    """What a rank computes in a forward pass and sends, as measured elsewhere; None where either was not measured.
 
     The rate of products is that of the floor's whole forward pass, the rest of which so counts as products too.
     """
     rates = select(all_reduces, metric="bus_bandwidth", status="ok", backend=backend_of(floor))
     best = select(rates, processes=floor["processes"])["median"].max()
-    if not best > 0:
+    if not (best > 0 and floor["forward"] > 0):
         return None
     unit = Accelerator(name="one per second", flops=1.0, bandwidth=1.0, memory=0.0)
     products = sum(times.compute for times in sharded(floor).forward(tokens_of(floor), unit))

@@ -58,7 +58,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "unit": unit[0],
         "s": setting(table, rows),
         "example": example(kept, unit[1]),
-        "saved": saved(kept),
+        "saved": saved(kept, unit[1]),
         "in_time": in_time(table, tables["all_reduce"], rows),
     }
 
@@ -105,15 +105,18 @@ def example(rows: DataFrame, unit: int) -> dict[str, Any]:
     }
 
 
-def saved(rows: DataFrame) -> dict[str, Any] | None:
-    """By how much our peaks are below the floor's, measured over expected, in fp32, where activations are the same."""
+def saved(rows: DataFrame, unit: int) -> dict[str, Any] | None:
+    """By how much our peaks are below the floor's, in a unit of so many bytes, and measured over expected.
+
+    In fp32, where activations are the same.
+    """
     found = []
     for cell in cells_of(select(rows, precision="fp32")):
         for _, floor in select(cell, wrapper=FLOOR).iterrows():
             for _, row in cell[cell["wrapper"].isin(OURS)].iterrows():
                 less = float(floor["peak_memory"] - row["peak_memory"])
                 share = less / float(floor["expected_peak"] - row["expected_peak"])
-                found.append({"cell": f"{row['cell']}, {row['title']}", "saved": less / 1024, "ratio": share})
+                found.append({"cell": f"{row['cell']}, {row['title']}", "saved": less * MIB / unit, "ratio": share})
     table = DataFrame(found, columns=["cell", "saved", "ratio"])
     ratio, sizes = extremes(table, "ratio"), extremes(table, "saved")
     if ratio is None or sizes is None:
@@ -134,16 +137,18 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> dict[s
     expectations = []
     for cell in cells_of(rows):
         floors = select(cell, wrapper=FLOOR)
+        sharding = found.loc[found.index.intersection(cell.index)]
         rates = measured_rates(all_reduces, floors.iloc[0]) if len(floors) else None
-        if rates is None:
+        if rates is None or not len(sharding):
             continue
         each = "GPUs" if floors["gpu"].iloc[0] else "processes"
         used[f"{significant(rates.bandwidth / 1e9)} GB/s with {floors['processes'].iloc[0]} {each}"] = None
         body.append([cell["cell"].iloc[0]])
-        for _, row in found.loc[found.index.intersection(cell.index)].iterrows():
+        for _, row in sharding.iterrows():
             times = sharded(row).forward(tokens_of(row), rates)
             largest = max(times, key=lambda unit: unit.communication)
-            expectations.append(waiting_seconds(times) <= sum(unit.communication for unit in times[: 1 + AHEAD]))
+            first = sum(unit.communication for unit in times[: 1 + AHEAD])
+            expectations.append(bool(waiting_seconds(times) <= first))
             seconds = [largest.compute, largest.communication, waiting_seconds(times)]
             measured = [row["waited"], 100 * row["forward_share"]]
             body.append([row["title"], *(shown(value) for value in [*(1e3 * each for each in seconds), *measured])])

@@ -74,7 +74,7 @@ def focus_size(here: DataFrame) -> str:
 def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> dict[str, Any]:
     """(a) The forward pass by the trace, by events, and by the host's timer in another experiment."""
     elsewhere = select(end_to_end, compiled=False, attention="plain", metric="forward", mode="inference", status="ok")
-    names, lines, gaps, host_bound = [], [], {}, []
+    names, lines, gaps, host_bound, slowed = [], [], {}, [], []
     for size in size_order(here):
         for precision in PRECISIONS:
             rows = select(here, size=size, precision=precision, mode="inference")
@@ -89,6 +89,7 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
             paced_by_device = busy >= HOST_BOUND * unprofiled
             if not paced_by_device:
                 host_bound.append(name_of(label, precision))
+                slowed += [] if profiled is None else [profiled / unprofiled]
             if host and (paced_by_device or not on_gpu):
                 gaps[name_of(label, precision)] = abs(unprofiled - host) / host
             names.append((label, precision, "device" if paced_by_device else "host"))
@@ -108,6 +109,7 @@ def forward_answers(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> 
     return {
         "forward": Table(["size", "precision", *header], body, groups=groups, text_columns=2),
         "host_bound": host_bound,
+        "slowed": (min(slowed), max(slowed)) if slowed else None,
         "forward_cells": len(body),
         "agree": FORWARD_TOLERANCE,
         "compared": len(gaps),
@@ -207,19 +209,24 @@ def extremes(values: Any) -> Typst:
 
 
 def profiler_cost(table: DataFrame) -> dict[str, Any]:
-    """How much longer steps take under the profiler."""
+    """How much longer steps take under the profiler, and how much by who sets the pace of the step without it."""
     cells = ["label", "context", "precision", "compiled", "attention", "mode"]
     rows = table[table["metric"].isin(["step", "step_profiled"]) & (table["status"] == "ok")]
     means = rows.pivot_table(index=cells, columns="metric", values="mean").reindex(columns=["step", "step_profiled"])
     cost = (means["step_profiled"] / means["step"]).dropna().sort_values()
     if not len(cost):
         return {"cost_cells": 0}
+    busy = select(table, metric="stage_busy").groupby(cells)["mean"].sum() / means["step"]
+    waiting, steady = (cost[cost.index.isin(busy[rows].index)] for rows in (busy < HOST_BOUND, busy >= HOST_BOUND))
     return {
         "cost_median": times(cost.median()),
         "cost_least": times(cost.iloc[0]),
         "cost_most": times(cost.iloc[-1]),
         "cost_where": name_cell(cost.index.to_frame().iloc[-1]),
         "cost_cells": len(cost),
+        "cost_by_pace": {"host": waiting.median(), "device": steady.median()}
+        if measured_gpu({"": table}) and len(waiting) and len(steady)
+        else None,
     }
 
 

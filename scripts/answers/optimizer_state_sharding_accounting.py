@@ -44,7 +44,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     if not len(rows):
         return found | {"steps": None, "missing": missing(table)}
     return found | {
-        "s": common_setting(rows),
+        "s": common_setting(rows) | {"bf16": bool((rows["precision"] == "bf16").any())},
         **memory_answers(memory(table)),
         "steps": step_table(table, rows),
         "against": {

@@ -4,8 +4,10 @@ A module for each part of the report; here, what makes a table of a few rows and
 """
 
 import re
+from functools import cache
 
 from cs336_systems.measure.measurement import summarize
+from cs336_systems.measure.peaks import peak_of
 from cs336_systems.measure.record import make_row
 from scripts.data import frame
 from scripts.markup import Typst
@@ -17,27 +19,41 @@ GPU, CPU = provenance(**H200), provenance()
 
 def table(experiment, origin, cells):
     """A table of cells and their metrics: in the metric's unit, one sample or a list."""
+    return contest(experiment, origin, {cell: [({}, metrics)] for cell, metrics in cells.items()})
+
+
+def contest(experiment, origin, cells):
+    """A table of cells with several contenders: for each the details that tell it apart, and its metrics."""
     rows = []
-    for cell, metrics in cells.items():
-        for metric, samples in metrics.items():
-            found = summarize(metric, type(cell).metrics[metric], samples if isinstance(samples, list) else [samples])
-            rows.append(make_row(cell, found, origin))
+    for cell, contenders in cells.items():
+        for details, metrics in contenders:
+            for metric, samples in metrics.items():
+                kept = samples if isinstance(samples, list) else [samples]
+                found = summarize(metric, type(cell).metrics[metric], kept, details=details)
+                rows.append(make_row(cell, found, origin))
     return frame(experiment, rows)
 
 
 def prose(section, answers, origin):
     """A section as plain text."""
-    text = (
-        environment(ROOT / "report")
-        .get_template(f"sections/{section}.typ.j2")
-        .render(
-            a=answers,
-            summary={"machine": "M", "gpu": origin.gpu, "peak": None, "traced": "T"},
-            figure=lambda name: Typst(""),
-            reproduce=lambda *arguments: Typst(""),
-        )
+    return filled(
+        f"sections/{section}",
+        a=answers,
+        summary={"machine": "M", "gpu": origin.gpu, "peak": peak_of(origin.gpu), "traced": "T"},
+        figure=lambda name: Typst(f"<fig-{name}>"),
+        reproduce=lambda *arguments: Typst(""),
     )
-    return plain(text)
+
+
+@cache
+def templates():
+    """All templates, each of which is compiled once."""
+    return environment(ROOT / "report")
+
+
+def filled(template, **values):
+    """A template's text with some values, as plain text."""
+    return plain(templates().get_template(f"{template}.typ.j2").render(**values))
 
 
 def plain(text):

@@ -4,13 +4,15 @@ import pandas
 import pytest
 
 from cs336_systems.experiments.attention import Attention
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.record import make_row
-from scripts.answers import flash_backward, flash_benchmarking, pytorch_attention, torch_compile
+from scripts.answers import flash_backward, flash_benchmarking, flash_forward, pytorch_attention, torch_compile
 from scripts.data import frame
-from tests.prose import GPU, prose, table
-from tests.samples import H200, OOM, provenance
+from tests.prose import CPU, GPU, filled, prose, table
+from tests.prose import step as step_of
+from tests.samples import H200, NEEDS_GPU, OOM, provenance
 
 
 def attention(sequence, compiled, forward, backward, **others):
@@ -142,12 +144,12 @@ def test_the_peak_of_compiled_attention(compiled, sentence):
     assert sentence in side_by_side([(2.0, 1.0)] * 3, **peaks)
 
 
-def flash_tables(cells, ablation=None):
+def flash_tables(cells, ablation=None, steps=None, origin=GPU):
     """Tables of the sections on FlashAttention."""
     return {
-        "flash": table("flash", GPU, cells),
-        "flash_ablation": table("flash_ablation", GPU, ablation or {}),
-        "end_to_end": frame("end_to_end", []),
+        "flash": table("flash", origin, cells),
+        "flash_ablation": table("flash_ablation", origin, ablation or {}),
+        "end_to_end": table("end_to_end", origin, steps or {}),
     }
 
 
@@ -352,3 +354,136 @@ def test_what_of_two_backward_passes_the_host_sets():
     text = prose("flash_backward", flash_backward.answers(flash_tables(cells)), GPU)
     assert "Where the device sets the pace, our kernels are 3.00× as fast" in text
     assert "In 1 of 2 cells the host sets the pace of one of the two" in text
+
+
+def test_attention_that_was_not_measured():
+    assert "Not measured on this machine." in plain({})
+    assert "Not measured on this machine." not in plain(dict([attention(1024, False, 1.0, 2.0)]), CPU)
+    assert "Nothing runs out of memory here" not in plain(dict([attention(1024, False, 1.0, 2.0)]), CPU)
+
+
+def flash(cells, origin=GPU, **others):
+    """The section on benchmarks of FlashAttention."""
+    answers = flash_benchmarking.answers(flash_tables(cells, origin=origin, **others))
+    return prose("flash_benchmarking", answers, origin)
+
+
+def backward(cells, origin=GPU):
+    """The section on its backward pass."""
+    return prose("flash_backward", flash_backward.answers(flash_tables(cells, origin=origin)), origin)
+
+
+def test_the_kernels_in_the_words_of_their_device():
+    gpu, cpu = (prose("flash_forward", flash_forward.answers({}), origin) for origin in (GPU, CPU))
+    for words in ("tensor memory accelerator", "six bf16 products on the tensor cores", "*(d) Hopper*"):
+        assert words in gpu
+        assert words not in cpu
+    assert "six bf16 products, which keeps" in cpu
+    gpu, cpu = (backward({Flash(): passes(1.0, 1.0)}, origin) for origin in (GPU, CPU))
+    assert "The Hopper kernels make the one pass after all" in gpu
+    assert "The Hopper kernels" not in cpu
+    gpu, cpu = (flash({Flash(): passes(1.0, 1.0)}, origin) for origin in (GPU, CPU))
+    assert "Triton's `do_bench` times each call" in gpu
+    assert "draw all implementations, @fig-flash_memory their memory. <fig-flash_latency>" in gpu
+    assert "<fig-flash_memory>" in gpu
+    assert "Without a GPU the Triton kernels cannot run" in cpu
+    assert "draw all implementations. <fig-flash_latency>" in cpu
+    assert "<fig-flash_memory>" not in cpu
+
+
+def test_why_flash_attention_was_not_measured():
+    tables = flash_tables({}, origin=CPU) | {"flash": frame("flash", [make_row(Flash(), NEEDS_GPU, CPU)])}
+    for section, answers in (("flash_backward", flash_backward), ("flash_benchmarking", flash_benchmarking)):
+        assert "Not measured on this machine: needs a CUDA device." in prose(section, answers.answers(tables), CPU)
+    assert "Not measured on this machine: no compiled backward pass." in backward({Flash(): passes(1.0, 1.0)})
+
+
+TWO_WAYS = ("triton", 1.0), ("triton_compiled_backward", 3.0)
+
+
+@pytest.mark.parametrize(("graph", "paced"), [(1.9, True), (0.5, False)])
+def test_who_paces_both_ways_of_the_backward_pass(graph, paced):
+    # Calls of 2 and 4 ms; the host paces the one whose replay takes less than nine tenths of that.
+    cells = {Flash(implementation=name): passes(1.0, ms, graph=[graph * (1 + ms) / 2] * 10) for name, ms in TWO_WAYS}
+    text = backward(cells)
+    assert ("Where the device sets the pace, our kernels are 3.00× as fast" in text) == paced
+    assert ("In 1 of 1 cells the host sets the pace of one of the two" in text) == (not paced)
+    assert "their times are in the appendix" not in text
+
+
+def test_tables_that_are_too_long_for_the_text():
+    # 31 lengths, in both precisions.
+    cells = {
+        Flash(sequence=128 * length, precision=precision, implementation=name): passes(1.0, ms)
+        for length in range(1, 32)
+        for precision in ("bf16", "fp32")
+        for name, ms in (*TWO_WAYS, ("plain", 4.0))
+    }
+    tables = flash_tables(cells)
+    text = prose("flash_backward", flash_backward.answers(tables), GPU)
+    assert "compares the two ways; their times are in the appendix, @tab-backward-ways." in text
+    answers = flash_benchmarking.answers(tables)
+    text = prose("flash_benchmarking", answers, GPU)
+    listed = '#ref(label("tab-flash-bf16")) in bf16, #ref(label("tab-flash-fp32")) in fp32.'
+    assert f"Ours beside plain attention at every shape is in the appendix: {listed}" in text
+    assert "@tab-flash-training-all has every shape" not in filled(
+        "appendix/flash_benchmarking", a=answers, summary={"machine": "M"}
+    )
+
+
+def test_two_libraries_that_are_faster():
+    # Ours 2 ms, one library 1 ms in both lengths, another 1.5 in one of them.
+    cells = {}
+    for sequence, times in (
+        (8192, {"sdpa_cudnn": 0.5, "sdpa_flash": 0.75}),
+        (16384, {"sdpa_cudnn": 0.5, "sdpa_flash": 2.0}),
+    ):
+        for name, ms in ({"triton": 1.0} | times).items():
+            cells[Flash(sequence=sequence, implementation=name)] = passes(ms, ms)
+    text = flash(cells)
+    assert "ours is slower than SDPA flash in bf16 in 1 of 2 cells (8192 tokens)," in text
+    assert "its backward pass 0.75×; SDPA cuDNN in bf16 in 2 of 2 cells (8192 to 16 384 tokens)," in text
+
+
+def test_what_else_was_measured():
+    many = {"sequence": 1024, "heads": 32, "batch_size": 2}
+    cells = {Flash(**many, implementation=name): passes(1.0, 1.0) for name in ("triton", "sdpa_flash")}
+    cells |= {Flash(implementation=name): passes(1.0, 1.0) for name in ("triton", "tiled", "tiled_compiled")}
+    steps = {EndToEnd(size="nano", attention=name): step_of(1.0, 1.0, 1.0) for name in ("plain", "flash")}
+    ablation = {
+        FlashAblation(precision=precision): {"forward": [2.0] * 10, "backward": [4.0] * 10}
+        for precision in ("bf16", "fp32")
+    }
+    text = flash(cells, steps=steps, ablation=ablation)
+    assert "with 64 of them, @tab-flash-training-all every shape, in the appendix." in text
+    assert "*The PyTorch version, compiled.*" in text
+    assert "*In the model.*" in text
+    assert (
+        '(@fig-ablation_ratios, #ref(label("tab-ablation-bf16")), #ref(label("tab-ablation-fp32"))); the ratio' in text
+    )
+    answers = flash_benchmarking.answers(flash_tables(cells))
+    appendix = filled("appendix/flash_benchmarking", a=answers, summary={"machine": "M"})
+    assert "@tab-flash-training-all has every shape with many heads." in appendix
+    text = flash({Flash(): passes(1.0, 1.0)})
+    for words in (
+        "*Many heads.*",
+        "*The PyTorch version, compiled.*",
+        "*In the model.*",
+        "*What each decision is worth.*",
+    ):
+        assert words not in text
+
+
+def test_a_leaderboard_without_our_time_or_power():
+    text = flash({Flash(**BOARD): passes(2.0, 4.0, handout=[6.6] * 10)})
+    assert "by it ours takes 6.60 ms at d = 64." in text
+    assert "Ours takes 6.00 ms at d = 64, against" in text
+    text = flash({Flash(**BOARD, implementation="sdpa_flash"): passes(2.0, 4.0)})
+    assert "Ours takes" not in text
+
+
+def test_short_calls_whose_device_time_is_not_known():
+    cells = {Flash(implementation=name): passes(0.1, 0.1, host=[50.0] * 10) for name in ("triton", "sdpa_flash")}
+    text = flash(cells)
+    assert "Up to 4096 tokens the host may set the pace." in text
+    assert "By @tab-flash-short, on the device" not in text

@@ -5,31 +5,23 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from cs336_systems.measure.measurement import summarize
-from cs336_systems.measure.record import make_row
 from scripts.answers import (
     distributed_communication_single_node,
     minimal_ddp_flat_benchmarking,
     optimizer_state_sharding_accounting,
 )
-from scripts.data import frame
-from scripts.writeup import environment
-from tests.prose import CPU, GPU, plain, prose, table
-from tests.samples import ROOT
+from tests.prose import CPU, GPU, contest, filled, prose, table
 
 
 def flattened(naive, flat):
     """Text on both wrappers between 2 and 4 processes: each one's communication, ms, and peak, GiB, in either cell."""
-    rows = []
+    cells = {}
     for processes, *both in zip((2, 4), naive, flat, strict=True):
-        cell = DataParallelTraining(size="nano", processes=processes, steps=2, rounds=1)
-        for wrapper, (communication, peak) in zip(("none", "naive", "flat"), ((0.0, 1.0), *both), strict=True):
-            details = {"wrapper": wrapper, "bucket_mb": ""}
-            metrics = {"step": 100.0 + communication, "synchronization": communication, "peak_memory": 1024 * peak}
-            for metric, value in metrics.items():
-                unit = DataParallelTraining.metrics[metric]
-                rows.append(make_row(cell, summarize(metric, unit, [value] * 2, details=details), GPU))
-    answers = minimal_ddp_flat_benchmarking.answers({"data_parallel": frame("data_parallel", rows)})
+        cells[DataParallelTraining(size="nano", processes=processes, steps=2, rounds=1)] = [
+            ({"wrapper": wrapper}, {"step": [100.0 + ms] * 2, "synchronization": ms, "peak_memory": 1024 * gib})
+            for wrapper, (ms, gib) in zip(("none", "naive", "flat"), ((0.0, 1.0), *both), strict=True)
+        ]
+    answers = minimal_ddp_flat_benchmarking.answers({"data_parallel": contest("data_parallel", GPU, cells)})
     return prose("minimal_ddp_flat_benchmarking", answers, GPU)
 
 
@@ -53,10 +45,18 @@ def test_one_all_reduce_in_place_of_many(flat, time, memory):
     assert ("The flat tensor costs memory" in text) == bool(memory)
 
 
-def reduced(times, origin):
+@pytest.mark.parametrize(("messages", "calls"), [(1.0, "makes 1 call in place"), (2.0, "makes 2 calls in place")])
+def test_how_many_calls_the_flat_wrapper_makes(messages, calls):
+    cell = DataParallelTraining(size="nano", steps=2, rounds=1)
+    found = [({"wrapper": "flat"}, {"step": [100.0] * 2, "messages": messages})]
+    tables = {"data_parallel": contest("data_parallel", GPU, {cell: found})}
+    assert calls in prose("minimal_ddp_flat_benchmarking", minimal_ddp_flat_benchmarking.answers(tables), GPU)
+
+
+def reduced(times, origin, wrong=0.0):
     """Text on all-reduces: ms by backend, processes and MB, one sample or a list."""
     cells = {
-        AllReduce(backend=backend, processes=processes, megabytes=megabytes): {"time": ms, "wrong_numbers": 0.0}
+        AllReduce(backend=backend, processes=processes, megabytes=megabytes): {"time": ms, "wrong_numbers": wrong}
         for (backend, processes, megabytes), ms in times.items()
     }
     answers = distributed_communication_single_node.answers({"all_reduce": table("all_reduce", origin, cells)})
@@ -86,6 +86,33 @@ def test_percentiles_far_apart_and_two_backends():
     text = reduced({("gloo", 2, 1): 1.0, ("nccl", 2, 1): 0.5, ("gloo", 2, 10): 6.0, ("nccl", 2, 10): 1.0}, GPU)
     assert "Gloo takes 2.00× (1 MB between 2 processes) to 6.00× (10 MB between 2 processes) as long as NCCL." in text
     assert "The percentiles are" not in text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"), [(0.0, "(all were right, on every rank)"), (2.0, "(*not all were right*: see @checks)")]
+)
+def test_whether_sums_were_right(wrong, sentence):
+    assert sentence in reduced({("gloo", 2, 1): 1.0}, CPU, wrong)
+
+
+@pytest.mark.parametrize(
+    ("small", "told"),
+    [
+        # Of 2 ms at 1 MB a call's overhead is 1 ms; of 1.1 ms it is 0.1.
+        (2.0, True),
+        (1.1, False),
+    ],
+)
+def test_whether_small_messages_are_better_sent_together(small, told):
+    text = reduced({("gloo", 2, 1): small, ("gloo", 2, 100): 99.0 + small}, CPU)
+    assert ("So messages as small as the smallest are better sent together over Gloo." in text) == told
+
+
+@pytest.mark.parametrize(("backend", "guess"), [("gloo", True), ("nccl", False)])
+def test_why_bus_bandwidth_falls(backend, guess):
+    text = reduced({(backend, 2, 1): 10.0, (backend, 4, 1): 30.0}, GPU)
+    assert "So bus bandwidth falls" in text
+    assert ("perhaps because the processes of one host share its cores" in text) == guess
 
 
 @pytest.mark.parametrize(
@@ -126,5 +153,4 @@ def test_steps_of_a_sharded_optimizer(sharded, sentence):
         for name, ms in (("unsharded", 10.0), ("sharded", own))
     )
     compared = optimizer_state_sharding_accounting.against(rows, ["unsharded"], ["sharded"])
-    text = environment(ROOT / "report").get_template("partials/step_ratio.typ.j2").render(c=compared)
-    assert sentence in plain(text)
+    assert sentence in filled("partials/step_ratio", c=compared)

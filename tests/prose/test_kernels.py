@@ -102,7 +102,9 @@ def test_forward_passes_by_two_clocks(origin, nano, sentence):
 
 def test_forward_passes_that_the_device_paces_and_no_other_clock():
     text = section(GPU, {inference(): PACED})
-    assert "The device sets the pace in all 1 cells." in text
+    assert "The device sets the pace. " in text
+    both = section(GPU, {inference(): PACED, inference("micro"): PACED})
+    assert "The device sets the pace in all 2 cells." in both
     assert "has no inference pass of these cells in which the device sets the pace, so there is nothing" in text
 
 
@@ -238,17 +240,58 @@ def test_what_compiling_removes(variant, sentence):
     assert sentence in section(GPU, cells)
 
 
-@pytest.mark.parametrize("origin", [GPU, CPU])
-def test_where_the_profiler_costs_most(origin):
+def test_where_the_profiler_costs_most():
     # 1.2, 1.5 and 2 times as long: the most with our attention.
     metrics = {
         training(): {"step": 10.0, "step_profiled": 12.0},
         training(compiled=True): {"step": 10.0, "step_profiled": 15.0},
         training(attention="flash"): {"step": 10.0, "step_profiled": 20.0},
     }
-    text = section(origin, dict.fromkeys(metrics, PACED), metrics=metrics)
+    text = section(GPU, dict.fromkeys(metrics, PACED), metrics=metrics)
     assert (
         "takes 1.50× as long as without it in the median of 3 cells, 1.20× at least and 2.00× at most (nano, context"
-        " 512, fp32, our attention, training step)" in text
+        " 512, fp32, our attention, training step)." in text
     )
-    assert ("it slows the host's launches" in text) == bool(origin.gpu)
+
+
+@pytest.mark.parametrize(
+    ("origin", "waiting", "sentence"),
+    [
+        # 1.1 times as long where the device works for 9.5 of 10 ms.
+        (
+            GPU,
+            15.0,
+            "; in the median 1.50× where the host sets the pace and 1.10× elsewhere, so it is likely the host's",
+        ),
+        (GPU, 10.0, "; in the median 1.00× where the host sets the pace and 1.10× elsewhere."),
+        (CPU, 15.0, ""),
+    ],
+)
+def test_whom_the_profiler_slows(origin, waiting, sentence):
+    cells = {training(): PACED, training("micro"): WAITING}
+    metrics = {cell: {"step": 10.0, "step_profiled": ms} for cell, ms in zip(cells, (11.0, waiting), strict=True)}
+    text = section(origin, cells, metrics=metrics)
+    assert sentence in text
+    assert ("where the host sets the pace and" in text) == bool(sentence)
+
+
+@pytest.mark.parametrize(
+    ("profiled", "sentence"),
+    [
+        (15.0, "these passes take 1.50× as long, so unless the kernels take longer, too, the trace shows more idle"),
+        (10.0, "these passes take 1.00× as long. "),
+    ],
+)
+def test_forward_passes_that_wait_under_the_profiler(profiled, sentence):
+    times, kernels = WAITING["forward"]
+    text = section(GPU, {inference(): {"forward": (times | {"stage_profiled": profiled}, kernels)}})
+    assert f"there the host's timer measures the host. Under the profiler {sentence}" in text
+
+
+def test_forward_passes_that_wait_and_were_not_profiled():
+    times, kernels = WAITING["forward"]
+    unprofiled = {name: ms for name, ms in times.items() if name != "stage_profiled"}
+    text = section(GPU, {inference(): {"forward": (unprofiled, kernels)}})
+    assert "there the host's timer measures the host." in text
+    assert "Under the profiler these passes" not in text
+    assert "Not measured on this machine." in section(GPU, {})

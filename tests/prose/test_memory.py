@@ -12,7 +12,7 @@ from cs336_systems.measure.record import make_row
 from scripts.answers import gradient_checkpointing, memory_profiling
 from scripts.data import frame
 from tests.prose import CPU, GPU, prose, table
-from tests.samples import OOM, planned_cells, rows_of
+from tests.samples import NEEDS_GPU, OOM, planned_cells, rows_of
 
 
 def checkpointed(peak, milliseconds):
@@ -111,7 +111,7 @@ def test_the_phases_with_the_highest_peaks():
     cells = {Checkpointing(size="micro", segment=k): checkpointed(4096.0, 10.0) | own for k, own in peaks.items()}
     answers = gradient_checkpointing.answers({"checkpointing": table("checkpointing", GPU, cells)})
     text = prose("gradient_checkpointing", answers, GPU)
-    assert "are highest in the backward phase in 2 cells and the optimizer phase in 1 cells." in text
+    assert "are highest in the backward phase in 2 cells and the optimizer phase in 1 cell." in text
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,127 @@ def test_what_a_block_saves(flash, product, sentences):
     tables = {"memory_profile": frame("memory_profile", []), "block_memory": frame("block_memory", rows)}
     text = prose("memory_profiling", memory_profiling.answers(tables), GPU)
     assert "are 25 % of what the block saves at context 128 and 75 % at 512" in text
+    assert "_left by_: the change in allocated memory" in text
     assert ("With flash attention" in text) == bool(flash)
     for sentence in sentences:
         assert sentence in text
     assert "Some cells differ from the closed form" in text
+
+
+def test_a_block_at_one_context_in_one_precision_on_a_cpu():
+    cell = BlockMemory(size="nano")
+    rows = [make_row(cell, found, CPU) for found in block(softmax=32.0, masked_fill=16.0, mul=16.0)]
+    tables = {"memory_profile": frame("memory_profile", []), "block_memory": frame("block_memory", rows)}
+    text = prose("memory_profiling", memory_profiling.answers(tables), CPU)
+    assert "A block of nano by itself, batch 4." in text
+    assert "In fp32 the attention weights and their mask" not in text
+    assert "Under autocast plain attention keeps its weights twice" not in text
+    assert "the change in allocated memory" not in text
+
+
+def test_checkpointing_that_was_not_measured():
+    empty = gradient_checkpointing.answers({"checkpointing": frame("checkpointing", [])})
+    text = prose("gradient_checkpointing", empty, GPU)
+    assert "Not measured on this machine." in text
+    assert "and what these take for the blocks of" not in text
+    cells = {Checkpointing(size="micro", segment=0): checkpointed(8192.0, 10.0)}
+    answers = gradient_checkpointing.answers({"checkpointing": table("checkpointing", GPU, cells)})
+    assert "and what these take for the blocks of micro in (b), by attention" in prose(
+        "gradient_checkpointing", answers, GPU
+    )
+
+
+def test_the_shorter_segment_has_no_measurement():
+    found = {2: (2048.0, 13.0), 4: (4096.0, 12.0)}
+    cells = {Checkpointing(size="micro", segment=k): checkpointed(*numbers) for k, numbers in found.items()}
+    lost = frame("checkpointing", [make_row(Checkpointing(size="micro", segment=1), OOM, GPU)])
+    some = pandas.concat([table("checkpointing", GPU, cells), lost], ignore_index=True)
+    text = prose("gradient_checkpointing", gradient_checkpointing.answers({"checkpointing": some}), GPU)
+    assert "The next shorter segment measured, 1, has no measurement;" in text
+
+
+def test_memory_that_was_not_followed():
+    tables = {name: frame(name, []) for name in ("memory_profile", "block_memory")}
+    assert "Not measured on this machine." in prose("memory_profiling", memory_profiling.answers(tables), CPU)
+    cell = planned_cells("memory_profile", "smoke")[0]
+    tables["memory_profile"] = frame("memory_profile", [make_row(cell, NEEDS_GPU, CPU)])
+    text = prose("memory_profiling", memory_profiling.answers(tables), CPU)
+    assert "Memory over time was not measured on this machine: needs a CUDA device. The answers" in text
+
+
+def without(followed, **wanted):
+    """The section's text without some rows."""
+    kept = followed[(followed[list(wanted)] != list(wanted.values())).any(axis=1)]
+    assert len(kept) < len(followed)
+    answers = memory_profiling.answers({"memory_profile": kept, "block_memory": frame("block_memory", [])})
+    return prose("memory_profiling", answers, GPU)
+
+
+def test_stages_without_categories_or_events(followed):
+    text = without(followed, **TRAINING, metric="stage_end", stage="backward")
+    assert "Forward, loss and backward can be told apart" not in text
+    assert "Forward, loss and backward can be told apart" in changed(followed)
+    text = without(followed, **TRAINING, metric="stage_events", stage="optimizer")
+    assert "The optimizer" not in text
+
+
+def test_a_forward_pass_without_sums_of_the_residual_stream(followed):
+    words = "sums are the stream itself", "The residual stream is among what autocast leaves in fp32"
+    text = without(followed, metric="residual_tensors", operator="add")
+    for said in words:
+        assert said not in text
+        assert said in changed(followed)
+
+
+def test_a_precision_whose_activations_are_not_known(followed):
+    text = without(followed, metric="at_peak", mode="forward", category="saved activations", precision="fp32")
+    assert "Saved activations of the forward pass take" not in text
+
+
+def test_one_cell_in_which_autocast_raises_the_peak(followed):
+    peak = {"metric": "peak_allocated", "precision": "bf16"}
+    cells = [{"context": context, "mode": mode} for context in (128, 256, 512) for mode in ("inference", "forward")]
+    cells += [{"context": context, "mode": "train_step"} for context in (128, 256, 512)]
+    changes = [({"metric": "peak_allocated", "precision": "fp32"}, 2 * 2.0**30)]
+    changes += [(peak | cell, (3 if place == 0 else 1) * 2.0**30) for place, cell in enumerate(cells)]
+    text = changed(followed, *changes)
+    assert "lowers the peak in 8 of the 9 cells measured in both precisions; the exception: inference at 128." in text
+    text = changed(followed, changes[0], *((wanted, 4 * 2.0**30 - bytes) for wanted, bytes in changes[1:]))
+    assert "raises the peak in 8 of the 9 cells measured in both precisions; the exception: inference at 128." in text
+
+
+@pytest.mark.parametrize(("context", "told"), [(512, True), (128, False)])
+def test_where_the_closed_form_puts_the_peak(context, told):
+    # For small, segments of one block are the best; at 512 tokens the first block has the peak, at 128 the optimizer.
+    cells = {Checkpointing(size="small", segment=1, context=context): checkpointed(4096.0, 10.0)}
+    answers = gradient_checkpointing.answers({"checkpointing": table("checkpointing", GPU, cells)})
+    text = prose("gradient_checkpointing", answers, GPU)
+    assert ("It puts that peak at the first segment, the last of the backward pass" in text) == told
+
+
+@pytest.mark.parametrize(
+    ("metrics", "sentence"),
+    [
+        # 4 · 64² + 3 · 64 · 256 + 2 · 64 weights of 4 bytes; 4 sequences of 512 tokens of 64 numbers.
+        ({}, "0.250 MiB + 0.500 MiB = 0.750 MiB expected at context 512."),
+        ((0.25048828125, 0.5), "= 0.750 MiB expected at context 512, 0.750 MiB measured, and as expected in every"),
+        ((0.5, 0.5), "= 0.750 MiB expected at context 512, 1.00 MiB measured."),
+    ],
+)
+def test_the_gradients_of_a_block(metrics, sentence):
+    found = dict(zip(("parameter_gradients", "input_gradient"), metrics, strict=False))
+    rows = [summarize(name, "MiB", [mib]) for name, mib in found.items()]
+    rows = [make_row(BlockMemory(size="nano"), row, GPU) for row in [*block(mul=1.0), *rows]]
+    tables = {"memory_profile": frame("memory_profile", []), "block_memory": frame("block_memory", rows)}
+    assert sentence in prose("memory_profiling", memory_profiling.answers(tables), GPU)
+
+
+@pytest.mark.parametrize(("copied", "told"), [(["query", "key"], True), (["query"], False)])
+def test_copies_of_a_normalized_input(copied, told):
+    details = {"operator": "linear", "tensor": "bfloat16 4×512×64"}
+    copies = [summarize("saved", "MiB", [0.25], details=details | {"range": f"attention.{name}"}) for name in copied]
+    cell = BlockMemory(size="nano", precision="bf16")
+    rows = [make_row(cell, row, GPU) for row in [*block(softmax=1.0), *copies]]
+    tables = {"memory_profile": frame("memory_profile", []), "block_memory": frame("block_memory", rows)}
+    text = prose("memory_profiling", memory_profiling.answers(tables), GPU)
+    assert ("so attention.query and attention.key each save a copy of their own." in text) == told

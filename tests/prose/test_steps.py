@@ -5,12 +5,13 @@ import re
 import pandas
 import pytest
 
-from cs336_systems.accounting.transformer import parameters
+from cs336_systems.accounting.transformer import parameters, step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import Measurement
+from cs336_systems.measure.peaks import PEAKS
 from cs336_systems.measure.record import make_row
 from cs336_systems.sizes import parse_size
 from scripts.answers import (
@@ -24,6 +25,8 @@ from scripts.data import frame
 from scripts.steps import step_table
 from tests.prose import CPU, GPU, end_to_end, prose, step, table
 from tests.samples import OOM
+
+H200_PEAK = PEAKS[GPU.gpu]
 
 
 def test_what_compiling_gains_costs_and_when_it_pays():
@@ -147,6 +150,7 @@ def test_a_start_that_costs_the_same_at_every_size_and_one_step_settles():
     assert "That is nearly the same at every size, while the step itself goes from" in text
     assert "asks the driver for memory 5 to 7 times in these steps, and not once after a warm-up step." in text
     assert "after one warm-up step already: one is enough here." in text
+    assert "_calls for memory_: how often PyTorch's allocator asked" in text
     assert "are different processes" not in text
 
 
@@ -169,7 +173,7 @@ def test_a_second_step_that_still_allocates_and_processes_that_differ():
     assert "asks the driver for memory 5 times in these steps, and at most 3 times after a warm-up step." in text
     assert re.search(r"at nano with w = 1 \(\S+ ms longer, 1\.20× the median, 3 calls for memory\)\.", text)
     assert "A step that runs for the second time still finds something new" in text
-    assert "whose medians differ by up to 1.20× without regard to warm-up (nano:" in text
+    assert "whose medians differ by up to 1.20× (nano:" in text
     assert "though the device works equally long in all of them" in text
 
 
@@ -315,6 +319,12 @@ def test_sums_of_little_numbers(cast, bf16_last, sentences):
     text = prose("mixed_precision_accumulation", answers, CPU)
     assert all(sentence in text for sentence in sentences)
     assert "(the last addition added 0.0078125)" in text
+    for cell in cells.values():
+        del cell["last_step"]
+    answers = mixed_precision_accumulation.answers({"accumulation": table("accumulation", CPU, cells)})
+    text = prose("mixed_precision_accumulation", answers, CPU)
+    assert "the sum is 4.000. The accumulator's precision" in text
+    assert "the last addition added" not in text
 
 
 def compiled(cells, origin=GPU):
@@ -407,21 +417,22 @@ def test_whether_cells_that_wait_scatter_more(waiting, blamed):
         EndToEnd(size="micro"): {"step": QUIET, "device_busy": 10.0},
     }
     text = steps(cells)
-    assert "The host sets the pace of 1 of 2 cells, among them 1 of the 2 eager training steps in fp32; in" in text
+    assert "The host sets the pace of 1 of 2 cells, among them eager training steps: 1 of 2 in fp32; in" in text
     assert ("what else the host does shows in a step only where the device waits for it" in text) == blamed
     assert "among them" not in steps({EndToEnd(size="nano", mode="inference"): {"step": QUIET, "device_busy": 5.0}})
 
 
 @pytest.mark.parametrize(
-    ("sizes", "outliers", "sentence"),
+    ("samples", "sentence"),
     [
-        (1, 1, "1 step is an outlier, 0 of them the first timed one of the cell."),
-        (2, 2, "2 steps are outliers, 1 of them"),
+        # One of ten takes 1.4 medians.
+        ([OUTLIER], "One step is an outlier, and not the first timed one of its cell."),
+        ([OUTLIER[::-1]], "One step is an outlier, and the first timed one of its cell."),
+        ([OUTLIER, OUTLIER], "2 steps are outliers, none of them the first timed one of its cell."),
+        ([OUTLIER, OUTLIER[::-1]], "2 steps are outliers, 1 of them the first timed one of its cell."),
     ],
 )
-def test_steps_that_stand_out(sizes, outliers, sentence):
-    # The last of ten takes 1.4 medians, in the second cell the first.
-    samples = [OUTLIER, OUTLIER[::-1]][:sizes]
+def test_steps_that_stand_out(samples, sentence):
     cells = {EndToEnd(size=size): {"step": own} for size, own in zip(("nano", "micro"), samples, strict=False)}
     assert sentence in steps(cells, CPU)
 
@@ -459,7 +470,10 @@ def test_peaks_beside_the_closed_form():
     assert "in @tab-all is 2.00× (nano, context 512, fp32, training step) that closed form;" in text
     assert "With bf16 autocast" not in text
     cells |= {EndToEnd(size="nano", precision="bf16"): state("nano", 1.5)}
-    assert "With bf16 autocast the peak is 75 % (nano, context 512) of fp32’s" in steps(cells)
+    text = steps(cells)
+    assert "With bf16 autocast the peak is 75 % (nano, context 512) of fp32’s" in text
+    # A copy of 2 · (4 · 64² + 3 · 64 · 256) + 10 000 · 64 weights of 2 bytes.
+    assert "by closed form 0.00144 GiB. The section" in text
     cells |= {
         EndToEnd(size="micro"): state("micro", 3.0),
         EndToEnd(size="micro", precision="bf16"): state("micro", 3.0),
@@ -467,6 +481,7 @@ def test_peaks_beside_the_closed_form():
     text = steps(cells)
     assert "is 1.50× (nano, context 512, bf16, training step) to 3.00× (micro, context 512," in text
     assert "With bf16 autocast the peak is 75 % (nano, context 512) to 100 % (micro, context 512) of fp32’s" in text
+    assert re.search(r"by closed form 0\.00144 GiB and \S+ GiB in these two\. The section", text)
 
 
 @pytest.mark.parametrize(
@@ -478,3 +493,204 @@ def test_what_a_cold_step_is_spent_on(allocations, sentence):
     text = warmed_up(GPU, {"nano": processes})
     assert sentence in text
     assert "_After one or two steps?_ Not measured on this machine." in text
+
+
+@pytest.mark.parametrize(
+    ("warmups", "sentence"),
+    [
+        ((0, 1, 2), "of the median after one warm-up step already: one is enough here."),
+        ((0, 2, 4), "of the median after 2 warm-up steps already: so many are enough here."),
+    ],
+)
+def test_how_many_warm_up_steps_settle_it(warmups, sentence):
+    text = warmed_up(CPU, {"nano": {count: cold(10.0, 10.0) for count in warmups}})
+    assert sentence in text
+    assert "_calls for memory_" not in text
+
+
+def test_single_calls_for_memory_and_two_steps_that_are_late():
+    # After one warm-up step the first takes 12 of 10 ms and 48 of 40, and asks once, or not at all.
+    sizes = {
+        size: {
+            0: cold(3 * ms, ms, device_allocations=1.0),
+            1: cold(1.2 * ms, ms, device_allocations=calls),
+            2: cold(ms, ms, device_allocations=0.0),
+        }
+        for size, ms, calls in (("nano", 10.0, 1.0), ("micro", 40.0, 0.0))
+    }
+    text = warmed_up(GPU, sizes)
+    assert "asks the driver for memory 1 time in these steps, and at most 1 time after a warm-up step." in text
+    assert "at nano with w = 1 (2.00 ms longer, 1.20× the median, 1 call for memory), micro with w = 1 (8.00 ms" in text
+    assert "micro with w = 1 (8.00 ms longer, 1.20× the median, 0 calls for memory)." in text
+
+
+@pytest.mark.parametrize(("slow", "same_work"), [(9.0, True), (11.0, False)])
+def test_processes_that_differ_in_what_the_device_does(slow, same_work):
+    processes = {
+        0: cold(30.0, 10.0, device_busy=9.0),
+        1: cold(10.0, 10.0, device_busy=9.0),
+        2: cold(12.0, 12.0, device_busy=slow),
+    }
+    text = warmed_up(GPU, {"nano": processes})
+    assert "differ by up to 1.20× (nano: 10.0 ms with w = 0, 12.0 ms with w = 2)" in text
+    assert ("though the device works equally long in all of them" in text) == same_work
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "phases"),
+    [
+        (4.0, 6.0, " (4.00 ms in the forward pass, 6.00 ms in the backward pass)."),
+        (4.0, 0.0, " (4.00 ms in the forward pass)."),
+        (0.0, 0.0, ". "),
+    ],
+)
+def test_the_phases_that_a_cold_start_lengthens(forward, backward, phases):
+    # The first step takes 10 ms longer than the others, of which each phase has its part.
+    first = {"forward": [5.0 + forward, *[5.0] * 9], "backward": [5.0 + backward, *[5.0] * 9]}
+    processes = {0: cold(20.0, 10.0) | first, 1: cold(10.0, 10.0), 2: cold(10.0, 10.0)}
+    assert f"takes 10.0 ms longer than the others{phases}" in warmed_up(GPU, {"nano": processes})
+
+
+def test_nothing_was_measured():
+    text = steps({}, CPU)
+    assert "Nothing was measured on this machine." in text
+    assert "steps are timed after" not in text
+
+
+@pytest.mark.parametrize(("sizes", "sentence"), [(1, "(Of 1 cell no single steps"), (2, "(Of 2 cells no single steps")])
+def test_cells_whose_single_steps_were_not_kept(sizes, sentence):
+    cells = {EndToEnd(size=size, mode="inference"): {"step": WIDE} for size in ("nano", "micro")[:sizes]}
+    tables = end_to_end(CPU, cells)
+    tables["end_to_end"]["samples"] = ""
+    text = prose("benchmarking_script", benchmarking_script.answers(tables), CPU)
+    assert f"{sentence} were kept, so none is left out as an outlier there.)" in text
+    assert "no single steps were kept" not in steps(cells, CPU)
+
+
+@pytest.mark.parametrize(
+    ("cells", "sentences"),
+    [
+        (8, ["and @tab-wide the cells that scatter.", "[The cells whose standard deviation exceeds 5.0 % of the mean"]),
+        (9, ["and @tab-wide the cells that scatter most.", "[The 8 cells that scatter most, of 9 above 5.0 %"]),
+    ],
+)
+def test_the_cells_that_scatter_are_listed(cells, sentences):
+    text = steps({EndToEnd(size="nano", context=64 * place): {"step": WIDE} for place in range(1, cells + 1)}, CPU)
+    for sentence in sentences:
+        assert sentence in text
+
+
+def test_training_steps_that_the_host_paces_in_both_precisions():
+    waiting, busy = {"step": QUIET, "device_busy": 5.0}, {"step": QUIET, "device_busy": 10.0}
+    cells = {
+        EndToEnd(size="nano"): waiting,
+        EndToEnd(size="micro"): busy,
+        EndToEnd(size="nano", precision="bf16"): waiting,
+    }
+    text = steps(cells)
+    assert "pace of 2 of 3 cells, among them eager training steps: 1 of 1 in bf16 and 1 of 2 in fp32; in" in text
+
+
+def test_inference_on_a_cpu():
+    cells = {EndToEnd(size="nano"): step(4.0, 4.0, 2.0), EndToEnd(size="nano", mode="inference"): {"step": [3.0] * 10}}
+    assert "the loss and the graph too (medians, 1 cell)." in steps(cells, CPU)
+    assert "whose pace the device sets" not in steps(cells, CPU)
+
+
+def test_one_size_and_what_the_device_gains():
+    busy = [{"forward_busy": ms, "backward_busy": ms} for ms in (8.0, 4.0)]
+    text = mixed(timed("nano", (20.0, busy[0]), (10.0, busy[1])))
+    assert "2.00× at nano, the only size here. In the time that the device works it is 2.00×." in text
+
+
+def test_two_sizes_at_two_contexts():
+    cells = timed("nano", (10.0, {}), (10.0, {}), context=128) | timed("nano", (20.0, {}), (10.0, {}))
+    cells |= timed("micro", (10.0, {}), (5.0, {}), context=128) | timed("micro", (30.0, {}), (10.0, {}))
+    text = mixed(cells)
+    assert "the gain goes from 1.00× to 2.00× for nano and from 2.00× to 3.00× for micro." in text
+
+
+def test_two_models_that_are_slower_than_larger_ones():
+    # In bf16 nano takes 16 ms, micro 12, mini 10, in steps of which the device works for 5.
+    busy = {"device_busy": 5.0, "launches": 300.0}
+    cells = {}
+    for size, ms in (("nano", 12.0), ("micro", 8.0), ("mini", 6.0)):
+        cells |= timed(size, (10.0, busy), (ms, busy))
+    text = mixed(cells)
+    assert "as in 3 pairs of the table: most of all at context 512, where mini takes 10.0 ms and nano 16.0 ms." in text
+
+
+@pytest.mark.parametrize(
+    ("origin", "sentence"),
+    [
+        (GPU, "are in 2 of 2 cells (nano at context 512: 0.50×, micro at context 512: 0.80×), all of them host-bound"),
+        (CPU, "the slower one in 2 of 2 cells: nano at context 512 (0.50×), micro at context 512 (0.80×)."),
+    ],
+)
+def test_two_cells_in_which_bf16_is_slower(origin, sentence):
+    busy = {"device_busy": 5.0, "launches": 300.0} if origin.gpu else {}
+    assert sentence in mixed(
+        timed("nano", (10.0, busy), (20.0, busy)) | timed("micro", (16.0, busy), (20.0, busy)), origin
+    )
+
+
+def test_a_compiled_step_that_failed():
+    tables = end_to_end(GPU, {EndToEnd(size="nano"): step(4.0, 4.0, 2.0)})
+    lost = frame("end_to_end", [make_row(EndToEnd(size="nano", compiled=True), OOM, GPU)])
+    tables["end_to_end"] = pandas.concat([tables["end_to_end"], lost], ignore_index=True)
+    text = prose("torch_compile", torch_compile.answers(tables), GPU)
+    assert "@tab-compile compares the training step's phases" in text
+    assert "The gain is largest for" not in text
+    cells = {EndToEnd(size="nano"): step(4.0, 4.0, 2.0), EndToEnd(size="nano", compiled=True): step(2.0, 2.0, 1.0)}
+    assert "@tab-compile and @fig-compile_speedup compare the training step's phases" in compiled(cells)
+
+
+def test_two_eager_steps_that_wait_and_compiling_that_never_pays():
+    # 10 ms both eager and compiled, of which the device works for 6 and 4.5.
+    cells = {}
+    for size in ("nano", "micro"):
+        cells[EndToEnd(size=size)] = step(4.0, 4.0, 2.0, device_busy=6.0)
+        cells[EndToEnd(size=size, compiled=True)] = step(4.0, 4.0, 2.0, warmup=1.05, device_busy=4.5)
+    text = compiled(cells)
+    assert "host-bound: nano, fp32 (device busy 60 %, compiled 45 %), micro, fp32 (device busy 60 %, compiled" in text
+    assert "It never pays for nano, fp32 and micro, fp32, whose compiled step is no faster." in text
+    assert "It has paid after" not in text
+
+
+def test_sums_that_were_not_measured():
+    answers = mixed_precision_accumulation.answers({"accumulation": frame("accumulation", [])})
+    assert "Nothing was measured on this machine." in prose("mixed_precision_accumulation", answers, CPU)
+
+
+def test_the_times_of_a_size_that_was_tried_elsewhere():
+    cells = {EndToEnd(size="nano"): step(1.0, 1.0, 1.0), EndToEnd(size="micro", context=128): step(1.0, 1.0, 1.0)}
+    text = steps(cells)
+    assert "@tab-times has the times at context 512 (micro, not tried there, at another), @fig-step_phases" in text
+    cells[EndToEnd(size="micro")] = step(1.0, 1.0, 1.0)
+    assert "@tab-times has the times at context 512, @fig-step_phases" in steps(cells)
+
+
+@pytest.mark.parametrize(("origin", "busy"), [(GPU, {"device_busy": 3.0}), (GPU, {}), (CPU, {})])
+def test_what_stands_beside_the_times(origin, busy):
+    text = steps({EndToEnd(size="nano"): step(1.0, 1.0, 1.0, **busy)}, origin)
+    assert ("_busy_: the device's share of that step." in text) == bool(busy)
+    assert ("share of the step, with a star where the host sets the pace." in text) == bool(busy)
+    assert ("each of its phases, and its peak memory, in all eager cells" in text) == bool(origin.gpu)
+    assert ("mostly in rehearsals, profiles and releasing memory" in text) == bool(origin.gpu)
+    assert ("MFU is that step's, at its median." in text) == bool(origin.gpu)
+
+
+def test_the_best_utilization_in_each_precision():
+    # Steps that reach 30 and 50 % of 67 TFLOP/s in fp32, and 40 % of 989 in bf16.
+    def reached(size, precision, share):
+        cell = EndToEnd(size=size, mode="inference", precision=precision)
+        flops = step_flops("inference", parse_size(size), cell.vocab_size, cell.batch_size, cell.context)
+        return {cell: {"step": [1e3 * flops / share / H200_PEAK.flops(precision)] * 10}}
+
+    fp32 = reached("nano", "fp32", 0.3) | reached("micro", "fp32", 0.5)
+    text = steps(fp32)
+    best = "attention, eager and compiled, is 50 % of the CUDA cores' fp32 peak (micro, context 512, fp32, inference)"
+    assert f"The best utilization of all steps with plain {best}. " in text
+    bf16 = "and in bf16 40 % of the tensor cores' dense bf16 peak (nano, context 512, bf16, inference)."
+    assert f"{best}, {bf16}" in steps(fp32 | reached("nano", "bf16", 0.4))
+    assert "The best utilization" not in steps(fp32, CPU)

@@ -201,6 +201,9 @@ def progress(rows: DataFrame, earlier: Sequence[str], later: Sequence[str]) -> d
         "faster": sum(pair["verdict"] == "faster" for pair in found),
         "least": min(gains),
         "most": max(gains),
+        "most_where_faster": max(
+            ((pair["gain"], pair["cell"]) for pair in found if pair["verdict"] == "faster"), default=None
+        ),
         "exceptions": exceptions(found),
     }
 

@@ -67,6 +67,7 @@ def warmup_answers(table: DataFrame) -> dict[str, Any]:
             for _, step in late.iterrows()
         ],
         "settled": len(settled),
+        "settled_from": int(settled["warmup"].min()) if len(settled) else None,
         "noticeable": NOTICEABLE,
         "after_one_worst": (settled["extra"] / settled["step"]).max(),
         "between_processes": between_processes(cold),

@@ -1,0 +1,151 @@
+"""Sentences on optimizers whose state is sharded: what is in use, peaks, steps, and what is communicated."""
+
+import pytest
+
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
+from scripts.answers import optimizer_state_sharding_accounting
+from scripts.optimizer_sharding import AFTER_UPDATE, BEFORE_UPDATE, memory, peaks
+from tests.prose import CPU, GPU, contest, prose
+
+NANO = {"size": "nano", "rounds": 1, "steps": 2}
+
+
+def took(step, apart=0.0, **others):
+    """A contender's metrics: two steps about so many ms."""
+    return {"step": [step - apart, step + apart]} | others
+
+
+def trained(*cells, origin=GPU, **setting):
+    """A table of steps with 2, 4, ... processes: each contender, and its moments, with their metrics."""
+    return contest(
+        "optimizer_sharding",
+        origin,
+        {
+            OptimizerSharding(**NANO | {"processes": 2 * place} | setting): [
+                (dict(zip(("contender", "moment"), name.split(), strict=False)), found) for name, found in cell.items()
+            ]
+            for place, cell in enumerate(cells, start=1)
+        },
+    )
+
+
+def sections(*cells, origin=GPU, **setting):
+    found = optimizer_state_sharding_accounting.answers(
+        {"optimizer_sharding": trained(*cells, origin=origin, **setting)}
+    )
+    return prose("optimizer_state_sharding_accounting", found, origin)
+
+
+def held(contender, in_use, passes, update):
+    """A contender with a step, and what both ranks have in use after it, and at most before and in the update, MiB."""
+    return {
+        contender: took(100.0),
+        f"{contender} {BEFORE_UPDATE}": {"held": [0.0] * 2, "allocated": [in_use] * 2, "peak_memory": [passes] * 2},
+        f"{contender} {AFTER_UPDATE}": {"held": [0.0] * 2, "allocated": [in_use] * 2, "peak_memory": [update] * 2},
+    }
+
+
+WHOLE = held("unsharded", 1000.0, 1600.0, 2000.0)
+
+
+def test_what_sharding_leaves_in_use():
+    # After a step 750 and 625 of 1000 MiB.
+    first, second = held("sharded", 750.0, 1600.0, 800.0), held("sharded", 625.0, 1600.0, 800.0)
+    text = sections(WHOLE | first)
+    assert "After a step, sharding leaves 75 % of what is in use without. " in text
+    assert "with gradients sharded, too," not in text
+    text = sections(WHOLE | first, WHOLE | second)
+    assert "leaves 62 % to 75 % of what is in use without (least with 4 GPUs, fp32, most with 2 GPUs, fp32)." in text
+    assert "After a step, sharding leaves" not in sections(WHOLE)
+
+
+def test_peaks_beside_the_unsharded_one():
+    # The higher one of both phases counts: 1600 of 2000 MiB, and 1000.
+    cell = WHOLE | held("sharded", 750.0, 1600.0, 800.0) | held("sharded_gradients", 500.0, 800.0, 1000.0)
+    assert "At the peak it is 80 %, and with gradients sharded, too, 50 %." in sections(cell)
+
+
+def test_peaks_beside_pytorchs_and_the_closed_form():
+    # 1600 and 1000 MiB against the least of 2000 and 3200.
+    cell = held("sharded", 750.0, 1600.0, 800.0) | held("sharded_gradients", 500.0, 800.0, 1000.0)
+    theirs = held("zero_redundancy", 750.0, 3200.0, 800.0) | held("zero_redundancy_view", 750.0, 2000.0, 800.0)
+    text = sections(cell | theirs)
+    assert "the least of PyTorch's peaks, _sharded_ takes 0.80×, _sharded, gradients too_ 0.50×." in text
+    assert "the least of PyTorch's peaks" not in sections(cell)
+    form = peaks(memory(trained(WHOLE)))["predicted_peak"].item()
+    near = held("unsharded", 1.0, 1.0, 0.98 * form)
+    assert "Our peaks are within 2.0 % of the closed form." in sections(near)
+    assert "of the closed form." not in sections(theirs)
+
+
+def test_where_the_allocator_does_not_count():
+    text = sections({"unsharded": took(100.0)}, origin=CPU)
+    assert "The allocator counts only on GPUs" in text
+    assert "_Rest_ is what" not in text
+    assert "Our peaks are" not in text
+    text = sections(WHOLE)
+    assert "_Rest_ is what" in text
+    assert "The allocator counts only on GPUs" not in text
+
+
+@pytest.mark.parametrize(("precision", "autocast"), [("fp32", False), ("bf16", True)])
+def test_the_precision_and_the_rounds_are_those_measured(precision, autocast):
+    text = sections({"unsharded": took(100.0)}, precision=precision)
+    assert ("all in fp32, or autocast over it)" in text) == autocast
+    assert "in 1 round; each turn" in text
+    assert "in 2 rounds; each turn" in sections({"unsharded": {"step": [100.0] * 4}}, rounds=2)
+
+
+@pytest.mark.parametrize(("apart", "marked"), [(0.0, False), (10.0, True)])
+def test_steps_that_scatter_are_marked(apart, marked):
+    # The middle three fifths of 90 and 110 ms are 12 % of the median apart.
+    assert ("(\\* more than 5.0 % of the median apart)" in sections({"unsharded": took(100.0, apart)})) == marked
+
+
+@pytest.mark.parametrize(("origin", "profile"), [(GPU, True), (CPU, False)])
+def test_where_there_are_profiles(origin, profile):
+    text = sections({"unsharded": took(100.0)}, origin=origin)
+    assert ("phases, and what a profile of one step on rank 0 shows: medians." in text) == profile
+
+
+STEPS = {"unsharded": 100.0, "sharded": 120.0, "sharded_gradients": 90.0, "zero_redundancy": 150.0}
+SENTENCES = {
+    "pytorch": "Against PyTorch's at its fastest, the step of _sharded_ takes 0.80× the time: it is shorter.",
+    "that": "That of _sharded, gradients too_ takes 0.60× the time: it is shorter.",
+    "alone": "Against PyTorch's at its fastest, the step of _sharded, gradients too_ takes 0.60× the time:",
+    "unsharded": "Against _unsharded_, the step of _sharded_ takes 1.20× the time: it is longer.",
+    "gradients": "Against _sharded_, the step of _sharded, gradients too_ takes 0.75× the time: it is shorter.",
+}
+
+
+@pytest.mark.parametrize(
+    ("left_out", "said"),
+    [
+        ("", ["pytorch", "that", "unsharded", "gradients"]),
+        ("unsharded", ["pytorch", "that", "gradients"]),
+        ("sharded", ["alone"]),
+        ("sharded_gradients", ["pytorch", "unsharded"]),
+        ("zero_redundancy", ["unsharded", "gradients"]),
+    ],
+)
+def test_which_steps_are_compared(left_out, said):
+    text = sections({name: took(ms) for name, ms in STEPS.items() if name != left_out})
+    assert [name for name, sentence in SENTENCES.items() if sentence in text] == said
+
+
+def test_what_the_optimizer_takes():
+    whole = {"unsharded": took(100.0, optimizer=8.0)}
+    text = sections(whole | {"sharded": took(100.0, optimizer=6.0)}, whole | {"sharded": took(100.0, optimizer=9.0)})
+    assert "with its communication, takes 6.00 ms to 9.00 ms sharded, 8.00 ms unsharded: a rank updates" in text
+    assert "The optimizer's part, with" not in sections(whole)
+
+
+def test_what_is_communicated():
+    # 10 ms unsharded, 20 and 15 sharded; a rank sends 3/2 of what it does unsharded, and as much.
+    cell = {name: took(100.0, communication=ms) for name, ms in (("unsharded", 10.0), ("sharded", 20.0))}
+    both = cell | {"sharded_gradients": took(100.0, communication=15.0)}
+    assert (
+        "communication takes, relative to _unsharded_, 2.00× the time in _sharded_ (bytes: 1.50×) and 1.50× the time "
+        "in _sharded, gradients too_ (bytes: 1.00×); a collective"
+    ) in sections(both)
+    assert "In the profiled steps communication takes" not in sections(cell)
