@@ -37,6 +37,7 @@ SCHEME = {
 """The closed form that is each contender's."""
 OURS = ["unsharded", "sharded", "sharded_peer_memory", "sharded_gradients", "sharded_gradients_peer_memory"]
 """Those of which the closed form tells the peak, too."""
+SHARDED = [name for name in OURS if name != "unsharded"]
 PYTORCH = [name for name in CONTENDERS if name not in OURS]
 HELD = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
 """What is counted tensor by tensor, and what readers call it."""

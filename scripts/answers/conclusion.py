@@ -72,6 +72,7 @@ def several_devices(processes: int, cell: Mapping[str, Any]) -> Iterator[Setting
     )
     for name, title in {
         "sharded": "bf16, sharded optimizer",
+        "sharded_peer_memory": "bf16, sharded optimizer, peer memory",
         "sharded_gradients": "bf16, sharded optimizer and gradients",
     }.items():
         wanted = {**cell, "contender": name}

@@ -15,8 +15,10 @@ from scripts.markup import Table, Typst, significant
 from scripts.optimizer_sharding import (
     BEFORE_UPDATE,
     CELL,
+    CONTENDERS,
     INITIALIZED,
     PYTORCH,
+    SHARDED,
     contenders,
     memory,
     memory_unit_of,
@@ -48,13 +50,15 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **memory_answers(memory(table)),
         "steps": step_table(table, rows),
         "against": {
+            "pytorch": {CONTENDERS[name]: found for name in SHARDED if (found := against(rows, PYTORCH, [name]))},
             "unsharded": against(rows, ["unsharded"], ["sharded"]),
+            "peer_memory": against(rows, ["sharded"], ["sharded_peer_memory"]),
             "gradients": against(rows, ["sharded"], ["sharded_gradients"]),
-            "pytorch": against(rows, PYTORCH, ["sharded"]),
-            "pytorch_gradients": against(rows, PYTORCH, ["sharded_gradients"]),
         },
-        "own_update": extremes(select(rows, contender="sharded"), "optimizer"),
-        "whole_update": extremes(select(rows, contender="unsharded"), "optimizer"),
+        "updates": {
+            name: extremes(select(rows, contender=name), "optimizer")
+            for name in ("unsharded", "sharded", "sharded_peer_memory")
+        },
         "communication": communication(rows),
     }
 

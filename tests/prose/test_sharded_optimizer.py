@@ -108,12 +108,20 @@ def test_where_there_are_profiles(origin, profile):
     assert ("phases, and what a profile of one step on rank 0 shows: medians." in text) == profile
 
 
-STEPS = {"unsharded": 100.0, "sharded": 120.0, "sharded_gradients": 90.0, "zero_redundancy": 150.0}
+STEPS = {
+    "unsharded": 100.0,
+    "sharded": 120.0,
+    "sharded_peer_memory": 105.0,
+    "sharded_gradients": 90.0,
+    "zero_redundancy": 150.0,
+}
 SENTENCES = {
     "pytorch": "Against PyTorch's at its fastest, the step of _sharded_ takes 0.80× the time: it is shorter.",
-    "that": "That of _sharded, gradients too_ takes 0.60× the time: it is shorter.",
-    "alone": "Against PyTorch's at its fastest, the step of _sharded, gradients too_ takes 0.60× the time:",
+    "that": "That of _sharded, peer memory_ takes 0.70× the time: it is shorter.",
+    "first": "Against PyTorch's at its fastest, the step of _sharded, peer memory_ takes 0.70× the time:",
+    "third": "That of _sharded, gradients too_ takes 0.60× the time: it is shorter.",
     "unsharded": "Against _unsharded_, the step of _sharded_ takes 1.20× the time: it is longer.",
+    "over peers": "Against _sharded_, the step of _sharded, peer memory_ takes 0.88× the time: it is shorter.",
     "gradients": "Against _sharded_, the step of _sharded, gradients too_ takes 0.75× the time: it is shorter.",
 }
 
@@ -121,11 +129,12 @@ SENTENCES = {
 @pytest.mark.parametrize(
     ("left_out", "said"),
     [
-        ("", ["pytorch", "that", "unsharded", "gradients"]),
-        ("unsharded", ["pytorch", "that", "gradients"]),
-        ("sharded", ["alone"]),
-        ("sharded_gradients", ["pytorch", "unsharded"]),
-        ("zero_redundancy", ["unsharded", "gradients"]),
+        ("", ["pytorch", "that", "third", "unsharded", "over peers", "gradients"]),
+        ("unsharded", ["pytorch", "that", "third", "over peers", "gradients"]),
+        ("sharded", ["first", "third"]),
+        ("sharded_peer_memory", ["pytorch", "third", "unsharded", "gradients"]),
+        ("sharded_gradients", ["pytorch", "that", "unsharded", "over peers"]),
+        ("zero_redundancy", ["unsharded", "over peers", "gradients"]),
     ],
 )
 def test_which_steps_are_compared(left_out, said):
@@ -137,6 +146,9 @@ def test_what_the_optimizer_takes():
     whole = {"unsharded": took(100.0, optimizer=8.0)}
     text = sections(whole | {"sharded": took(100.0, optimizer=6.0)}, whole | {"sharded": took(100.0, optimizer=9.0)})
     assert "with its communication, takes 6.00 ms to 9.00 ms sharded, 8.00 ms unsharded: a rank updates" in text
+    assert "over peer memory it takes" not in text
+    peers = {"sharded": took(100.0, optimizer=6.0), "sharded_peer_memory": took(100.0, optimizer=4.0)}
+    assert "others. Sharded over peer memory it takes 4.00 ms. " in sections(whole | peers)
     assert "The optimizer's part, with" not in sections(whole)
 
 
