@@ -43,10 +43,10 @@ def contenders(table: DataFrame) -> DataFrame:
 
     Columns: the parameters, `label`, `wrapper`, `title`, `cell`, `gpu` and `gpu_memory`; STATISTICS of the step, ms;
     `wide`, whether its steps are more than WIDE_SPREAD apart; the medians of the other metrics, as measured, NaN where
-    they were not; `exposed`, ms: the median over the rounds of its median step less the floor's, as far as their
-    optimizers do not make the difference. From the profiled step: `gather` and `scatter`, ms, the shares
-    `gather_hidden` and `scatter_hidden` of them, `hidden_share` of all communication, `busy_share`, and
-    `forward_share`, that of the hidden all-gathers in the profiled forward pass.
+    they were not; `memory`, MiB: the peak, and what lies outside of the allocator; `exposed`, ms: the median over the
+    rounds of its median step less the floor's, as far as their optimizers do not make the difference. From the profiled
+    step: `gather` and `scatter`, ms, the shares `gather_hidden` and `scatter_hidden` of them, `hidden_share` of all
+    communication, `busy_share`, and `forward_share`, that of the hidden all-gathers in the profiled forward pass.
     """
     keys = [*parameters(FullyShardedTraining), "label", "wrapper"]
     steps = select(table, metric="step", status="ok").set_index(keys)
@@ -64,6 +64,7 @@ def contenders(table: DataFrame) -> DataFrame:
     wide["cell"] = [cell_name(row) for _, row in wide.iterrows()]
     wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD
     wide["busy_share"] = wide["device_busy"] / wide["timeline_length"]
+    wide["memory"] = wide["peak_memory"] + wide["outside_memory"].fillna(0)
     wide["hidden_share"] = wide["hidden"] / wide["communication"].replace(0, nan)
     wide["forward_share"] = wide["forward_hidden"] / wide["forward_gathers"].replace(0, nan)
     wide["exposed"] = exposed(wide)

@@ -92,7 +92,7 @@ def test_what_the_sections_conclude(h200):
     assert cell.startswith("4 GPUs")
     assert answers["saved"]["most"][0] == pytest.approx(12 / 16, rel=1e-3)
     assert answers["error"]["most"][0] == pytest.approx(0.01, rel=0.01)
-    pytorch = answers["against"]["pytorch"]
+    pytorch = answers["against"]["pytorch"]["sharded"]
     assert (pytorch["cells"], pytorch["shorter"], pytorch["longer"]) == (4, 2, 0)  # fp32's samples scatter by more
     assert [found["bytes"] for found in answers["communication"]] == [1.5, 1.0]
     rows = contenders(h200)

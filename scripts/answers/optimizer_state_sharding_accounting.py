@@ -50,7 +50,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **memory_answers(memory(table)),
         "steps": step_table(table, rows),
         "against": {
-            "pytorch": {CONTENDERS[name]: found for name in SHARDED if (found := against(rows, PYTORCH, [name]))},
+            "pytorch": {CONTENDERS[name]: steps for name in SHARDED if (steps := against(rows, PYTORCH, [name]))},
             "unsharded": against(rows, ["unsharded"], ["sharded"]),
             "peer_memory": against(rows, ["sharded"], ["sharded_peer_memory"]),
             "gradients": against(rows, ["sharded"], ["sharded_gradients"]),

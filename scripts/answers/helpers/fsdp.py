@@ -57,7 +57,7 @@ def best(cell: DataFrame, *wrappers: str) -> Series | None:
 
 
 def ours_beside(rows: DataFrame, *wrappers: str) -> list[dict[str, Any]]:
-    """In each cell our faster FSDP beside the fastest of other contenders."""
+    """In each cell our faster FSDP beside the fastest of other contenders: steps and peaks, of all of their memory."""
     found = []
     for cell in cells_of(rows):
         ours, other = best(cell, *OURS), best(cell, *wrappers)
@@ -72,7 +72,7 @@ def ours_beside(rows: DataFrame, *wrappers: str) -> list[dict[str, Any]]:
             {
                 "cell": ours["cell"],
                 "step": float(ours["median"] / other["median"]),
-                "peak": float(ours["peak_memory"] / other["peak_memory"]),
+                "peak": float(ours["memory"] / other["memory"]),
                 "outcome": outcome,
             }
         )
