@@ -86,8 +86,8 @@ def memory(table: DataFrame) -> DataFrame:
     counts = table[table["metric"].isin(["held", "allocated", "peak_memory"])]
     by_rank = DataFrame(
         [
-            {**row[keys], "rank": rank, "what": row["part"] or row["metric"], "count": count}
-            for _, row in counts.iterrows()
+            {**{key: row[key] for key in keys}, "rank": rank, "what": row["part"] or row["metric"], "count": count}
+            for row in counts.to_dict("records")
             for rank, count in enumerate(parse_samples(row["samples"]))
         ],
         columns=[*keys, "rank", "what", "count"],

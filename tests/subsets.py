@@ -34,7 +34,7 @@ from scripts.coverage import cover
 from scripts.data import frame
 from scripts.draw import draw
 from scripts.writeup import render, typeset
-from tests.samples import H200, ROOT, config, planned_cells, provenance, rows_of
+from tests.samples import H200, ROOT, config, planned_rows
 
 Rows = list[Row]
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
@@ -67,8 +67,8 @@ def source(name: str) -> Source:
         rows = {key: read_jobs(kind, sorted((folder / key).glob("*.csv"))) for key, kind in EXPERIMENTS.items()}
         return Source(plan, rows)
     plan = make_plan(config(machine="1 x NVIDIA H200" if name == "h200" else "cpu"))
-    origin = provenance(**(H200 if name == "h200" else {}))
-    return Source(plan, {key: rows_of(planned_cells(key, plan.scale), origin) for key in EXPERIMENTS})
+    origin = H200 if name == "h200" else {}
+    return Source(plan, {key: planned_rows(key, plan.scale, **origin) for key in EXPERIMENTS})
 
 
 def cell_of(row: Row) -> tuple[Any, ...]:

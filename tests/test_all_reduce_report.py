@@ -11,12 +11,12 @@ from scripts.data import load, select
 from scripts.markup import Typst
 from scripts.tables import merge
 from scripts.writeup import environment
-from tests.samples import H200, ROOT, planned_cells, provenance, rows_of, write_raw
+from tests.samples import H200, ROOT, planned_cells, planned_rows, provenance, rows_of, write_raw
 from tests.samples.all_reduce import OVERHEAD_MS
 
 
 def load_table(folder, scale, **origin):
-    raw = write_raw(folder, "all_reduce", rows_of(planned_cells("all_reduce", scale), provenance(**origin)))
+    raw = write_raw(folder, "all_reduce", planned_rows("all_reduce", scale, **origin))
     merge("all_reduce", [str(raw)], str(folder / "table.csv"), "nvidia-h200" if origin else "cpu")
     return load("all_reduce", folder / "table.csv")
 

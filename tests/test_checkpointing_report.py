@@ -9,7 +9,7 @@ from scripts.checks import block_memory, checkpointing
 from scripts.closed_forms import step_of
 from scripts.data import load, select
 from scripts.tables import merge
-from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
+from tests.samples import H200, planned_rows, write_raw
 
 NAMES = ("block_memory", "checkpointing")
 
@@ -17,7 +17,7 @@ NAMES = ("block_memory", "checkpointing")
 def load_tables(folder, scale, **origin):
     tables = {}
     for name in NAMES:
-        raw = write_raw(folder, name, rows_of(planned_cells(name, scale), provenance(**origin)))
+        raw = write_raw(folder, name, planned_rows(name, scale, **origin))
         merge(name, [str(raw)], str(folder / f"{name}.csv"), "nvidia-h200" if origin else "cpu")
         tables[name] = load(name, folder / f"{name}.csv")
     return tables

@@ -24,7 +24,7 @@ from scripts.data import load, select
 from scripts.self_checks import all_checks, write_checks
 from scripts.tables import merge
 from scripts.verdict import judge
-from tests.samples import H200, PEAK, config, planned_cells, provenance, rows_of, write_raw
+from tests.samples import H200, PEAK, config, planned_cells, planned_rows, provenance, rows_of, write_raw
 
 END_TO_END = {
     "phases": end_to_end.phases_add_up,
@@ -43,7 +43,7 @@ def load_tables(folder, scale, **origin):
     tables = {}
     machine = machine_label(origin.get("gpu", ""))
     for name in EXPERIMENTS:
-        raw = write_raw(folder, name, rows_of(planned_cells(name, scale), provenance(**origin)))
+        raw = write_raw(folder, name, planned_rows(name, scale, **origin))
         merge(name, [str(raw)], str(folder / f"{name}.csv"), machine)
         tables[name] = load(name, folder / f"{name}.csv")
     return tables

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure import gate
 from cs336_systems.measure.machine import Machine
+from tests.samples import ROOT
 
 H200 = Machine(gpus=("NVIDIA H200",), gpu_memory=1, driver="580.1", cpu="a processor", cpu_count=2, memory=1)
 
@@ -36,3 +38,9 @@ def test_a_stamp_names_its_tests_and_their_digest():
     name, tests, environment = gate.stamp("test_instruments").split("-")
     assert name == "test_instruments"
     assert len(tests) == len(environment) == 12
+
+
+def test_every_numeric_test_is_run_before_something_is_measured():
+    marked = {path.stem for path in (ROOT / "tests").glob("test_*.py") if "pytest.mark.numeric" in path.read_text()}
+    asked_for = {test for experiment in EXPERIMENTS.values() for test in experiment.numeric_tests}
+    assert marked - {"test_gate"} == {"test_instruments", *asked_for}

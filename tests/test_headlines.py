@@ -13,7 +13,7 @@ from scripts.coverage import cover
 from scripts.data import at_one_setting, frame
 from scripts.headlines import compare, headlines
 from scripts.writeup import render
-from tests.samples import H200, ROOT, config, planned_cells, provenance, rows_of
+from tests.samples import H200, ROOT, config, planned_rows
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -23,7 +23,7 @@ CLOCKED = ["mean", "median", "p20", "p80", "std"]
 
 @pytest.fixture(scope="module")
 def end_to_end():
-    return frame("end_to_end", rows_of(planned_cells("end_to_end", "handout"), provenance(**H200)))
+    return frame("end_to_end", planned_rows("end_to_end", "handout", **H200))
 
 
 def tables_of(end_to_end):

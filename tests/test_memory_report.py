@@ -17,16 +17,13 @@ from scripts.markup import Typst
 from scripts.memory import SHOWN, compared_context, profiled
 from scripts.units import GIB
 from scripts.writeup import environment
-from tests.samples import H200, ROOT, planned_cells, provenance, rows_of, write_raw
+from tests.samples import H200, ROOT, planned_rows, write_raw
 
 
 def load_tables(folder, scale, **origin):
     """The tables that the section needs, of made-up measurements."""
     names = ("memory_profile", "block_memory", "end_to_end")
-    return {
-        name: load(name, write_raw(folder, name, rows_of(planned_cells(name, scale), provenance(**origin))))
-        for name in names
-    }
+    return {name: load(name, write_raw(folder, name, planned_rows(name, scale, **origin))) for name in names}
 
 
 @pytest.fixture(scope="module")

@@ -112,6 +112,12 @@ def rows_of(
     ]
 
 
+@cache
+def planned_rows(experiment: str, scale: str, **origin: Any) -> list[BaseModel]:
+    """The rows of every cell that config.yaml plans of an experiment. Not to be changed: several tests share them."""
+    return rows_of(planned_cells(experiment, scale), provenance(**origin))
+
+
 def gpus_of(cell: Experiment) -> int:
     """GPUs that a cell takes where there are GPUs."""
     return 0 if getattr(cell, "backend", "nccl") == "gloo" else cell.processes

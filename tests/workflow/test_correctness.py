@@ -4,18 +4,24 @@ import re
 
 import pytest
 
-from tests.workflow.project import GRIDS, NO_CELLS, add_toy_experiment, copy_project, snakemake
+from tests.workflow.project import (
+    GRIDS,
+    NO_CELLS,
+    NUMERIC_TEST,
+    add_toy_experiment,
+    copy_project,
+    replace_tests_of_instruments,
+    snakemake,
+)
 
 pytestmark = pytest.mark.workflow
-
-TEST = "import pytest\n\n\n@pytest.mark.numeric\ndef test_it():\n    assert {}\n"
 
 
 def test_incorrect_code_is_not_measured(tmp_path):
     folder = copy_project(tmp_path, NO_CELLS | {"accumulation": GRIDS["accumulation"]}, sections=())
     add_toy_experiment(folder)
-    (folder / "tests/test_instruments.py").write_text(TEST.format("True"))
-    (folder / "tests/test_ping.py").write_text(TEST.format("False"))
+    replace_tests_of_instruments(folder)
+    (folder / "tests/test_ping.py").write_text(NUMERIC_TEST.format("False"))
     printed = snakemake(folder, "measurements", check=False)
     # The instruments are tested by whichever job comes first.
     told = r"The code is incorrect on this machine, so nothing was measured with it: (tests/test_instruments\.py )?"

@@ -64,7 +64,7 @@ def strangers(project):
     """Processes in the project's folder that are not a run's: a measurement typed by hand, a loop around one, tmux."""
     long = f"{sys.executable} -m {JOB} --additions 100000000 --output results/cpu/raw/accumulation/mine.csv"
     found = [
-        start(shlex.split(long), project),
+        start(["nice", *shlex.split(long)], project),
         start(["bash", "-c", f"while true; do sleep 60; done; {long}"], project),
     ]
     tmux = ["tmux", "-L", f"test-{os.getpid()}"]

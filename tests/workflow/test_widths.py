@@ -12,6 +12,7 @@ from tests.workflow.project import (
     edit,
     measured_jobs,
     planned_jobs,
+    replace_tests_of_instruments,
     rows,
     snakemake,
 )
@@ -23,11 +24,12 @@ JOBS = {1: "ping/all-1_processes", 2: "ping/all-2_processes", 4: "ping/all-4_pro
 
 @pytest.fixture
 def project(tmp_path):
-    """A project of the toy experiment alone; its benchmark and the driver are stand-ins, as there is no GPU."""
+    """A project of the toy experiment alone; benchmark, tests and driver are stand-ins, as there is no GPU."""
     folder = copy_project(tmp_path, NO_CELLS, sections=())
     add_toy_experiment(folder)
     shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
     edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")  # which tests the real benchmark
+    replace_tests_of_instruments(folder)
     return folder
 
 
