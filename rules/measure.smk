@@ -20,10 +20,10 @@ rule measure:
         f"{RESULTS}/logs/{{job}}.log",
     wildcard_constraints:
         job="|".join(map(re.escape, JOBS)),
-    # All cores: nothing else may run during a measurement.
-    threads: workflow.cores
     # Tables and figures are left for the end, where they share the cores, instead of one waiting beside idle ones.
     priority: 2
+    # All cores: nothing else may run during a measurement.
+    threads: workflow.cores
     resources:
         gpu=job_gpus,
         # What follows is for SLURM, which would else spread the GPUs over any number of nodes.

@@ -49,7 +49,7 @@ def draw(table: str, output: str) -> None:
     titles = [*TITLES.values(), *([PEAK] if len(at_peak) else [])]
     numbers = sorted(set(rows["processes"]))
     most = max([*rows["total"], *at_peak["peak"], *at_peak["predicted_peak"].dropna()]) / mib
-    figure, panels = subplots(len(titles), rows=len(numbers), height=0.9 + 1.9 * len(numbers), sharey=True)
+    figure, panels = subplots(len(titles), rows=len(numbers), height=0.9 + 2.3 * len(numbers), sharey=True)
     for index, axes in enumerate(panels):
         processes, title = numbers[index // len(titles)], titles[index % len(titles)]
         if title == PEAK:
@@ -57,6 +57,9 @@ def draw(table: str, output: str) -> None:
         else:
             moment = list(TITLES)[titles.index(title)]
             draw_moment(axes, select(rows, processes=processes, moment=moment), mib)
+        for position, contender in enumerate(CONTENDERS):
+            if contender not in set(select(rows, processes=processes)["contender"]):
+                axes.annotate(" n/m", (0, position), va="center", fontsize=6)
         axes.set_ylim(len(CONTENDERS) - 0.5, -0.5)
         axes.set_xlim(0, 1.03 * most)
         axes.grid(axis="y", visible=False)

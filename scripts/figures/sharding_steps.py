@@ -1,10 +1,12 @@
 """Training steps with sharded optimizers, and the optimizer's part of them."""
 
+from textwrap import fill
+
 from scripts.data import load_at_one_setting, select
 from scripts.optimizer_sharding import CONTENDERS, contenders
 from scripts.style import grouped_bars, save, save_note, subplots
 
-SHORT = {name: title.replace(", ", ",\n") for name, title in CONTENDERS.items()}
+SHORT = {name: fill(title, 11) for name, title in CONTENDERS.items()}
 
 
 def draw(table: str, output: str) -> None:
