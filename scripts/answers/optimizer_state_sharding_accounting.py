@@ -36,6 +36,13 @@ FORMULAS = {
     "ZeRO-2": ("$4 P + 12 P \\/ N$", "$2 r dot 4 P$"),
 }
 """Bytes of a rank's training state, and what it sends in a step; step counters, a few bytes, are left out."""
+COMPARED = [
+    *((name, "PyTorch's fastest", PYTORCH) for name in SHARDED),
+    ("sharded", CONTENDERS["unsharded"], ["unsharded"]),
+    ("sharded_peer_memory", CONTENDERS["sharded"], ["sharded"]),
+    ("sharded_gradients", CONTENDERS["sharded"], ["sharded"]),
+]
+"""Whose steps are compared with whose: a contender, what the others are called, and who they are."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -49,12 +56,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "s": common_setting(rows) | {"bf16": bool((rows["precision"] == "bf16").any())},
         **memory_answers(memory(table)),
         "steps": step_table(table, rows),
-        "against": {
-            "pytorch": {CONTENDERS[name]: steps for name in SHARDED if (steps := against(rows, PYTORCH, [name]))},
-            "unsharded": against(rows, ["unsharded"], ["sharded"]),
-            "peer_memory": against(rows, ["sharded"], ["sharded_peer_memory"]),
-            "gradients": against(rows, ["sharded"], ["sharded_gradients"]),
-        },
+        "against": steps_against(rows),
         "updates": {
             name: extremes(select(rows, contender=name), "optimizer")
             for name in ("unsharded", "sharded", "sharded_peer_memory")
@@ -134,28 +136,23 @@ def least_peak(found: DataFrame) -> dict[str, Any] | None:
     return ratios if all(ratios.values()) else None
 
 
-def against(rows: DataFrame, earlier: Sequence[str], later: Sequence[str]) -> dict[str, Any] | None:
-    """Steps of one kind of contender over those of another, each at its fastest, by cell.
+def steps_against(rows: DataFrame) -> Table | None:
+    """Median steps over those of other contenders, each at its fastest, cell by cell; None where there are no two."""
+    cells = dict(list(rows.groupby("cell", sort=False)))
+    body = []
+    for name, title, others in COMPARED:
+        ratios = [over(fastest(cell, [name]), fastest(cell, others)) for cell in cells.values()]
+        if any(ratios):
+            body.append([CONTENDERS[name], title, *(ratio or NONE for ratio in ratios)])
+    return Table(["step of", "over that of", *map(str, cells)], body, text_columns=2) if body else None
 
-    Two differ where the middle three fifths of their steps do not overlap.
-    """
-    pairs = [
-        (first, second)
-        for _, cell in rows.groupby("cell", sort=False)
-        if (first := fastest(cell, earlier)) is not None and (second := fastest(cell, later)) is not None
-    ]
-    if not pairs:
+
+def over(own: Series | None, other: Series | None) -> str | None:
+    """The ratio of two median steps as text, marked where the middle three fifths of the steps overlap."""
+    if own is None or other is None:
         return None
-    ratios = DataFrame(
-        [{"ratio": second["median"] / first["median"], "cell": first["cell"]} for first, second in pairs]
-    )
-    return {
-        "cells": len(pairs),
-        "shorter": sum(bool(second["p80"] < first["p20"]) for first, second in pairs),
-        "longer": sum(bool(second["p20"] > first["p80"]) for first, second in pairs),
-        "ratio": extremes(ratios, "ratio"),
-        "names": sorted({str(first["title"]) for first, _ in pairs}),
-    }
+    apart = own["p80"] < other["p20"] or own["p20"] > other["p80"]
+    return f"{'' if apart else '≈ '}{own['median'] / other['median']:.2f}"
 
 
 def fastest(rows: DataFrame, names: Sequence[str]) -> Series | None:

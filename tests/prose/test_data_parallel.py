@@ -1,16 +1,14 @@
 """Sentences on data parallelism: all-reduces, and gradients sent one by one or together."""
 
 import pytest
-from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.answers import (
     distributed_communication_single_node,
     minimal_ddp_flat_benchmarking,
-    optimizer_state_sharding_accounting,
 )
-from tests.prose import CPU, GPU, contest, filled, prose, table
+from tests.prose import CPU, GPU, contest, prose, table
 
 
 def flattened(naive, flat):
@@ -129,28 +127,3 @@ def test_why_bus_bandwidth_falls(backend, guess):
 )
 def test_what_more_processes_cost(many, sentence):
     assert sentence in reduced({("gloo", 2, 1): 10.0, ("gloo", 4, 1): many}, CPU)
-
-
-@pytest.mark.parametrize(
-    ("sharded", "sentence"),
-    [
-        # Steps of 10 ms unsharded in every cell; a step's middle three fifths reach 1 ms to either side.
-        ([5.0], "0.50× the time: it is shorter."),
-        ([20.0, 30.0], "2.00× to 3.00× the time (least with 0, most with 1): it is longer in all 2 cells."),
-        (
-            [10.5, 9.5],
-            "0.95× to 1.05× the time (least with 1, most with 0), no further apart than the samples scatter.",
-        ),
-        ([5.0, 20.0], "(least with 0, most with 1): of 2 cells, it is shorter in 1 and longer in 1."),
-        ([5.0, 10.0], "it is shorter in 1 and longer in none; elsewhere the two are no further apart than the"),
-        ([10.0, 20.0], "it is shorter in none and longer in 1; elsewhere the two are no further apart than the"),
-    ],
-)
-def test_steps_of_a_sharded_optimizer(sharded, sentence):
-    rows = DataFrame(
-        {"cell": f"{place}", "contender": name, "title": name, "median": ms, "p20": ms - 1, "p80": ms + 1}
-        for place, own in enumerate(sharded)
-        for name, ms in (("unsharded", 10.0), ("sharded", own))
-    )
-    compared = optimizer_state_sharding_accounting.against(rows, ["unsharded"], ["sharded"])
-    assert sentence in filled("partials/step_ratio", c=compared)

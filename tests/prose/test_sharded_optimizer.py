@@ -4,7 +4,7 @@ import pytest
 
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.answers import optimizer_state_sharding_accounting
-from scripts.optimizer_sharding import AFTER_UPDATE, BEFORE_UPDATE, memory, peaks
+from scripts.optimizer_sharding import AFTER_UPDATE, BEFORE_UPDATE, contenders, memory, peaks
 from tests.prose import CPU, GPU, contest, prose
 
 NANO = {"size": "nano", "rounds": 1, "steps": 2}
@@ -115,31 +115,50 @@ STEPS = {
     "sharded_gradients": 90.0,
     "zero_redundancy": 150.0,
 }
-SENTENCES = {
-    "pytorch": "Against PyTorch's at its fastest, the step of _sharded_ takes 0.80× the time: it is shorter.",
-    "that": "That of _sharded, peer memory_ takes 0.70× the time: it is shorter.",
-    "first": "Against PyTorch's at its fastest, the step of _sharded, peer memory_ takes 0.70× the time:",
-    "third": "That of _sharded, gradients too_ takes 0.60× the time: it is shorter.",
-    "unsharded": "Against _unsharded_, the step of _sharded_ takes 1.20× the time: it is longer.",
-    "over peers": "Against _sharded_, the step of _sharded, peer memory_ takes 0.88× the time: it is shorter.",
-    "gradients": "Against _sharded_, the step of _sharded, gradients too_ takes 0.75× the time: it is shorter.",
-}
+RATIOS = [
+    ["sharded", "PyTorch's fastest", "0.80"],
+    ["sharded, peer memory", "PyTorch's fastest", "0.70"],
+    ["sharded, gradients too", "PyTorch's fastest", "0.60"],
+    ["sharded", "unsharded", "1.20"],
+    ["sharded, peer memory", "sharded", "0.88"],
+    ["sharded, gradients too", "sharded", "0.75"],
+]
+
+
+def compared(*cells):
+    """The rows of the table of ratios."""
+    table = optimizer_state_sharding_accounting.steps_against(contenders(trained(*cells)))
+    return [list(row) for row in table.rows] if table else None
 
 
 @pytest.mark.parametrize(
-    ("left_out", "said"),
+    ("left_out", "shown"),
     [
-        ("", ["pytorch", "that", "third", "unsharded", "over peers", "gradients"]),
-        ("unsharded", ["pytorch", "that", "third", "over peers", "gradients"]),
-        ("sharded", ["first", "third"]),
-        ("sharded_peer_memory", ["pytorch", "third", "unsharded", "gradients"]),
-        ("sharded_gradients", ["pytorch", "that", "unsharded", "over peers"]),
-        ("zero_redundancy", ["unsharded", "over peers", "gradients"]),
+        ("", [0, 1, 2, 3, 4, 5]),
+        ("unsharded", [0, 1, 2, 4, 5]),
+        ("sharded", [1, 2]),
+        ("sharded_peer_memory", [0, 2, 3, 5]),
+        ("zero_redundancy", [3, 4, 5]),
     ],
 )
-def test_which_steps_are_compared(left_out, said):
-    text = sections({name: took(ms) for name, ms in STEPS.items() if name != left_out})
-    assert [name for name, sentence in SENTENCES.items() if sentence in text] == said
+def test_which_steps_are_compared(left_out, shown):
+    assert compared({name: took(ms) for name, ms in STEPS.items() if name != left_out}) == [RATIOS[i] for i in shown]
+
+
+def test_of_pytorchs_the_fastest_counts_in_each_cell_that_has_both():
+    theirs = {"zero_redundancy": took(150.0), "zero_redundancy_view": took(125.0)}
+    cells = [{"sharded": took(100.0)} | theirs, theirs, {"sharded": took(100.0), "zero_redundancy": took(80.0)}]
+    assert compared(*cells) == [["sharded", "PyTorch's fastest", "0.80", "–", "1.25"]]
+    assert compared({"sharded": took(100.0)}) is None
+    assert "compares the steps with each other" not in sections({"sharded": took(100.0)})
+    assert "compares the steps with each other" in sections(*cells)
+
+
+@pytest.mark.parametrize(("apart", "ratio"), [(1.0, "0.90"), (5.0, "0.90"), (10.0, "≈ 0.90")])
+def test_steps_whose_samples_overlap_are_marked(apart, ratio):
+    # The middle three fifths of 90 - a, 90 + a reach 0.6 a to either side: to 96 and 94 at 10, to 93 and 97 at 5.
+    cell = {"sharded": took(90.0, apart), "unsharded": took(100.0, apart)}
+    assert compared(cell) == [["sharded", "unsharded", ratio]]
 
 
 def test_what_the_optimizer_takes():
