@@ -8,6 +8,7 @@ import pytest
 
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from scripts.answers import optimizer_state_sharding, optimizer_state_sharding_accounting
+from scripts.answers.optimizer_state_sharding_accounting import steps_against
 from scripts.checks import optimizer_sharding as checks
 from scripts.contents import read_contents
 from scripts.data import load, select
@@ -100,7 +101,7 @@ def test_what_the_sections_conclude(h200):
     slower = doctor(h200, "median", 1e4, contender="sharded", metric="step", **GPU_CELL)
     slower = doctor(slower, "p20", 1e4, contender="sharded", metric="step", **GPU_CELL)
     slower = doctor(slower, "p80", 1e4, contender="sharded", metric="step", **GPU_CELL)
-    table = optimizer_state_sharding_accounting.steps_against(contenders(slower))
+    table = steps_against(contenders(slower))
     (ratios,) = [row[2:] for row in table.rows if row[:2] == ["sharded", "unsharded"]]
     assert float(ratios[1]) == max(float(ratio.removeprefix("≈ ")) for ratio in ratios) > 10
     assert set(rows["cell"]) == {f"{n} GPUs, {precision}" for n in (2, 4) for precision in ("fp32", "bf16")}
@@ -152,6 +153,13 @@ def test_sections_say_what_was_found_on_a_gpu(h200, tmp_path):
         slower.loc[index, column] *= 2
     text = typeset_sections(tmp_path, slower)
     assert squeeze("Median training steps of xl over those of others") in text
+    before, after = (
+        next(row for row in steps_against(contenders(table)).rows if row[:2] == ["sharded, gradients too", "sharded"])
+        for table in (h200, slower)
+    )
+    assert before[2:] != after[2:]
+    assert float(after[3]) == pytest.approx(2 * float(before[3].removeprefix("≈ ")), abs=0.02)  # 2 GPUs, bf16
+    assert squeeze(" ".join(after)) in text
     assert squeeze("(bytes: 1.50×)") in text
     assert squeeze("Our peaks are within 1.0 % of the closed form") in text
     assert "not_known" not in text

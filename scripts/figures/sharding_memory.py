@@ -57,8 +57,9 @@ def draw(table: str, output: str) -> None:
         else:
             moment = list(TITLES)[titles.index(title)]
             draw_moment(axes, select(rows, processes=processes, moment=moment), mib)
+        measured = set(select(rows, processes=processes)["contender"])
         for position, contender in enumerate(CONTENDERS):
-            if contender not in set(select(rows, processes=processes)["contender"]):
+            if contender not in measured:
                 axes.annotate(" n/m", (0, position), va="center", fontsize=6)
         axes.set_ylim(len(CONTENDERS) - 0.5, -0.5)
         axes.set_xlim(0, 1.03 * most)

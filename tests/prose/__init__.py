@@ -15,6 +15,10 @@ from scripts.writeup import environment
 from tests.samples import H200, ROOT, provenance
 
 GPU, CPU = provenance(**H200), provenance()
+NANO = {"size": "nano", "rounds": 1, "steps": 2}
+"""What sets a small cell of training on several ranks."""
+EVEN, UNEVEN = [0.0, 0.0], [-5.0, 5.0]
+"""What two steps take beyond their middle, ms; the middle three fifths of the uneven ones reach 3 ms to either side."""
 
 
 def table(experiment, origin, cells):
@@ -32,6 +36,25 @@ def contest(experiment, origin, cells):
                 found = summarize(metric, type(cell).metrics[metric], kept, details=details)
                 rows.append(make_row(cell, found, origin))
     return frame(experiment, rows)
+
+
+def took(step, apart=EVEN, **others):
+    """A contender's metrics: steps about so many ms."""
+    return {"step": [step + more for more in apart]} | others
+
+
+def training(kind, details, cells, origin=GPU, **setting):
+    """A table of training with 2, 4, ... processes: in each cell contenders, named by their details, and metrics."""
+    return contest(
+        kind.name,
+        origin,
+        {
+            kind(**NANO | {"processes": 2 * place} | setting): [
+                (dict(zip(details, name.split(), strict=False)), found) for name, found in cell.items()
+            ]
+            for place, cell in enumerate(cells, start=1)
+        },
+    )
 
 
 def prose(section, answers, origin):

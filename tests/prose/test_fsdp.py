@@ -16,30 +16,12 @@ from cs336_systems.sizes import SIZES
 from scripts.answers import fsdp, fsdp_accounting
 from scripts.data import frame
 from scripts.markup import significant
-from tests.prose import CPU, GPU, contest, prose, table
-
-EVEN, UNEVEN = [0.0, 0.0], [-5.0, 5.0]
-"""What two steps take beyond their middle, ms; the middle three fifths of the uneven ones reach 3 ms to either side."""
-NANO = {"size": "nano", "rounds": 1, "steps": 2}
-
-
-def took(step, apart=EVEN, **others):
-    """A contender's metrics: two steps of so many ms."""
-    return {"step": [step + more for more in apart]} | others
+from tests.prose import CPU, EVEN, GPU, NANO, UNEVEN, prose, table, took, training
 
 
 def trained(*cells, origin=GPU, **setting):
-    """A table of steps with 2, 4, ... processes: of each contender, and of the kinds of its communication."""
-    return contest(
-        "fsdp",
-        origin,
-        {
-            FullyShardedTraining(**NANO | {"processes": 2 * place} | setting): [
-                (dict(zip(("wrapper", "kind"), name.split(), strict=False)), found) for name, found in cell.items()
-            ]
-            for place, cell in enumerate(cells, start=1)
-        },
-    )
+    """A table of steps: of each contender, and of the kinds of its communication."""
+    return training(FullyShardedTraining, ("wrapper", "kind"), cells, origin, **setting)
 
 
 def steps(*cells, origin=GPU, **setting):

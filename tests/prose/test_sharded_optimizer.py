@@ -5,28 +5,12 @@ import pytest
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.answers import optimizer_state_sharding_accounting
 from scripts.optimizer_sharding import AFTER_UPDATE, BEFORE_UPDATE, contenders, memory, peaks
-from tests.prose import CPU, GPU, contest, prose
-
-NANO = {"size": "nano", "rounds": 1, "steps": 2}
-
-
-def took(step, apart=0.0, **others):
-    """A contender's metrics: two steps about so many ms."""
-    return {"step": [step - apart, step + apart]} | others
+from tests.prose import CPU, EVEN, GPU, prose, took, training
 
 
 def trained(*cells, origin=GPU, **setting):
-    """A table of steps with 2, 4, ... processes: each contender, and its moments, with their metrics."""
-    return contest(
-        "optimizer_sharding",
-        origin,
-        {
-            OptimizerSharding(**NANO | {"processes": 2 * place} | setting): [
-                (dict(zip(("contender", "moment"), name.split(), strict=False)), found) for name, found in cell.items()
-            ]
-            for place, cell in enumerate(cells, start=1)
-        },
-    )
+    """A table of steps: each contender, and its moments, with their metrics."""
+    return training(OptimizerSharding, ("contender", "moment"), cells, origin, **setting)
 
 
 def sections(*cells, origin=GPU, **setting):
@@ -96,7 +80,7 @@ def test_the_precision_and_the_rounds_are_those_measured(precision, autocast):
     assert "in 2 rounds; each turn" in sections({"unsharded": {"step": [100.0] * 4}}, rounds=2)
 
 
-@pytest.mark.parametrize(("apart", "marked"), [(0.0, False), (10.0, True)])
+@pytest.mark.parametrize(("apart", "marked"), [(EVEN, False), ([-10.0, 10.0], True)])
 def test_steps_that_scatter_are_marked(apart, marked):
     # The middle three fifths of 90 and 110 ms are 12 % of the median apart.
     assert ("(\\* more than 5.0 % of the median apart)" in sections({"unsharded": took(100.0, apart)})) == marked
@@ -154,7 +138,7 @@ def test_of_pytorchs_the_fastest_counts_in_each_cell_that_has_both():
     assert "compares the steps with each other" in sections(*cells)
 
 
-@pytest.mark.parametrize(("apart", "ratio"), [(1.0, "0.90"), (5.0, "0.90"), (10.0, "≈ 0.90")])
+@pytest.mark.parametrize(("apart", "ratio"), [([-1.0, 1.0], "0.90"), ([-5.0, 5.0], "0.90"), ([-10.0, 10.0], "≈ 0.90")])
 def test_steps_whose_samples_overlap_are_marked(apart, ratio):
     # The middle three fifths of 90 - a, 90 + a reach 0.6 a to either side: to 96 and 94 at 10, to 93 and 97 at 5.
     cell = {"sharded": took(90.0, apart), "unsharded": took(100.0, apart)}

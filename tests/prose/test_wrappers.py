@@ -16,43 +16,29 @@ from scripts.answers import (
 from scripts.answers.helpers.data_parallel import progress
 from scripts.data import frame
 from scripts.data_parallel import contenders
-from tests.prose import CPU, GPU, contest, filled, prose, table
-
-NANO = {"size": "nano", "rounds": 1, "steps": 2}
-EVEN, UNEVEN = [0.0, 0.0], [-5.0, 5.0]
-"""What two steps take beyond their middle, ms; the middle three fifths of the uneven ones reach 3 ms to either side."""
+from tests.prose import CPU, EVEN, GPU, NANO, UNEVEN, contest, filled, prose, table, took, training
 
 
 def profiled(step, *, stretched=0.0, uncovered=0.0, idle=0.0, apart=EVEN, **others):
     """A contender's metrics: steps of so many ms, and what a profiled one has beyond a floor of 90 ms of compute."""
     compute = 90.0 + stretched
     busy = compute + uncovered
-    return {
-        "step": [step + more for more in apart],
+    profile = {
         "compute": compute,
         "communication": uncovered,
         "hidden": 0.0,
         "device_busy": busy,
         "timeline_length": busy + idle,
-    } | others
+    }
+    return took(step, apart, **profile | others)
 
 
 def trained(*cells, origin=GPU, **setting):
-    """A table of steps with 2, 4, ... processes: each wrapper, with the MB of its buckets, and its ms or metrics."""
-    return contest(
-        "data_parallel",
-        origin,
-        {
-            DataParallelTraining(**NANO, processes=2 * place, **setting): [
-                (
-                    dict(zip(("wrapper", "bucket_mb"), name.split(), strict=False)),
-                    found if isinstance(found, dict) else {"step": [found] * 2},
-                )
-                for name, found in cell.items()
-            ]
-            for place, cell in enumerate(cells, start=1)
-        },
-    )
+    """A table of steps: each wrapper, with the MB of its buckets, and its ms or metrics."""
+    metrics = [
+        {name: found if isinstance(found, dict) else took(found) for name, found in cell.items()} for cell in cells
+    ]
+    return training(DataParallelTraining, ("wrapper", "bucket_mb"), metrics, origin, **setting)
 
 
 def on_a_line(*processes, origin=GPU):
