@@ -40,7 +40,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        q, k, v = (x.to(dtype) if x.is_floating_point() else x for x in (q, k, v))
+        q, k, v = (x.to(dtype) if x.dtype != dtype and x.is_floating_point() else x for x in (q, k, v))
     _check(q, k, v)
     function = GpuFlashAttention if q.is_cuda and GpuFlashAttention is not None else TiledFlashAttention
     if q.numel() == 0:

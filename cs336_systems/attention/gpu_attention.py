@@ -12,17 +12,11 @@ import triton
 from torch import Tensor
 
 from cs336_systems.attention import triton_launch
-from cs336_systems.attention.launcher import CACHE_SIZE, empty_output
+from cs336_systems.attention.launcher import CACHE_SIZE
+from cs336_systems.attention.operators import define_operators
 
 TESTED_TRITON = ("3.6.0",)
 """Versions of Triton whose Gluon the tests of the Hopper kernels have passed with, on a GPU: it is experimental."""
-
-_library = torch.library.Library("cs336_systems", "FRAGMENT")
-_library.define("attention_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")
-_library.define(
-    "attention_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal)"
-    " -> (Tensor, Tensor, Tensor)"
-)
 
 
 @lru_cache(CACHE_SIZE)
@@ -56,20 +50,7 @@ def _backward(
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal)
 
 
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-def _backward_shapes(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_output(q), empty_output(k), empty_output(v)
-
-
-_library.impl("attention_forward", _forward, "CUDA")
-_library.impl("attention_backward", _backward, "CUDA")
-torch.library.register_fake("cs336_systems::attention_forward", _forward_shapes)
-torch.library.register_fake("cs336_systems::attention_backward", _backward_shapes)
+define_operators("attention", _forward, _backward)
 
 
 class GpuFlashAttention(torch.autograd.Function):

@@ -5,16 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs336_systems.attention.launcher import empty_output
+from cs336_systems.attention.operators import define_operators
 from cs336_systems.attention.tiled import attention_gradients
 from cs336_systems.attention.triton_launch import attention_backward, attention_forward
-
-_library = torch.library.Library("cs336_systems", "FRAGMENT")
-_library.define("flash_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")
-_library.define(
-    "flash_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal)"
-    " -> (Tensor, Tensor, Tensor)"
-)
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
@@ -33,22 +26,7 @@ def _backward(
     return attention_backward(grad_o, q, k, v, o, lse, is_causal)
 
 
-_library.impl("flash_forward", _forward, "CUDA")
-_library.impl("flash_backward", _backward, "CUDA")
-
-
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-def _backward_shapes(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_output(q), empty_output(k), empty_output(v)
-
-
-torch.library.register_fake("cs336_systems::flash_forward", _forward_shapes)
-torch.library.register_fake("cs336_systems::flash_backward", _backward_shapes)
+define_operators("flash", _forward, _backward)
 
 
 class TritonFlashAttention(torch.autograd.Function):

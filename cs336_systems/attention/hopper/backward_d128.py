@@ -2,6 +2,9 @@
 
 dK and dV of 64 keys take 128 registers of a thread here, which leaves no room for S^T and dP^T together, nor for a warp
 that only loads: the warpgroup that computes dQ loads too. It refills a stage when both others have released it.
+
+The two warpgroups that sum dK and dV take turns to compute scores, so that one has the tensor cores to itself while the
+other computes exponentials.
 """
 
 from typing import Any, NamedTuple
@@ -26,7 +29,13 @@ from cs336_systems.attention.hopper.backward_common import (
     query_tile,
     store_gradient,
 )
-from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
+from cs336_systems.attention.hopper.barriers import (
+    allocate_barriers,
+    give_turn,
+    wait_empty,
+    wait_for_turn,
+    wait_full,
+)
 from cs336_systems.attention.hopper.registers import pack, unpack
 
 STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
@@ -195,6 +204,8 @@ def sum_dkdv(
     dk_sum = gl.zeros([64, 128], gl.float32, D)
     dv_sum = gl.zeros([64, 128], gl.float32, D)
     mbarrier.wait(shared.kv_full.index(INDEX), 0)
+    if INDEX == 1:
+        give_turn(0)
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
         start_m = query_tile(work, j, IS_CAUSAL) * 64
@@ -207,6 +218,8 @@ def sum_dkdv(
             *(j, 0, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
             *(INDEX, False),
         )
+    if INDEX == 0:
+        wait_for_turn(0)
     store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
     store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
 
@@ -235,12 +248,14 @@ def step(
     q_tile = shared.q.index(stage)
     do_tile = shared.do.index(stage)
     wait_full(shared.full, j, STAGES)
+    lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))  # before the scores, which then need not wait for it
+    wait_for_turn(INDEX)
     k_half = shared.k.index(2 * INDEX + none)
     scores = warpgroup_mma(k_half, q_tile.slice(0, 64, 1).permute((1, 0)), zero, use_acc=False, is_async=True)
     k_half = shared.k.index(2 * INDEX + 1 + none)
     scores = warpgroup_mma(k_half, q_tile.slice(64, 64, 1).permute((1, 0)), scores, is_async=True)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
+    give_turn(1 - INDEX)
     p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED)
     v_tile = shared.v.index(INDEX + none)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
