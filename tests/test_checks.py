@@ -16,7 +16,7 @@ from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
 from cs336_systems.sizes import parse_size
 from scripts.cells import cells, name_cell
-from scripts.checks import all_experiments, attention, attention_calls, end_to_end
+from scripts.checks import all_experiments, attention, attention_calls, end_to_end, gpu_monitor
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_version_each
 from scripts.coverage import cover, losses
@@ -257,6 +257,47 @@ def test_a_call_that_takes_the_host_nearly_as_long_need_not_add_up(sound, host, 
     flash.loc[ours & (flash["metric"] == "host"), "median"] = host
     flash.loc[where(flash, **(FLASH_CELL | {"sequence": 128}), metric="forward_backward"), "median"] = 1.1
     assert phases_of_calls_add_up(flash).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("whole", "graph", "host", "explained"),
+    [
+        (1.00, 0.99, 0.2, True),
+        (0.84, 0.83, 0.2, False),  # the device sets the pace: the whole takes what its parts take
+        (0.84, 0.70, 0.9, True),  # a replay is faster: the parts were timed waiting for the host
+        (0.84, 0.80, 0.9, True),  # the host takes as long as the call
+        (0.60, 0.55, 0.9, False),
+        (1.40, 1.00, 0.5, True),
+        (1.80, 1.00, 0.5, False),  # longer than the parts and the host: something else ran
+    ],
+)
+def test_the_host_explains_a_short_call_up_to_what_the_call_costs_it(whole, graph, host, explained):
+    row = pandas.Series({"forward": 0.3, "backward": 0.7, "forward_backward": whole, "graph": graph, "host": host})
+    assert attention_calls.adds_up(row) == explained
+
+
+LEADERBOARD = {"implementation": "triton", "heads": 16, "d": 128, "sequence": 16384, "precision": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("clock", "power", "outcome"), [(1.0, 300, "passed"), (0.9, 690, "passed"), (0.9, 530, "failed")]
+)
+def test_a_clock_is_low_only_at_the_power_limit(sound, clock, power, outcome):
+    flash = sound["flash"].copy()
+    highest = flash.loc[flash["metric"] == "sm_clock", "median"].max()
+    flash.loc[where(flash, **LEADERBOARD, metric="handout_sm_clock"), "median"] = clock * highest
+    flash.loc[where(flash, **LEADERBOARD, metric="handout_power"), "median"] = power
+    found = gpu_monitor.only_power_holds_the_clock_back(flash)
+    assert found.outcome == outcome
+    assert found.detail.startswith("triton, 16 × 16384 tokens, d 128, bf16" if outcome == "failed" else "10 cells")
+
+
+@pytest.mark.parametrize(("times", "outcome"), [(1.2, "passed"), (1.6, "failed")])
+def test_the_product_of_each_cell_takes_the_usual_time(sound, times, outcome):
+    flash = sound["flash"].copy()
+    usual = flash.loc[(flash["metric"] == "matmul") & (flash["precision"] == "bf16"), "median"].median()
+    flash.loc[where(flash, **FLASH_CELL, metric="matmul"), "median"] = times * usual
+    assert gpu_monitor.the_product_takes_the_usual_time(flash).outcome == outcome
 
 
 def test_fp32_attention_may_take_the_matrix_units():
