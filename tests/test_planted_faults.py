@@ -55,7 +55,9 @@ FAULTS = {
     "a flash pass, too short": scale(rows("flash", metric="forward", sequence=65536, **OURS), 0.4),
     "both passes in one call, 0.9 ms": scale(rows("flash", metric="forward_backward", sequence=32768, **OURS), 0.6),
     "both passes in one call, host-bound": scale(rows("flash", metric="forward_backward", sequence=512, **OURS), 6),
-    "a replay of a graph": scale(rows("flash", metric="graph", sequence=4096, **OURS), 2),
+    "a replay of a graph": scale(rows("flash", metric="graph", sequence=4096, **OURS), 4),
+    "a card too hot": scale(rows("flash", metric="handout_sm_clock", implementation="flex", d=64), 0.8),
+    "a card slowed down": scale(rows("flash", metric="matmul", sequence=4096, **OURS), 1.5),
     "an ablation's baseline": scale(rows("flash_ablation", metric="forward", without="nothing", precision="bf16"), 1.3),
     "a stage's kernels": scale(rows("kernel_profile", metric="kernel", stage="backward", **PROFILED), 1.02),
     "one kernel": scale(

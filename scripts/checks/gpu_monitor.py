@@ -4,13 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.cells import in_words
 from scripts.check import Check, conclude
-from scripts.checks.attention import name_flash
 from scripts.data import select
 
 INTERVAL = 0.1
@@ -40,12 +38,6 @@ IDLE = 0.02
 """Share of its limit that a GPU draws at least."""
 ABOVE_OTHERS = 0.1
 """Share by which one cell's clock may be above all others'."""
-SLOWED = 0.05
-"""Share of the highest clock by which a clock is below it that something holds back."""
-NEAR_LIMIT = 0.1
-"""Share of the power limit that a GPU which the limit holds back may leave."""
-SLOWER_PRODUCT = 1.3
-"""How many times the usual the product that each attention cell times may take: it draws power, so that it varies."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -53,8 +45,6 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield samples_fill_the_cell(tables)
     yield clocks_are_clocks(tables)
     yield power_is_within_the_limit(tables)
-    yield only_power_holds_the_clock_back(tables["flash"])
-    yield the_product_takes_the_usual_time(tables["flash"])
 
 
 def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Check:
@@ -112,34 +102,3 @@ def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Check:
                 complaints.append(f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit} W")
     check = "a GPU's power is within its data sheet's limit"
     return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
-
-
-def only_power_holds_the_clock_back(flash: DataFrame) -> Check:
-    """In long repetitions the clock is near the highest, or the power near its limit: a card too hot is neither."""
-    keys = [*parameters(Flash), "gpu"]
-    clocks, watts = (select(flash, metric=f"handout_{name}").set_index(keys) for name in (SM_CLOCK, POWER))
-    long = DataFrame({"clock": clocks["median"], "power": watts["median"]}).dropna().reset_index()
-    highest = select(flash, metric=SM_CLOCK).groupby("gpu")["median"].max()
-    complaints, examined = [], 0
-    for _, row in long.iterrows():
-        if not (limit := POWER_LIMITS.get(row["gpu"])):
-            continue
-        examined += 1
-        if row["clock"] < (1 - SLOWED) * highest[row["gpu"]] and row["power"] < (1 - NEAR_LIMIT) * limit:
-            complaints.append(f"{name_flash(row)}: {row['clock']:.0f} MHz at {row['power']:.0f} W of {limit} W")
-    check = "where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
-
-
-def the_product_takes_the_usual_time(flash: DataFrame) -> Check:
-    """The product of two matrices that each cell times takes about as long in all cells of its precision on a GPU."""
-    products = select(flash[flash["gpu"].fillna("") != ""], metric="matmul")
-    usual = products.groupby(["gpu", "precision"])["median"].transform("median")
-    products = products.assign(usual=usual, times=products["median"] / usual)
-    complaints = [
-        f"{name_flash(row)}: {row['median']:.3f} ms, usually {row['usual']:.3f} ms"
-        for _, row in products[products["times"] > SLOWER_PRODUCT].iterrows()
-    ]
-    check = "the product that is timed in each attention cell takes the usual time: no card was slowed down meanwhile"
-    summary = f"{len(products)} cells; {products['times'].max():.2f} times as long at most"
-    return conclude(check, complaints, len(products), summary if len(products) else NO_MONITOR)
