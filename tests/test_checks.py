@@ -259,6 +259,12 @@ def test_a_call_that_takes_the_host_nearly_as_long_need_not_add_up(sound, host, 
     assert phases_of_calls_add_up(flash).outcome == outcome
 
 
+def test_a_call_that_was_not_replayed_is_not_counted_as_paced_by_the_host():
+    row = pandas.Series({"forward": 0.3, "backward": 0.7, "forward_backward": 0.84, "graph": float("nan"), "host": 0.5})
+    assert not attention_calls.paced_by_host(row)
+    assert attention_calls.adds_up(row)  # the host may have set the pace of it
+
+
 @pytest.mark.parametrize(
     ("whole", "graph", "host", "explained"),
     [
@@ -290,6 +296,12 @@ def test_a_clock_is_low_only_at_the_power_limit(sound, clock, power, outcome):
     found = slowed_card.only_power_holds_the_clock_back(flash)
     assert found.outcome == outcome
     assert found.detail.startswith("triton, 16 × 16384 tokens, d 128, bf16" if outcome == "failed" else "10 cells")
+
+
+def test_clocks_of_long_repetitions_are_compared_without_those_of_cells_too(sound):
+    flash = sound["flash"]
+    found = slowed_card.only_power_holds_the_clock_back(flash[flash["metric"] != "sm_clock"])
+    assert (found.outcome, found.detail) == ("passed", "10 cells")
 
 
 @pytest.mark.parametrize(("times", "outcome"), [(1.2, "passed"), (1.6, "failed")])

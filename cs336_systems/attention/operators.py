@@ -16,7 +16,7 @@ def define_operators(name: str, forward: Function, backward: Function) -> None:
     """Make torch.ops.cs336_systems.NAME_forward and NAME_backward of functions that launch kernels on CUDA tensors.
 
     forward(q, k, v, is_causal) gives the output and L, backward(grad_o, q, k, v, o, lse, is_causal) the gradients of
-    q, k and v. The kernels run on the tensors' device, whichever is the current one.
+    q, k and v. Both must launch on the tensors' device, whichever is the current one.
     """
     _library.define(f"{name}_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")
     _library.define(

@@ -205,7 +205,7 @@ def sum_dkdv(
     dv_sum = gl.zeros([64, 128], gl.float32, D)
     mbarrier.wait(shared.kv_full.index(INDEX), 0)
     if INDEX == 1:
-        give_turn(0)
+        give_turn(0)  # the first turn, which nobody else gives
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
         start_m = query_tile(work, j, IS_CAUSAL) * 64
@@ -219,7 +219,7 @@ def sum_dkdv(
             *(INDEX, False),
         )
     if INDEX == 0:
-        wait_for_turn(0)
+        wait_for_turn(0)  # the last turn given, which nobody else takes
     store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
     store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
 
