@@ -487,3 +487,54 @@ def test_short_calls_whose_device_time_is_not_known():
     text = flash(cells)
     assert "Up to 4096 tokens the host may set the pace." in text
     assert "By @tab-flash-short, on the device" not in text
+
+
+# Device busy 99 of 100 and 98 of 101 ms in the large model, compiled 9 of 10 and 9.5 of 10; in the small one 4.5 of 10
+# and 4.6 of 9.
+WITH_SDPA = {
+    EndToEnd(size="nano", context=64): step_of(4.0, 6.0, 2.0, device_busy=6.0, peak_memory=4096.0),
+    EndToEnd(size="nano", context=64, attention="flash"): step_of(4.0, 4.0, 2.0, device_busy=4.5, peak_memory=2048.0),
+    EndToEnd(size="nano", context=64, attention="sdpa"): step_of(3.0, 4.0, 2.0, device_busy=4.6),
+    EndToEnd(size="mini", context=64, attention="flash"): step_of(40.0, 50.0, 10.0, device_busy=99.0),
+    EndToEnd(size="mini", context=64, attention="sdpa"): step_of(41.0, 50.0, 10.0, device_busy=98.0),
+    EndToEnd(size="mini", context=64, attention="flash", compiled=True): step_of(4.0, 5.0, 1.0, device_busy=9.0),
+    EndToEnd(size="mini", context=64, attention="sdpa", compiled=True): step_of(4.0, 5.0, 1.0, device_busy=9.5),
+}
+
+
+def test_the_training_step_beside_that_of_sdpa_and_who_sets_the_pace():
+    answers = flash_benchmarking.answers(flash_tables({Flash(): passes(1.0, 1.0)}, steps=WITH_SDPA))
+    text = prose("flash_benchmarking", answers, GPU)
+    assert (
+        "Where the device sets the pace (mini and mini (compiled)), SDPA's step takes 1.00× to 1.01× as long as ours."
+        in text
+    )
+    assert (
+        "Where the host sets the pace of one or both (nano), SDPA's takes 0.90× as long,"
+        " while the device works 1.02× as long for it." in text
+    )
+    assert [line[0] for line in answers["model"].rows] == ["nano", "mini", "mini (compiled)"]
+    small = ["12.0", "9.0", "10.0", "1.20×", "0.90×", "51", "45", "4.0", "2.0"]
+    assert answers["model"].rows[0][3:] == small
+    assert answers["model_gain"] == (1.2, "nano", 64)
+
+
+def test_what_a_call_costs_the_host_is_named_where_the_host_sets_the_pace():
+    cells = {
+        Flash(implementation=name): passes(0.1, 0.1, host=[host] * 10, graph=[0.05] * 10)
+        for name, host in (("triton", 90.0), ("sdpa_flash", 60.0))
+    }
+    assert "1.02× as long for it: by @tab-flash-short a call of ours costs the host more." in flash(
+        cells, steps=WITH_SDPA
+    )
+
+
+def test_steps_whose_pace_nobody_measured_are_not_held_against_sdpa():
+    steps = {
+        cell: {name: found for name, found in metrics.items() if name != "device_busy"}
+        for cell, metrics in WITH_SDPA.items()
+    }
+    text = flash({Flash(): passes(1.0, 1.0)}, steps=steps)
+    assert "*In the model.*" in text
+    assert "as long as ours" not in text
+    assert "sets the pace of one" not in text
