@@ -14,7 +14,7 @@ from scripts.data import select
 
 SLOWED = 0.05
 """Share of the highest clock by which a clock is below it that something holds back."""
-NEAR_LIMIT = 0.1
+NEAR_LIMIT = 0.05
 """Share of the power limit that a GPU which the limit holds back may leave."""
 SLOWER_PRODUCT = 1.3
 """How many times the usual the product that each attention cell times may take: it draws power, so that it varies."""
