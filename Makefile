@@ -5,6 +5,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# Where it is set, as in many containers, each of a run's many processes would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: report test clean
 # Tests beside measurements would disturb them.
 .NOTPARALLEL:
@@ -16,11 +19,12 @@ report: .venv/installed
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
+# Nothing is compiled here: most of what PyTorch brings is never imported.
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "This Python cannot make virtual environments: install python3-venv (apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[test]'
 	touch $@
 
 # What took a machine's time: under results/<machine>/, and under results/recorded/<machine>/ none.

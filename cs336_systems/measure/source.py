@@ -4,7 +4,7 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -50,14 +50,15 @@ def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
-def _folders(package: str) -> list[str]:
+def _folders(package: str) -> tuple[str, ...]:
     """The folders on `sys.path` that have a top-level package or module: most have none of those asked for."""
     names = (package, f"{package}.py")
-    return [path for path in dict.fromkeys(["", *sys.path]) if any(Path(path, name).exists() for name in names)]
+    return tuple(path for path in dict.fromkeys(["", *sys.path]) if any(Path(path, name).exists() for name in names))
 
 
-def _find(module: str, folders: Iterable[str]) -> Path | None:
-    """The source file of a module; None for a name that is a function's or a class's, as most are."""
+@cache
+def _find(module: str, folders: tuple[str, ...]) -> Path | None:
+    """The source file of a module, looked for once; None for a name that is a function's or a class's, as most are."""
     stem = module.replace(".", "/")
     candidates = (Path(folder, stem + end) for folder in folders for end in (".py", "/__init__.py"))
     return next(filter(Path.is_file, candidates), None)
