@@ -267,6 +267,6 @@ def test_buckets_cost_the_host_no_more_than_pytorchs(device):
                 if isinstance(model, DataParallel):
                     model.finish_gradient_synchronization()
                 seconds[name].append(time.process_time() - start)
-    # The quickest quarter: what else the machine does only ever adds, and one sample may be lucky.
-    cost = {name: statistics.fmean(sorted(samples[2:])[:8]) for name, samples in seconds.items()}
-    assert cost["ours"] < 1.1 * cost["pytorch"], cost
+    # Round by round, since a busy machine's speed changes; the first two warm up.
+    ratios = [ours / pytorch for ours, pytorch in zip(seconds["ours"][2:], seconds["pytorch"][2:], strict=True)]
+    assert statistics.median(ratios) < 1.1, seconds
