@@ -15,11 +15,11 @@ from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import format_samples, parse_samples
-from cs336_systems.measure.record import parameters, read_jobs, row_model
+from cs336_systems.measure.record import parameters, row_model
 from cs336_systems.measure.validation import STATISTICS, first_fault
 from cs336_systems.plan import Plan
-from cs336_systems.sizes import size_name
 from scripts.coverage import cover
+from scripts.data import load_recorded
 
 Tables = dict[str, DataFrame]
 NUMBERS = [*STATISTICS, "std"]
@@ -27,14 +27,9 @@ NUMBERS = [*STATISTICS, "std"]
 
 def recorded(folder: Path, **sizes: list[str]) -> Tables:
     """The recorded tables of a machine; `sizes` limits an experiment's to some model sizes."""
-    tables = {}
-    for name, kind in EXPERIMENTS.items():
-        rows = [row.model_dump() for row in read_jobs(kind, sorted((folder / name).glob("*.csv")))]
-        table = DataFrame(rows, columns=list(row_model(kind).model_fields))
-        if "size" in table:
-            table["label"] = [size_name(size) for size in table["size"]]
-        tables[name] = table[table["size"].isin(sizes[name])] if name in sizes else table
-    return tables
+    tables = load_recorded(folder)
+    limited = {name: tables[name][tables[name]["size"].isin(wanted)] for name, wanted in sizes.items()}
+    return tables | limited
 
 
 @dataclass(frozen=True)
