@@ -16,8 +16,9 @@ report: .venv/installed
 	$(BIN)/python -m snakemake
 	@cat results/*/verdict.txt
 
+# By file: the tests of a file share what takes long to make.
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 # Nothing is compiled here: most of what PyTorch brings is never imported.
 .venv/installed: pyproject.toml
