@@ -57,7 +57,7 @@ def against_sdpa(cells: Sequence[Cell], host_bound: bool) -> dict[str, Any] | No
 
     Those steps in which the host sets the pace, of either, or those in which the device sets that of both.
     """
-    pairs = [cell for cell in cells if cell["sdpa"] is not None and sets_pace(cell) == host_bound]
+    pairs = [cell for cell in cells if cell["sdpa"] is not None and host_sets_pace(cell) == host_bound]
     device = [gain for cell in pairs if (gain := gain_over(cell, "sdpa", "device_busy"))]
     if not device:
         return None
@@ -70,7 +70,7 @@ def against_sdpa(cells: Sequence[Cell], host_bound: bool) -> dict[str, Any] | No
     }
 
 
-def sets_pace(cell: Cell) -> bool:
+def host_sets_pace(cell: Cell) -> bool:
     """Whether the host sets the pace of the step with ours, or of that with SDPA."""
     return bool(cell["flash"]["host_bound"] or cell["sdpa"]["host_bound"])
 
