@@ -5,15 +5,14 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
+from cs336_systems.accounting.units import MIB
 from scripts.data import one, ratio, select
 from scripts.markup import Table, fixed_point
 from scripts.spread import legend, mark
 from scripts.steps import steady, step_table
+from scripts.units import GIB
 
 SAME = ("size", "context", "precision", "compiled")
-GIB = 1024
-"""MiB per GiB."""
-
 Cell = Mapping[str, Any]
 """Steps (Series or None) by attention: plain, sdpa, flash."""
 
@@ -61,7 +60,7 @@ def against_sdpa(cells: Sequence[Cell], host_bound: bool) -> dict[str, Any] | No
     device = [gain for cell in pairs if (gain := gain_over(cell, "sdpa", "device_busy"))]
     if not device:
         return None
-    whole = [cell["sdpa"]["step"] / cell["flash"]["step"] for cell in pairs]
+    whole = [gain for cell in pairs if (gain := gain_over(cell, "sdpa"))]
     return {
         "names": [name_of(cell["flash"]) for cell in pairs],
         "whole": (min(whole), max(whole)),
@@ -84,7 +83,8 @@ def model_table(cells: Sequence[Cell]) -> Table:
         line += ["–" if step is None else f"{step['step']:.1f}{mark(step)}" for step in cell.values()]
         line += [fixed_point(gain_over(cell, other), 2, "×") for other in ("plain", "sdpa")]
         line += [fixed_point(100 * step["busy"] if step is not None else None, 0) for step in (cell["sdpa"], ours)]
-        line += [fixed_point(step["peak_memory"] / GIB if step is not None else None) for step in (cell["plain"], ours)]
+        peaks = (None if step is None else step["peak_memory"] * MIB / GIB for step in (cell["plain"], ours))
+        line += map(fixed_point, peaks)
         body.append(line)
     header = ["model", "context", "precision", "plain", "SDPA", "ours"]
     header += ["plain / ours", "SDPA / ours", "SDPA", "ours", "plain", "ours"]
