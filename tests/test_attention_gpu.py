@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from cs336_systems.attention import flash_attention, plain_attention
-from tests.test_attention import excess, function_results, make_inputs, plain_results
+from tests.test_attention import (
+    VARIANTS,
+    excess,
+    flash_results,
+    function_results,
+    make_inputs,
+    make_variant,
+    plain_results,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -169,6 +177,76 @@ def test_operators_keep_their_contract(functions, shape, dtype):
     torch.library.opcheck(torch.ops.cs336_systems.flash_backward, (grad_o, q, k, v, o, lse, True))
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_variants_and_the_gradient_of_the_log_sum_exp(name, dtype, is_causal):
+    inputs, options = make_variant(name, dtype, "cuda")
+    large_scores = name == "large scale"
+    got = flash_results(inputs, is_causal, **options)
+    assert not excess(got, inputs, is_causal, large_scores, **options)
+
+
+# q's shape and number of keys, with 2 heads of keys: tiles without preprocess, with it, with descriptors.
+GROUPED = [((2, 4, 300, 64), 333), ((1, 6, 1001, 128), 1100), ((4, 4, 2049, 64), 2049), ((1, 4, 150, 256), 100)]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("shape_and_keys", GROUPED, ids=str)
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_shared_heads_of_keys(shape_and_keys, dtype):
+    """Without L, as models call it, eager and compiled, and with it."""
+    shape, n_keys = shape_and_keys
+    inputs = make_inputs(shape, n_keys, dtype, "cuda", kv_heads=2)
+    for function in (flash_attention, torch.compile(flash_attention, fullgraph=True, backend="aot_eager")):
+        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+        o = function(*leaves, True, scale=0.2, enable_gqa=True)
+        gradients = torch.autograd.grad(o, leaves, inputs[3])
+        got = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
+        assert not excess(got, inputs, True, scale=0.2)
+    grad_lse = torch.randn(shape[:-1], device="cuda")
+    assert not excess(flash_results(inputs, True, 0.2, grad_lse), inputs, True, scale=0.2, grad_lse=grad_lse)
+
+
+def test_shared_heads_of_keys_are_not_repeated():
+    """Heads of keys 32 times as few as those of q: repeating them would take as much as q does, three times."""
+    q = torch.randn(1, 32, 8192, 64, device="cuda", dtype=BF16)
+    k, v = torch.randn(2, 1, 1, 8192, 64, device="cuda", dtype=BF16)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    flash_attention(q, k, v, True, enable_gqa=True)
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * q.nbytes  # the output and L
+
+
+def test_second_derivatives_and_forward_mode_are_refused():
+    q, k, v, _ = make_inputs((2, 3, 100, 64), 100, FP32, "cuda")
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = flash_attention(*leaves, True)
+    (dq,) = torch.autograd.grad(o.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="flash_attention cannot be differentiated twice"):
+        (o.sum() + dq.square().sum()).backward()
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(NotImplementedError, match="flash_attention has no forward"),
+    ):
+        flash_attention(torch.autograd.forward_ad.make_dual(q.detach(), q.detach()), k, v)
+
+
+def test_torch_func():
+    """Gradients of each sample alone; keys shared by all samples."""
+    q, k, v, _ = make_inputs((3, 4, 200, 64), 200, FP32, "cuda", kv_heads=2)
+
+    def loss(*leaves, attention=flash_attention):
+        return attention(*leaves, is_causal=True, enable_gqa=True).square().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(q, k, v)
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    want = torch.autograd.grad(loss(*leaves, attention=torch.nn.functional.scaled_dot_product_attention), leaves)
+    assert all(torch.allclose(a.double(), b, atol=1e-4, rtol=1e-4) for a, b in zip(got, want, strict=True))
+    shared = torch.func.vmap(lambda x: flash_attention(x, k[0], v[0], enable_gqa=True))(q)
+    torch.testing.assert_close(shared, flash_attention(q, *(x[:1].expand_as(x) for x in (k, v)), enable_gqa=True))
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_compiled_backward(functions, is_causal):
@@ -197,6 +275,13 @@ def test_empty_batch_and_mixed_devices():
     x = torch.zeros(2, 4, 16, device="cuda")
     with pytest.raises(ValueError, match="k on cpu"):
         flash_attention(x, x.cpu(), x)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+def test_tensors_on_a_device_that_is_not_the_current_one():
+    inputs = make_inputs((2, 100, 64), 100, BF16, "cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert not excess(flash_results(inputs, True), inputs, True)
 
 
 def test_the_second_shape_does_not_reuse_the_first_kernel():

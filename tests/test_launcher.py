@@ -57,7 +57,9 @@ def test_from_the_second_call_on_the_compiled_kernel_is_launched():
     first, second = torch.zeros(2, 8)
     launch(first)
     launch(second)
-    assert kernel.launches == [((2, 3, 4), (first, 1.5, 64), {"num_warps": 4, "num_stages": 2})]
+    assert kernel.launches == [
+        ((2, 3, 4), (first, 1.5, 64), {"enable_fp_fusion": True, "num_warps": 4, "num_stages": 2})
+    ]
     assert kernel.reruns == [(2, 3, 4, 5, 7, (4, 1, 0), None, None, None, second.data_ptr(), 1.5, 64)]
 
 

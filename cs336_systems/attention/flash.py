@@ -1,61 +1,199 @@
 """The attention function for users: any shape, any of three dtypes, any device."""
 
+import math
 from importlib.util import find_spec
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
-from cs336_systems.attention.tiled import TiledFlashAttention
+from cs336_systems.attention.autocast import autocast_inputs
+from cs336_systems.attention.differentiation import backward_by, refuse_forward_mode, save_for_backward
+from cs336_systems.attention.operators import define_operators
+from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS and Windows
+IMPLEMENTATIONS = {"CompositeExplicitAutograd": (tiled_forward, tiled_backward)}  # on any device but those below
 if find_spec("triton") is not None:
-    from cs336_systems.attention.gpu_attention import GpuFlashAttention
+    from cs336_systems.attention.gpu_attention import GpuFlashAttention, attention_backward, attention_forward
 
+    IMPLEMENTATIONS["CUDA"] = (attention_forward, attention_backward)
+define_operators("attention", IMPLEMENTATIONS)
+
+OPERATORS = torch.ops.cs336_systems
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
+OTHER_NAMES = {"causal": "is_causal", "softmax_scale": "scale", "return_softmax_lse": "return_lse"}
+"""Of arguments, in FlashAttention."""
+UNSUPPORTED = {
+    "attn_mask": (None,),
+    "bias": (None,),
+    "alibi_slopes": (None,),
+    "dropout_p": (0,),
+    "softcap": (0,),
+    "window_size": (None, (-1, -1), (None, None)),
+    "cu_seqlens_q": (None,),
+    "cu_seqlens_k": (None,),
+}
+"""Arguments of SDPA and of FlashAttention, each with the values that ask for nothing."""
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """softmax(q kᵀ / √d) v without the score matrix: FlashAttention-2, memory linear in the sequence.
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = ...,
+    *,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    return_lse: Literal[False] = ...,
+    **unsupported: object,
+) -> Tensor: ...
+
+
+@overload
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = ...,
+    *,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    return_lse: Literal[True],
+    **unsupported: object,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    return_lse: bool = False,
+    **unsupported: object,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
     On a CUDA device this runs Triton kernels, with others for bf16 and fp16 on Hopper, elsewhere (or without Triton)
     tiled PyTorch. fp32 inputs are computed to fp32 accuracy. The same inputs give the same bits every time, but for the
-    gradient of q on Hopper: torch.use_deterministic_algorithms(True) makes slower kernels compute that one alike too.
-    Under autocast the inputs are cast, as scaled_dot_product_attention casts them.
+    gradient of q on Hopper, which takes torch.use_deterministic_algorithms(True) and slower kernels. Under autocast the
+    inputs are cast, as scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap
+    and, not compiled, torch.func.grad.
+
+    Not supported, and refused by name: masks other than is_causal, biases, dropout, sliding windows, packed sequences
+    (cu_seqlens), fp64, d > 256, forward-mode derivatives and second derivatives. With n_queries != n_keys the causal
+    mask is aligned to the top left, as SDPA's is; the bottom right alignment of FlashAttention is not supported.
 
     Args:
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.
         k: keys, [..., n_keys, d].
-        v: values, [..., n_keys, d].
+        v: values, [..., n_keys, d_v] with d_v <= 256. If d_v differs from d, the narrower tensors are padded with
+            zeros, so it costs what the larger of the two does.
         is_causal: query i sees keys j <= i only, even if n_queries and n_keys differ.
+        scale: positive factor of the scores; 1 / √d if None.
+        enable_gqa: grouped-query attention: k and v may have fewer heads (the axis before n_keys) than q, each shared
+            by neighbouring heads of q. They are not repeated in memory; their gradients are, before they are summed.
+        return_lse: also return the log-sum-exp of the scaled scores. It is differentiable.
 
     Returns:
-        [..., n_queries, d], in the dtype of the inputs (under autocast, in the autocast dtype).
+        [..., n_queries, d_v], in the dtype of the inputs (under autocast, in the autocast dtype); with return_lse, also
+        the log-sum-exp, [..., n_queries] fp32, natural logarithm.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not match.
+        TypeError: an argument that does not exist, or of the wrong type.
+        ValueError: shapes, dtypes or devices do not match, or an argument asks for what is not supported.
+        NotImplementedError: a derivative that is not supported.
 
     Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning".
     """
-    device = q.device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v = (x.to(dtype) if x.dtype != dtype and x.is_floating_point() else x for x in (q, k, v))
-    _check(q, k, v)
-    function = GpuFlashAttention if q.is_cuda and GpuFlashAttention is not None else TiledFlashAttention
+    if unsupported:
+        _refuse(unsupported)
+    q, k, v = autocast_inputs(q, k, v)
+    _check(q, k, v, is_causal, scale, enable_gqa)
     if q.numel() == 0:
-        return q * k.sum() * v.sum()  # empty, and differentiable
-    leading = q.shape[:-2]
-    if len(leading) not in (1, 2):
-        # The kernels take one batch axis and at most one heads axis.
-        q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
-    o = function.apply(q, k, v, is_causal)
-    return o if len(leading) in (1, 2) else o.reshape(*leading, *o.shape[-2:])
+        o = (q[..., :1] * k.sum() * v.sum()).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable
+        return (o, o.sum(-1, dtype=torch.float32)) if return_lse else o
+    axes = q.dim()
+    # The operators take one batch axis and at most one of heads, which shared heads of keys need.
+    fits = (axes == 4 or (axes == 3 and not enable_gqa)) and q.shape[-1] == v.shape[-1]
+    o, lse = (_attend if fits else _attend_reshaped)(q, k, v, is_causal, scale, return_lse)
+    return (o, lse) if return_lse else o
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _attend_reshaped(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
+) -> tuple[Tensor, Tensor]:
+    """As _attend, with any leading axes, and for v of another width than q and k."""
+    rows, d, d_v = q.shape[:-1], q.shape[-1], v.shape[-1]
+    if d != d_v:
+        scale = 1 / math.sqrt(d) if scale is None else scale
+        q, k, v = (torch.nn.functional.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (q, k, v))
+    q, k, v = (x[None] if x.dim() < 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
+    o, lse = _attend(q, k, v, is_causal, scale, return_lse)
+    return o[..., :d_v].reshape(*rows, d_v), lse.reshape(rows) if return_lse else o
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
+) -> tuple[Tensor, Tensor]:
+    """The output and L, which is something else unless it is asked for, by the way that costs the host least."""
+    if torch.compiler.is_compiling():
+        if torch.autograd.forward_ad._current_level >= 0:
+            refuse_forward_mode(None)
+        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale)
+        return o, lse
+    plain = not (return_lse or torch._C._are_functorch_transforms_active())
+    if plain and q.is_cuda and GpuFlashAttention is not None:
+        o = GpuFlashAttention.apply(q, k, v, is_causal, scale)
+        return o, o
+    o, lse = FlashAttention.apply(q, k, v, is_causal, scale)
+    return o, lse
+
+
+class FlashAttention(torch.autograd.Function):
+    """The operators as torch.func takes them: apply(q, k, v, is_causal, scale) to the output and L."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+        """By the operator."""
+        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale)
+        return o, lse
+
+    setup_context = staticmethod(save_for_backward)
+    backward = staticmethod(backward_by(OPERATORS.attention_backward))
+    jvp = staticmethod(refuse_forward_mode)
+
+
+def _refuse(arguments: dict[str, object]) -> None:
+    """Arguments that no implementation here takes, unless their values ask for nothing."""
+    for name, value in arguments.items():
+        if name in OTHER_NAMES:
+            raise TypeError(f"flash_attention has no argument {name}: it is called {OTHER_NAMES[name]} here.")
+        if name not in UNSUPPORTED:
+            raise TypeError(f"flash_attention has no argument {name}.")
+        if not any(value is x or (not isinstance(value, Tensor) and value == x) for x in UNSUPPORTED[name]):
+            raise ValueError(f"flash_attention does not support {name}, got {_shown(value)}; leave it out.")
+
+
+def _shown(value: object) -> str:
+    """An argument's value in an error message."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool) -> None:
     dtype, device = q.dtype, q.device
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
+    if is_causal is not True and is_causal is not False:
+        raise TypeError(f"is_causal must be True or False, got {_shown(is_causal)}.")
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
+        raise ValueError(f"scale must be a positive number or None, got {_shown(scale)}.")
     if dtype not in DTYPES:
         raise ValueError(f"flash_attention takes bfloat16, float16 or float32, got q of {dtype}.")
     for name, x in (("k", k), ("v", v)):
@@ -65,12 +203,24 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"q, k and v must be on one device, got q on {device} and {name} on {x.device}.")
     if len(q_shape) < 2:
         raise ValueError(f"q must be [..., n_queries, d], got shape {list(q_shape)}.")
-    if k_shape != v_shape:
-        raise ValueError(f"k and v must have the same shape, got {list(k_shape)} and {list(v_shape)}.")
+    if k_shape != v_shape and k_shape[:-1] != v_shape[:-1]:
+        raise ValueError(f"k and v may differ in the last axis only, got {list(k_shape)} and {list(v_shape)}.")
     if k_shape[:-2] != q_shape[:-2] or k_shape[-1:] != q_shape[-1:] or len(k_shape) != len(q_shape):
-        shapes = f"got q {list(q_shape)} and k {list(k_shape)}"
-        raise ValueError(f"q and k may differ in the second last axis only, {shapes}.")
+        _check_groups(q_shape, k_shape, enable_gqa)
     if k_shape[-2] == 0:
         raise ValueError(f"Attention needs at least one key, got k of shape {list(k_shape)}.")
-    if not 1 <= q_shape[-1] <= MAX_HEAD_DIM:
-        raise ValueError(f"The head dimension must lie between 1 and {MAX_HEAD_DIM}, got {q_shape[-1]}.")
+    for d in (q_shape[-1], v_shape[-1]):
+        if not 1 <= d <= MAX_HEAD_DIM:
+            raise ValueError(f"The head dimension must lie between 1 and {MAX_HEAD_DIM}, got {d}.")
+
+
+def _check_groups(q_shape: torch.Size, k_shape: torch.Size, enable_gqa: bool) -> None:
+    """Shapes of q and k that differ not only in the second last axis: the number of heads may, too."""
+    shapes = f"got q {list(q_shape)} and k {list(k_shape)}"
+    alike = len(q_shape) == len(k_shape) > 2 and q_shape[:-3] == k_shape[:-3] and q_shape[-1] == k_shape[-1]
+    if not alike:
+        raise ValueError(f"q and k may differ in the second last axis, and in that of heads with enable_gqa, {shapes}.")
+    if not enable_gqa:
+        raise ValueError(f"q and k may differ in the number of heads only with enable_gqa=True, {shapes}.")
+    if k_shape[-3] == 0 or q_shape[-3] % k_shape[-3]:
+        raise ValueError(f"The heads of q must be a multiple of those of k and v, {shapes}.")

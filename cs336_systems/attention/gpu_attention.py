@@ -1,10 +1,11 @@
-"""The fastest kernels that take the inputs, Hopper's or Triton's, as PyTorch operators and an autograd function.
+"""The fastest kernels that take the inputs, Hopper's or Triton's, as functions and as an autograd function.
 
-Which ones is decided when an operator runs, so that a compiled graph needs no part in it. Both save the same L, so one
+Which ones is decided at each call, so that a compiled graph needs no part in it. Both save the same L, so one
 pass may take the one and the other the other.
 """
 
-from functools import lru_cache
+import warnings
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -12,66 +13,103 @@ import triton
 from torch import Tensor
 
 from cs336_systems.attention import triton_launch
-from cs336_systems.attention.launcher import CACHE_SIZE
-from cs336_systems.attention.operators import define_operators
+from cs336_systems.attention.differentiation import once, refuse_forward_mode
+from cs336_systems.attention.launcher import CACHE_SIZE, on_device
 
-TESTED_TRITON = ("3.6.0",)
-"""Versions of Triton whose Gluon the tests of the Hopper kernels have passed with, on a GPU: it is experimental."""
+TESTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
+"""Versions of Triton that the Hopper kernels work with: their language is experimental. Their tests have passed on a
+GPU with 3.6, 3.7 and 3.9; with 3.8 they compile without spills."""
 
 
 @lru_cache(CACHE_SIZE)
 def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> Any:
     """The module with attention_forward and attention_backward for these inputs."""
-    if triton.__version__ in TESTED_TRITON:
-        from cs336_systems.attention.hopper import launch
+    if hopper_obstacle(device, dtype, q_shape, k_shape):
+        return triton_launch
+    from cs336_systems.attention.hopper import launch
 
-        if launch.takes(device, dtype, q_shape, k_shape) and launch.is_faster(q_shape, k_shape):
-            return launch
-    return triton_launch
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    device = q.get_device()
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return _forward(q, k, v, is_causal)
-    return _kernels(device, q.dtype, q.shape, k.shape).attention_forward(q, k, v, is_causal)
+    return launch
 
 
-def _backward(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
+    """Why the Hopper kernels do not run these inputs on a CUDA device, in a few words; empty if they do.
+
+    Warns, once, if it is the version of Triton.
+    """
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return "the GPU is not of compute capability 9.0"
+    if ".".join(triton.__version__.split(".")[:2]) not in TESTED_TRITON:
+        _warn_of_untested_triton()
+        return f"they are not tested with Triton {triton.__version__}"
+    from cs336_systems.attention.hopper import launch
+
+    return launch.obstacle(dtype, q_shape, k_shape)
+
+
+@cache
+def _warn_of_untested_triton() -> None:
+    tested = f"{TESTED_TRITON[0]} to {TESTED_TRITON[-1]}"
+    warnings.warn(
+        f"flash_attention: the kernels for Hopper GPUs are tested with Triton {tested}, not with {triton.__version__}: "
+        "slower ones run instead",
+        stacklevel=2,
+    )
+
+
+@on_device
+def attention_forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
+
+    Args:
+        q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d].
+        k: keys, with n_keys instead, and as many heads or fewer: each is then shared by neighbouring heads of q.
+        v: values, like k.
+        is_causal: query i sees keys j <= i only.
+        scale: factor of the scores, 1 / √d if None.
+    """
+    return _kernels(q.get_device(), q.dtype, q.shape, k.shape).attention_forward(q, k, v, is_causal, scale)
+
+
+@on_device
+def attention_backward(
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    device = q.get_device()
-    if device != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            return _backward(grad_o, q, k, v, o, lse, is_causal)
+    """Gradients of q, k and v, from those of the output and, if it has one, of L."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    kernels = triton_launch if deterministic else _kernels(device, q.dtype, q.shape, k.shape)
-    return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal)
-
-
-define_operators("attention", _forward, _backward)
+    kernels = triton_launch if deterministic else _kernels(q.get_device(), q.dtype, q.shape, k.shape)
+    return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse)
 
 
 class GpuFlashAttention(torch.autograd.Function):
-    """FlashAttention on a GPU, forward and backward: apply(q, k, v, is_causal=False).
+    """FlashAttention on a GPU, forward and backward: apply(q, k, v, is_causal=False, scale=None).
 
-    q is [batch, n_queries, d] or [batch, heads, n_queries, d], k and v have n_keys instead; the output is like q.
+    The output is like q. An operator computes the same, but the dispatcher would add to what a launch costs the host.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
+    ) -> Tensor:
         """Saves q, k, v, the output and L, [..., n_queries], natural logarithm."""
-        # torch.compile needs operators; without it the dispatcher would only add to what a launch costs the host.
-        forward = torch.ops.cs336_systems.attention_forward if torch.compiler.is_compiling() else _forward
-        o, lse = forward(q, k, v, is_causal)
+        o, lse = attention_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, o, lse)
-        ctx.is_causal = is_causal
+        ctx.is_causal, ctx.scale = is_causal, scale
         return o
 
     @staticmethod
-    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """Recomputation from L."""
-        backward = torch.ops.cs336_systems.attention_backward if torch.compiler.is_compiling() else _backward
         q, k, v, o, lse = ctx.saved_tensors
-        return *backward(grad_o, q, k, v, o, lse, ctx.is_causal), None
+        return *once(attention_backward, grad_o, q, k, v, o, lse, ctx.is_causal, ctx.scale), None, None
+
+    jvp = staticmethod(refuse_forward_mode)

@@ -4,18 +4,24 @@ A short sequence takes the device less time than its launch takes the host. So w
 alone is worked out once per problem and cached, and a compiled kernel is found again without looking at each argument.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 import triton
 from torch import Tensor
 from triton.runtime import driver
 
+from cs336_systems.attention.operators import empty_output
+
 CACHE_SIZE = 4096  # problems; a bound for callers whose lengths keep changing
 ALIGNMENT = 16  # bytes: what kernels are specialized for, and the unit of a descriptor's strides
 INTERPRETED = triton.knobs.runtime.interpret
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Strides = tuple[tuple[int, ...], ...]
 """Of several tensors."""
@@ -49,7 +55,8 @@ class Launch:
         self.grid = grid
         self.rest = (*scalars, *constexprs)
         options = {"num_warps": num_warps, "maxnreg": maxnreg, "num_stages": num_stages}
-        self.options = {name: value for name, value in options.items() if value is not None}
+        # From Triton 3.10 on, a * b + c is two roundings unless asked otherwise.
+        self.options = {"enable_fp_fusion": True} | {name: x for name, x in options.items() if x is not None}
         self.descriptors = descriptors
         self.fields: list[tuple[type, dict[str, Any]]] = []  # of each descriptor, but for its tensor
         self.compiled: dict[int, Any] = {}  # by device
@@ -89,10 +96,35 @@ class Launch:
             self.fields = list(zip(map(type, descriptors), without_tensor, strict=True))
 
 
-def empty_output(x: Tensor) -> Tensor:
-    """An uninitialized tensor like x, in its memory layout if the last axis is contiguous there."""
-    output = torch.empty_like(x)
-    return output if output.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+def on_device(function: Callable[P, R]) -> Callable[P, R]:
+    """Make the device of the first argument, a tensor, current while the function launches kernels."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **options: P.kwargs) -> R:
+        device = arguments[0].get_device()  # type: ignore[attr-defined]
+        if device < 0 or device == torch.cuda.current_device():  # below zero on a CPU, where kernels are interpreted
+            return function(*arguments, **options)
+        with torch.cuda.device(device):
+            return function(*arguments, **options)
+
+    return call
+
+
+def key_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Uninitialized gradients of keys and values, with as many heads as the queries have."""
+    shape = q.shape[:-2]
+    if k.shape[:-2] == shape:
+        return empty_output(k), empty_output(v)
+    return k.new_empty(*shape, *k.shape[-2:]), v.new_empty(*shape, *v.shape[-2:])
+
+
+def sum_shared(dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of keys and values, each summed over the heads of queries that share a head of keys, in fp32."""
+    if dk.shape == k.shape:
+        return dk, dv
+    by_kv_head = (x.unflatten(1, (k.shape[1], -1)) for x in (dk, dv))
+    dk, dv = (torch.sum(x, 2, out=empty_output(like)) for x, like in zip(by_kv_head, (k, v), strict=True))
+    return dk, dv
 
 
 def ensure_described(x: Tensor) -> Tensor:
@@ -131,6 +163,11 @@ def largest_group(limit: int | None, batch_heads: int) -> int:
     """The largest number of heads up to a limit of which all groups can be alike; all heads if there is no limit."""
     limit = batch_heads if limit is None else min(limit, batch_heads)
     return max(size for size in range(1, limit + 1) if batch_heads % size == 0)
+
+
+def softmax_scale(d: int, scale: float | None) -> float:
+    """The factor of the scores: 1 / √d unless another one is given."""
+    return 1 / math.sqrt(d) if scale is None else float(scale)
 
 
 def cdiv(a: int, b: int) -> int:

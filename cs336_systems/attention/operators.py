@@ -1,38 +1,86 @@
-"""Attention kernels as PyTorch operators, which torch.compile keeps whole in its graphs."""
+"""Attention as PyTorch operators, which torch.compile keeps whole in its graphs and vmap turns into larger batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cs336_systems.attention.launcher import empty_output
+from cs336_systems.attention.differentiation import backward_by, save_for_backward
 
 Function = Callable[..., tuple[Tensor, ...]]
 
 _library = torch.library.Library("cs336_systems", "FRAGMENT")
 
 
-def define_operators(name: str, forward: Function, backward: Function) -> None:
-    """Make torch.ops.cs336_systems.NAME_forward and NAME_backward of functions that launch kernels on CUDA tensors.
+def define_operators(name: str, implementations: Mapping[str, tuple[Function, Function]]) -> None:
+    """Define torch.ops.cs336_systems.NAME_forward and NAME_backward, which torch.compile can differentiate.
 
-    forward(q, k, v, is_causal) gives the output and L, backward(grad_o, q, k, v, o, lse, is_causal) the gradients of
-    q, k and v. Both must launch on the tensors' device, whichever is the current one.
+    Args:
+        name: prefix of both.
+        implementations: by dispatch key, a forward(q, k, v, is_causal, scale=None) to the output and L, and a
+            backward(grad_o, q, k, v, o, lse, is_causal, scale=None, grad_lse=None) to the gradients of q, k and v.
+            Those for CUDA must launch on the tensors' device, whichever is the current one.
     """
-    _library.define(f"{name}_forward(Tensor q, Tensor k, Tensor v, bool is_causal) -> (Tensor, Tensor)")
+    forward_name, backward_name = f"cs336_systems::{name}_forward", f"cs336_systems::{name}_backward"
     _library.define(
-        f"{name}_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal)"
-        " -> (Tensor, Tensor, Tensor)"
+        f"{name}_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale=None) -> (Tensor, Tensor)"
     )
-    for kind, function, shapes in (("forward", forward, _forward_shapes), ("backward", backward, _backward_shapes)):
-        _library.impl(f"{name}_{kind}", function, "CUDA")
-        torch.library.register_fake(f"cs336_systems::{name}_{kind}", shapes)
+    _library.define(
+        f"{name}_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal, "
+        "float? scale=None, Tensor? grad_lse=None) -> (Tensor, Tensor, Tensor)"
+    )
+    for key, (forward, backward) in implementations.items():
+        _library.impl(f"{name}_forward", forward, key)
+        _library.impl(f"{name}_backward", backward, key)
+    torch.library.register_fake(forward_name, _forward_shapes)
+    torch.library.register_fake(backward_name, _backward_shapes)
+    forward_operator, backward_operator = (
+        getattr(torch.ops.cs336_systems, f"{name}_{kind}") for kind in ("forward", "backward")
+    )
+    torch.library.register_vmap(forward_name, _as_one_batch(forward_operator))
+    torch.library.register_vmap(backward_name, _as_one_batch(backward_operator))
+    torch.library.register_autograd(forward_name, backward_by(backward_operator), setup_context=save_for_backward)
 
 
-def _forward_shapes(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
+def empty_output(x: Tensor) -> Tensor:
+    """An uninitialized tensor like x, in its memory layout if the last axis is contiguous there."""
+    output = torch.empty_like(x)
+    return output if output.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _forward_shapes(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 def _backward_shapes(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
+    grad_o: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return empty_output(q), empty_output(k), empty_output(v)
+
+
+def _as_one_batch(operator: Function) -> Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]:
+    """How vmap runs an operator: its new axis joins the batch axis, the first of every tensor."""
+
+    def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], Any]:
+        size = info.batch_size
+
+        def join(x: Any, dim: int | None) -> Any:
+            if not isinstance(x, Tensor):
+                return x
+            return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+
+        results = operator(*map(join, arguments, in_dims))
+        return tuple(x.unflatten(0, (size, x.shape[0] // size)) for x in results), (0,) * len(results)
+
+    return batched

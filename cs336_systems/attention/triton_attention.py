@@ -5,28 +5,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs336_systems.attention.differentiation import once
+from cs336_systems.attention.launcher import on_device
 from cs336_systems.attention.operators import define_operators
-from cs336_systems.attention.tiled import attention_gradients
+from cs336_systems.attention.recomputation import attention_gradients
 from cs336_systems.attention.triton_launch import attention_backward, attention_forward
 
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
-    if q.is_cuda and q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
-            return attention_forward(q, k, v, is_causal)
-    return attention_forward(q, k, v, is_causal)
-
-
-def _backward(
-    grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    if q.is_cuda and q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
-            return attention_backward(grad_o, q, k, v, o, lse, is_causal)
-    return attention_backward(grad_o, q, k, v, o, lse, is_causal)
-
-
-define_operators("flash", _forward, _backward)
+_forward, _backward = on_device(attention_forward), on_device(attention_backward)
+define_operators("flash", {"CUDA": (_forward, _backward)})
 
 
 class TritonFlashAttention(torch.autograd.Function):
@@ -51,7 +37,7 @@ class TritonFlashAttention(torch.autograd.Function):
         """Algorithm 2 of FlashAttention-2."""
         backward = torch.ops.cs336_systems.flash_backward if torch.compiler.is_compiling() else _backward
         q, k, v, o, lse = ctx.saved_tensors
-        return *backward(grad_o, q, k, v, o, lse, ctx.is_causal), None
+        return *once(backward, grad_o, q, k, v, o, lse, ctx.is_causal), None
 
 
 class TritonForwardCompiledBackward(TritonFlashAttention):
@@ -61,4 +47,4 @@ class TritonForwardCompiledBackward(TritonFlashAttention):
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Equations 13 to 19 of the handout."""
         q, k, v, o, lse = ctx.saved_tensors
-        return *attention_gradients(grad_o, q, k, v, o, lse, ctx.is_causal), None
+        return *once(attention_gradients, grad_o, q, k, v, o, lse, ctx.is_causal), None

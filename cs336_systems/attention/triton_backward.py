@@ -28,8 +28,8 @@ from cs336_systems.attention.triton_load_store import Head, locate
 @triton.jit
 def backward_kernel(
     q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k, v and do
-    k,  # [batch, heads, n_keys, HEAD_DIM]
-    v,  # [batch, heads, n_keys, HEAD_DIM]
+    k,  # [batch, heads / HEADS_PER_KV_HEAD, n_keys, HEAD_DIM]
+    v,  # [batch, heads / HEADS_PER_KV_HEAD, n_keys, HEAD_DIM]
     do,  # [batch, heads, n_queries, HEAD_DIM]
     lse_delta,  # [batch, heads, 2, n_queries_rounded] fp32 if PREPROCESSED, else lse, [batch, heads, n_queries]
     o,  # pointer, [batch, heads, n_queries, HEAD_DIM]; not read if PREPROCESSED
@@ -68,6 +68,7 @@ def backward_kernel(
     key_tiles,  # number of programs per head that compute dK and dV
     query_tiles,  # number of programs per head that compute dQ
     softmax_scale,  # 1 / sqrt(HEAD_DIM)
+    HEADS_PER_KV_HEAD: tl.constexpr,  # neighbouring heads of q that share one of k and v
     HEAD_DIM: tl.constexpr,
     BLOCK_OUTER: tl.constexpr,  # keys per program for dK and dV, queries per program for dQ
     BLOCK_INNER: tl.constexpr,  # queries per iteration for dK and dV, keys per iteration for dQ
@@ -81,9 +82,10 @@ def backward_kernel(
     batch_head, tile = locate(group, key_tiles + query_tiles)
     batch = batch_head // heads
     head = batch_head % heads
+    kv_head = head // HEADS_PER_KV_HEAD
     q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
-    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, head, n_keys)
-    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, head, n_keys)
+    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, n_keys)
+    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, n_keys)
     o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
     do_head = Head(do, (stride_dob, stride_doh, stride_don), batch, head, n_queries)
     dq_head = Head(dq, (stride_dqb, stride_dqh, stride_dqn), batch, head, n_queries)

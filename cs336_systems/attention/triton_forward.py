@@ -11,8 +11,8 @@ LN_2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def forward_kernel(
     q,  # [batch, heads, n_queries, HEAD_DIM]: a tensor descriptor if DESCRIPTORS, else a pointer; so are k and v
-    k,  # [batch, heads, n_keys, HEAD_DIM]
-    v,  # [batch, heads, n_keys, HEAD_DIM]
+    k,  # [batch, heads / HEADS_PER_KV_HEAD, n_keys, HEAD_DIM]
+    v,  # [batch, heads / HEADS_PER_KV_HEAD, n_keys, HEAD_DIM]
     o,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
     stride_qb,
@@ -32,6 +32,7 @@ def forward_kernel(
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(HEAD_DIM)
+    HEADS_PER_KV_HEAD: tl.constexpr,  # neighbouring heads of q that share one of k and v
     HEAD_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,  # queries per program
     BLOCK_N: tl.constexpr,  # keys per iteration
@@ -45,9 +46,10 @@ def forward_kernel(
     batch_head, tile = locate(group, tiles)
     batch = batch_head // heads
     head = batch_head % heads
+    kv_head = head // HEADS_PER_KV_HEAD
     q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
-    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, head, n_keys)
-    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, head, n_keys)
+    k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, n_keys)
+    v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, n_keys)
     o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
 
     # With a causal mask the last queries see the most keys, so the longest tiles come first: what starts last is short,

@@ -1,7 +1,7 @@
 """From tensors to launches of the Triton kernels: tiles, descriptors, grids, output buffers.
 
-All functions take q [batch, heads, n_queries, d] and k, v [batch, heads, n_keys, d], or the same without the heads
-axis, in bf16, fp16 or fp32, with any strides.
+All functions take q [batch, heads, n_queries, d] and k, v [batch, key heads, n_keys, d], or the same without the axis
+of heads, in bf16, fp16 or fp32, with any strides. Each key head is shared by heads / key heads neighbouring heads of q.
 """
 
 import math
@@ -20,12 +20,15 @@ from cs336_systems.attention.launcher import (
     Strides,
     cdiv,
     described_as,
-    empty_output,
     ensure_described,
+    key_gradients,
     largest_group,
     outer_strides,
     shape_4d,
+    softmax_scale,
+    sum_shared,
 )
+from cs336_systems.attention.operators import empty_output
 from cs336_systems.attention.tile_config import (
     BackwardTiles,
     ForwardTiles,
@@ -44,12 +47,19 @@ PREPROCESS_BLOCK_M = 32
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, tiles: ForwardTiles | None = None, precision: str | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    *,
+    tiles: ForwardTiles | None = None,
+    precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Tiles and the precision of the products (input_precision of tl.dot) are the default ones unless an experiment passes
-    its own.
+    Scores are multiplied by scale, 1 / √d if None. Tiles and the precision of the products (input_precision of tl.dot)
+    are the default ones unless an experiment passes its own.
     """
     tiles = tiles or default_tiles(q.dtype, q.shape)[0]
     o = empty_output(q)
@@ -57,7 +67,7 @@ def attention_forward(
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
     q, k, v = ensure(q), ensure(k), ensure(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    _forward_launch(tiles, precision, q.dtype, is_causal, q.shape, k.shape, strides)(q, k, v, o, lse)
+    _forward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides)(q, k, v, o, lse)
     return o, lse
 
 
@@ -69,26 +79,34 @@ def attention_backward(
     o: Tensor,
     lse: Tensor,
     is_causal: bool,
+    scale: float | None = None,
+    grad_lse: Tensor | None = None,
     *,
     tiles: BackwardTiles | None = None,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; tiles and precision as in attention_forward."""
+    """Gradients of q, k and v, from those of o and, unless it is None, of L; the rest as in attention_forward."""
     tiles = tiles or default_tiles(q.dtype, q.shape)[1]
-    dq, dk, dv = empty_output(q), empty_output(k), empty_output(v)
+    if grad_lse is not None:
+        tiles = replace(tiles, preprocess=True)
+    dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
+    inputs = k, v
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
     do, q, k, v = ensure(grad_o), ensure(q), ensure(k), ensure(v)
-    lse_delta = _preprocess(o, do, lse) if tiles.preprocess else lse
+    lse_delta = _preprocess(o, do, lse, grad_lse) if tiles.preprocess else lse
     strides = (*(x.stride() for x in (q, k, v, do, o)), dq.stride(), dk.stride(), dv.stride())
-    launch = _backward_launch(tiles, precision, q.dtype, is_causal, q.shape, k.shape, strides)
+    launch = _backward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides)
     launch(q, k, v, do, lse_delta, o, dq, dk, dv)
-    return dq, dk, dv
+    return dq, *sum_shared(dk, dv, *inputs)
 
 
-def _preprocess(o: Tensor, do: Tensor, lse: Tensor) -> Tensor:
-    """L and D from preprocess_kernel, flat, [batch x heads x 2 x n_queries_rounded] fp32."""
+def _preprocess(o: Tensor, do: Tensor, lse: Tensor, grad_lse: Tensor | None) -> Tensor:
+    """L and D - dL from preprocess_kernel, flat, [batch x heads x 2 x n_queries_rounded] fp32."""
     lse_delta = lse.new_empty(_lse_delta_size(o.shape))
     _preprocess_launch(o.dtype, o.shape, (o.stride(), do.stride()))(o, do, lse, lse_delta)
+    if grad_lse is not None:
+        n_queries = lse.shape[-1]
+        lse_delta.view(-1, 2, _rounded(n_queries))[:, 1, :n_queries] -= grad_lse.reshape(-1, n_queries)
     return lse_delta
 
 
@@ -109,6 +127,7 @@ def _forward_launch(
     precision: str | None,
     dtype: torch.dtype,
     is_causal: bool,
+    scale: float | None,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
@@ -116,9 +135,10 @@ def _forward_launch(
     batch, heads, n_queries, d = shape_4d(q_shape)
     block_d = _block_d(d, dtype)
     group = largest_group(tiles.group, batch * heads)
-    numbers = (group, heads, n_queries, k_shape[-2], LOG2_E / math.sqrt(d))
+    numbers = (group, heads, n_queries, k_shape[-2], LOG2_E * softmax_scale(d, scale))
     blocks = (tiles.block_m, tiles.block_n, block_d)
-    constexprs = (d, *blocks, is_causal, tiles.descriptors, precision or _default_precision(dtype))
+    flags = (is_causal, tiles.descriptors, precision or _default_precision(dtype))
+    constexprs = (heads // shape_4d(k_shape)[1], d, *blocks, *flags)
     q, k, v, _ = strides
     descriptors = [
         _tiles_of(q_shape, q, tiles.block_m, block_d),
@@ -143,6 +163,7 @@ def _backward_launch(
     precision: str | None,
     dtype: torch.dtype,
     is_causal: bool,
+    scale: float | None,
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
@@ -168,8 +189,8 @@ def _backward_launch(
     return Launch(
         backward_kernel,
         ((key_tiles + query_tiles) * batch * heads, 1, 1),
-        (*_kernel_strides(strides), group, heads, *lengths, 1 / math.sqrt(d)),
-        (d, *blocks, *flags, precision or _default_precision(dtype)),
+        (*_kernel_strides(strides), group, heads, *lengths, softmax_scale(d, scale)),
+        (heads // shape_4d(k_shape)[1], d, *blocks, *flags, precision or _default_precision(dtype)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         maxnreg=tiles.maxnreg,

@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
+
+from cs336_systems.attention.hopper.copies import async_store, store_wait
 
 NEVER = gl.constexpr(2**31 - 1)  # beyond all queries
 
@@ -98,8 +100,8 @@ def store_gradient(gradient, x, tile, heads, start_n):
     tile.store(x.to(tile.dtype))
     fence_async_shared()
     batch_head = locate_head()
-    tma.async_copy_shared_to_global(gradient, [batch_head // heads, batch_head % heads, start_n, 0], tile)
-    tma.store_wait(0)
+    async_store(gradient, [batch_head // heads, batch_head % heads, start_n, 0], tile)
+    store_wait(0)
 
 
 @gluon.jit

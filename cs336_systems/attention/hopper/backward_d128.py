@@ -14,7 +14,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -36,6 +35,7 @@ from cs336_systems.attention.hopper.barriers import (
     wait_for_turn,
     wait_full,
 )
+from cs336_systems.attention.hopper.copies import async_load
 from cs336_systems.attention.hopper.registers import pack, unpack
 
 STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
@@ -80,11 +80,11 @@ class Sources(NamedTuple):
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
 def attention_backward_d128_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 128]
-    k,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, 64, 64]
-    v,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, 64, 128]
+    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in tiles of [1, 1, 64, 64]
+    v,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in tiles of [1, 1, 64, 128]
     do,  # descriptor like that of q
-    dk,  # descriptor like that of v, out
-    dv,  # descriptor like that of v, out
+    dk,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, 64, 128], out
+    dv,  # descriptor like that of dk, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles x 2, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
     heads,
@@ -92,6 +92,7 @@ def attention_backward_d128_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
+    HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
     DKDV_REGISTERS: gl.constexpr,  # per thread
@@ -116,7 +117,7 @@ def attention_backward_d128_kernel(
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     gl.warp_specialize(
         [
-            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, IS_CAUSAL)),
+            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD, IS_CAUSAL)),
             (sum_dkdv, (dk, dv, inputs, 0, IS_CAUSAL, RAGGED)),
             (sum_dkdv, (dk, dv, inputs, 1, IS_CAUSAL, RAGGED)),
         ],
@@ -126,7 +127,7 @@ def attention_backward_d128_kernel(
 
 
 @gluon.jit
-def load_and_sum_dq(q, k, v, do, lse_delta, dq, inputs, IS_CAUSAL: gl.constexpr):
+def load_and_sum_dq(q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD: gl.constexpr, IS_CAUSAL: gl.constexpr):
     """Copy what the others read, and sum this program's share of dQ, tile by tile, in two halves of 64 columns."""
     shared, heads, n_queries, _, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
@@ -134,7 +135,7 @@ def load_and_sum_dq(q, k, v, do, lse_delta, dq, inputs, IS_CAUSAL: gl.constexpr)
     batch_head = locate_head()
     batch, head = batch_head // heads, batch_head % heads
     sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
-    load_keys(k, v, batch, head, work.start_n, shared)
+    load_keys(k, v, batch, head // HEADS_PER_KV_HEAD, work.start_n, shared)
     for j in range(gl.minimum(STAGES, work.steps)):
         load_step(j, sources, shared, work, IS_CAUSAL)
     zero = gl.zeros([64, 64], gl.float32, DQ)
@@ -165,8 +166,8 @@ def load_keys(k, v, batch, head, start_n, shared):
         mbarrier.expect(full, 2 * k.block_type.nbytes + v.block_type.nbytes)
         for half in gl.static_range(2):
             columns = [batch, head, start_n + i * 64, half * 64]
-            tma.async_copy_global_to_shared(k, columns, full, shared.k.index(2 * i + half))
-        tma.async_copy_global_to_shared(v, [batch, head, start_n + i * 64, 0], full, shared.v.index(i))
+            async_load(k, columns, full, shared.k.index(2 * i + half))
+        async_load(v, [batch, head, start_n + i * 64, 0], full, shared.v.index(i))
 
 
 @gluon.jit
@@ -178,10 +179,10 @@ def load_step(j, sources, shared, work, IS_CAUSAL: gl.constexpr):
     rows = [sources.batch, sources.head, tile * 64, 0]
     statistics = (sources.first_tile + tile) * 128
     mbarrier.expect(full, sources.q.block_type.nbytes + sources.do.block_type.nbytes + 2 * 64 * 4)
-    tma.async_copy_global_to_shared(sources.q, rows, full, shared.q.index(stage))
-    tma.async_copy_global_to_shared(sources.lse_delta, [statistics], full, shared.lse.index(stage))
-    tma.async_copy_global_to_shared(sources.do, rows, full, shared.do.index(stage))
-    tma.async_copy_global_to_shared(sources.lse_delta, [statistics + 64], full, shared.delta.index(stage))
+    async_load(sources.q, rows, full, shared.q.index(stage))
+    async_load(sources.lse_delta, [statistics], full, shared.lse.index(stage))
+    async_load(sources.do, rows, full, shared.do.index(stage))
+    async_load(sources.lse_delta, [statistics + 64], full, shared.delta.index(stage))
 
 
 @gluon.jit

@@ -12,7 +12,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -28,6 +27,7 @@ from cs336_systems.attention.hopper.backward_common import (
     store_gradient,
 )
 from cs336_systems.attention.hopper.barriers import allocate_barriers, wait_empty, wait_full
+from cs336_systems.attention.hopper.copies import async_load
 from cs336_systems.attention.hopper.registers import pack, unpack
 
 STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
@@ -63,11 +63,11 @@ class Shared(NamedTuple):
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
 def attention_backward_d64_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 64]
-    k,  # descriptor of [batch, heads, n_keys, d], likewise
+    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise
     v,  # descriptor like that of k
     do,  # descriptor like that of q
-    dk,  # descriptor like that of k, out
-    dv,  # descriptor like that of k, out
+    dk,  # descriptor of [batch, heads, n_keys, d], likewise, out
+    dv,  # descriptor like that of dk, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
     dq,  # pointer, [batch x heads x query tiles, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
     heads,
@@ -75,6 +75,7 @@ def attention_backward_d64_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
+    HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
     DKDV_REGISTERS: gl.constexpr,  # per thread
@@ -105,7 +106,7 @@ def attention_backward_d64_kernel(
             (sum_dq, (dq, inputs, IS_CAUSAL)),
             (sum_dkdv, (dk, dv, inputs, 0, IS_CAUSAL, RAGGED)),
             (sum_dkdv, (dk, dv, inputs, 1, IS_CAUSAL, RAGGED)),
-            (loader, (q, k, v, do, lse_delta, inputs, IS_CAUSAL)),
+            (loader, (q, k, v, do, lse_delta, inputs, HEADS_PER_KV_HEAD, IS_CAUSAL)),
         ],
         [4, 4, 1],
         [DKDV_REGISTERS, DKDV_REGISTERS, LOADER_REGISTERS],
@@ -113,7 +114,7 @@ def attention_backward_d64_kernel(
 
 
 @gluon.jit
-def loader(q, k, v, do, lse_delta, inputs, IS_CAUSAL: gl.constexpr):
+def loader(q, k, v, do, lse_delta, inputs, HEADS_PER_KV_HEAD: gl.constexpr, IS_CAUSAL: gl.constexpr):
     """Copy keys and values, then queries and output gradients; what lies beyond the tensors' ends reads as zero."""
     shared, heads, n_queries, _, _, _ = inputs
     work = locate(n_queries, IS_CAUSAL)
@@ -121,9 +122,9 @@ def loader(q, k, v, do, lse_delta, inputs, IS_CAUSAL: gl.constexpr):
     batch, head = batch_head // heads, batch_head % heads
     for i in gl.static_range(2):
         mbarrier.expect(shared.kv_full.index(i), k.block_type.nbytes + v.block_type.nbytes)
-        rows = [batch, head, work.start_n + i * 64, 0]
-        tma.async_copy_global_to_shared(k, rows, shared.kv_full.index(i), shared.k.index(i))
-        tma.async_copy_global_to_shared(v, rows, shared.kv_full.index(i), shared.v.index(i))
+        rows = [batch, head // HEADS_PER_KV_HEAD, work.start_n + i * 64, 0]
+        async_load(k, rows, shared.kv_full.index(i), shared.k.index(i))
+        async_load(v, rows, shared.kv_full.index(i), shared.v.index(i))
     for j in range(work.steps):
         stage = j % STAGES
         tile = query_tile(work, j, IS_CAUSAL)
@@ -131,18 +132,18 @@ def loader(q, k, v, do, lse_delta, inputs, IS_CAUSAL: gl.constexpr):
         wait_empty(shared.q_empty, j, STAGES)
         full = shared.q_full.index(stage)
         mbarrier.expect(full, q.block_type.nbytes + 64 * 4)
-        tma.async_copy_global_to_shared(lse_delta, [statistics], full, shared.lse.index(stage))
-        tma.async_copy_global_to_shared(q, [batch, head, tile * 64, 0], full, shared.q.index(stage))
+        async_load(lse_delta, [statistics], full, shared.lse.index(stage))
+        async_load(q, [batch, head, tile * 64, 0], full, shared.q.index(stage))
         wait_empty(shared.do_empty, j, STAGES)
         full = shared.do_full.index(stage)
         mbarrier.expect(full, do.block_type.nbytes + 64 * 4)
-        tma.async_copy_global_to_shared(lse_delta, [statistics + 64], full, shared.delta.index(stage))
-        tma.async_copy_global_to_shared(do, [batch, head, tile * 64, 0], full, shared.do.index(stage))
+        async_load(lse_delta, [statistics + 64], full, shared.delta.index(stage))
+        async_load(do, [batch, head, tile * 64, 0], full, shared.do.index(stage))
     # Any queries, for the scores that nobody needs.
     wait_empty(shared.q_empty, work.steps, STAGES)
     full = shared.q_full.index(work.steps % STAGES)
     mbarrier.expect(full, q.block_type.nbytes)
-    tma.async_copy_global_to_shared(q, [batch, head, 0, 0], full, shared.q.index(work.steps % STAGES))
+    async_load(q, [batch, head, 0, 0], full, shared.q.index(work.steps % STAGES))
 
 
 @gluon.jit

@@ -16,7 +16,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
@@ -28,6 +27,7 @@ from cs336_systems.attention.hopper.barriers import (
     wait_for_turn,
     wait_full,
 )
+from cs336_systems.attention.hopper.copies import async_load, async_store, store_wait
 from cs336_systems.attention.hopper.registers import pack, unpack
 
 STAGES = gl.constexpr(2)  # of the ring
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
 def attention_forward_kernel(
     q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, BLOCK_D]
-    k,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, BLOCK_N, BLOCK_D]
+    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in tiles of [1, 1, BLOCK_N, BLOCK_D]
     v,  # descriptor like that of k
     o,  # descriptor like that of q, out
     lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
@@ -64,6 +64,7 @@ def attention_forward_kernel(
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
+    HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 64 or 128
     CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
     IS_CAUSAL: gl.constexpr,
@@ -86,7 +87,7 @@ def attention_forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, CONSUMERS, IS_CAUSAL)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -96,7 +97,7 @@ def attention_forward_kernel(
             [
                 (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
                 (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -107,7 +108,7 @@ def attention_forward_kernel(
                 (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
                 (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
                 (consumer, (o, lse, inputs, 2, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -135,36 +136,32 @@ def loader(
     k,
     v,
     inputs,  # what the partitions share, and the numbers of the problem
+    HEADS_PER_KV_HEAD: gl.constexpr,
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
     """Copy the queries, then keys and values; what lies beyond the tensors' ends reads as zero."""
     shared, heads, _, n_keys, _ = inputs
     batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, IS_CAUSAL)
+    kv_head = head // HEADS_PER_KV_HEAD
     for i in gl.static_range(CONSUMERS):
         mbarrier.expect(shared.q_full.index(i), q.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            q, [batch, head, start_m + i * 64, 0], shared.q_full.index(i), shared.q.index(i)
-        )
+        async_load(q, [batch, head, start_m + i * 64, 0], shared.q_full.index(i), shared.q.index(i))
         if i == 0:
             mbarrier.expect(shared.full.index(0), k.block_type.nbytes)
-            last = [batch, head, (steps - 1) * BLOCK_N, 0]
-            tma.async_copy_global_to_shared(k, last, shared.full.index(0), shared.k.index(0))
+            last = [batch, kv_head, (steps - 1) * BLOCK_N, 0]
+            async_load(k, last, shared.full.index(0), shared.k.index(0))
     for t in range(1, steps):
         stage = t % STAGES
         start_n = (steps - 1 - t) * BLOCK_N
         wait_empty(shared.empty, t, STAGES)
         mbarrier.expect(shared.full.index(stage), k.block_type.nbytes + v.block_type.nbytes)
-        tma.async_copy_global_to_shared(k, [batch, head, start_n, 0], shared.full.index(stage), shared.k.index(stage))
-        tma.async_copy_global_to_shared(
-            v, [batch, head, start_n + BLOCK_N, 0], shared.full.index(stage), shared.v.index(stage)
-        )
+        async_load(k, [batch, kv_head, start_n, 0], shared.full.index(stage), shared.k.index(stage))
+        async_load(v, [batch, kv_head, start_n + BLOCK_N, 0], shared.full.index(stage), shared.v.index(stage))
     stage_of_last = steps % STAGES
     wait_empty(shared.empty, steps, STAGES)
     mbarrier.expect(shared.full.index(stage_of_last), v.block_type.nbytes)
-    tma.async_copy_global_to_shared(
-        v, [batch, head, 0, 0], shared.full.index(stage_of_last), shared.v.index(stage_of_last)
-    )
+    async_load(v, [batch, kv_head, 0, 0], shared.full.index(stage_of_last), shared.v.index(stage_of_last))
 
 
 @gluon.jit
@@ -233,11 +230,11 @@ def consumer(
     acc = warpgroup_mma_wait(0, deps=(product,))
     q_tile.store((acc * (1.0 / total)[:, None]).to(DTYPE))
     fence_async_shared()
-    tma.async_copy_shared_to_global(o, [batch, head, start_m, 0], q_tile)
+    async_store(o, [batch, head, start_m, 0], q_tile)
     offs_m = start_m + gl.arange(0, 64, layout=ROWS)
     row = (batch * heads + head).to(gl.int64) * n_queries
     gl.store(lse + row + offs_m, (row_max + gl.log2(total)) * LN_2, mask=offs_m < n_queries)
-    tma.store_wait(0)
+    store_wait(0)
     if CONSUMERS > 1 and INDEX == 0:
         wait_for_turn(0)  # the last turn given, which nobody else takes
 

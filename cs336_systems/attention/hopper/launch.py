@@ -1,7 +1,8 @@
 """From tensors to launches of the Hopper kernels: what they take, descriptors, buffers, the grid.
 
-All functions take q [batch, heads, n_queries, d] and k, v [batch, heads, n_keys, d], or the same without the heads
-axis, in bf16 or fp16, with any strides: what a tensor map does not take is copied.
+All functions take q [batch, heads, n_queries, d] and k, v [batch, kv_heads, n_keys, d], or the same without the axis of
+heads, in bf16 or fp16, with any strides: what a tensor map does not take is copied. Each head of k and v is shared by
+heads / kv_heads neighbouring heads of q.
 """
 
 import math
@@ -25,12 +26,15 @@ from cs336_systems.attention.launcher import (
     Strides,
     cdiv,
     described_as,
-    empty_output,
     ensure_described,
+    key_gradients,
     largest_group,
     outer_strides,
     shape_4d,
+    softmax_scale,
+    sum_shared,
 )
+from cs336_systems.attention.operators import empty_output
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -48,17 +52,16 @@ TILE_LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, ran
 ROW_LAYOUT = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 
 
-def takes(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> bool:
-    """Whether the kernels take inputs of this dtype and these shapes, on this device."""
+def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
+    """Why these kernels do not run inputs of this dtype and these shapes, in a few words; empty if they do."""
     d = q_shape[-1]
-    return (
-        torch.cuda.get_device_capability(device) == (9, 0)
-        and dtype in DTYPES
-        and d <= MAX_HEAD_DIM
-        and d % UNIT == 0
-        and math.prod(q_shape[:-2]) <= MAX_GRID
-        and max(q_shape[-2], k_shape[-2]) <= MAX_GRID * QUERIES
-    )
+    if dtype not in DTYPES:
+        return "they accept bf16 and fp16"
+    if d > MAX_HEAD_DIM or d % UNIT:
+        return f"they accept head dimensions up to {MAX_HEAD_DIM} that are multiples of {UNIT}"
+    if math.prod(q_shape[:-2]) > MAX_GRID or max(q_shape[-2], k_shape[-2]) > MAX_GRID * QUERIES:
+        return "there are more or longer sequences than they accept"
+    return "" if is_faster(q_shape, k_shape) else "the Triton kernels are faster for these shapes"
 
 
 def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
@@ -74,17 +77,17 @@ def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, tiles: ForwardTiles | None = None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *, tiles: ForwardTiles | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Tiles are the default ones unless an experiment passes its own.
+    Scores are multiplied by scale, 1 / √d if None. Tiles are the default ones unless an experiment passes its own.
     """
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     q, k, v = ensure_described(q), ensure_described(k), ensure_described(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    _forward_launch(tiles, is_causal, q.dtype, q.shape, k.shape, strides)(q, k, v, o, lse)
+    _forward_launch(tiles, is_causal, scale, q.dtype, q.shape, k.shape, strides)(q, k, v, o, lse)
     return o, lse
 
 
@@ -96,29 +99,45 @@ def attention_backward(
     o: Tensor,
     lse: Tensor,
     is_causal: bool,
+    scale: float | None = None,
+    grad_lse: Tensor | None = None,
     *,
     group: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v; that of q differs from run to run by the order of its additions.
+    """Gradients of q, k and v, from those of o and, unless it is None, of L.
+
+    That of q differs from run to run by the order of its additions.
 
     Heads are in groups of the default size unless an experiment passes its own.
     """
-    dq, dk, dv = empty_output(q), empty_output(k), empty_output(v)
+    dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
+    inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    launches = _backward_launches(group, is_causal, q.dtype, q.shape, k.shape, strides)
+    launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
     launches.prepare(o, do, lse, lse_delta, dq_sums)
+    if grad_lse is not None:
+        _subtract_from_delta(lse_delta, grad_lse)
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums)
     launches.finish(dq_sums, dq)
-    return dq, dk, dv
+    return dq, *sum_shared(dk, dv, *inputs)
+
+
+def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
+    """D - dL in place of D, in the tiles of 64 queries that attention_prepare_kernel has written."""
+    n_queries = grad_lse.shape[-1]
+    tiles = cdiv(n_queries, QUERIES)
+    padded = torch.nn.functional.pad(grad_lse, (0, tiles * QUERIES - n_queries))
+    lse_delta.view(-1, 2, QUERIES)[:, 1] -= padded.reshape(-1, QUERIES)
 
 
 @lru_cache(CACHE_SIZE)
 def _forward_launch(
     tiles: ForwardTiles | None,
     is_causal: bool,
+    scale: float | None,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
@@ -133,8 +152,8 @@ def _forward_launch(
     return Launch(
         attention_forward_kernel,
         (group, cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group),
-        (heads, n_queries, n_keys, LOG2_E / math.sqrt(d)),
-        (block_d, tiles.consumers, is_causal, *tiles.registers),
+        (heads, n_queries, n_keys, LOG2_E * softmax_scale(d, scale)),
+        (heads // shape_4d(k_shape)[1], block_d, tiles.consumers, is_causal, *tiles.registers),
         maxnreg=tiles.maxnreg,
         descriptors=[
             _tiles_of(q_shape, q, QUERIES, block_d),
@@ -159,6 +178,7 @@ class BackwardLaunches(NamedTuple):
 def _backward_launches(
     group: int | None,
     is_causal: bool,
+    scale: float | None,
     dtype: torch.dtype,
     q_shape: torch.Size,
     k_shape: torch.Size,
@@ -167,7 +187,8 @@ def _backward_launches(
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d)
-    softmax_scale = 1 / math.sqrt(d)
+    scale = softmax_scale(d, scale)
+    dk_shape = torch.Size((*q_shape[:-2], n_keys, d))  # and of dv
     query_tiles = batch * heads * cdiv(n_queries, QUERIES)
     lse_delta_size = query_tiles * 2 * QUERIES
     q, k, v, do, dk, dv, o, dq = strides
@@ -183,22 +204,22 @@ def _backward_launches(
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
         (group, cdiv(n_keys, KEYS), batch * heads // group),
-        (heads, n_queries, n_keys, LOG2_E * softmax_scale, softmax_scale),
-        (is_causal, n_keys % KEYS != 0, *BACKWARD_REGISTERS[block_d]),
+        (heads, n_queries, n_keys, LOG2_E * scale, scale),
+        (heads // shape_4d(k_shape)[1], is_causal, n_keys % KEYS != 0, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
             _tiles_of(q_shape, q, 64, block_d),
             _tiles_of(k_shape, k, 64, 64),
             _tiles_of(k_shape, v, 64, block_d),
             _tiles_of(q_shape, do, 64, block_d),
-            _tiles_of(k_shape, dk, 64, block_d),
-            _tiles_of(k_shape, dv, 64, block_d),
+            _tiles_of(dk_shape, dk, 64, block_d),
+            _tiles_of(dk_shape, dv, 64, block_d),
             partial(TensorDescriptor, **row),
         ],
     )
     finish = Launch(
         attention_dq_kernel,
         (query_tiles * (block_d // 64), 1, 1),
-        (*outer_strides(dq), heads, n_queries, softmax_scale),
+        (*outer_strides(dq), heads, n_queries, scale),
         (d, block_d),
         num_stages=1,
     )

@@ -1,0 +1,112 @@
+"""Say which attention kernels run on this machine, and with --test hold them against float64.
+
+Launch: python -m cs336_systems.attention --test
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from cs336_systems.attention import flash_attention, plain_attention
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+HEAD_DIMS = (16, 32, 64, 80, 128, 256)
+GPU_SHAPE, CPU_SHAPE = (16, 4099), (2, 131)
+"""Heads and tokens; on a GPU enough for the kernels for Hopper, and a prime that no tile divides."""
+TIMES_PLAIN = 2
+"""An error may be this many times that of plain attention in the same dtype, as in FlashAttention's own tests."""
+SMALLEST_ERROR = 1e-6
+"""Relative; below it, which of two roundings is larger is chance."""
+
+
+def main() -> None:
+    """Print the machine, a table of kernels, and, if asked, their errors."""
+    parser = argparse.ArgumentParser(prog="python -m cs336_systems.attention", description=__doc__)
+    parser.add_argument("--test", action="store_true", help="compare output and gradients with float64")
+    test = parser.parse_args().test
+    on_gpu = torch.cuda.is_available()
+    print(f"{torch.cuda.get_device_name() if on_gpu else 'no CUDA device'}, {versions()}")
+    heads, tokens = GPU_SHAPE if on_gpu else CPU_SHAPE
+    print(f"Causal, {heads} heads of {tokens} tokens, forward and backward:")
+    passed = True
+    for dtype in DTYPES:
+        for d in HEAD_DIMS:
+            line = f"{str(dtype).removeprefix('torch.'):8}  d = {d:3}  {kernels(dtype, (1, heads, tokens, d))}"
+            if test:
+                ours, limit = errors(dtype, (1, heads, tokens, d), "cuda" if on_gpu else "cpu")
+                right = ours <= limit
+                passed &= right
+                line += f"; {'right' if right else 'WRONG'}: error {ours:.1e}, allowed {limit:.1e}"
+            print(line, flush=True)
+    if on_gpu:
+        print("Deterministic algorithms, if PyTorch is asked for them, take Triton's backward pass.")
+    sys.exit(not passed)
+
+
+def versions() -> str:
+    """PyTorch's version and, if it is installed, Triton's."""
+    packages = ["torch", *(["triton"] if has_triton() else [])]
+    return ", ".join(f"{package} {version(package)}" for package in packages)
+
+
+def has_triton() -> bool:
+    """Whether flash_attention has Triton kernels to launch."""
+    from cs336_systems.attention.flash import GpuFlashAttention
+
+    return GpuFlashAttention is not None
+
+
+def kernels(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """What runs forward and backward for q, k and v of this dtype and shape, and why not the kernels for Hopper."""
+    if not torch.cuda.is_available() or not has_triton():
+        return "tiled PyTorch: " + ("Triton is not installed" if torch.cuda.is_available() else "no CUDA device")
+    from cs336_systems.attention.gpu_attention import hopper_obstacle
+
+    obstacle = hopper_obstacle(torch.cuda.current_device(), dtype, torch.Size(shape), torch.Size(shape))
+    return f"Triton, not Hopper's kernels: {obstacle}" if obstacle else "Hopper's kernels (Gluon)"
+
+
+def errors(dtype: torch.dtype, shape: tuple[int, ...], device: str) -> tuple[float, float]:
+    """The largest relative error of the output and the three gradients, and the largest allowed one.
+
+    Errors are ‖x - reference‖ / ‖reference‖ over all heads, against plain attention in float64, head by head.
+    """
+    torch.manual_seed(0)
+    inputs = [torch.randn(shape, dtype=dtype, device=device) for _ in range(4)]
+    ours = results(flash_attention, inputs)
+    allowed = SMALLEST_ERROR
+    found = 0.0
+    plain, exact = [], []
+    for head in range(shape[1]):
+        of_head = [x[:, head : head + 1] for x in inputs]
+        plain.append(results(plain_attention, of_head))
+        exact.append(results(plain_attention, [x.double() for x in of_head]))
+    for mine, theirs, reference in zip(ours, joined(plain), joined(exact), strict=True):
+        found = max(found, relative_error(mine, reference))
+        allowed = max(allowed, TIMES_PLAIN * relative_error(theirs, reference))
+    return found, allowed
+
+
+def results(attention: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
+    """The output, and the gradients of q, k and v for the last input as the output's gradient."""
+    q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
+    o = attention(q, k, v, is_causal=True)
+    return [o.detach(), *torch.autograd.grad(o, (q, k, v), inputs[3])]
+
+
+def joined(of_heads: list[list[Tensor]]) -> list[Tensor]:
+    """The results of all heads, each as one tensor."""
+    return [torch.cat(parts, 1) for parts in zip(*of_heads, strict=True)]
+
+
+def relative_error(x: Tensor, reference: Tensor) -> float:
+    """‖x - reference‖ / ‖reference‖."""
+    return float((x.double() - reference).norm() / reference.norm())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Attention under autocast: inputs are cast as SDPA casts them, and nothing is cast after that."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def autocast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """The inputs in autocast's dtype if it is on for their device; float64 and integers are left as they are."""
+    device = inputs[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return inputs
+    dtype = torch.get_autocast_dtype(device)
+    kept = (dtype, torch.float64)
+    return tuple(x.to(dtype) if x.is_floating_point() and x.dtype not in kept else x for x in inputs)
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """A context in which matmuls on the tensor's device are computed in the dtype of their operands."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
