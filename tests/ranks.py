@@ -1,4 +1,4 @@
-"""Tests that run on every rank of a process group: two processes, started once, serve all tests of a session."""
+"""Tests that run on every rank of a launch: two or four processes, started once, serve all tests of a session."""
 
 import functools
 import importlib
@@ -21,48 +21,64 @@ LAST_WORDS_SECONDS = 3
 """How long the others have to say what went wrong once a rank has failed."""
 
 
-def on_all_ranks(test):
+def on_all_ranks(test, ranks="ranks"):
     """Run a test's body on every rank, over Gloo and, with two GPUs, over NCCL. It is passed `device`, the rank's own.
 
     Random numbers are seeded with the rank: ranks differ, unless they see to it that they do not. A test may take
-    parameters, which have to be picklable, but no fixtures.
+    parameters, which have to be picklable, but no fixtures. `ranks` is the fixture with the processes.
     """
 
     @functools.wraps(test)
-    def launch(ranks, **parameters):
-        ranks.run(test.__module__, test.__name__, parameters)
+    def launch(**parameters):
+        parameters.pop(ranks).run(test.__module__, test.__name__, parameters)
 
     names = [name for name in inspect.signature(test).parameters if name != "device"]
     kind = inspect.Parameter.KEYWORD_ONLY
-    launch.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in ["ranks", *names]])
+    launch.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in [ranks, *names]])
     launch.body = test
     return launch
 
 
-@pytest.fixture(scope="session", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
-def ranks(request, tmp_path_factory):
-    if request.param == "nccl" and torch.cuda.device_count() < PROCESSES:
-        pytest.skip(f"{PROCESSES} GPUs are needed")
-    ranks = Ranks(request.param, tmp_path_factory)
-    yield ranks
-    ranks.stop()
+on_four_ranks = functools.partial(on_all_ranks, ranks="four_ranks")
+
+
+def processes(number):
+    """A fixture with so many processes, which are started when the first test needs them."""
+
+    @pytest.fixture(scope="session", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+    def ranks(request, tmp_path_factory):
+        if request.param == "nccl" and torch.cuda.device_count() < number:
+            pytest.skip(f"{number} GPUs are needed")
+        ranks = Ranks(request.param, number, tmp_path_factory)
+        yield ranks
+        ranks.stop()
+
+    return ranks
+
+
+ranks = processes(PROCESSES)
+four_ranks = processes(4)
 
 
 class Ranks:
     """Processes of one group. A test that fails may leave some of them waiting for the rest: the next gets new ones."""
 
-    def __init__(self, backend, tmp_path_factory):
+    def __init__(self, backend, processes, tmp_path_factory):
         self.backend = backend
+        self.processes = processes
         self.folders = tmp_path_factory
         self.workers = []
 
     def start(self):
         # A file, not a port: runs beside each other never meet.
         meeting_point = self.folders.mktemp("ranks") / "store"
-        context = multiprocessing.get_context("spawn")
-        for rank in range(PROCESSES):
+        # Ranks are forked from a process that has imported these, which take seconds, and started nothing yet.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"])
+        for rank in range(self.processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, rank, self.backend, str(meeting_point)), daemon=True)
+            arguments = (theirs, rank, self.processes, self.backend, str(meeting_point))
+            process = context.Process(target=serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.workers.append((process, ours))
@@ -106,7 +122,7 @@ class Ranks:
         return errors
 
 
-def serve(connection, rank, backend, meeting_point):
+def serve(connection, rank, processes, backend, meeting_point):
     """A rank: runs the tests that it is sent, and answers each with its error, or with nothing."""
     torch.set_num_threads(1)
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it, deterministic matrix products are refused
@@ -118,7 +134,7 @@ def serve(connection, rank, backend, meeting_point):
         backend,
         init_method=f"file://{meeting_point}",
         rank=rank,
-        world_size=PROCESSES,
+        world_size=processes,
         timeout=COLLECTIVE_TIMEOUT,
         device_id=device if backend == "nccl" else None,
     )

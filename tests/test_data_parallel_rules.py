@@ -165,9 +165,9 @@ def test_communication_starts_when_its_gradients_have_arrived(device, wrapper, h
     wrapped = wrap(Layers(lambda gradient: at_half_way.append(len(started))).to(device))
     average = data_parallel.average
 
-    def record(tensor):
+    def record(tensor, group):
         started.append(tensor.numel())
-        return average(tensor)
+        return average(tensor, group)
 
     with mock.patch.object(data_parallel, "average", record):
         wrapped(torch.randn(2, 11, device=device)).sum().backward()

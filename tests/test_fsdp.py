@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 from cs336_systems.model import RMSNorm, TransformerBlock, TransformerLM
@@ -147,6 +148,11 @@ def named(module):
     return {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
 
 
+def whole(tensor):
+    """What a DTensor has on all ranks together, which all of them call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def whole_parameters(fsdp):
     """By the names that they have where no block is compiled."""
     return {name.replace("_orig_mod.", ""): tensor for name, tensor in fsdp.gather_full_parameters().items()}
@@ -250,30 +256,40 @@ def test_accumulated_gradients_are_sums_of_means(device):
         for name, parameter in fsdp.module.named_parameters():
             if parameter.grad is None:
                 assert name not in expected
-            elif parameter.shape == expected[name].shape:  # replicated: added up before the mean
-                assert torch.allclose(parameter.grad, expected[name], rtol=1e-5, atol=1e-7), name
+            elif parameter not in fsdp.sharded_weights:  # added up before the mean
+                assert torch.allclose(parameter.grad.to_local(), expected[name], rtol=1e-5, atol=1e-7), name
             else:
-                rows = -(-len(expected[name]) // dist.get_world_size())
-                mine = expected[name].split(rows)[dist.get_rank() :][:1]
-                assert torch.equal(parameter.grad, mine[0] if mine else expected[name][:0]), name
+                assert torch.equal(parameter.grad.full_tensor(), expected[name]), name
 
 
+def torchs_clipping(model, **options):
+    return nn.utils.clip_grad_norm_(model.parameters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("clip", "norm_type"),
+    [
+        *((FullyShardedDataParallel.clip_grad_norm_, norm_type) for norm_type in (2.0, 1.0, 3.5, float("inf"))),
+        *((torchs_clipping, norm_type) for norm_type in (2.0, 3.5)),  # PyTorch refuses inf where a rank has no rows
+    ],
+)
 @on_all_ranks
-def test_clipping_is_clipping_of_the_whole_models_gradient(device):
+def test_clipping_is_clipping_of_the_whole_models_gradient(device, clip, norm_type):
     fsdp, bare = wrap_and_copy("odd", device)
     replicated = FlatDataParallel(bare)
     [batch] = share(make_batches(1, 3, device))
     for model in (fsdp, replicated):
         backward(model, batch)
         model.finish_gradient_synchronization()
-    expected = nn.utils.clip_grad_norm_(bare.parameters(), max_norm=0.1)
-    found = fsdp.clip_grad_norm_(max_norm=0.1)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    assert found > 0.1
-    assert torch.allclose(fsdp.module.norm.weight.grad, bare.norm.weight.grad, rtol=1e-5)
-    rows = fsdp.module.shared.weight.grad
-    start = dist.get_rank() * 3
-    assert torch.allclose(rows, bare.shared.weight.grad[start : start + 3], rtol=1e-5)
+    expected = nn.utils.clip_grad_norm_(bare.parameters(), max_norm=0.1, norm_type=norm_type)
+    found = clip(fsdp, max_norm=0.1, norm_type=norm_type)
+    assert whole(found).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert expected > 0.1
+    for name, parameter in fsdp.module.named_parameters():
+        gradient = bare.get_parameter(name).grad
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            assert torch.allclose(whole(parameter.grad), gradient, rtol=1e-5), name
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16])

@@ -114,8 +114,8 @@ def test_closed_forms_are_what_a_step_gathers_reduces_and_keeps(device, by_block
     assert counts["most"] == expected.gathered
     assert counts["gathered"] == expected.gathered_in_a_step
     assert counts["reduced"] == expected.reduced_in_a_step
-    kept = sum(parameter.nbytes for parameter in fsdp.parameters())
-    gradients = sum(parameter.grad.nbytes for parameter in fsdp.parameters())
+    kept = sum(parameter.to_local().nbytes for parameter in fsdp.parameters())
+    gradients = sum(parameter.grad.to_local().nbytes for parameter in fsdp.parameters())
     if torch.distributed.get_rank() == 0:
         assert kept == gradients == expected.weights
     assert kept <= expected.weights

@@ -13,12 +13,13 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_leaves
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
 from tests.ranks import PROCESSES, on_all_ranks
-from tests.test_fsdp import OddModel, assert_same, make_batches, named, share, train
+from tests.test_fsdp import OddModel, assert_same, make_batches, named, share, train, whole
 
 
 def shared_folder():
@@ -72,10 +73,10 @@ def test_states_are_dtensors_which_load_from_whole_tensors_too(device):
     fsdp = FullyShardedDataParallel(OddModel().to(device))
     state = fsdp.module.state_dict()
     assert list(state) == list(OddModel().state_dict())
-    whole_everywhere = [name for name, value in state.items() if not isinstance(value, DTensor)]
+    sharded = {name for name, value in state.items() if value.placements == (Shard(0),)}
     replicated = ("norm.weight", "scale", "same_table", "table.weight")
-    assert all(name in replicated or name.endswith("bias") for name in whole_everywhere)
-    whole = {name: v.full_tensor() if isinstance(v, DTensor) else v for name, v in state.items()}
+    assert sharded == {name for name in state if name not in replicated and not name.endswith("bias")}
+    whole = {name: value.full_tensor() for name, value in state.items()}
     assert_same(whole, fsdp.gather_full_parameters())
     other = OddModel().to(device)
     other.load_state_dict(whole)
@@ -88,6 +89,66 @@ def test_states_are_dtensors_which_load_from_whole_tensors_too(device):
         fsdp.module.load_state_dict({**other.state_dict(), "head.weight": torch.zeros(3, 5)})
     fsdp.load_state_dict(copy.deepcopy(fsdp.state_dict()))
     assert isinstance(fsdp.module.head, nn.Linear)
+
+
+def everything(model, optimizer):
+    """Copies of all tensors of a training run."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+    return [tensor.clone() for tensor in tree_leaves(state) if isinstance(tensor, torch.Tensor)]
+
+
+def trained(device, width=5, layers=2):
+    fsdp = FullyShardedDataParallel(nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device))
+    optimizer = optimizer_of(fsdp)
+    for _ in range(2):
+        fsdp(torch.randn(3, width, device=device)).square().sum().backward()
+        fsdp.finish_gradient_synchronization()
+        optimizer.step()
+    return fsdp, optimizer
+
+
+def truncate(folder):
+    """Cut the tensors' files in half."""
+    for file in folder.glob("*.distcp"):
+        os.truncate(file, file.stat().st_size // 2)
+
+
+FAULTS = {
+    "truncated": ({}, truncate, "."),
+    "fewer layers": ({"layers": 1}, None, "Missing key in checkpoint state_dict: training.model.1.weight"),
+    "more layers": (
+        {"layers": 3},
+        None,
+        r"another model's: it has 2\.weight: \[5, 5\] where this one has nothing more",
+    ),
+    "wider": (
+        {"width": 6},
+        None,
+        r"Size mismatch between saved torch.Size\(\[6, 6\]\) and current: torch.Size\(\[5, 5\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@on_all_ranks
+def test_a_checkpoint_that_does_not_load_changes_nothing(device, fault):
+    saved, damage, sentence = FAULTS[fault]
+    held, folder = shared_folder()
+    dcp.save({"training": TrainingState(*trained(device, **saved))}, checkpoint_id=folder)
+    dist.barrier()
+    if damage and dist.get_rank() == 0:
+        damage(folder)
+    dist.barrier()
+    model, optimizer = trained(device)
+    before = everything(model, optimizer)
+    with pytest.raises((dcp.api.CheckpointException, ValueError), match=sentence):
+        dcp.load({"training": TrainingState(model, optimizer)}, checkpoint_id=folder)
+    after = everything(model, optimizer)
+    assert len(before) == len(after) == 4 + 3 * 4
+    assert all(torch.equal(whole(a), whole(b)) for a, b in zip(after, before, strict=True))
+    dist.barrier()
+    if held:
+        held.cleanup()
 
 
 def save_twice(rank, folder):

@@ -146,3 +146,16 @@ def test_no_rank_gets_new_parameters_while_it_reads_the_old_ones_or_reads_before
         after = torch.stack([parameter.sum() for parameter in parameters])
         assert before.tolist() == [-1000.0 * step] * 2
         assert after.tolist() == [-1000.0 * (step + 1)] * 2
+
+
+@on_all_ranks
+def test_what_others_have_sent_is_not_overwritten_by_data_that_is_taken_in(device):
+    """All parameters have got other data since the last step, and rank 1 is late in each of four parts."""
+    parameters = [nn.Parameter(torch.zeros(1000, device=device)) for _ in range(4)]
+    optimizer = PeerMemoryShardedOptimizer(parameters, Late, lr=1, bucket_size_mb=0.001)
+    for _ in range(3):
+        for parameter in parameters:
+            parameter.data = torch.zeros_like(parameter)  # as vector_to_parameters and many averages of weights do
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        assert [parameter.unique().tolist() for parameter in parameters] == [[-1.0]] * 4

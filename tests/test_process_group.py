@@ -30,6 +30,62 @@ def test_without_a_launch_there_is_one_rank_and_no_group(monkeypatch):
         assert not dist.is_initialized()
 
 
+LAUNCHED = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+NONSENSE = {
+    "WORLD_SIZE": {"": "of at least 1", "two": "of at least 1", "0": "of at least 1", "-2": "of at least 1"},
+    "RANK": {"2": "from 0 to 1", "-1": "from 0 to 1", "1.0": "from 0 to 1", "": "from 0 to 1"},
+    "LOCAL_WORLD_SIZE": {"3": "from 1 to 2", "0": "from 1 to 2"},
+    "LOCAL_RANK": {"2": "from 0 to 1", "x": "from 0 to 1"},
+    "MASTER_PORT": {
+        "": "from 1 to 65535",
+        "0": "from 1 to 65535",
+        "99999": "from 1 to 65535",
+        "http": "from 1 to 65535",
+    },
+}
+
+
+def test_a_rank_is_read_from_the_environment(monkeypatch):
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
+    assert current_rank() == Rank(number=1, processes=2, local_number=1, local_processes=2)
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NONSENSE.items() for value in values])
+def test_nonsense_in_the_environment_is_refused_in_a_sentence(name, value, monkeypatch):
+    for each, usual in (LAUNCHED | {name: value}).items():
+        monkeypatch.setenv(each, usual)
+    complaint = f"^the environment variable {name} is '{value}'; allowed: integers {NONSENSE[name][value]}$"
+    with pytest.raises(ValueError, match=complaint):
+        current_rank()
+
+
+@pytest.mark.parametrize("address", ["", "no such host", "a..b"])
+def test_a_meeting_point_that_is_no_host_is_refused(address, monkeypatch):
+    for name, usual in (LAUNCHED | {"MASTER_ADDR": address}).items():
+        monkeypatch.setenv(name, usual)
+    with pytest.raises(ValueError, match=rf"^the environment variable MASTER_ADDR is '{address}' \(.*\); allowed: "):
+        current_rank()
+
+
+@pytest.mark.parametrize("value", ["", "0", "forever", "1e3"])
+def test_a_timeout_that_is_none_is_refused(value, monkeypatch):
+    monkeypatch.setenv("CS336_COLLECTIVE_TIMEOUT_S", value)
+    rank = Rank(number=0, processes=2, local_number=0, local_processes=2)
+    with (
+        pytest.raises(ValueError, match=f"^the environment variable CS336_COLLECTIVE_TIMEOUT_S is '{value}'; allowed"),
+        process_group(rank, torch.device("cpu")),
+    ):
+        pass
+
+
 SUM = """
 import json, torch, torch.distributed as dist
 from cs336_systems.parallel.process_group import current_rank, process_group
@@ -79,12 +135,16 @@ def measure(cell, device):
         raise RuntimeError("lost its way")
     if rank == 0 and fault == "raises amid a collective":
         time.sleep(300)  # does not take part in it
+    if rank == 1 and fault == "is silent":
+        time.sleep(300)
     if rank == 1 and fault == "is killed":
         os.kill(os.getpid(), 9)
     if fault == "loses its launcher":
         time.sleep(300)
     return found
 
+if fault == "is silent":
+    os.environ["CS336_COLLECTIVE_TIMEOUT_S"] = "5"
 if fault == "never joins":
     process_group.JOIN_TIMEOUT = timedelta(seconds=2)
     tell()
@@ -96,6 +156,7 @@ ERRORS = {
     "raises": ["RuntimeError: lost its way", "This happened on rank 1 of 2.", "rank      : 1 (local_rank: 1)"],
     "raises amid a collective": ["RuntimeError: lost its way", "This happened on rank 1 of 2."],
     "is killed": ["rank      : 1 (local_rank: 1)", "Signal 9 (SIGKILL) received by PID"],
+    "is silent": ["rank      : 0 (local_rank: 0)"],
     "never joins": ["TimeoutError: not started within 2 s: rank 1 of 2"],
 }
 """What a launch says in the end, by what rank 1 does."""

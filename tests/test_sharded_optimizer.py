@@ -138,6 +138,37 @@ def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_
         assert_same_weights(*modules)
 
 
+OTHERS = {
+    **{name: (getattr(torch.optim, name), {}) for name in ("Adadelta", "Adafactor", "NAdam", "RAdam", "Rprop")},
+    "Adafactor, foreach": (torch.optim.Adafactor, {"foreach": True}),
+    "AdamW, foreach": (torch.optim.AdamW, {"foreach": True}),
+    "AdamW, one by one": (torch.optim.AdamW, {"foreach": False}),
+    "Muon": (torch.optim.Muon, {}),  # of matrices alone
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("optimizer", OTHERS)
+@on_all_ranks
+def test_whole_parameters_suit_every_optimizer(device, optimizer):
+    torch.manual_seed(0)
+    modules = [nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3))).to(device) for _ in range(2)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    optimizer_cls, kwargs = OTHERS[optimizer]
+    sharded = ShardedOptimizer(modules[0].parameters(), optimizer_cls, bucket_size_mb=0.0001, **kwargs)
+    whole = optimizer_cls(modules[1].parameters(), **kwargs)
+    wrappers = [ShardedGradientsDataParallel(modules[0], sharded), BucketedDataParallel(modules[1], 1)]
+    torch.manual_seed(dist.get_rank())
+    for _ in range(3):
+        x = torch.randn(4, 8, device=device)
+        for wrapped, each in zip(wrappers, (sharded, whole), strict=True):
+            each.zero_grad()
+            wrapped(x).square().mean().backward()
+            wrapped.finish_gradient_synchronization()
+            each.step()
+        assert_same_weights(*modules)
+
+
 @pytest.mark.numeric
 @on_all_ranks
 def test_clipping_of_sharded_gradients(device):

@@ -1,1 +1,39 @@
-"""Systems that span several processes."""
+"""Data-parallel wrappers and sharded optimizers; names load on first use, as closed forms need no PyTorch."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cs336_systems.parallel.data_parallel import BucketedDataParallel as BucketedDataParallel
+    from cs336_systems.parallel.data_parallel import FlatDataParallel as FlatDataParallel
+    from cs336_systems.parallel.data_parallel import NaiveDataParallel as NaiveDataParallel
+    from cs336_systems.parallel.data_parallel import OverlappedDataParallel as OverlappedDataParallel
+    from cs336_systems.parallel.fsdp import FullyShardedDataParallel as FullyShardedDataParallel
+    from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel as PeerMemoryDataParallel
+    from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer as PeerMemoryShardedOptimizer
+    from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel as ShardedGradientsDataParallel
+    from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+    from cs336_systems.parallel.training_state import TrainingState as TrainingState
+    from cs336_systems.parallel.training_state import latest_checkpoint as latest_checkpoint
+
+MODULE_OF = {
+    "BucketedDataParallel": "data_parallel",
+    "FlatDataParallel": "data_parallel",
+    "FullyShardedDataParallel": "fsdp",
+    "NaiveDataParallel": "data_parallel",
+    "OverlappedDataParallel": "data_parallel",
+    "PeerMemoryDataParallel": "peer_memory_data_parallel",
+    "PeerMemoryShardedOptimizer": "peer_memory_optimizer",
+    "ShardedGradientsDataParallel": "sharded_gradients",
+    "ShardedOptimizer": "sharded_optimizer",
+    "TrainingState": "training_state",
+    "latest_checkpoint": "training_state",
+}
+__all__ = list(MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the module that defines it (PEP 562)."""
+    if name not in MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{MODULE_OF[name]}"), name)

@@ -17,6 +17,7 @@ class Bucket:
         """A bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
         self.parameters = parameters
         self.awaited = len(parameters)  # gradients still to come in this step
+        self.started = False  # whether they have set out in this step
 
     @cached_property
     def _flat(self) -> Tensor:

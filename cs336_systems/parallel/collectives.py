@@ -1,6 +1,23 @@
 """Collectives of one tensor, under the names that PyTorch 2.13 gives them; before, they had others."""
 
+from collections.abc import Sequence
+
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
+    """Return the operation that makes tensors the means over the ranks of `group`, and prepare the tensors for it.
+
+    NCCL divides before it adds. Gloo adds first, and the sum of fp16 numbers overflows where their mean does not: where
+    there is fp16, all tensors are divided here, since a coalesced call has one operation.
+    """
+    if dist.get_backend(group) == "nccl" or all(tensor.dtype != torch.float16 for tensor in tensors):
+        return dist.ReduceOp.AVG
+    for tensor in tensors:
+        tensor.div_(dist.get_world_size(group))
+    return dist.ReduceOp.SUM

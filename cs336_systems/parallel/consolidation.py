@@ -14,7 +14,9 @@ MESSAGE_BYTES = 100 * MB
 State = dict[str, Any]
 
 
-def consolidate(mine: dict[int, State], device: torch.device, *, keep: bool) -> dict[int, State]:
+def consolidate(
+    mine: dict[int, State], device: torch.device, *, keep: bool, group: dist.ProcessGroup | None = None
+) -> dict[int, State]:
     """All ranks' states; every rank calls this.
 
     Args:
@@ -22,23 +24,25 @@ def consolidate(mine: dict[int, State], device: torch.device, *, keep: bool) -> 
         device: where the ranks communicate. Tensors there are broadcast; all else, such as a step counter on the host,
             is pickled.
         keep: whether this rank wants the states; others need no memory for them, and get nothing.
+        group: the ranks; None: all.
     """
-    everyones: list[dict[int, State]] = [{}] * dist.get_world_size()
+    everyones: list[dict[int, State]] = [{}] * dist.get_world_size(group)
     dist.all_gather_object(
         everyones,
         {index: {name: outline(value, device) for name, value in state.items()} for index, state in mine.items()},
+        group=group,
     )
     for rank, states in enumerate(everyones):
         names = [(index, name) for index, state in states.items() for name in state if is_outline(state[name])]
         outlines = [states[index][name] for index, name in names]
-        for group in group_tensors(outlines, MESSAGE_BYTES):
-            members = [outlines[i] for i in group]
+        for together in group_tensors(outlines, MESSAGE_BYTES):
+            members = [outlines[i] for i in together]
             flat = torch.empty(sum(tensor.numel() for tensor in members), dtype=members[0].dtype, device=device)
             views = views_like(flat, members)
-            if rank == dist.get_rank():
-                torch._foreach_copy_(views, [mine[index][name] for index, name in (names[i] for i in group)])
-            dist.broadcast(flat, src=rank)
-            for i, view in zip(group, views, strict=True) if keep else ():
+            if rank == dist.get_rank(group):
+                torch._foreach_copy_(views, [mine[index][name] for index, name in (names[i] for i in together)])
+            dist.broadcast(flat, group=group, group_src=rank)
+            for i, view in zip(together, views, strict=True) if keep else ():
                 index, name = names[i]
                 states[index][name] = view.to("cpu", copy=True)
     return {index: state for states in everyones for index, state in states.items()} if keep else {}

@@ -6,16 +6,17 @@
     optimizer.step()
 
 The loss is a mean over the rank's examples, of which all ranks have the same number, so that the mean of the ranks'
-gradients is that of the whole batch. Set `requires_grad` before wrapping. To save the model, save the `state_dict` of
-`model.module`, which any bare model loads; that of the wrapper has `module.` before each name, as PyTorch's has.
+gradients is that of the whole batch. To save the model, save the `state_dict` of `model.module`, which any bare model
+loads; that of the wrapper has `module.` before each name, as PyTorch's has.
 """
 
 import contextlib
+import copy
 import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
+from cs336_systems.parallel.collectives import averaging
 from cs336_systems.parallel.replicas import replicate
 
 
@@ -33,26 +35,41 @@ class DataParallel(nn.Module, ABC):
     them. Where only some ranks have a gradient, the others count as zeros; where none has, it remains None.
 
     Buffers are broadcast once, here; what a forward pass writes into them afterwards stays on its rank.
+
+    Set `requires_grad`, dtype and device before wrapping. A parameter may be frozen afterwards, and trained again; one
+    that was frozen when it was wrapped stays so. Gradients are dense: a layer with sparse ones is refused. A deep copy
+    trains in the same process group.
     """
 
-    def __init__(self, module: nn.Module):
-        """Wrap a module on every rank of the default process group, and give it rank 0's parameters and buffers.
+    def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
+        """Wrap a module on every rank, and give it rank 0's parameters and buffers.
+
+        Args:
+            module: what is trained.
+            process_group: the ranks that share a batch; None: all. Rank 0 is its first.
 
         Raises:
-            ValueError: the ranks' modules differ, or nothing in them is to be trained.
+            ValueError: the ranks' modules differ, nothing in them is to be trained, a layer has sparse gradients, a
+                tensor is on the meta device, or this process is not in the group.
         """
         super().__init__()
         self.module = module
-        replicate(module)
+        self.process_group = process_group
+        replicate(module, process_group)
         # The backward pass makes gradients in about this order.
         trainable = [named for named in reversed(list(module.named_parameters())) if named[1].requires_grad]
         if not trainable:
             raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
         self._names = [name for name, _ in trainable]
         self._trainable = [parameter for _, parameter in trainable]
+        self._frozen = [named for named in module.named_parameters() if not named[1].requires_grad]
+        self._kind = kind_of(self._trainable[0])
         self._arrived: set[int] = set()  # whose gradients this step's backward pass has made
         self._accumulating = False
         self._all_used = torch.ones(len(trainable), dtype=torch.uint8, device=self._trainable[0].device)
+        self._register_hooks()
+
+    def _register_hooks(self) -> None:
         # Hooks hold no reference to the wrapper: parameter, hook, wrapper and module would be a cycle, which only the
         # garbage collector frees.
         this = weakref.ref(self)
@@ -62,15 +79,38 @@ class DataParallel(nn.Module, ABC):
         ]
         weakref.finalize(self, remove_hooks, handles)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self.process_group)] = self.process_group  # which cannot be copied
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        copied._register_hooks()  # PyTorch copies parameters without theirs.
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be pickled; allowed: the state_dict() of its module")
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns.
 
         Raises:
-            RuntimeError: the gradients of the last backward pass were not synchronized.
+            RuntimeError: the gradients of the last backward pass were not synchronized, or the parameters are not as
+                they were when they were wrapped.
         """
-        if self._arrived and torch.is_grad_enabled():
-            raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
+        if torch.is_grad_enabled():
+            self._check_unchanged()
         return self.module(*args, **kwargs)
+
+    def _check_unchanged(self) -> None:
+        """Refuse to begin a step that cannot be right."""
+        if self._arrived:
+            raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
+        # What `module.to()` makes of one parameter, it makes of all.
+        if (kind := kind_of(self._trainable[0])) != self._kind:
+            raise RuntimeError(f"{self._names[0]} was {self._kind} when it was wrapped, and is {kind}: wrap it again")
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise RuntimeError(f"{name} was frozen when it was wrapped, and requires a gradient: wrap it again")
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -94,7 +134,7 @@ class DataParallel(nn.Module, ABC):
         absent = [
             index
             for index, parameter in enumerate(self._trainable)
-            if parameter.grad is None and index not in self._arrived
+            if parameter.grad is None and not self._is_on_its_way(index)
         ]
         for index in absent:  # Other ranks may have a gradient, and wait for this one to take part.
             self._trainable[index].grad = torch.zeros_like(self._trainable[index])
@@ -108,7 +148,7 @@ class DataParallel(nn.Module, ABC):
         if absent:
             used = used.clone()
             used[absent] = 0
-        dist.all_reduce(used, dist.ReduceOp.MAX)
+        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.process_group)
         if absent:
             for index, is_used in zip(absent, used[absent].tolist(), strict=True):
                 if not is_used:
@@ -116,6 +156,10 @@ class DataParallel(nn.Module, ABC):
 
     def _gradient_arrived(self, index: int) -> None:
         """The gradient of the parameter `index` is complete. Wrappers that communicate during the pass begin here."""
+
+    def _is_on_its_way(self, index: int) -> bool:
+        """Whether the gradient of the parameter `index` has set out already, wherever `grad` points to by now."""
+        return False
 
     @abstractmethod
     def _average_gradients(self) -> None:
@@ -136,7 +180,7 @@ class NaiveDataParallel(DataParallel):
     def _average_gradients(self) -> None:
         for parameter in self._trainable:
             assert parameter.grad is not None
-            average(parameter.grad).wait()
+            average(parameter.grad, self.process_group).wait()
 
 
 class FlatDataParallel(DataParallel):
@@ -146,8 +190,8 @@ class FlatDataParallel(DataParallel):
     a copy of all gradients; and the processors still wait.
     """
 
-    def __init__(self, module: nn.Module):
-        super().__init__(module)
+    def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, process_group=process_group)
         self._buckets = fill_buckets(self._trainable, math.inf)
 
     @property
@@ -157,7 +201,7 @@ class FlatDataParallel(DataParallel):
 
     def _average_gradients(self) -> None:
         for bucket in self._buckets:
-            average(bucket.gather()).wait()
+            average(bucket.gather(), self.process_group).wait()
 
 
 class OverlappedDataParallel(DataParallel):
@@ -171,8 +215,8 @@ class OverlappedDataParallel(DataParallel):
     `finish_gradient_synchronization()`.
     """
 
-    def __init__(self, module: nn.Module):
-        super().__init__(module)
+    def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, process_group=process_group)
         self._plan([Bucket([parameter]) for parameter in self._trainable])
 
     @property
@@ -195,13 +239,21 @@ class OverlappedDataParallel(DataParallel):
         while self._started < len(self._buckets) and not self._buckets[self._started].awaited:
             self._start_next()
 
+    def _is_on_its_way(self, index: int) -> bool:
+        return self._bucket_of[index].started
+
     def _start_next(self) -> None:
-        self._running.append(self._start(self._buckets[self._started]))
+        bucket = self._buckets[self._started]
+        self._send(bucket)
+        bucket.started = True
         self._started += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        self._running.append(self._start(bucket))
 
     def _start(self, bucket: Bucket) -> dist.Work:
         """Start to average the gradients of a bucket, all of which are there."""
-        return average(bucket.gather())
+        return average(bucket.gather(), self.process_group)
 
     def _average_gradients(self) -> None:
         while self._started < len(self._buckets):
@@ -210,6 +262,7 @@ class OverlappedDataParallel(DataParallel):
         self._started = 0
         for bucket in self._buckets:
             bucket.awaited = len(bucket.parameters)
+            bucket.started = False
 
     def _wait(self) -> None:
         """Wait until the gradients of all buckets are averaged."""
@@ -229,26 +282,27 @@ class BucketedDataParallel(OverlappedDataParallel):
     one has nothing to hide behind; small ones are many.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float):
+    def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
         """Wrap a module, as `DataParallel` does.
 
         Args:
             module: what is trained.
             bucket_size_mb: the most that a bucket holds, in 10^6 bytes; a larger parameter has a bucket of its own.
                 Buckets hold gradients of one dtype. They are filled from the last parameter to the first.
+            process_group: as there.
 
         Raises:
             ValueError: as `DataParallel`, or a bucket size that is not positive.
         """
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
-        super().__init__(module)
+        super().__init__(module, process_group=process_group)
         self._plan(fill_buckets(self._trainable, bucket_size_mb * MB))
 
 
 def average(tensor: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work:
-    """Start to replace a gradient by its mean over the ranks; `wait` before it is used."""
-    return dist.all_reduce(in_memory_order(tensor), dist.ReduceOp.AVG, group=group, async_op=True)
+    """Start to replace a gradient by its mean over the ranks of `group` (None: all); `wait` before it is used."""
+    return dist.all_reduce(in_memory_order(tensor), averaging([tensor], group), group=group, async_op=True)
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
@@ -275,6 +329,11 @@ def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Ten
         wrapper._gradient_arrived(index)
 
     return hook
+
+
+def kind_of(tensor: Tensor) -> str:
+    """What may not change once a parameter is wrapped."""
+    return f"{tensor.dtype} on {tensor.device}"
 
 
 def remove_hooks(handles: list[RemovableHandle]) -> None:

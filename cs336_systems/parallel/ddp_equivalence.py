@@ -183,11 +183,12 @@ def relative_difference(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> flo
     return torch.stack(differences).max().item()  # unlike Python's max, never loses a NaN
 
 
-def same_on_all_ranks(tensors: Iterable[Tensor]) -> bool:
-    """Whether all ranks hold the same bits in tensors of a common dtype."""
+def same_on_all_ranks(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> bool:
+    """Whether all ranks of `group` (None: all) hold the same bits in tensors of a common dtype."""
     flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    digests = [""] * dist.get_world_size()
-    dist.all_gather_object(digests, hashlib.sha256(flat.cpu().view(torch.uint8).numpy().tobytes()).hexdigest())
+    digests = [""] * dist.get_world_size(group)
+    mine = hashlib.sha256(flat.cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+    dist.all_gather_object(digests, mine, group=group)
     return len(set(digests)) == 1
 
 
@@ -209,7 +210,10 @@ def main(device: Literal["auto", "cpu", "cuda"] = "auto") -> None:
     Args:
         device: cuda: one GPU per process, over NCCL; cpu: over Gloo; auto: cuda if there are enough GPUs.
     """
-    rank = current_rank()
+    try:
+        rank = current_rank()
+    except ValueError as error:
+        sys.exit(f"ddp_equivalence: {error}")
     if rank.processes == 1:
         sys.exit("ddp_equivalence needs processes to compare: launch it with torchrun --nproc-per-node=2")
     if device == "auto":

@@ -10,6 +10,19 @@ This is ZeRO stage 3 (Rajbhandari et al. 2020) with the interface of `data_paral
 layer uses them, freed after it, and gathered again for its backward pass; from the second pass on, while the layers
 before it are computed. The loss is a mean over the rank's examples, of which all ranks have the same number.
 
+Parameters are DTensors, as those of PyTorch's `fully_shard` are. So optimizers, `torch.nn.utils.clip_grad_norm_`,
+`torch.amp.GradScaler` (for a `compute_dtype` of float16: all ranks skip a step in which one of them overflows), state
+dicts and torch.distributed.checkpoint do what they do there:
+
+- an optimizer that computes with whole matrices, such as Muon, gets them; one that PyTorch has no rules for raises
+  PyTorch's error (Adafactor, LBFGS over rows that the ranks cannot share evenly, `fused=True` with SGD);
+- an optimizer of one's own may do with `p.data` and `p.grad` what goes number by number;
+- a weight that is read outside its layer's call, as in `h @ embedding.weight.T`, raises PyTorch's error that tensors
+  and DTensors are mixed; tie the weight of a Linear instead;
+- a penalty on the weights has a backward pass of its own, `penalty(model.parameters()).backward()`: its sum with a loss
+  mixes tensors and DTensors as well;
+- a parameter changes in place, under `torch.no_grad()` or by `load_state_dict`: `p.data = ...` has no effect.
+
 Without a compute_dtype, two ranks train to the bit as `data_parallel` does, and as one process would that computes the
 gradients of both halves of the batch and takes their mean: a sum of two numbers is rounded once, and halving is exact.
 One process on the whole batch adds up the same terms in another order: a gradient is off by at most n·u times the sum
@@ -18,36 +31,45 @@ add up their gradients in an order that the backend chooses, within the same bou
 """
 
 import contextlib
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.distributed.device_mesh import DeviceMesh
 
-from cs336_systems.parallel.data_parallel import FlatDataParallel
+from cs336_systems.parallel.distributed_parameters import is_replicated, local_part, scale_by_all_ranks
 from cs336_systems.parallel.lane import Lane, Transfer
 from cs336_systems.parallel.limits import REDUCTIONS
+from cs336_systems.parallel.nested import map_tensors, tensors_with_gradient
 from cs336_systems.parallel.replicas import replicate
-from cs336_systems.parallel.sharded_state import keep_state_sharded
+from cs336_systems.parallel.replicated_parameters import ReplicatedParameters
+from cs336_systems.parallel.shardable import check
+from cs336_systems.parallel.sharded_state import load_into
 from cs336_systems.parallel.sharded_weight import ShardedWeight, reduce
 from cs336_systems.parallel.timeline import Timeline
-from cs336_systems.parallel.units import Unit, divide, shard_weights
+from cs336_systems.parallel.units import Unit, divide, find_places, shard_weights
 
 
 class FullyShardedDataParallel(nn.Module):
-    """Shards the weight of every Linear and Embedding over the ranks of the default process group.
+    """Shards the weight of every Linear and Embedding over the ranks of a process group.
 
-    Outside a layer's forward pass, `layer.weight` and what `parameters()` gives are shards: parameters with this rank's
-    rows, which the optimizer updates. Other parameters are on all ranks, and their gradients averaged. `state_dict` has
-    DTensors for the shards.
+    Outside the module's forward pass, what `parameters()` and `state_dict()` give are DTensors over the group: weights
+    of Linear and Embedding sharded by rows, all others replicated, with gradients averaged. `requires_grad` may be set
+    at any time between a backward pass and the next forward pass.
 
-    All ranks have to use the same layers in the same order, or they wait for each other forever. In
-    `torch.nn.utils.clip_grad_norm_` each rank would see the norm of its own shards: `clip_grad_norm_` here sees all.
+    All ranks have to use the same layers in the same order, and take part in the same backward passes, or they wait for
+    each other forever; a replicated parameter may be used by some of them. Call the wrapper or the wrapped module, not
+    a part of it. Of hooks on parameters, those of `register_post_accumulate_grad_hook` run when
+    `finish_gradient_synchronization` has set the gradient.
+
+    It can neither be copied nor pickled, cast nor moved, and its parameters cannot be replaced: each is refused in a
+    sentence. `load_state_dict(assign=True)` copies. Save its `state_dict`, or what `TrainingState` gives.
     """
 
     def __init__(
@@ -56,6 +78,7 @@ class FullyShardedDataParallel(nn.Module):
         compute_dtype: torch.dtype | None = None,
         *,
         together: Sequence[type[nn.Module]] = (),
+        process_group: dist.ProcessGroup | None = None,
     ):
         """Shard a module, which all ranks have built alike; it gets rank 0's parameters and buffers.
 
@@ -66,38 +89,52 @@ class FullyShardedDataParallel(nn.Module):
             together: classes of modules, such as the Transformer's block, whose layers' weights are gathered in one
                 call, and reduced in one: fewer calls, more memory. By default each layer is by itself. A compiled
                 module always is one of these.
+            process_group: the ranks; None: all.
 
         Raises:
-            ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point, an
-                embedding has sparse gradients or renormalizes itself, or a module was compiled in place or is sharded
-                already.
+            ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point or
+                not that of a part which would keep another, an embedding has sparse gradients or renormalizes itself,
+                parameters have no memory yet (the meta device) or share it, or a module was compiled in place or is
+                sharded already.
         """
         super().__init__()
         check(module, compute_dtype)
         self.module: nn.Module = module
         self._compute_dtype = compute_dtype
-        replicate(module)
-        places = shard_weights(module, compute_dtype)
-        self._weights = list(dict.fromkeys(places.values()))
-        modules, self._units = divide(module, tuple(together), places)
-        shards = self.sharded_weights
-        rest = nn.ParameterList(parameter for parameter in module.parameters() if parameter not in shards)
-        # In a tuple, which hides it from what looks for submodules.
-        self._replicas = (FlatDataParallel(rest),) if any(parameter.requires_grad for parameter in rest) else ()
-        self._lane = Lane(next(module.parameters()).device)
+        replicate(module, process_group)
+        group = process_group or dist.group.WORLD
+        assert group is not None
+        self._group = group
+        device = next(module.parameters()).device
+        mesh = DeviceMesh.from_group(group, device.type)
+        sharded = shard_weights(module, compute_dtype, mesh)
+        self._weights = list(dict.fromkeys(sharded.values()))
+        modules, self._units = divide(module, tuple(together), sharded)
+        self._lane = Lane(device)
         self._training, self._evaluation = Timeline(), Timeline()
         self._timeline = self._training
         self._reductions: deque[Transfer] = deque()
         self._arrived = False  # whether gradients wait for finish_gradient_synchronization
         self._accumulating = False
+        self._in_backward = False
         # Hooks hold no reference to the wrapper, as in data_parallel. They stay when it is gone, and say so.
         this = weakref.ref(self)
-        keep_state_sharded(places)
+        shards = self.sharded_weights
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        rest = {names[p]: places for p, places in find_places(module).items() if p not in shards}
+        self._replicas = ReplicatedParameters(rest, mesh, device, note_arrival(this))
+        load_into({place: p for p, places in find_places(module).items() for place in places})
+        module.register_forward_pre_hook(Hook(before_module(this)))
         for unit, part in zip(self._units, modules, strict=True):
-            part.register_forward_pre_hook(before_forward(this, unit.index), with_kwargs=True)
-            part.register_forward_hook(after_forward(this, unit.index), always_call=True)
-            for position, weight in enumerate(unit.owed):
-                weight.whole.register_post_accumulate_grad_hook(on_arrival(this, unit.index, position))
+            part.register_forward_pre_hook(Hook(before_forward(this, unit.index)), with_kwargs=True)
+            part.register_forward_hook(Hook(after_forward(this, unit.index)), always_call=True)
+            for position, weight in enumerate(unit.first):
+                if weight.whole.requires_grad:
+                    weight.whole.register_post_accumulate_grad_hook(on_arrival(this, unit.index, position))
+            unit.plan()
+        module.register_forward_hook(Hook(after_module(this)), always_call=True)
+        self._follow_shards()
+        scale_by_all_ranks()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns.
@@ -110,8 +147,13 @@ class FullyShardedDataParallel(nn.Module):
         if not torch.is_grad_enabled():
             return self._evaluate(*args, **kwargs)
         if self._arrived:
-            raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
+            raise RuntimeError(
+                "finish_gradient_synchronization() was not called after the last backward pass; allowed: to call it, "
+                "or the wrapper's zero_grad(), which drops the gradients of that pass"
+            )
+        self._end_backward()  # It may have failed.
         self._free_all()
+        self._follow_shards()
         self._timeline.begin_pass()
         return self.module(*args, **kwargs)
 
@@ -136,10 +178,7 @@ class FullyShardedDataParallel(nn.Module):
             raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
         before, self._accumulating = self._accumulating, True
         try:
-            with contextlib.ExitStack() as stack:
-                for replicas in self._replicas:
-                    stack.enter_context(replicas.no_sync())
-                yield
+            yield
         finally:
             self._accumulating = before
 
@@ -152,28 +191,63 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self._units:
             if unit.arrived:  # but not all of them
                 self._reduce(unit)
-        while self._reductions:
-            self._reductions.popleft().wait()
+        self._wait_for_reductions()
+        self._end_backward()
         for weight in self._weights:
             weight.give_gradient()
-        for replicas in self._replicas:
-            replicas.finish_gradient_synchronization()
+        self._replicas.average_gradients()
         self._free_all()  # The optimizer is about to change them.
         self._arrived = False
 
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradients, so that the norm of all of them together is at most `max_norm`. All ranks call it.
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Reset all gradients, and forget those that were not synchronized: a batch can be dropped. All ranks call it.
 
-        Returns the norm before, the square root of the sum of all squares.
+        An optimizer's `zero_grad` resets only what `finish_gradient_synchronization` has set.
         """
-        shards = self.sharded_weights
+        super().zero_grad(set_to_none)
+        self._wait_for_reductions()
+        self._end_backward()
+        for unit in self._units:
+            unit.arrived.clear()
+        for weight in self._weights:
+            weight.drop_gradient()
+        self._replicas.drop_gradients()
+        self._free_all()
+        self._arrived = False
+
+    def _wait_for_reductions(self) -> None:
+        while self._reductions:
+            self._reductions.popleft().wait()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients so that the norm of all of them together is at most `max_norm`. All ranks call it.
+
+        It does what `torch.nn.utils.clip_grad_norm_` does, with one message for all gradients, not one for each.
+
+        Args:
+            max_norm: as there.
+            norm_type: above 0, `inf` included.
+
+        Returns:
+            the norm before: a number on the gradients' device.
+
+        Raises:
+            ValueError: a norm_type that is not above 0.
+        """
+        if not norm_type > 0:
+            raise ValueError(f"norm_type is {norm_type}; allowed: numbers above 0, and inf")
         parts: dict[bool, list[Tensor]] = {True: [], False: []}
         for parameter in self.parameters():
-            if parameter.grad is not None:
-                parts[parameter in shards].append(parameter.grad)
-        squares = nn.utils.get_total_norm(parts[True]).to(self._lane.device) ** 2
-        dist.all_reduce(squares)
-        norm = (squares + nn.utils.get_total_norm(parts[False]).to(self._lane.device) ** 2).sqrt()
+            if parameter.grad is not None and local_part(parameter.grad).numel():
+                parts[is_replicated(parameter)].append(local_part(parameter.grad))
+        whole, rows = (nn.utils.get_total_norm(parts[key], norm_type).to(self._lane.device) for key in (True, False))
+        if math.isinf(norm_type):
+            dist.all_reduce(rows, dist.ReduceOp.MAX, group=self._group)
+            norm = torch.maximum(rows, whole)
+        else:
+            powers = rows**norm_type
+            dist.all_reduce(powers, group=self._group)
+            norm = (powers + whole**norm_type) ** (1 / norm_type)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 
@@ -186,7 +260,31 @@ class FullyShardedDataParallel(nn.Module):
         """Copies of all parameters, whole and in their own dtype, by their names in the module. All ranks call it."""
         whole = {shard: weight.gather_shards() for shard, weight in self.sharded_weights.items()}
         named = self.module.named_parameters(remove_duplicate=False)
-        return {name: whole[p] if p in whole else p.detach().clone() for name, p in named}
+        return {name: whole[p] if p in whole else local_part(p).detach().clone() for name, p in named}
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuse `copy.deepcopy` and pickling."""
+        refuse_copies()
+
+    def _follow_shards(self) -> None:
+        """Let weights require gradients where shards do now."""
+        changed = [weight.follow() for weight in self._weights]
+        if any(changed):
+            for unit in self._units:
+                unit.plan()
+
+    def _begin_backward_pass(self) -> None:
+        """Let what is computed again find plain tensors, as the forward pass did."""
+        if not self._in_backward:
+            self._in_backward = True
+            self._replicas.show()
+            this = weakref.ref(self)
+            torch.autograd.Variable._execution_engine.queue_callback(lambda: alive(this)._end_backward())
+
+    def _end_backward(self) -> None:
+        if self._in_backward:
+            self._in_backward = False
+            self._replicas.put_back()
 
     def _begin_use(self, unit: Unit, backward: bool) -> None:
         """Make the weights of a unit whole, and start to gather those that are needed next."""
@@ -244,40 +342,34 @@ class FullyShardedDataParallel(nn.Module):
             for weight, rows in zip(weights, received, strict=True):
                 weight.add_reduced(rows)
 
-        send = partial(reduce, gradients, received)
+        send = partial(reduce, gradients, received, self._group)
         self._reductions.append(self._lane.start(send, then=add_up, reads=gradients))
 
 
-def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    """Refuse what cannot be sharded."""
-    if compute_dtype is not None and not compute_dtype.is_floating_point:
-        raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding) and (part.sparse or part.max_norm is not None):
-            raise ValueError(
-                f"{name or 'the module'} is an embedding with sparse={part.sparse} and max_norm={part.max_norm}; "
-                "allowed: sparse=False and max_norm=None"
-            )
-        if isinstance(part, FullyShardedDataParallel):
-            raise ValueError(f"{name or 'the module'} is sharded already; allowed: a module that is not")
-        if part._compiled_call_impl is not None:
-            raise ValueError(f"{name or 'the module'} was compiled in place; allowed: torch.compile(module)")
+def refuse_copies() -> NoReturn:
+    """Raise.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        "a FullyShardedDataParallel and its modules cannot be copied or pickled: hooks of the copy would gather the "
+        "weights of this one; allowed: state_dict()"
+    )
 
 
-def cast(values: Any, dtype: torch.dtype) -> Any:
-    """Arguments, with floating-point tensors cast."""
+class Hook:
+    """A hook of a module, which is not copied with the module."""
 
-    def cast_one(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    def __init__(self, action: Callable[..., Any]):
+        self._action = torch.compiler.disable(action)
 
-    return tree_map(cast_one, values)
+    def __call__(self, *args: Any) -> Any:
+        """What the action returns."""
+        return self._action(*args)
 
-
-def tensors_with_gradient(values: Any) -> list[Tensor]:
-    """Those among arguments or results."""
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor) and value.requires_grad]
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse_copies()
 
 
 Wrapper = weakref.ref[FullyShardedDataParallel]
@@ -310,6 +402,40 @@ def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) 
         tensor.register_hook(count)
 
 
+def note_arrival(this: Wrapper) -> Callable[[Tensor], None]:
+    """A hook that notes that a replicated parameter has a gradient which is not synchronized."""
+
+    def hook(parameter: Tensor) -> None:
+        wrapper = alive(this)
+        wrapper._arrived = not wrapper._accumulating
+
+    return hook
+
+
+def before_module(this: Wrapper) -> Callable[..., None]:
+    """A hook that lets the module have plain tensors."""
+
+    def hook(module: nn.Module, args: Any) -> None:
+        alive(this)._replicas.show()
+
+    return hook
+
+
+def after_module(this: Wrapper) -> Callable[..., None]:
+    """A hook that lets the module have DTensors again, until its backward pass."""
+
+    def begin_backward(gradient: Tensor) -> None:
+        alive(this)._begin_backward_pass()
+
+    def hook(module: nn.Module, args: Any, output: Any) -> None:
+        alive(this)._replicas.hide()
+        for tensor in tensors_with_gradient(output):
+            if not tensor.is_leaf:  # else it is an input, or a parameter, which would keep the hook
+                tensor.register_hook(begin_backward)
+
+    return hook
+
+
 def before_forward(this: Wrapper, index: int) -> Callable[..., Any]:
     """A hook that makes a unit's weights whole."""
 
@@ -324,9 +450,11 @@ def before_forward(this: Wrapper, index: int) -> Callable[..., Any]:
         unit.show_whole(dtype)
         if unit.has_ambiguous_gradients:
             call_after_gradients(tensors_with_gradient((args, kwargs)), end_backward)
-        return (args, kwargs) if dtype is None else cast((args, kwargs), dtype)
+        if dtype is None:
+            return args, kwargs
+        return map_tensors(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor, (args, kwargs))
 
-    return torch.compiler.disable(hook)
+    return hook
 
 
 def after_forward(this: Wrapper, index: int) -> Callable[..., None]:
@@ -345,7 +473,7 @@ def after_forward(this: Wrapper, index: int) -> Callable[..., None]:
             for tensor in tensors_with_gradient(output):
                 tensor.register_hook(begin_backward)
 
-    return torch.compiler.disable(hook)
+    return hook
 
 
 def on_arrival(this: Wrapper, index: int, position: int) -> Callable[[Tensor], None]:
@@ -354,6 +482,6 @@ def on_arrival(this: Wrapper, index: int, position: int) -> Callable[[Tensor], N
     def hook(parameter: Tensor) -> None:
         wrapper = alive(this)
         unit = wrapper._units[index]
-        wrapper._gradient_arrived(unit, unit.owed[position])
+        wrapper._gradient_arrived(unit, unit.first[position])
 
     return hook

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _coalescing_manager
 
@@ -72,11 +73,13 @@ def finish_on_host(work: Waitable | None, then: Callable[[], None]) -> None:
     then()
 
 
-def as_one_call(collectives: Sequence[Callable[..., Waitable | None]], asynchronous: bool) -> Waitable | None:
+def as_one_call(
+    collectives: Sequence[Callable[..., Waitable | None]], group: dist.ProcessGroup, asynchronous: bool
+) -> Waitable | None:
     """Start collectives of one kind together: NCCL makes one kernel of them, without copies to bring them together."""
     if len(collectives) == 1:
-        return collectives[0](async_op=asynchronous)
-    with _coalescing_manager(async_ops=asynchronous) as manager:
+        return collectives[0](group=group, async_op=asynchronous)
+    with _coalescing_manager(group, async_ops=asynchronous) as manager:
         for collective in collectives:
-            collective()
+            collective(group=group)
     return manager

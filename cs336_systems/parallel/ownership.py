@@ -5,13 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256
-"""Bytes at whose multiples parameters begin, as those that CUDA allocates do: matrix products choose their kernel by
-it, and another kernel rounds differently."""
-EVEN = 1.05
-"""A collective needs as much of each rank. So much more than the numbers there are may be padding."""
-PATIENCE = 4
-"""A full bucket waits for more parameters until ranks own nearly equal parts, up to so many times its size per rank."""
+from cs336_systems.parallel.limits import ALIGNMENT, EVEN, PATIENCE
 
 
 def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: float) -> list[dict[int, int]]:
@@ -63,6 +57,22 @@ def choose_owners(sizes: Sequence[int], loads: Iterable[int]) -> list[int]:
         owners[i] = min(range(len(loads)), key=loads.__getitem__)
         loads[owners[i]] += sizes[i]
     return owners
+
+
+def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
+    """Two tensors, by their indices, that have some memory in common; None if no two have."""
+    spans = []
+    for index, tensor in enumerate(tensors):
+        if tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            begin = tensor.data_ptr()
+            spans.append((str(tensor.device), begin, begin + (last + 1) * tensor.itemsize, index))
+    farthest = ("", 0, 0, 0)  # of those that begin before
+    for span in sorted(spans):
+        if span[0] == farthest[0] and span[1] < farthest[2]:
+            return farthest[3], span[3]
+        farthest = span  # Those before it overlap neither it nor what begins after it.
+    return None
 
 
 def is_even(sizes: Iterable[int], owners: Iterable[int], ranks: int) -> bool:

@@ -1,12 +1,13 @@
 """Memory that the ranks of one machine share: each has a part, and all may write into it.
 
-Between GPUs that reach each other (NVLink, PCIe), such writes are done by copy engines, which take no multiprocessor
-from what is computed meanwhile. Between processes on a CPU they are plain copies.
+Between GPUs that reach each other (NVLink, PCIe), such writes are done by copy engines, which take no SM from
+what is computed meanwhile. Between processes on a CPU they are plain copies.
 """
 
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One piece of memory per rank of the default process group."""
+    """One piece of memory per rank of a process group."""
 
     of_rank: list[Tensor]
     """Each rank's piece, as this rank sees it: bytes [size]."""
@@ -28,37 +29,37 @@ class PeerMemory:
     stream does, not the host."""
 
 
-def allocate(size: int, device: torch.device) -> PeerMemory:
-    """Memory of `size` bytes on each rank; all ranks call it with the same size.
+def allocate(size: int, device: torch.device, group: dist.ProcessGroup | None = None) -> PeerMemory:
+    """Memory of `size` bytes on each rank of `group` (None: all ranks); all of them call it with the same size.
 
     Raises:
         RuntimeError: the ranks cannot reach each other's memory.
     """
     try:
-        return _on_gpus(size, device) if device.type == "cuda" else _on_cpus(size)
+        return _on_gpus(size, device, group) if device.type == "cuda" else _on_cpus(size, group)
     except (RuntimeError, OSError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         raise RuntimeError(f"the ranks cannot reach each other's memory: {error}") from error
 
 
-def _on_gpus(size: int, device: torch.device) -> PeerMemory:
+def _on_gpus(size: int, device: torch.device, group: dist.ProcessGroup | None) -> PeerMemory:
     # A prototype in PyTorch, which others of its parts are built on; imported here since it takes a GPU build.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     mine = symmetric_memory.empty(size, dtype=torch.uint8, device=device)
-    handle = symmetric_memory.rendezvous(mine, dist.distributed_c10d._get_default_group())
+    handle = symmetric_memory.rendezvous(mine, group or dist.distributed_c10d._get_default_group())
     # The tensors that the handle gives do not keep the memory alive; ours does, for whoever holds a view of it.
     of_rank = [handle.get_buffer(rank, (size,), torch.uint8) for rank in range(handle.world_size)]
     of_rank[handle.rank] = mine
     return PeerMemory(of_rank, handle.barrier)
 
 
-def _on_cpus(size: int) -> PeerMemory:
+def _on_cpus(size: int, group: dist.ProcessGroup | None) -> PeerMemory:
     with tempfile.NamedTemporaryFile(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None) as file:
         file.truncate(size)
-        names = [""] * dist.get_world_size()
-        dist.all_gather_object(names, file.name)
+        names = [""] * dist.get_world_size(group)
+        dist.all_gather_object(names, file.name, group=group)
         of_rank = [torch.from_file(name, shared=True, size=size, dtype=torch.uint8) for name in names]
-        dist.barrier()  # All have opened the files, which are no longer needed by name.
-    return PeerMemory(of_rank, dist.barrier)
+        dist.barrier(group)  # All have opened the files, which are no longer needed by name.
+    return PeerMemory(of_rank, partial(dist.barrier, group))

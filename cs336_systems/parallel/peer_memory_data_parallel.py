@@ -1,6 +1,7 @@
 """Data parallelism without collectives: ranks write gradients into each other's memory during the backward pass."""
 
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 
 from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
-from cs336_systems.parallel.ownership import ALIGNMENT, aligned
+from cs336_systems.parallel.limits import ALIGNMENT
+from cs336_systems.parallel.ownership import aligned
 from cs336_systems.parallel.peer_memory import PeerMemory, allocate
 from cs336_systems.parallel.streams import current_stream, new_stream
 
@@ -19,9 +21,9 @@ SMALL_BYTES = MB
 class PeerMemoryDataParallel(OverlappedDataParallel):
     """Each gradient has an owner among the ranks: the others write theirs into its memory, and it writes back the mean.
 
-    Improves on bucketed: on GPUs, copy engines move the gradients. A collective's kernels take multiprocessors from the
-    backward pass; here only the additions do, and each rank adds only what it owns. Nothing is copied into buckets:
-    a gradient leaves from where the backward pass has put it, and the mean is used where it arrives.
+    Improves on bucketed: on GPUs, copy engines move the gradients. A collective's kernels take SMs from the backward
+    pass; here only the additions do, and each rank adds only what it owns. Nothing is copied into buckets: a gradient
+    leaves from where the backward pass has put it, and the mean is used where it arrives.
 
     The price is memory: for each gradient that a rank owns, one for each of the others, and one for each that it does
     not own. The ranks have to be on one machine. A mean of two gradients is rounded three times, not once; all ranks
@@ -31,12 +33,15 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
     instead of ranks - 1.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float = 100):
+    def __init__(
+        self, module: nn.Module, bucket_size_mb: float = 100, *, process_group: dist.ProcessGroup | None = None
+    ):
         """Wrap a module, as `DataParallel` does.
 
         Args:
             module: what is trained.
             bucket_size_mb: about so many 10^6 bytes of gradients set out together; a larger gradient sets out alone.
+            process_group: as there.
 
         Raises:
             ValueError: as `DataParallel`, or a bucket size that is not positive.
@@ -44,21 +49,27 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
         """
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
-        super().__init__(module)
+        super().__init__(module, process_group=process_group)
         messages = make_messages(self._trainable, min(bucket_size_mb * MB, SMALL_BYTES))
-        layout = Layout([size_of(message) for message in messages], dist.get_world_size())
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        layout = Layout([size_of(message) for message in messages], ranks)
         device = self._trainable[0].device
-        self._memory = allocate(layout.size, device)
+        self._memory = allocate(layout.size, device, process_group)
         groups = group_messages(layout.sizes, bucket_size_mb * MB)
-        self._exchanges = [Exchange(messages, indices, layout, self._memory) for indices in groups]
+        self._exchanges = [Exchange(messages, indices, layout, self._memory, rank) for indices in groups]
         self._plan([exchange.bucket for exchange in self._exchanges])
         self._device = device
+        self._sent: list[list[Tensor]] = []  # gradients that other streams work on, whatever becomes of `grad`
         # What has arrived is worked on before anything else, since others wait for it.
         self._sending, self._averaging = new_stream(device), new_stream(device, priority=-1)
 
-    def _start_next(self) -> None:
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError("a PeerMemoryDataParallel cannot be copied; allowed: a new one of copy.deepcopy(its module)")
+
+    def _send(self, bucket: Bucket) -> None:
         exchange = self._exchanges[self._started]
         gradients = [message.gather() for message in exchange.messages]
+        self._sent.append(gradients)
         self._sending.wait_stream(current_stream(self._device))
         with self._sending:
             for index, slot in exchange.sent:
@@ -72,7 +83,6 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
                 torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
             for index, slot in exchange.returned:
                 slot.copy_(gradients[index])
-        self._started += 1
 
     def _wait(self) -> None:
         with self._averaging:
@@ -80,7 +90,9 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
         current_stream(self._device).wait_stream(self._averaging)
         for exchange in self._exchanges:
             for parameter, mean in exchange.received:
-                parameter.grad = mean
+                if parameter.grad is not None:  # zero_grad() gives up a step whose gradients are on their way.
+                    parameter.grad = mean
+        self._sent.clear()
 
 
 class Layout:
@@ -114,9 +126,10 @@ class Layout:
 class Exchange:
     """Messages that set out together, and the slots that they go through, seen from this rank."""
 
-    def __init__(self, messages: Sequence[Bucket], indices: Sequence[int], layout: Layout, memory: PeerMemory):
-        """The messages `indices` of `messages`."""
-        rank = dist.get_rank()
+    def __init__(
+        self, messages: Sequence[Bucket], indices: Sequence[int], layout: Layout, memory: PeerMemory, rank: int
+    ):
+        """The messages `indices` of `messages`, on `rank`."""
         self.messages = [messages[i] for i in indices]
         self.bucket = Bucket([parameter for message in self.messages for parameter in message.parameters])
 

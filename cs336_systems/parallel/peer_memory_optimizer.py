@@ -24,11 +24,10 @@ class PeerMemoryBucket(ShardedBucket):
         No rank may read the parameters meanwhile: `barrier` before and after.
         """
         self.mark_updated()
-        if self.owner not in (None, dist.get_rank()):
+        if self.owner not in (None, self.rank):
             return
-        ranks = dist.get_world_size()
-        for distance in range(1, ranks):  # Each rank begins with another one: no two write to the same at a time.
-            there = self._of_rank[(dist.get_rank() + distance) % ranks]
+        for distance in range(1, self.ranks):  # Each rank begins with another one: no two write to the same at a time.
+            there = self._of_rank[(self.rank + distance) % self.ranks]
             self.my_slot(there).copy_(self.my_slot(self._flat))
 
     def barrier(self) -> None:
@@ -36,35 +35,43 @@ class PeerMemoryBucket(ShardedBucket):
         self._memory.barrier()
 
     def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        self._memory = allocate(numel * dtype.itemsize, device)
+        self._memory = allocate(numel * dtype.itemsize, device, self.group)
         self._of_rank = [memory.view(dtype) for memory in self._memory.of_rank]
-        return self._of_rank[dist.get_rank()].zero_()
+        return self._of_rank[self.rank].zero_()
 
 
 class PeerMemoryShardedOptimizer(ShardedOptimizer):
     """A `ShardedOptimizer` whose parameters lie in memory that all ranks write into.
 
-    On GPUs, copy engines move the parameters. A collective's kernels share multiprocessors with the updates that they
-    run beside, and both take longer; copy engines take none. The ranks have to be on one machine.
+    On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates that they run
+    alongside, and both take longer; copy engines take none. The ranks have to be on one machine.
     """
 
     _bucket_type = PeerMemoryBucket
 
-    def __init__(self, params: ParamsT, optimizer_cls: type[Optimizer], *, bucket_size_mb: float = 100, **kwargs: Any):
+    def __init__(
+        self,
+        params: ParamsT,
+        optimizer_cls: type[Optimizer],
+        *,
+        bucket_size_mb: float = 100,
+        process_group: dist.ProcessGroup | None = None,
+        **kwargs: Any,
+    ):
         """Make an optimizer, as `ShardedOptimizer` does.
 
         Args:
             params: as there, on one device.
             optimizer_cls: as there.
             bucket_size_mb: how many 10^6 bytes of parameters set out together, at least.
+            process_group: the ranks; None: all.
             kwargs: as there.
 
         Raises:
             ValueError: as there.
             RuntimeError: the ranks cannot reach each other's memory.
         """
-        super().__init__(params, optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs)
-        self._device = self._parameters()[0].device
+        super().__init__(params, optimizer_cls, bucket_size_mb=bucket_size_mb, process_group=process_group, **kwargs)
         self._sending = new_stream(self._device)
         self._sent: list[PeerMemoryBucket] = []  # in this step
 

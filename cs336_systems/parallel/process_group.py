@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -18,9 +19,10 @@ from cs336_systems.lifeline import end_with_the_launcher
 
 JOIN_TIMEOUT = timedelta(seconds=60)
 """How long a rank waits for the others to start: many times what importing PyTorch and waking up a GPU take."""
-TIMEOUT = timedelta(minutes=10)
-"""How long a rank waits for the others in a collective. Another one may be compiling a model, which takes minutes. One
-that is dead need not be waited for: torchrun notices that at once."""
+TIMEOUT = ("CS336_COLLECTIVE_TIMEOUT_S", "180")
+"""The environment variable with the seconds that a rank waits for the others in a collective, and its default. Ranks
+compile a model at the same time: this covers how much longer one of them takes. One that is dead need not be waited
+for: torchrun notices that at once."""
 GRACE_S = 1.0
 """How long a rank keeps an error to itself; torchrun looks after the ranks ten times as often."""
 
@@ -39,19 +41,53 @@ class Rank:
     """Processes of this host."""
 
 
-ENVIRONMENT = {
-    "number": ("RANK", "0"),
-    "processes": ("WORLD_SIZE", "1"),
-    "local_number": ("LOCAL_RANK", "0"),
-    "local_processes": ("LOCAL_WORLD_SIZE", "1"),
-}
-"""What torchrun sets in each process, by the field of `Rank`, and the value outside a launch."""
-
-
 def current_rank() -> Rank:
-    """This process's rank in a torchrun launch, from the environment; outside a launch, that of a lone process."""
-    values = {field: int(os.environ.get(name, default)) for field, (name, default) in ENVIRONMENT.items()}
-    return Rank(**values)
+    """This process's rank in a torchrun launch, from the environment; outside a launch, that of a lone process.
+
+    Raises:
+        ValueError: a variable that torchrun sets has a value that it cannot have.
+    """
+    processes = environment_integer("WORLD_SIZE", "1", at_least=1)
+    local_processes = environment_integer("LOCAL_WORLD_SIZE", "1", at_least=1, at_most=processes)
+    rank = Rank(
+        number=environment_integer("RANK", "0", at_least=0, at_most=processes - 1),
+        processes=processes,
+        local_number=environment_integer("LOCAL_RANK", "0", at_least=0, at_most=local_processes - 1),
+        local_processes=local_processes,
+    )
+    if processes > 1:
+        check_meeting_point()
+    return rank
+
+
+def environment_integer(name: str, default: str, *, at_least: int, at_most: int | None = None) -> int:
+    """An environment variable, or its default.
+
+    Raises:
+        ValueError: it is no integer, or not in its range.
+    """
+    text = os.environ.get(name, default)
+    if not text.isdecimal() or int(text) < at_least or (at_most is not None and int(text) > at_most):
+        limits = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+        raise ValueError(f"the environment variable {name} is {text!r}; allowed: integers {limits}")
+    return int(text)
+
+
+def check_meeting_point() -> None:
+    """Refuse a launch whose ranks cannot meet.
+
+    Raises:
+        ValueError: MASTER_ADDR is no host's name or address, or MASTER_PORT no port.
+    """
+    port = environment_integer("MASTER_PORT", "", at_least=1, at_most=65_535)
+    address = os.environ.get("MASTER_ADDR", "")
+    try:
+        socket.getaddrinfo(address, port)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(
+            f"the environment variable MASTER_ADDR is {address!r} ({error}); allowed: the name or address of rank 0's "
+            "host"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -63,11 +99,13 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     process has no group.
 
     Raises:
+        ValueError: the variable of TIMEOUT is no number of seconds.
         TimeoutError: some ranks have not started within JOIN_TIMEOUT; the sentence names them.
     """
     if rank.processes == 1:
         yield
         return
+    timeout = timedelta(seconds=environment_integer(*TIMEOUT, at_least=1, at_most=86_400))
     end_with_the_launcher()
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -78,7 +116,7 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
             store=join(rank),
             rank=rank.number,
             world_size=rank.processes,
-            timeout=TIMEOUT,
+            timeout=timeout,
             device_id=device if on_gpu else None,
         )
         yield

@@ -1,5 +1,6 @@
 """The same model on every rank."""
 
+from collections.abc import Iterable
 from itertools import zip_longest
 
 import torch
@@ -12,21 +13,29 @@ BROADCAST_BYTES = 100 * MB
 """Small tensors are broadcast together, up to this size: more memory than that is not spent on the copy."""
 
 
-def replicate(module: nn.Module) -> None:
+def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Give each rank the parameters and buffers of rank 0.
 
+    Args:
+        module: the same on all ranks, but for the numbers.
+        group: the ranks; None: all.
+
     Raises:
-        ValueError: the ranks' models differ in a name, shape, dtype or layout, or in what is frozen; on all ranks.
+        ValueError: this process is not in the group, a layer has sparse gradients, a tensor is on the meta device, or
+            the ranks' models differ in a name, shape, dtype or layout, or in what is frozen; on all ranks.
     """
+    check_member(group)
+    check_dense(module)
     named = [*module.named_parameters(), *module.named_buffers()]
-    check_same_on_all_ranks([describe(name, tensor) for name, tensor in named])
+    check_same_on_all_ranks([describe(name, tensor) for name, tensor in named], group)
+    check_in_memory(named)
     tensors = [tensor.detach() for _, tensor in named]
-    for group in group_tensors(tensors, BROADCAST_BYTES):
-        members = [tensors[i] for i in group]
+    for together in group_tensors(tensors, BROADCAST_BYTES):
+        members = [tensors[i] for i in together]
         flat = members[0].new_empty(sum(tensor.numel() for tensor in members))
         views = views_like(flat, members)
         torch._foreach_copy_(views, members)
-        dist.broadcast(flat, src=0)
+        dist.broadcast(flat, group=group, group_src=0)
         torch._foreach_copy_(members, views)
 
 
@@ -34,17 +43,56 @@ def describe(name: str, tensor: Tensor) -> str:
     """What must be the same on all ranks."""
     strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     frozen = "" if tensor.requires_grad else ", without gradient"
-    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{strides}{frozen}"
+    meta = " on the meta device" if tensor.is_meta else ""
+    return f"{name}: {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{strides}{meta}{frozen}"
 
 
-def check_same_on_all_ranks(mine: list[str]) -> None:
+def check_member(group: dist.ProcessGroup | None) -> None:
+    """Refuse a process group that this process has no part in.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            f"process_group does not have rank {dist.get_rank()}; allowed: None, or a group that this process is in"
+        )
+
+
+def check_dense(module: nn.Module) -> None:
+    """Refuse layers whose gradients are sparse.
+
+    Raises:
+        ValueError: there is one; it is named.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
+            raise ValueError(f"{name or 'the module'} has sparse=True, and so sparse gradients; allowed: sparse=False")
+
+
+def check_in_memory(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors without numbers.
+
+    Raises:
+        ValueError: there is one on the meta device; it is named.
+    """
+    for name, tensor in named:
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device; allowed: a module after to_empty(), with its weights")
+
+
+def check_same_on_all_ranks(mine: list[str], group: dist.ProcessGroup | None = None) -> None:
     """Compare the descriptions of all ranks' tensors with those of rank 0.
+
+    Args:
+        mine: this rank's.
+        group: the ranks, by whose numbers a difference is reported; None: all.
 
     Raises:
         ValueError: some rank's differ; it names the first difference.
     """
-    everyone: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    everyone: list[list[str]] = [[]] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
     for rank, theirs in enumerate(everyone):
         for ours, other in zip_longest(everyone[0], theirs, fillvalue="nothing more"):
             if ours != other:

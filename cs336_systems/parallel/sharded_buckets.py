@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from cs336_systems.parallel.buckets import dense_view
 from cs336_systems.parallel.collectives import all_gather_single
-from cs336_systems.parallel.ownership import ALIGNMENT, aligned
+from cs336_systems.parallel.limits import ALIGNMENT
+from cs336_systems.parallel.ownership import aligned
 
 
 class ShardedBucket:
@@ -18,25 +19,30 @@ class ShardedBucket:
     broadcast. The parameters are views of the tensor, so that nothing is copied.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], owners: Iterable[int]):
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], owners: Iterable[int], group: dist.ProcessGroup | None = None
+    ):
         """Move parameters, which are of one dtype and on one device, into a bucket.
 
         Args:
             parameters: their data lies in the bucket from here on.
             owners: for each parameter the rank that updates it.
+            group: the ranks; None: all.
         """
+        self.group = group
+        self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         by_owner = sorted(zip(owners, parameters, strict=True), key=lambda pair: pair[0])
         self.parameters = [parameter for _, parameter in by_owner]
-        self.mine = [parameter for owner, parameter in by_owner if owner == dist.get_rank()]
+        self.mine = [parameter for owner, parameter in by_owner if owner == self.rank]
         self.owner = by_owner[0][0] if by_owner[0][0] == by_owner[-1][0] else None  # the only one
-        slots = dist.get_world_size() if self.owner is None else 1
+        slots = self.ranks if self.owner is None else 1
         ends = [0] * slots
         places = []  # of each parameter: a slot, and its first number there
         self._my_begins = []
         for owner, parameter in by_owner:
             slot = owner if self.owner is None else 0
             places.append((slot, ends[slot]))
-            if owner == dist.get_rank():
+            if owner == self.rank:
                 self._my_begins.append(ends[slot])
             ends[slot] += aligned(parameter.numel(), ALIGNMENT // parameter.element_size())
         self.slot_size = max(ends)  # in numbers
@@ -73,8 +79,8 @@ class ShardedBucket:
         """Start to give all ranks what the owners have updated; `wait` before the parameters are used."""
         self.mark_updated()
         if self.owner is not None:
-            return dist.broadcast(self._flat, src=self.owner, async_op=True)
-        return all_gather_single(self._flat, self.my_slot(self._flat), async_op=True)
+            return dist.broadcast(self._flat, group=self.group, group_src=self.owner, async_op=True)
+        return all_gather_single(self._flat, self.my_slot(self._flat), group=self.group, async_op=True)
 
     def mark_updated(self) -> None:
         """Let autograd know, as updates in place do."""
@@ -82,7 +88,7 @@ class ShardedBucket:
 
     def my_slot(self, flat: Tensor) -> Tensor:
         """This rank's slot in memory that is laid out like the parameters; where there is one slot, that."""
-        return flat if self.owner is not None else flat.narrow(0, dist.get_rank() * self.slot_size, self.slot_size)
+        return flat if self.owner is not None else flat.narrow(0, self.rank * self.slot_size, self.slot_size)
 
     def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The memory that the parameters are to lie in."""

@@ -12,19 +12,41 @@ as much as with plain data parallelism, and twice instead of three times the par
 """
 
 import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from cs336_systems.parallel.buckets import Bucket
-from cs336_systems.parallel.collectives import reduce_scatter_single
+from cs336_systems.parallel.collectives import averaging, reduce_scatter_single
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
 IN_FLIGHT = 2
 """Buckets of gradients that travel at a time: only these need memory besides the gradients that a rank keeps."""
+
+
+NORMS = {torch.linalg.vector_norm, torch._foreach_norm}
+"""What PyTorch's `clip_grad_norm_` and `get_total_norm` compute of each gradient."""
+
+
+class GradientOfOneRank(Tensor):
+    """A gradient that refuses to be clipped by the norm of one rank's gradients, which differs from rank to rank."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in NORMS:
+            raise RuntimeError(
+                "each rank has other gradients, and no rank the norm of all; allowed: clip_grad_norm_() of the "
+                "ShardedGradientsDataParallel, which returns it"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
 
 
 class OwnedGradients(Bucket):
@@ -51,13 +73,15 @@ class OwnedGradients(Bucket):
         torch._foreach_copy_(bucket.views(gradients), present)
         for parameter in bucket.parameters:
             parameter.grad = None
+        operation = averaging([gradients], bucket.group)
         if bucket.owner is None:
             slot = gradients.new_empty(bucket.slot_size)
-            work = reduce_scatter_single(slot, gradients, op=dist.ReduceOp.AVG, async_op=True)
+            work = reduce_scatter_single(slot, gradients, op=operation, group=bucket.group, async_op=True)
         else:
             slot = gradients
-            work = dist.reduce(gradients, dst=bucket.owner, op=dist.ReduceOp.AVG, async_op=True)
+            work = dist.reduce(gradients, group_dst=bucket.owner, op=operation, group=bucket.group, async_op=True)
         means = bucket.my_views(slot)
+        means[:1] = [mean.as_subclass(GradientOfOneRank) for mean in means[:1]]  # One of a bucket suffices to refuse.
         for parameter, mean in zip(bucket.mine, means, strict=True):
             parameter.grad = mean
         self._means = [weakref.ref(mean) for mean in means]
@@ -69,10 +93,13 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
 
     After `finish_gradient_synchronization()` a gradient is its mean over the ranks on the rank that owns the parameter,
     and None on the others. Gradients of other ranks' parameters are freed while the backward pass goes on.
+
+    Clip with `clip_grad_norm_` of this class: `torch.nn.utils.clip_grad_norm_` sees the gradients of one rank, and is
+    refused. `torch.amp.GradScaler` and what treats each number by itself, as `clip_grad_value_`, work as usual.
     """
 
     def __init__(self, module: nn.Module, optimizer: ShardedOptimizer):
-        """Wrap a module, as `DataParallel` does.
+        """Wrap a module, as `DataParallel` does, in the process group of its optimizer.
 
         Args:
             module: what is trained.
@@ -81,7 +108,7 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         Raises:
             ValueError: as `DataParallel`, or the optimizer is one of other parameters.
         """
-        super().__init__(module)
+        super().__init__(module, process_group=optimizer.process_group)
         self._optimizer = optimizer
         buckets = optimizer.buckets
         theirs = {parameter for bucket in buckets for parameter in bucket.parameters}
@@ -92,6 +119,12 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
                 f"the optimizer {found}; allowed: all parameters of the module that require a gradient, and no others"
             )
         self._plan([OwnedGradients(bucket) for bucket in buckets])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError(
+            "a ShardedGradientsDataParallel cannot be copied with its optimizer; allowed: new ones for "
+            "copy.deepcopy(its module)"
+        )
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients down so that their common norm is at most `max_norm`. All ranks call this.
@@ -108,13 +141,14 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
         """
         in_order = self._trainable[::-1]
         gradients = [parameter.grad for parameter in in_order if parameter.grad is not None]
-        mine = iter(torch._foreach_norm(gradients, norm_type) if gradients else ())
+        with torch._C.DisableTorchFunctionSubclass():
+            mine = iter(torch._foreach_norm(gradients, norm_type) if gradients else ())
         zeros = {
             dtype: torch.zeros((), dtype=dtype, device=in_order[0].device) for dtype in {p.dtype for p in in_order}
         }
         norms = [zeros[parameter.dtype] if parameter.grad is None else next(mine) for parameter in in_order]
         all_norms = torch.stack(norms)
-        dist.all_reduce(all_norms)  # each is zero but on one rank
+        dist.all_reduce(all_norms, group=self.process_group)  # each is zero but on one rank
         norm = torch.linalg.vector_norm(all_norms, norm_type)
         nn.utils.clip_grads_with_norm_(in_order, max_norm, norm)
         return norm

@@ -8,24 +8,29 @@ gives each rank those of its own parameters alone, in less memory and time; `pee
 that sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import ParamsT
 
 from cs336_systems.parallel.buckets import MB
 from cs336_systems.parallel.consolidation import consolidate
-from cs336_systems.parallel.ownership import plan_buckets
-from cs336_systems.parallel.replicas import check_same_on_all_ranks, describe
+from cs336_systems.parallel.ownership import find_overlap, plan_buckets
+from cs336_systems.parallel.replicas import check_in_memory, check_member, check_same_on_all_ranks, describe
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
 PARTS = 8
 """In about so many parts the parameters are updated. Each costs the host a fraction of a millisecond, and of the first
 one's update nothing is hidden behind communication."""
+
+# GradScaler's other way to serve an optimizer keeps to itself what it has found: see `step`.
+warnings.filterwarnings("ignore", "GradScaler is going to stop passing itself", FutureWarning)
 
 
 class ShardedOptimizer(Optimizer):
@@ -36,34 +41,53 @@ class ShardedOptimizer(Optimizer):
 
     `param_groups` has all parameters on all ranks; `state` has those that this rank owns. Parameters are moved into
     buckets, of which their data are views from then on; frozen ones are left alone until they need a gradient.
+
+    `torch.amp.GradScaler` works as with any optimizer: where one rank finds an infinity, all skip the step.
     """
 
     _bucket_type: type[ShardedBucket] = ShardedBucket
+    _step_supports_amp_scaling = True  # has GradScaler call `step` on all ranks, and pass itself
 
-    def __init__(self, params: ParamsT, optimizer_cls: type[Optimizer], *, bucket_size_mb: float = 100, **kwargs: Any):
-        """Make an optimizer on every rank of the default process group.
+    def __init__(
+        self,
+        params: ParamsT,
+        optimizer_cls: type[Optimizer],
+        *,
+        bucket_size_mb: float = 100,
+        process_group: dist.ProcessGroup | None = None,
+        **kwargs: Any,
+    ):
+        """Make an optimizer on every rank.
 
         Args:
             params: parameters or groups of them, as any optimizer takes them; the same on all ranks.
             optimizer_cls: the class of the optimizer.
             bucket_size_mb: how many 10^6 bytes of parameters travel together, at least.
+            process_group: the ranks that share the state; None: all.
             kwargs: arguments of the optimizer.
 
         Raises:
-            ValueError: the ranks' parameters differ, the bucket size is not positive, or the optimizer is LBFGS, whose
-                updates depend on all parameters at once.
+            TypeError: optimizer_cls is not a class of optimizers.
+            ValueError: the ranks' parameters differ, two of them share memory, one is on the meta device, the bucket
+                size is not positive, this process is not in the group, or the optimizer is LBFGS, whose updates depend
+                on all parameters at once.
         """
+        check_member(process_group)
         if not bucket_size_mb > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
+        if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, Optimizer)):
+            found = getattr(optimizer_cls, "__name__", f"an instance of {type(optimizer_cls).__name__}")
+            raise TypeError(f"optimizer_cls is {found}; allowed: a class of optimizers, such as torch.optim.AdamW")
         if issubclass(optimizer_cls, LBFGS):
             raise ValueError("optimizer_cls is LBFGS; allowed: optimizers that update each parameter on its own")
         super().__init__(params, {})
+        self.process_group = process_group
         self._bucket_bytes = bucket_size_mb * MB
         self._buckets: list[ShardedBucket] = []
         self._running: list[dist.Work] = []
         self._placed: set[nn.Parameter] = set()
         self._mine: set[nn.Parameter] = set()
-        self._loads = [0] * dist.get_world_size()  # bytes of the parameters that each rank owns
+        self._loads = [0] * dist.get_world_size(process_group)  # bytes of the parameters that each rank owns
         self._place(self._parameters_to_update())
         make: Callable[..., Optimizer] = optimizer_cls
         mine = [{**g, "params": [p for p in g["params"] if p in self._mine]} for g in self.param_groups]
@@ -72,6 +96,10 @@ class ShardedOptimizer(Optimizer):
         self.defaults = self._local.defaults
         for group, complete in zip(self.param_groups, self._local.param_groups, strict=True):
             group.update(hyperparameters(complete))
+        self._device = self._parameters()[0].device
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; allowed: its state_dict()")
 
     @property
     def buckets(self) -> list[ShardedBucket]:
@@ -81,25 +109,30 @@ class ShardedOptimizer(Optimizer):
             self._place(newcomers)
         return self._buckets
 
-    def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> float | None:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, grad_scaler: GradScaler | None = None, **kwargs: Any
+    ) -> float | None:
         """Update the parameters on all ranks; on a GPU the current stream waits for other ranks', not the host.
 
         Args:
             closure: computes the loss, and gradients that are the same on all ranks.
+            grad_scaler: passed by `GradScaler.step`. Nothing is updated if a rank has a gradient that is not finite.
             kwargs: passed on to the optimizer's step.
 
         Returns:
             what the closure returns.
         """
+        if grad_scaler is not None and self._overflowed(grad_scaler):
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         changed: dict[int, dict[str, Any]] = {}
         parts = split(self.buckets)
+        for bucket in self._buckets:  # all of them, before any rank writes into another one's
+            bucket.take_in()
         for buckets, members in zip(parts, self._members(parts), strict=True):
-            for bucket in buckets:
-                bucket.take_in()
             self._local.param_groups = [
                 {**self.param_groups[number], "params": parameters} for number, parameters in members.items()
             ]
@@ -115,14 +148,15 @@ class ShardedOptimizer(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The state of all parameters, in the host's memory, as the unsharded optimizer would have it.
 
-        All ranks call this, as they exchange their states. It loads into any number of ranks, and into the unsharded
-        optimizer. Where one rank is to save it, `consolidate_state_dict` spares the others its memory.
+        All ranks call this, as they exchange their states: a rank that calls it alone waits for the others until its
+        collective times out. It loads into any number of ranks, and into the unsharded optimizer. Where one rank is to
+        save it, `consolidate_state_dict` spares the others its memory.
         """
         return self._consolidated(keep=True)
 
     def consolidate_state_dict(self, to: int = 0) -> dict[str, Any] | None:
-        """What `state_dict` returns, on the rank `to` alone; None on the others. All ranks call this."""
-        wanted = dist.get_rank() == to
+        """What `state_dict` returns, on the rank `to` of the group alone; None on the others. All ranks call this."""
+        wanted = dist.get_rank(self.process_group) == to
         state_dict = self._consolidated(keep=wanted)
         return state_dict if wanted else None
 
@@ -145,6 +179,17 @@ class ShardedOptimizer(Optimizer):
         # The optimizer completes groups and states that an older version of it has written.
         self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
 
+    def _overflowed(self, scaler: GradScaler) -> bool:
+        """Unscale the gradients, and let the scalers of all ranks know if those of one rank are not finite."""
+        if scaler._per_optimizer_states[id(self)]["stage"] is OptState.READY:
+            scaler.unscale_(self)
+        found: dict[Any, Any] = scaler._found_inf_per_device(self)  # a rank without gradients has found nothing
+        overflow = sum((value.to(self._device) for value in found.values()), torch.zeros((), device=self._device))
+        dist.all_reduce(overflow, group=self.process_group)
+        found.clear()
+        found[self._device] = overflow
+        return bool(overflow)
+
     def _share(self, buckets: Sequence[ShardedBucket]) -> None:
         """Start to give all ranks what the owners have updated."""
         self._running.extend(bucket.share() for bucket in buckets)
@@ -165,9 +210,17 @@ class ShardedOptimizer(Optimizer):
     def _place(self, newcomers: Iterable[nn.Parameter]) -> None:
         """Give parameters owners, and places in new buckets."""
         parameters = list(dict.fromkeys(newcomers))[::-1]
-        check_same_on_all_ranks([describe(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)])
+        named = [(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)]
+        check_same_on_all_ranks([describe(*each) for each in named], self.process_group)
+        check_in_memory(named)
+        unique = list(dict.fromkeys(self._parameters()))
+        if overlap := find_overlap(unique):
+            shapes = " and ".join(f"one of shape {list(unique[i].shape)}" for i in overlap)
+            raise ValueError(
+                f"two parameters share memory, {shapes}; allowed: the same parameter in both places, or memory of each"
+            )
         for owner_of in plan_buckets(parameters, self._loads, self._bucket_bytes):
-            bucket = self._bucket_type([parameters[i] for i in owner_of], owner_of.values())
+            bucket = self._bucket_type([parameters[i] for i in owner_of], owner_of.values(), self.process_group)
             self._mine.update(bucket.mine)
             self._buckets.append(bucket)
         self._placed.update(parameters)
@@ -189,8 +242,8 @@ class ShardedOptimizer(Optimizer):
 
     def _consolidated(self, *, keep: bool) -> dict[str, Any]:
         state_dict = super().state_dict()
-        device = self._parameters()[0].device
-        return {**state_dict, "state": consolidate(state_dict["state"], device, keep=keep)}
+        states = consolidate(state_dict["state"], self._device, keep=keep, group=self.process_group)
+        return {**state_dict, "state": states}
 
 
 def split(buckets: Sequence[ShardedBucket]) -> list[list[ShardedBucket]]:

@@ -1,52 +1,48 @@
-"""The state of sharded models and their optimizers as DTensors, which PyTorch's checkpoints can divide anew."""
+"""State dicts of sharded models: what PyTorch gives and takes for DTensor parameters, and whole tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.distributed as dist
+import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from cs336_systems.parallel.sharded_weight import ShardedWeight
-from cs336_systems.parallel.units import Place
+from cs336_systems.parallel.distributed_parameters import Place
 
 
-def keep_state_sharded(places: dict[Place, ShardedWeight]) -> None:
-    """Let `state_dict` of modules give DTensors for shards, and `load_state_dict` take DTensors and whole tensors.
+def load_into(parameters: Mapping[Place, nn.Parameter]) -> None:
+    """Let `load_state_dict` take whole tensors for DTensor parameters, and keep these where it assigns others.
 
-    The DTensors are sharded by rows over a mesh of all ranks, and share the memory of the shards.
+    Args:
+        parameters: the DTensor parameters, by where they are.
     """
-    for (owner, name), weight in places.items():
-        owner.register_state_dict_post_hook(give_dtensor(name, weight))
-        owner.register_load_state_dict_pre_hook(take_rows(name, weight))
+    for (owner, name), parameter in parameters.items():
+        owner.register_load_state_dict_pre_hook(take_own_part(name, parameter))
+        owner.register_load_state_dict_post_hook(take_assigned(name, parameter))
 
 
-def as_dtensor(rows: Tensor, weight: ShardedWeight) -> DTensor:
-    """This rank's rows of a tensor that is as large as a weight, as its part of the whole."""
-    assert dist.group.WORLD is not None
-    mesh = DeviceMesh.from_group(dist.group.WORLD, rows.device.type)
-    stride = rows.new_empty(weight.shape, device="meta").stride()
-    return DTensor.from_local(rows, mesh, [Shard(0)], run_check=False, shape=weight.shape, stride=stride)
+def take_own_part(name: str, parameter: nn.Parameter) -> Callable[..., None]:
+    """A hook before `load_state_dict`; it leaves to PyTorch to refuse what has another shape."""
 
-
-def give_dtensor(name: str, weight: ShardedWeight) -> Callable[..., None]:
-    """A hook after `state_dict`."""
-
-    def hook(module: nn.Module, state: dict[str, Any], prefix: str, metadata: object) -> None:
-        state[prefix + name] = as_dtensor(weight.shard.detach(), weight)
+    def hook(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        value = state.get(prefix + name)
+        if isinstance(value, Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+            assert isinstance(parameter, DTensor)
+            state[prefix + name] = distribute_tensor(
+                value.detach(), parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
 
     return hook
 
 
-def take_rows(name: str, weight: ShardedWeight) -> Callable[..., None]:
-    """A hook before `load_state_dict`."""
+def take_assigned(name: str, parameter: nn.Parameter) -> Callable[..., None]:
+    """A hook after `load_state_dict`, which with `assign=True` has put another parameter there."""
 
-    def hook(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
-        value = state.get(prefix + name)
-        if isinstance(value, DTensor):
-            state[prefix + name] = value.to_local()
-        elif isinstance(value, Tensor) and value.shape == weight.shape:
-            state[prefix + name] = weight.own_rows(value)
+    def hook(module: nn.Module, incompatible_keys: object) -> None:
+        assigned = module._parameters[name]
+        if assigned is not None and assigned is not parameter:
+            with torch.no_grad():
+                parameter.copy_(assigned)
+            module._parameters[name] = parameter
 
     return hook

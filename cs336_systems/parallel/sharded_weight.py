@@ -1,4 +1,4 @@
-"""A weight of which each rank keeps some rows for good, and all of them while it is used."""
+"""A row-sharded weight: each rank keeps its shard, and holds the whole weight only while it is in use."""
 
 import math
 from collections.abc import Sequence
@@ -7,8 +7,16 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
 
-from cs336_systems.parallel.collectives import all_gather_single, reduce_scatter_single
+from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
+from cs336_systems.parallel.distributed_parameters import (
+    check_unchanged,
+    give_gradient,
+    local_part,
+    outside_parameter,
+)
 from cs336_systems.parallel.lane import Transfer, Waitable, as_one_call
 
 
@@ -19,27 +27,32 @@ class ShardedWeight:
     it for the backward pass, views included, shares that storage, and is whole again when the weight is.
     """
 
-    def __init__(self, parameter: nn.Parameter, compute_dtype: torch.dtype | None):
+    def __init__(self, name: str, parameter: nn.Parameter, compute_dtype: torch.dtype | None, mesh: DeviceMesh):
         """Copy this rank's rows; the parameter itself is no longer needed.
 
         Args:
+            name: what messages call it.
             parameter: [rows, ...], the same on all ranks.
             compute_dtype: dtype of the whole weight and of its gradient; None: the parameter's. The shard, and the
                 gradient that the optimizer sees, keep the parameter's.
+            mesh: the ranks, in one dimension.
         """
+        self.name = name
         self.shape = parameter.shape
-        self._ranks, self._rank = dist.get_world_size(), dist.get_rank()
+        self.group = mesh.get_group()
+        self._ranks, self._rank = mesh.size(), mesh.get_local_rank()
         self._rows = math.ceil(self.shape[0] / self._ranks)
-        self.shard = nn.Parameter(
-            self.own_rows(parameter.detach()).clone(memory_format=torch.contiguous_format), parameter.requires_grad
-        )
+        rows = self.own_rows(parameter.detach()).clone(memory_format=torch.contiguous_format)
+        self.shard = outside_parameter(rows, Shard(0), mesh, like=parameter)
+        """What `parameters()` gives: a DTensor parameter of the whole weight's shape, with this rank's rows."""
+        self._dtype = parameter.dtype
         padded = parameter.new_empty(
             self._ranks * self._rows * math.prod(self.shape[1:]), dtype=compute_dtype, requires_grad=False
         )
-        self.whole = nn.Parameter(padded[: parameter.numel()].view(self.shape), parameter.requires_grad)
+        self.whole = nn.Parameter(padded[: parameter.numel()].view(self.shape), parameter.is_floating_point())
         self._padded = padded.data  # Has a version of its own: autograd does not take gathering for a change.
         self._place = self.place_of_rank(self._padded)
-        self._own_rows = self._place[: self.shard.numel()].view(self.shard.shape)
+        self._own_rows = self._place[: rows.numel()].view(rows.shape)
         self.units = 0
         """How many units use it; several, if it is tied."""
         self.users: set[tuple[int, bool]] = set()
@@ -47,6 +60,11 @@ class ShardedWeight:
         self.arrival: Transfer | None = None
         self._reduced: Tensor | None = None
         self.free()
+
+    @property
+    def rows(self) -> Tensor:
+        """This rank's rows, the shard's own memory."""
+        return local_part(self.shard)
 
     def own_rows(self, whole: Tensor) -> Tensor:
         """This rank's rows of a tensor that is as long as the whole weight."""
@@ -61,10 +79,22 @@ class ShardedWeight:
         """This rank's part of all rows, [N · k · row], padded ones included."""
         return padded.chunk(self._ranks)[self._rank]
 
+    def follow(self) -> bool:
+        """Require a gradient if the shard does; whether that is a change.
+
+        Raises:
+            RuntimeError: the shard has got another dtype or device, or a hook that would never run.
+        """
+        check_unchanged(self.name, self.shard, self._dtype, self._padded.device)
+        if self.whole.requires_grad == self.shard.requires_grad:
+            return False
+        self.whole.requires_grad_(self.shard.requires_grad)
+        return True
+
     def prepare_gather(self) -> partial[Waitable | None]:
         """Allocate the whole weight and cast the shard to its place there; the all-gather is left to be called."""
         self._padded.untyped_storage().resize_(self._padded.nbytes)
-        self._own_rows.copy_(self.shard.detach())
+        self._own_rows.copy_(self.rows)
         return partial(all_gather_single, self._padded, self._place)
 
     def wait_for_arrival(self) -> None:
@@ -90,30 +120,37 @@ class ShardedWeight:
 
     def add_reduced(self, rows: Tensor) -> None:
         """Add to the gradient of the shard, in its dtype, what a reduce-scatter has left on this rank."""
-        rows = rows[: self.shard.numel()].view(self.shard.shape).to(self.shard.dtype)
+        rows = rows[: self._own_rows.numel()].view(self._own_rows.shape).to(self._dtype)
         self._reduced = rows if self._reduced is None else self._reduced.add_(rows)
 
     def give_gradient(self) -> None:
         """Give the shard its gradient; it has none if none was reduced."""
         if self._reduced is not None:
-            self.shard.grad = self._reduced if self.shard.grad is None else self.shard.grad.add_(self._reduced)
+            give_gradient(self.shard, self._reduced)
             self._reduced = None
+
+    def drop_gradient(self) -> None:
+        """Forget what the shard has not been given yet."""
+        self.whole.grad = self._reduced = None
 
     def gather_shards(self) -> Tensor:
         """The whole weight in the shard's dtype, in memory of its own. All ranks call it."""
-        padded = self.shard.new_empty(self._padded.numel(), requires_grad=False)
+        rows = self.rows
+        padded = rows.new_empty(self._padded.numel())
         place = self.place_of_rank(padded)
-        place[: self.shard.numel()].copy_(self.shard.detach().flatten())
-        all_gather_single(padded, place)
+        place[: rows.numel()].copy_(rows.flatten())
+        all_gather_single(padded, place, group=self.group)
         return padded[: math.prod(self.shape)].view(self.shape)
 
 
 def gather(weights: Sequence[ShardedWeight], asynchronous: bool) -> Waitable | None:
     """Make weights whole, in one call."""
-    return as_one_call([weight.prepare_gather() for weight in weights], asynchronous)
+    return as_one_call([weight.prepare_gather() for weight in weights], weights[0].group, asynchronous)
 
 
-def reduce(gradients: Sequence[Tensor], received: list[Tensor], asynchronous: bool) -> Waitable | None:
+def reduce(
+    gradients: Sequence[Tensor], received: list[Tensor], group: dist.ProcessGroup, asynchronous: bool
+) -> Waitable | None:
     """Leave on each rank its rows of the gradients' means over the ranks, in one call.
 
     They travel in the dtype in which they were computed. A wider one would cost twice the time, and spare only the
@@ -121,10 +158,13 @@ def reduce(gradients: Sequence[Tensor], received: list[Tensor], asynchronous: bo
     in the shards' dtype.
 
     Args:
-        gradients: as `take_gradient` gives them; they must stay in memory until the result is there.
+        gradients: as `take_gradient` gives them; they are changed, and must stay in memory until the result is there.
         received: where what this rank receives is appended.
+        group: the ranks.
         asynchronous: whether to return before it is there.
     """
-    received.extend(gradient.new_empty(gradient.numel() // dist.get_world_size()) for gradient in gradients)
+    received.extend(gradient.new_empty(gradient.numel() // group.size()) for gradient in gradients)
+    operation = averaging(gradients, group)
     pairs = zip(received, gradients, strict=True)
-    return as_one_call([partial(reduce_scatter_single, *pair, dist.ReduceOp.AVG) for pair in pairs], asynchronous)
+    collectives = [partial(reduce_scatter_single, *pair, operation) for pair in pairs]
+    return as_one_call(collectives, group, asynchronous)

@@ -5,58 +5,65 @@
     dcp.load(state, checkpoint_id=latest_checkpoint(folder))
 
 Every rank writes its rows; as many ranks read them as there are then, or one process without a group (`no_dist=True`).
+
+Load only what you trust: `dcp.load` unpickles, and a pickle can run any code.
 """
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from cs336_systems.parallel.sharded_state import as_dtensor
-from cs336_systems.parallel.sharded_weight import ShardedWeight
 
 
 class TrainingState(Stateful):
     """The state of a model and its optimizer by the parameters' names, whether sharded or not.
 
-    A checkpoint of either kind loads into the other, over any number of ranks. Like PyTorch's functions, which it uses,
-    it wants each parameter of the optimizer to have had a gradient before the checkpoint is saved.
+    A checkpoint of either kind loads into the other, over any number of ranks. A checkpoint that cannot be read to its
+    end, or is another model's, leaves both as they were. Like PyTorch's functions, which it uses, it wants each
+    parameter of the optimizer to have had a gradient before the checkpoint is saved.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer):
         """Of a FullyShardedDataParallel, or of a model that one process holds, and an optimizer of its parameters."""
+        self._module = model.module if isinstance(model, FullyShardedDataParallel) else model
         self._optimizer = optimizer
-        self._module = model
-        weights: dict[nn.Parameter, ShardedWeight] = {}
-        if isinstance(model, FullyShardedDataParallel):
-            self._module, weights = model.module, model.sharded_weights
-        self._weights = {name: weights[p] for name, p in self._module.named_parameters() if p in weights}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors share the memory of the model and its optimizer, whose state is made if it has not made a step."""
-        optimizer: dict[str, Any] = get_optimizer_state_dict(self._module, self._optimizer)
-        for name, weight in self._weights.items():
-            if name in optimizer["state"]:
-                # Another dictionary: this one is the optimizer's own.
-                optimizer["state"][name] = {
-                    key: as_dtensor(value, weight) if value.shape == weight.shard.shape else value
-                    for key, value in optimizer["state"][name].items()
-                }
-        return {"model": self._module.state_dict(), "optimizer": optimizer}
+        """Copies in the host's memory: loading fills them first, and the model only when it is done.
+
+        The optimizer's state is made if it has not made a step.
+        """
+        state = {
+            "model": self._module.state_dict(),
+            "optimizer": get_optimizer_state_dict(self._module, self._optimizer),
+        }
+        copies: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
+        return {**copies, "shapes": self._shapes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what `state_dict` has given."""
+        """Take what `state_dict` has given.
+
+        Raises:
+            ValueError: it is the state of another model.
+        """
+        for ours, theirs in zip_longest(self._shapes(), state["shapes"], fillvalue="nothing more"):
+            if ours != theirs:
+                raise ValueError(
+                    f"the checkpoint is another model's: it has {theirs} where this one has {ours}; allowed: the same "
+                    "parameters and buffers"
+                )
         self._module.load_state_dict(state["model"])
-        states: dict[str, Any] = {
-            name: {key: value.to_local() if isinstance(value, DTensor) else value for key, value in values.items()}
-            for name, values in state["optimizer"]["state"].items()
-        }
-        set_optimizer_state_dict(self._module, self._optimizer, {**state["optimizer"], "state": states})
+        set_optimizer_state_dict(self._module, self._optimizer, state["optimizer"])
+
+    def _shapes(self) -> tuple[str, ...]:
+        return tuple(f"{name}: {list(value.shape)}" for name, value in self._module.state_dict().items())
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -6,15 +6,14 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from cs336_systems.parallel.distributed_parameters import Place, check_in_place
 from cs336_systems.parallel.lane import Lane
 from cs336_systems.parallel.sharded_weight import ShardedWeight, gather
 
 LAYER_NAMES = {"Linear", "Embedding"}
-
-Place = tuple[nn.Module, str]
-"""A module, and the name under which it has a parameter."""
 
 
 class Unit:
@@ -30,11 +29,11 @@ class Unit:
         """
         self.index = index
         self.weights = list(dict.fromkeys(weights.values()))
+        self.first = [weight for weight in self.weights if not weight.units]
+        """Those that no earlier unit uses."""
         self.owed: list[ShardedWeight] = []
-        """Those whose gradients are reduced together, once all have arrived: not frozen ones, nor an earlier unit's."""
+        """Those of the first whose gradients are reduced together, once all have arrived: not the frozen ones."""
         for weight in self.weights:
-            if weight.shard.requires_grad and not weight.units:
-                self.owed.append(weight)
             weight.units += 1
         self.arrived: list[ShardedWeight] = []
         """Those of the owed whose gradients have arrived."""
@@ -42,13 +41,17 @@ class Unit:
         self._biases = biases
         self._hidden: dict[Place, Tensor | None] = {}
 
+    def plan(self) -> None:
+        """Note which weights are frozen now."""
+        self.owed = [weight for weight in self.first if weight.whole.requires_grad]
+
     @property
     def has_ambiguous_gradients(self) -> bool:
         """Whether the arrival of a gradient does not tell that the backward pass of this unit is done with a weight.
 
         A frozen weight has none, and a tied one has to wait for other units.
         """
-        return any(not weight.shard.requires_grad or weight.units > 1 for weight in self.weights)
+        return any(not weight.whole.requires_grad or weight.units > 1 for weight in self.weights)
 
     def gather(self, lane: Lane) -> None:
         """Start to gather its weights, but for those that are whole or on their way."""
@@ -59,8 +62,14 @@ class Unit:
                 weight.arrival = transfer
 
     def show_whole(self, compute_dtype: torch.dtype | None) -> None:
-        """Let its layers see the whole weights, and their biases in the same dtype."""
+        """Let its layers see the whole weights, and their biases in the same dtype.
+
+        Raises:
+            RuntimeError: a weight was replaced.
+        """
         for place, weight in self._places.items():
+            owner, name = place
+            check_in_place(weight.name, owner._parameters[name], weight.shard)
             self._show(place, weight.whole)
         if compute_dtype is not None:
             for place in self._biases:
@@ -79,14 +88,15 @@ class Unit:
             owner._parameters[name] = parameter  # type: ignore[assignment]
 
 
-def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None) -> dict[Place, ShardedWeight]:
+def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None, mesh: DeviceMesh) -> dict[Place, ShardedWeight]:
     """Put shards in the places of all weights that are to be sharded; the same shard where a weight is tied."""
     weights = {}
-    places = deque(find_places(module).items())
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    places = deque((names.pop(parameter), parameter, owners) for parameter, owners in find_places(module).items())
     while places:  # Lets go of each weight before the next is copied.
-        parameter, owners = places.popleft()
+        label, parameter, owners = places.popleft()
         if is_sharded(parameter, owners):
-            weight = ShardedWeight(parameter, compute_dtype)
+            weight = ShardedWeight(label, parameter, compute_dtype, mesh)
             for owner, name in owners:
                 setattr(owner, name, weight.shard)
                 weights[owner, name] = weight

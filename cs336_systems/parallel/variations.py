@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 from torch.optim import Optimizer
 
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
+from cs336_systems.parallel.collectives import averaging
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, average, in_memory_order
 
 
@@ -23,10 +24,11 @@ class GroupedDataParallel(BucketedDataParallel):
     """
 
     def _start(self, bucket: Bucket) -> dist.Work:
-        with _coalescing_manager(async_ops=True) as manager:
+        with _coalescing_manager(self.process_group, async_ops=True) as manager:
             for parameter in bucket.parameters:
                 assert parameter.grad is not None
-                dist.all_reduce(in_memory_order(parameter.grad), dist.ReduceOp.AVG)
+                operation = averaging([parameter.grad], self.process_group)
+                dist.all_reduce(in_memory_order(parameter.grad), operation, group=self.process_group)
         (work,) = manager.works
         return work
 
@@ -34,44 +36,51 @@ class GroupedDataParallel(BucketedDataParallel):
 class SmallLastDataParallel(BucketedDataParallel):
     """Tries to start earlier: the last gradient, for which nothing is left to hide behind, keeps no others waiting."""
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float):
-        super().__init__(module, bucket_size_mb)
+    def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, bucket_size_mb, process_group=process_group)
         *others, last = self._trainable
         self._plan([*fill_buckets(others, bucket_size_mb * MB), Bucket([last])])
 
 
 class PriorityDataParallel(BucketedDataParallel):
-    """Tries to end earlier: NCCL's kernels run on a stream of high priority, and get multiprocessors first."""
+    """Tries to end earlier: NCCL's kernels run on a stream of high priority, and get SMs first."""
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float):
+    def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
         """Wrap a module, as `BucketedDataParallel` does.
 
         Raises:
             RuntimeError: the ranks communicate over something that has no streams.
         """
-        if (backend := dist.get_backend()) != "nccl":
+        if (backend := dist.get_backend(process_group)) != "nccl":
             raise RuntimeError(f"{backend} has no streams that could have a priority; only NCCL has")
-        super().__init__(module, bucket_size_mb)
-        self._group = dist.new_group(pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
-        weakref.finalize(self, dist.destroy_process_group, self._group).atexit = False
+        super().__init__(module, bucket_size_mb, process_group=process_group)
+        self._urgent = dist.new_group(
+            dist.get_process_group_ranks(process_group),
+            pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True),
+            use_local_synchronization=process_group is not None,
+        )
+        weakref.finalize(self, dist.destroy_process_group, self._urgent).atexit = False
 
     def _start(self, bucket: Bucket) -> dist.Work:
-        return average(bucket.gather(), self._group)
+        return average(bucket.gather(), self._urgent)
 
 
 class Bf16WireDataParallel(BucketedDataParallel):
     """Tries to send less: gradients travel, and are added, as bf16. The price is their precision."""
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float):
-        super().__init__(module, bucket_size_mb)
-        self._sent: dict[Bucket, Tensor] = {}
+    def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
+        super().__init__(module, bucket_size_mb, process_group=process_group)
+        self._rounded: dict[Bucket, tuple[Tensor, Tensor]] = {}  # a bucket's gradients, and what is sent of them
 
     def _start(self, bucket: Bucket) -> dist.Work:
-        self._sent[bucket] = bucket.gather().to(torch.bfloat16)
-        return average(self._sent[bucket])
+        gradients = bucket.gather()
+        rounded = gradients.to(torch.bfloat16)
+        self._rounded[bucket] = gradients, rounded
+        return average(rounded, self.process_group)
 
     def _finish(self, bucket: Bucket) -> None:
-        bucket.gather().copy_(self._sent.pop(bucket))
+        gradients, rounded = self._rounded.pop(bucket)
+        gradients.copy_(rounded)
 
 
 class OptimizerOverlapDataParallel(BucketedDataParallel):
@@ -80,9 +89,16 @@ class OptimizerOverlapDataParallel(BucketedDataParallel):
     `finish_gradient_synchronization()` is the optimizer's step, too. Each parameter needs a gradient in each step.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float, optimizer: Optimizer):
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_size_mb: float,
+        optimizer: Optimizer,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+    ):
         """Wrap a module, as `BucketedDataParallel` does, with its optimizer, whose state is used and kept up."""
-        super().__init__(module, bucket_size_mb)
+        super().__init__(module, bucket_size_mb, process_group=process_group)
         (group,) = optimizer.param_groups
         self._optimizers: dict[Bucket, Optimizer] = {}
         for bucket in self._buckets:

@@ -1,0 +1,74 @@
+"""The models that can be sharded."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.PReLU)
+"""PyTorch's modules that compute with parameters of their own, and accept no inputs of another dtype."""
+
+
+def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
+    """Refuse what cannot be sharded.
+
+    Raises:
+        ValueError: it has such a part, or there is nothing to train.
+    """
+    if compute_dtype is not None and not compute_dtype.is_floating_point:
+        raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ValueError("the module has no parameter that requires a gradient: there is nothing to synchronize")
+    for name, part in module.named_modules():
+        check_part(name or "the module", part, compute_dtype)
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, DTensor):
+            raise ValueError(f"{name} is a DTensor: sharded already; allowed: a module that is not")
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device; allowed: a module with numbers, which rank 0 gives to all")
+    check_memory(module)
+
+
+def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) -> None:
+    """Refuse a part that would compute something else, or nothing.
+
+    Raises:
+        ValueError: it would.
+    """
+    if isinstance(part, nn.Embedding) and (part.sparse or part.max_norm is not None):
+        raise ValueError(
+            f"{name} is an embedding with sparse={part.sparse} and max_norm={part.max_norm}; "
+            "allowed: sparse=False and max_norm=None"
+        )
+    if part._compiled_call_impl is not None:
+        raise ValueError(f"{name} was compiled in place; allowed: torch.compile(module)")
+    dtypes = {parameter.dtype for parameter in part.parameters(recurse=False)}
+    if compute_dtype is not None and isinstance(part, OWN_DTYPE) and dtypes - {compute_dtype}:
+        raise ValueError(
+            f"{name} is a {type(part).__name__}, which a compute_dtype of {compute_dtype} does not cast; allowed: "
+            "compute_dtype=None with torch.autocast"
+        )
+
+
+def check_memory(module: nn.Module) -> None:
+    """Refuse parameters that share memory: a shard is a copy.
+
+    Raises:
+        ValueError: two do, without being the same parameter.
+    """
+    spans: list[tuple[int, int, str]] = [
+        (*bytes_of(parameter), name) for name, parameter in module.named_parameters() if parameter.numel()
+    ]
+    spans.sort()
+    for (_, end, first), (begin, _, second) in pairwise(spans):
+        if begin < end:
+            raise ValueError(
+                f"{first} and {second} are two parameters in the same memory; allowed: one parameter in both places"
+            )
+
+
+def bytes_of(tensor: Tensor) -> tuple[int, int]:
+    """The addresses of its first byte, and of the one after its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
