@@ -1,14 +1,15 @@
-"""The cells that a job has measured, kept in a file as they come, so that it can be launched again for the others.
+"""The cells that a job has measured, kept in a file as they come, so that a later launch measures only the others.
 
-`cs336_systems.relaunch` names the file in the environment variable KEPT; each line is what one cell measured. No torch.
+`cs336_systems.relaunch` names the file in the environment variable KEPT. Its first line says what was launched; each
+further line is the name of a cell that has begun, or what that cell measured. No torch.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cs336_systems.measure.measurement import Measurement
 
@@ -16,25 +17,74 @@ KEPT = "CS336_SYSTEMS_KEPT_CELLS"
 C = TypeVar("C")
 
 
+def start_keeping(file: Path, launched: str) -> int:
+    """Prepare a file for a launch, and return how many cells it has from earlier launches of the very same.
+
+    What another launch left there is discarded, and so is the name of the cell in which the earlier one ended.
+    """
+    lines = _complete_lines(file) if file.is_file() else []
+    first = {"launched": launched}
+    cells = [line for line in lines if isinstance(line, list)] if lines[:1] == [first] else []
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    new.write_text("".join(map(_line, [first, *cells])), encoding="utf-8")
+    new.replace(file)
+    return len(cells)
+
+
 def kept_cells() -> list[list[Measurement]]:
     """What earlier launches of this job have measured, by cell; empty in a first launch, or without a file."""
     file = os.environ.get(KEPT)
-    lines = Path(file).read_text(encoding="utf-8").splitlines() if file else []
-    return [[Measurement(**fields) for fields in json.loads(line)] for line in lines]
+    return measured_cells(Path(file)) if file else []
 
 
-def keep(measured: Iterable[tuple[C, list[Measurement]]]) -> Iterator[tuple[C, list[Measurement]]]:
-    """The same cells, each of them kept; the file is touched when the first one begins."""
+def measured_cells(file: Path) -> list[list[Measurement]]:
+    """The measurements of each cell in a file."""
+    cells = (line for line in _complete_lines(file) if isinstance(line, list))
+    return [[Measurement(**fields) for fields in cell] for cell in cells]
+
+
+def cell_under_way(file: Path) -> str | None:
+    """Name of the cell that has begun and has measured nothing yet; None between cells."""
+    last = _complete_lines(file)[-1]
+    return last.get("cell") if isinstance(last, dict) else None
+
+
+def keep(
+    measured: Iterable[tuple[C, list[Measurement]]], names: Sequence[str]
+) -> Iterator[tuple[C, list[Measurement]]]:
+    """The same cells, each of them kept, and its name beforehand."""
     file = os.environ.get(KEPT)
-    if file:
-        Path(file).touch()
-    for cell, measurements in measured:
+    cells = iter(measured)
+    for name in names:
+        if file:
+            _append(Path(file), {"cell": name})
+        cell, measurements = next(cells)
         if file:
             add_cell(Path(file), measurements)
         yield cell, measurements
 
 
 def add_cell(file: Path, measurements: Iterable[Measurement]) -> None:
-    """Add what a cell has measured."""
+    """Append one cell's measurements."""
+    _append(file, [asdict(measurement) for measurement in measurements])
+
+
+def _append(file: Path, content: Any) -> None:
     with file.open("a", encoding="utf-8") as kept:
-        kept.write(json.dumps([asdict(measurement) for measurement in measurements]) + "\n")
+        kept.write(_line(content))
+
+
+def _line(content: Any) -> str:
+    return json.dumps(content) + "\n"
+
+
+def _complete_lines(file: Path) -> list[Any]:
+    """The lines up to the first one that a kill or a full disk cut short."""
+    lines = []
+    for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    return lines

@@ -3,11 +3,13 @@
 No orphan disturbs the timings of the next run.
 """
 
+import contextlib
 import os
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -15,29 +17,66 @@ import psutil
 RUN = "CS336_SYSTEMS_RUN"
 """Environment variable that identifies the run a process belongs to: host, process id and start time."""
 INTERVAL_S = 1.0
+GRACE_S = 5.0
+"""How long processes that were asked to end have until they are killed."""
+
+
+def _end_at_once() -> None:
+    os._exit(1)  # There is no parent left to report to.
+
+
+def this_run() -> str:
+    """What `RUN` is in the processes that this one starts, if they are to belong to it."""
+    return f"{socket.gethostname()} {os.getpid()} {start_of(os.getpid())}"
 
 
 def announce_run() -> None:
     """Make this process the run that the processes it starts belong to."""
-    os.environ[RUN] = f"{socket.gethostname()} {os.getpid()} {start_of(os.getpid())}"
+    os.environ[RUN] = this_run()
 
 
-def end_with_the_run() -> None:
-    """End this process at once when the run that started it is gone; does nothing outside a run.
+def end_with_the_run(end: Callable[[], object] = _end_at_once) -> None:
+    """End this process when the run that started it is gone, at once or as given; does nothing outside a run.
 
     Jobs that a cluster started on another host belong to the cluster, which ends them itself.
     """
     host, _, identity = os.environ.get(RUN, "").partition(" ")
     if host == socket.gethostname():
         pid, _, start = identity.partition(" ")
-        _end_with(int(pid), start)
+        _end_with(int(pid), start, end)
+
+
+def end_members(run: str) -> None:
+    """End the processes of this host that belong to a run, whoever their parents are, but not this one.
+
+    The environment that they were started with tells them from all others. They need not cooperate.
+    """
+    members = []
+    for process in psutil.process_iter():
+        # Another user's process does not say, and one that has ended cannot.
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(RUN) == run:
+                process.terminate()
+                members.append(process)
+    for process in _await_end(members):
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    _await_end(members)
 
 
 def end_with_the_launcher() -> None:
     """End this process at once when the process that started it is gone, such as a torchrun that was killed."""
     pid = os.getppid()
     if start := start_of(pid):
-        _end_with(pid, start)
+        _end_with(pid, start, _end_at_once)
+
+
+def _await_end(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Wait until they have ended, but no longer than GRACE_S; returns those that have not."""
+    deadline = time.monotonic() + GRACE_S
+    while (left := [process for process in processes if start_of(process.pid)]) and time.monotonic() < deadline:
+        time.sleep(GRACE_S / 100)
+    return left
 
 
 def start_of(pid: int) -> str | None:
@@ -57,11 +96,11 @@ def start_of(pid: int) -> str | None:
         return None
 
 
-def _end_with(pid: int, start: str) -> None:
-    threading.Thread(target=_watch, args=(pid, start), daemon=True).start()
+def _end_with(pid: int, start: str, end: Callable[[], object]) -> None:
+    threading.Thread(target=_watch, args=(pid, start, end), daemon=True).start()
 
 
-def _watch(pid: int, start: str) -> None:
+def _watch(pid: int, start: str, end: Callable[[], object]) -> None:
     while start_of(pid) == start:
         time.sleep(INTERVAL_S)
-    os._exit(1)  # Nobody is left to report to.
+    end()

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from cs336_systems.experiments.base import Experiment, combinations, expand, mak
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.machine import detect, machine_label
 from cs336_systems.measure.source import source_digest
-from cs336_systems.sizes import ModelShape, check_own_name, format_size, size_name
+from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 OWN_MODEL = "cs336_systems.model:TransformerLM"
@@ -38,14 +39,29 @@ LARGEST_SEED = 2**63 - 1
 LARGEST_NUMBER = 2**31 - 1
 MOST_CELLS = 10_000
 """Of one grid: weeks, if a cell takes a minute."""
+MOST_PROCESSES = 256
+"""Of one launch. Without a GPU for each they share a host, and each takes some hundred MB of its memory."""
 LONGEST_NAME = 100
 """Bytes of the name of a job, which is that of files too, or of a size."""
+CONFIG = "config.yaml"
 SCHEMA = Path(__file__).with_name("config.schema.yaml")
 # To JSON Schema 1.0 is an integer; to a command line it is not.
 Validator = jsonschema.validators.extend(
     jsonschema.Draft202012Validator,
     type_checker=jsonschema.Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int),
 )
+
+
+Sources = Sequence[tuple[str, Mapping[str, Any]]]
+"""Where a configuration comes from: each source's name and content, later ones overriding earlier ones."""
+
+
+class Mistake(ValueError):
+    """Something in the configuration that is not allowed: where it is, key by key, and a sentence about it."""
+
+    def __init__(self, path: Iterable[Any], sentence: str) -> None:
+        super().__init__(sentence)
+        self.path = tuple(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,29 +229,51 @@ def with_switches(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "strict": SWITCHES.get(strict, strict) if isinstance(strict, str) else strict}
 
 
-def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> Plan:
+def set_by(sources: Sources, path: Iterable[Any]) -> str:
+    """The name of the source that sets the value at a path of keys: the last one that has it, or else the first."""
+    path = tuple(path)
+    return next((name for name, content in reversed(sources) if _has(content, path)), sources[0][0])
+
+
+def _has(content: Any, path: Iterable[Any]) -> bool:
+    for key in path:
+        try:
+            content = content[key]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded"), sources: Sources = ()) -> Plan:
     """The plan that a configuration asks for on this machine.
 
     Args:
-        config: the content of config.yaml.
+        config: the configuration, merged from all its sources.
         recorded: the folder of recorded results.
+        sources: the files, and the command line, that it was merged from; config.yaml alone if none are given.
 
     Raises:
-        ValueError: a key, a value or a label that is not allowed, in one sentence that names it.
+        ValueError: a key, a value or a label that is not allowed, in one sentence that names it and its source.
     """
+    try:
+        return _make_plan(config, recorded)
+    except Mistake as mistake:
+        raise ValueError(f"{set_by(sources or [(CONFIG, config)], mistake.path)}: {mistake}") from None
+
+
+def _make_plan(config: Mapping[str, Any], recorded: Path) -> Plan:
     check_structure(config)
     measures = config["recorded"] == NONE
     if config["nodes"] > 1 and config["machine"] in (AUTO, CPU):
-        raise ValueError(
-            f"config.yaml: nodes is {config['nodes']}; allowed: 1, unless machine says how many GPUs a node has"
-        )
+        sentence = f"nodes is {config['nodes']}; allowed: 1, unless machine says how many GPUs a node has"
+        raise Mistake(["nodes"], sentence)
     if measures:
         machine, gpus = measuring_machine(config["machine"])
     else:
         machine, gpus = config["recorded"], 0
         labels = sorted({path.parts[-4] for path in recorded.glob("*/raw/*/*.csv")})
         if machine not in labels:
-            raise ValueError(f"config.yaml: recorded is {machine!r}; allowed: {', '.join([NONE, *labels])}")
+            raise Mistake(["recorded"], f"recorded is {machine!r}; allowed: {', '.join([NONE, *labels])}")
     scale = config["scale"]
     if scale == AUTO:
         scale = "smoke" if machine == CPU else "handout"
@@ -248,6 +286,7 @@ def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded")) -> P
         jobs={name: plan_jobs(name, config, scale) for name in config["experiments"]},
         trace=plan_trace(config, scale),
     )
+    check_sizes(plan)
     if measures:
         check_models(plan)
     return plan
@@ -298,38 +337,59 @@ def check_structure(config: Mapping[str, Any]) -> None:
     """Check the configuration against the schema.
 
     Raises:
-        ValueError: the first complaint, in one sentence.
+        Mistake: the first complaint.
     """
     error = jsonschema.exceptions.best_match(Validator(schema()).iter_errors(config))
     if error is None:
         return
-    where = ".".join(str(part) for part in error.absolute_path)
+    path = tuple(error.absolute_path)
+    where = ".".join(str(part) for part in path)
     if "propertyNames" in error.absolute_schema_path:
-        raise ValueError(f"config.yaml: {where} has the key {error.instance!r}; allowed: {error.schema['description']}")
+        sentence = f"{where} has the key {error.instance!r}; allowed: {error.schema['description']}"
+        raise Mistake((*path, error.instance), sentence)
     if error.validator == "additionalProperties":
         known = list(error.schema["properties"])
-        unknown = ", ".join(repr(key) for key in error.instance if key not in known)
-        raise ValueError(
-            f"config.yaml: unknown key {unknown} in {where or 'the top level'}; allowed: {', '.join(known)}"
-        )
-    allowed = error.schema.get("description") or error.message
+        unknown = [key for key in error.instance if key not in known]
+        names = ", ".join(map(repr, unknown))
+        sentence = f"unknown key {names} in {where or 'the top level'}; allowed: {', '.join(known)}"
+        raise Mistake((*path, unknown[0]), sentence)
     if error.validator == "required":
-        raise ValueError(f"config.yaml: {error.message} in {where or 'the top level'}")
-    raise ValueError(f"config.yaml: {where} is {error.instance!r}; allowed: {allowed}")
+        raise Mistake(path, f"{error.message} in {where or 'the top level'}")
+    allowed = error.schema.get("description") or error.message
+    raise Mistake(path, f"{where} is {error.instance!r}; allowed: {allowed}")
 
 
 def check_models(plan: Plan) -> None:
     """Check that the source of every planned model can be found and read: it decides when a job is stale.
 
     Raises:
-        ValueError: the first model whose source cannot, in one sentence.
+        Mistake: the first model whose source cannot.
     """
     cells = [cell for job in (*plan.all_jobs(), plan.trace) for cell in job.cells]
     for model in dict.fromkeys(cell.model for cell in cells if hasattr(cell, "model")):
         try:
             source_digest(model.partition(":")[0])
         except ValueError as error:
-            raise ValueError(f"config.yaml: model is {model!r}: {error}") from None
+            raise Mistake(["model"], f"model is {model!r}: {error}") from None
+
+
+def check_sizes(plan: Plan) -> None:
+    """Check that no shape has two names and no name two shapes: tables and figures tell sizes apart by their names.
+
+    Raises:
+        Mistake: the first size that shares its shape, or its name, with another.
+    """
+    seen: dict[str, ModelShape] = {}
+    for job in (*plan.all_jobs(), plan.trace):
+        path = ["experiments", job.experiment, plan.scale, job.grid] if job is not plan.trace else ["trace", plan.scale]
+        for size in dict.fromkeys(cell.size for cell in job.cells if hasattr(cell, "size")):
+            name, shape = size_name(size), parse_size(size)
+            for other, its_shape in seen.items():
+                if (other == name) != (its_shape == shape):
+                    what = "the shape" if other != name else "the name, but not the shape,"
+                    sentence = f"{'.'.join(path)}: size {size!r} has {what} of {other!r}; allowed: one name per shape"
+                    raise Mistake(path, sentence)
+            seen[name] = shape
 
 
 def other_models(jobs: Iterable[Job]) -> list[tuple[str, str]]:
@@ -343,7 +403,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
     """The jobs of one experiment, by name.
 
     Raises:
-        ValueError: a parameter that the experiment does not have, a value it does not allow, a custom size that is
+        Mistake: a parameter that the experiment does not have, a value it does not allow, a custom size that is
             not a valid shape, a cell planned twice, or a name that two jobs would have or that is too long.
     """
     kind = EXPERIMENTS[experiment]
@@ -351,7 +411,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
     jobs: dict[str, Job] = {}
     owner: dict[Experiment, str] = {}
     for grid_name, grid in config["experiments"][experiment][scale].items():
-        where = f"config.yaml: experiments.{experiment}.{scale}.{grid_name}"
+        path = ("experiments", experiment, scale, grid_name)
         try:
             values = {key: items for key, items in grid.items() if key != JOB_KEY}
             for job in _grid_jobs(kind, grid_name, values, grid.get(JOB_KEY, []), sizes, config["model"]):
@@ -365,7 +425,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
                     raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes with different names")
                 jobs[job.name] = job
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+            raise Mistake(path, f"{'.'.join(path)}: {error}") from None
     return jobs
 
 
@@ -373,13 +433,13 @@ def plan_trace(config: Mapping[str, Any], scale: str) -> Job:
     """The step that is traced, as a job of one cell.
 
     Raises:
-        ValueError: a parameter that the experiment does not have, or a value it does not allow.
+        Mistake: a parameter that the experiment does not have, or a value it does not allow.
     """
     values = {key: [value] for key, value in config["trace"][scale].items()}
     try:
         (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", values, [], own_sizes(config["sizes"]), config["model"])
     except ValueError as error:
-        raise ValueError(f"config.yaml: trace.{scale}: {error}") from None
+        raise Mistake(["trace", scale], f"trace.{scale}: {error}") from None
     return job
 
 
@@ -387,7 +447,7 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
     """The custom sizes that the configuration defines, written out as the experiments take them, by name.
 
     Raises:
-        ValueError: a name or a shape that is not allowed, in one sentence.
+        Mistake: a name or a shape that is not allowed.
     """
     specifications = {}
     for name, numbers in sizes.items():
@@ -397,7 +457,7 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
                 raise ValueError(f"size name is {name!r}; allowed: at most {LONGEST_NAME} letters")
             specifications[name] = format_size(name, ModelShape(**numbers))
         except ValueError as error:
-            raise ValueError(f"config.yaml: sizes.{name}: {error}") from None
+            raise Mistake(["sizes", name], f"sizes.{name}: {error}") from None
     return specifications
 
 
@@ -405,12 +465,18 @@ def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
     """Check what is the same for the values of all parameters.
 
     Raises:
-        ValueError: a parameter without a value, a number that is too large or not in ASCII, or too many cells.
+        ValueError: a parameter without a value, a value that is there twice, a number that is too large or not in
+            ASCII, or too many cells.
     """
     for key, values in grid.items():
         if not values:
             raise ValueError(f"{key} has no value; allowed: at least one")
+        for value, times in Counter(map(repr, values)).items():
+            if times > 1:
+                raise ValueError(f"{key} has {value} twice; allowed: each value once")
         for value in values:
+            if key == PROCESSES and isinstance(value, int) and value > MOST_PROCESSES:
+                raise ValueError(f"{key} is {value}; allowed: at most {MOST_PROCESSES}")
             if isinstance(value, int) and value > LARGEST_NUMBER:
                 raise ValueError(f"{key} is {value}; allowed: whole numbers up to {LARGEST_NUMBER}")
             if isinstance(value, str) and any(letter.isdigit() > letter.isascii() for letter in value):
@@ -435,7 +501,7 @@ def _grid_jobs(
     split = list(one_job_per)
     split += [key for key in (BACKEND, PROCESSES) if len(values.get(key, [])) > 1 and key not in split]
     if "size" in values:
-        values["size"] = [sizes.get(item, item) if isinstance(item, str) else item for item in values["size"]]
+        values["size"] = [_in_full(sizes.get(item, item)) if isinstance(item, str) else item for item in values["size"]]
     if "model" in {field.name for field in dataclasses.fields(kind)}:
         values.setdefault("model", [model])
     for key in split:
@@ -462,6 +528,16 @@ def _grid_jobs(
             )
         )
     return jobs
+
+
+def _in_full(size: str) -> str:
+    """A size as cells have it: a custom shape with its numbers in order, so that one shape is one text."""
+    if ":" not in size:
+        return size
+    shape = parse_size(size)
+    if size.count("=") > len(dataclasses.fields(shape)):
+        raise ValueError(f"size is {size!r}; allowed: each number once, as in {SPEC}")
+    return format_size(size_name(size), shape)
 
 
 def _label(key: str, value: Any) -> str:

@@ -89,7 +89,9 @@ class ProgressMonitor:
             lines = self._lines(job)
             if lines is None:
                 continue
-            finished = [match for match in map(FINISHED.match, lines) if match]
+            # A job that is launched again says of all its cells once more how they ended.
+            matches = (match for match in map(FINISHED.match, lines) if match)
+            finished = list({match["number"]: match for match in matches}.values())
             self._finished[job.path] = [float(match["seconds"]) for match in finished]
             for match in finished[len(seen or []) :]:
                 if match["outcome"] != "ok":
@@ -148,7 +150,8 @@ class ProgressMonitor:
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
-        with self._log.open("a", encoding="utf-8") as log:
+        # Where the disk is full, the terminal has it all the same.
+        with contextlib.suppress(OSError), self._log.open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {text}\n")
 
 

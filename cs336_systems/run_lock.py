@@ -1,9 +1,9 @@
 """Snakemake's lock and the temporary files of a run that was killed: removed when it is provably dead, and only then.
 
 Snakemake locks a folder while it works there, and a kill leaves the lock behind, and the folder of temporary files that
-the run and its jobs have. A run therefore notes who owns them. Whether that process is alive can be told only in the
-same boot of the same machine, in the same PID namespace and by the same user; elsewhere both are left alone, and
-Snakemake says how to remove the lock.
+the run and its jobs have. A run therefore notes who owns them, also in that folder: one without the note stays. Whether
+that process is alive can be told only in the same boot of the same machine, in the same PID namespace and by the same
+user; elsewhere both are left alone, and Snakemake says how to remove the lock.
 """
 
 import json
@@ -21,7 +21,7 @@ OWNER = Path(".snakemake", "lock_owner.json")
 
 
 def note_owner(locks: Iterable[str | Path], temporary: Path) -> None:
-    """Note that this process owns the lock files, and a folder of temporary files."""
+    """Note that this process owns the lock files, and a folder of temporary files, in which the same note is put."""
     owner = {
         "where": process_space(),
         "pid": os.getpid(),
@@ -29,23 +29,30 @@ def note_owner(locks: Iterable[str | Path], temporary: Path) -> None:
         "locks": {str(lock): _identity(Path(lock)) for lock in locks},
         "temporary": str(temporary),
     }
-    OWNER.write_text(json.dumps(owner), encoding="utf-8")
+    for folder in (temporary, OWNER.parent):
+        (folder / OWNER.name).write_text(json.dumps(owner), encoding="utf-8")
 
 
 def clear_after_dead_owner() -> str:
     """Remove what `note_owner` noted if its owner is provably dead, and say so of a lock; else do nothing."""
     try:
-        owner = json.loads(OWNER.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        note = OWNER.read_text(encoding="utf-8")
+        owner = json.loads(note)
+        where, pid, start = owner["where"], int(owner["pid"]), owner["start"]
+        locks, temporary = dict(owner["locks"]), Path(owner["temporary"])
+    except (OSError, ValueError, KeyError, TypeError):  # There is none, or nobody's.
         return ""
-    if owner["where"] != process_space() or start_of(owner["pid"]) == owner["start"]:
+    if where != process_space() or start_of(pid) == start:
         return ""
-    dead = [Path(lock) for lock, identity in owner["locks"].items() if _identity(Path(lock)) == identity]
+    dead = [
+        Path(lock) for lock, identity in locks.items() if _is_lock(Path(lock)) and _identity(Path(lock)) == identity
+    ]
     for lock in dead:
         lock.unlink(missing_ok=True)
-    shutil.rmtree(owner.get("temporary", ""), ignore_errors=True)
+    if _has_note(temporary, note):
+        shutil.rmtree(temporary, ignore_errors=True)
     OWNER.unlink(missing_ok=True)
-    return f"Removed the lock of a run that was killed (process {owner['pid']})." if dead else ""
+    return f"Removed the lock of a run that was killed (process {pid})." if dead else ""
 
 
 def process_space() -> str:
@@ -59,6 +66,18 @@ def process_space() -> str:
     except OSError:  # not Linux
         boot, namespace = str(round(psutil.boot_time(), -1)), ""
     return f"{socket.gethostname()} {boot} {namespace} {os.getuid()}"
+
+
+def _is_lock(path: Path) -> bool:
+    return path.parent.resolve() == OWNER.with_name("locks").resolve()
+
+
+def _has_note(folder: Path, note: str) -> bool:
+    """Whether a folder has the same note in it: a note alone could name any folder."""
+    try:
+        return not folder.is_symlink() and (folder / OWNER.name).read_text(encoding="utf-8") == note
+    except (OSError, ValueError):
+        return False
 
 
 def _identity(path: Path) -> list[int] | None:

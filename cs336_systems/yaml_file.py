@@ -10,12 +10,25 @@ MOST_VALUES = 100_000
 """Of one file, each alias counted as what it stands for: many times what the configuration has."""
 
 
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a YAML file that has keys at its top level.
+
+    Raises:
+        ValueError: as `read_yaml`, or it holds something else, in one sentence.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        held = "nothing" if content is None else "a list" if isinstance(content, list) else repr(content)
+        raise ValueError(f"{path}: it holds {held}; allowed: keys with their values, a line each, as in `scale: smoke`")
+    return content
+
+
 def read_yaml(path: Path) -> Any:
     """The content of a YAML file.
 
     Raises:
-        ValueError: it is not YAML, or has a key twice, an alias of itself, or aliases that stand for too much, in one
-            sentence with line and column.
+        ValueError: it cannot be read, is not YAML, or has a key twice, an alias of itself, or aliases that stand for
+            too much, in one sentence with line and column.
     """
     try:
         loader = yaml.CSafeLoader(path.read_bytes())
@@ -25,6 +38,8 @@ def read_yaml(path: Path) -> Any:
         if (values := _count_values(node, {})) > MOST_VALUES:
             raise ValueError(f"{path}: its aliases stand for {values} values; allowed: at most {MOST_VALUES}")
         return loader.construct_document(node)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

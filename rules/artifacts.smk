@@ -22,14 +22,16 @@ rule kernel_trace:
     threads: workflow.cores
     resources:
         gpu=1 if PLAN.device == "cuda" else 0,
+        cell_timeout=config["cell_timeout"],
     params:
         step=STEP,
         source=trace_source,
     message:
         "Tracing a step"
     shell:
-        "python -m cs336_systems.artifacts.kernel_trace {params.step} --output {output} 2> {log}"
-        " || (tail -n 30 {log} >&2; exit 1)"
+        "python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        " python -m cs336_systems.artifacts.kernel_trace {params.step} --output {output} 2> {log}"
+        " || python -m cs336_systems.failure $? {log}"
 
 
 rule nsys:
@@ -41,14 +43,16 @@ rule nsys:
     threads: workflow.cores
     resources:
         gpu=1 if PLAN.device == "cuda" else 0,
+        cell_timeout=config["cell_timeout"],
     params:
         step=STEP,
         output=f"{RESULTS}/nsys/training_step.nsys-rep",
     message:
         "Profiling a step with Nsight Systems"
     shell:
-        "python -m cs336_systems.artifacts.nsys {params.step} --output {params.output} 2> {log}"
-        " || (tail -n 30 {log} >&2; exit 1)"
+        "python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        " python -m cs336_systems.artifacts.nsys {params.step} --output {params.output} 2> {log}"
+        " || python -m cs336_systems.failure $? {log}"
 
 
 rule memory_snapshot:
@@ -60,11 +64,13 @@ rule memory_snapshot:
     threads: workflow.cores
     resources:
         gpu=1 if PLAN.device == "cuda" else 0,
+        cell_timeout=config["cell_timeout"],
     params:
         step=SNAPSHOT_STEP,
         output=f"{RESULTS}/artifacts/memory_snapshot.pickle",
     message:
         "Recording the memory history of a step"
     shell:
-        "python -m cs336_systems.artifacts.memory_snapshot {params.step} --output {params.output} 2> {log}"
-        " || (tail -n 30 {log} >&2; exit 1)"
+        "python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        " python -m cs336_systems.artifacts.memory_snapshot {params.step} --output {params.output} 2> {log}"
+        " || python -m cs336_systems.failure $? {log}"

@@ -1,26 +1,28 @@
 """Shared by all rules: the plan of this run, the names of its files, and the environment of its jobs.
 
-Needs `config`; makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that turn wildcards into job properties.
+Needs `config` and SOURCES (preconditions.smk); makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that turn wildcards into job properties.
 """
 
 import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import astuple
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.failure import full_disks, places
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, other_models, plan_to_json, recorded_digest, with_switches
+from cs336_systems.plan import AUTO, make_plan, other_models, plan_to_json, recorded_digest, set_by, with_switches
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
 
 config.update(with_switches(config))
 try:
-    PLAN = make_plan(config)
+    PLAN = make_plan(config, sources=SOURCES)
 except ValueError as error:
     raise WorkflowError(str(error))
 
@@ -39,6 +41,8 @@ os.environ.update(
     PATH=os.pathsep.join([str(Path(sys.executable).parent), os.getenv("PATH", "")]),
     PYTHONPATH=os.pathsep.join(filter(None, [str(workflow.basedir), os.getenv("PYTHONPATH")])),
 )
+# What Snakemake gives each job as its TMPDIR: a folder that is removed when this process ends.
+tempfile.tempdir = str(workflow.snakemake_tmp_dir)
 
 if workflow.is_main_process:
     announce_run()
@@ -53,7 +57,7 @@ wildcard_constraints:
 onstart:
     note_owner(workflow.persistence._lockfile.values(), workflow.snakemake_tmp_dir)
     if workflow.local_exec:
-        # Its jobs' too, whatever ends them.
+        # Also that of what is run here before the jobs.
         os.environ.update(TMPDIR=str(workflow.snakemake_tmp_dir))
         if not os.access(Path.home(), os.W_OK):
             os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
@@ -70,6 +74,8 @@ onsuccess:
 
 onerror:
     PROGRESS.finish()
+    for sentence in full_disks([PLAN.results, *places()]):
+        print(f"The run has failed, and {sentence}.", file=sys.stderr)
 
 
 def check_other_models(jobs):
@@ -78,7 +84,7 @@ def check_other_models(jobs):
         check = [sys.executable, "-m", "cs336_systems.model_check", *model]
         checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
         if checked.returncode:
-            raise WorkflowError(f"config.yaml: {checked.stderr.strip().splitlines()[-1]}")
+            raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {checked.stderr.strip().splitlines()[-1]}")
 
 
 def test_together(jobs):
@@ -154,10 +160,11 @@ def obstacles(wildcards):
         return [f"({obstacle})"]
     if not workflow.local_exec and config["machine"] == AUTO:
         raise WorkflowError(
-            "config.yaml: machine is 'auto', but jobs run elsewhere; say on what, see the key's comment"
+            f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; say on what, see its comment"
         )
     if workflow.is_main_process and workflow.local_exec and PLAN.nodes > 1:
-        raise WorkflowError(f"config.yaml: nodes is {PLAN.nodes}, but jobs run here; allowed: 1, or use profiles/slurm")
+        where = set_by(SOURCES, ["nodes"])
+        raise WorkflowError(f"{where}: nodes is {PLAN.nodes}, but jobs run here; allowed: 1, or use profiles/slurm")
     return []
 
 

@@ -26,7 +26,8 @@ OMP_NUM_THREADS=1 python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]
 if [ "$status" -ne 0 ]; then
     cat "$log" >&2
     reason="The code is incorrect on this machine"
-    if [ "$status" -eq 137 ]; then reason="The tests were killed (SIGKILL), as by the kernel when memory runs out"; fi
+    if [ "$status" -gt 128 ]; then reason="The tests were ended by SIG$(kill -l "$status")"; fi
+    if [ "$status" -eq 137 ]; then reason+=", as by the kernel when memory runs out"; fi
     echo "$reason, so nothing was measured with it: ${tests[*]}" >&2
     exit 1
 fi

@@ -1,7 +1,8 @@
 """Measurements: one launch per job, one CSV file per launch.
 
-Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256. A target named after each
-experiment measures only that experiment.
+Needs the plan (common.smk); makes results/<machine>/raw/<experiment>/<job>.csv and its SHA-256, and while a job lasts, or
+where it has failed, results/<machine>/kept/<experiment>/<job>.jsonl with the cells that it has measured. A target named
+after each experiment measures only that experiment.
 """
 
 
@@ -26,6 +27,8 @@ rule measure:
     threads: workflow.cores
     resources:
         gpu=job_gpus,
+        # No parameter: another limit would make what was measured stale.
+        cell_timeout=config["cell_timeout"],
         # What follows is for SLURM, which would else spread the GPUs over any number of nodes.
         nodes=job_nodes,
         tasks=job_nodes,
@@ -37,15 +40,17 @@ rule measure:
         source=job_source,
         device=PLAN.device,
         seed=config["seed"],
+        kept=f"{RESULTS}/kept/{{job}}.jsonl",
         passed=f"{RESULTS}/correctness",
         tests=job_tests,
     message:
         "Measuring {wildcards.job}"
     shell:
         "(rules/correctness.sh {params.passed} {params.tests}"
-        " && python -m cs336_systems.relaunch {params.command}"
+        " && python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        " --kept {params.kept} --code {params.source} {params.command}"
         " --device {params.device} --seed {params.seed} --output {output.csv}) 2> {log}"
-        " || (tail -n 30 {log} >&2; exit 1)"
+        " || python -m cs336_systems.failure $? {log}"
 
 
 for experiment in PLAN.jobs:
@@ -77,3 +82,4 @@ rule promote:
         recorded=f"recorded/{PLAN.machine}/raw",
     shell:
         "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"
+        " || python -m cs336_systems.failure $? {log}"

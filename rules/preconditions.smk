@@ -1,6 +1,6 @@
 """What must hold before anything is read or run: the folder, room on its disk, and configuration files that are YAML.
 
-Needs and makes nothing.
+Needs nothing; makes SOURCES, what the configuration is merged from, by name.
 """
 
 import shutil
@@ -15,10 +15,14 @@ if Path.cwd() != Path(workflow.basedir):
 if (free := shutil.disk_usage(".").free / 1e6) < FREE_MB:
     raise WorkflowError(f"the disk of {Path.cwd()} has {free:.0f} MB free; allowed: at least {FREE_MB} MB")
 
-from cs336_systems.yaml_file import read_yaml
+from cs336_systems.yaml_file import read_mapping
 
 try:
-    for file in ["config.yaml", *workflow.configfiles]:
-        read_yaml(Path(file))
+    SOURCES = [
+        (str(file), read_mapping(file))
+        for path in ["config.yaml", *workflow.configfiles]
+        for file in [Path(path).relative_to(Path.cwd()) if Path.cwd() in Path(path).parents else Path(path)]
+    ]
 except ValueError as error:
     raise WorkflowError(str(error))
+SOURCES.append(("--config", workflow.config_settings.config))

@@ -97,6 +97,7 @@ rule verdict:
         checks=rules.checks.output[0],
         # A failed run leaves the report that says why.
         report=f"{RESULTS}/writeup.pdf",
+        source=f"{RESULTS}/writeup.typ",
     output:
         f"{RESULTS}/verdict.txt",
     log:

@@ -11,8 +11,8 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import parameters
 
-KIND = ("mode", "backend", "tried", "compiled_call")
-"""Parameters on which it depends what is measured."""
+KIND = ("mode", "backend", "tried", "compiled_call", "source_digest")
+"""Parameters that determine which metrics a cell has, and the code that measured it: a later one may measure more."""
 CONTENDER = ("wrapper", "bucket_mb", "contender")
 """Details that tell contenders of one launch apart, each of which has metrics of its own."""
 CONTENDERS_METRIC = ("moment", "part", "kind")

@@ -1,12 +1,31 @@
-"""The project's own files, by what git knows: nothing that a run generated, and nothing that git ignores."""
+"""The project's own files, by what git knows or, where it knows nothing, by their names; nothing that a run made."""
 
+import os
 import subprocess
-import tempfile
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 ALWAYS = "Snakefile"
 """A file that every checkout of the project tracks, and a repository of something else around the folder does not."""
+PATTERNS = (
+    "Snakefile", "Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "config.yaml",
+    "pyproject.toml", ".gitignore", ".pre-commit-config.yaml", ".ci/run", ".github/*.yml",
+    "cs336_systems/*.py", "cs336_systems/py.typed", "cs336_systems/config.schema.yaml",
+    "docs/*.md", "docs/*.png",
+    "profiles/*/config.yaml", "profiles/*/nodes.yaml",
+    "recorded/*/constraints.txt", "recorded/*/raw/*/*.csv", "recorded/*/raw/*/*.csv.sha256",
+    "recorded/*/traces/*.json.gz",
+    "report/contents.yaml", "report/references.bib", "report/*.typ", "report/*.typ.j2", "report/captions/*.rst",
+    "rules/*.smk", "rules/*.sh",
+    "scripts/*.py",
+    "tests/*.py", "tests/cluster/*.sh", "tests/data/*.json", "tests/given_numbers.yaml", "tests/golden/*.csv",
+    "tests/golden/*.txt", "tests/golden/*.typ", "tests/traces/*.json.gz", "tests/workflow/toy/*.yaml",
+    "tests/workflow/toy/*.typ.j2",
+)  # fmt: skip
+"""What the project's own files are called, where no git knows them; * stands for folders too."""
+OTHERS = {".git", ".venv", ".snakemake", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "submission"}
+"""Folders of generated files, as `results` is, but at any depth."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,9 +33,11 @@ class ProjectFiles:
     """Names relative to the project's folder."""
 
     own: list[str]
-    """What git tracks, also in submodules; where the folder is no checkout, all that `.gitignore` does not name."""
-    untracked: list[str]
-    """What git neither tracks nor ignores."""
+    """What git tracks, also in submodules; where the folder is no checkout, the files that PATTERNS names. No links."""
+    links: list[str]
+    """Such files that are symbolic links, or in a folder that is one: what they name may be anybody's."""
+    others: list[str]
+    """What git neither tracks nor ignores, or PATTERNS does not name."""
     changed: list[str]
     """The tracked files that are not as in the last commit, or are gone."""
     no_checkout: str
@@ -33,21 +54,35 @@ def project_files(folder: Path) -> ProjectFiles:
     tracked = _split(listing.stdout)
     if ALWAYS in tracked:
         status = _git(folder, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=no", "--", ".")
-        return ProjectFiles(
-            own=_present(folder, tracked),
-            untracked=_unknown(folder),
-            changed=[entry[len("XY ") :] for entry in _split(status.stdout)],
-            no_checkout="",
-        )
-    with tempfile.TemporaryDirectory() as empty:
-        _git(folder, "init", "--quiet", "--bare", empty)
-        own = _unknown(folder, f"--git-dir={empty}", f"--work-tree={folder.absolute()}")
-    complaint = listing.stderr.strip().partition("\n")[0] or f"git tracks no {ALWAYS} here"
-    return ProjectFiles(own=_present(folder, own), untracked=[], changed=[], no_checkout=complaint)
+        others = _split(_git(folder, "ls-files", "-z", "--others", "--exclude-standard").stdout)
+        changed, complaint = [entry[len("XY ") :] for entry in _split(status.stdout)], ""
+    else:
+        found = _files(folder)
+        tracked = [name for name in found if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
+        others, changed = sorted(set(found) - set(tracked)), []
+        complaint = listing.stderr.strip().partition("\n")[0] or f"git tracks no {ALWAYS} here"
+    files = sorted(name for name in tracked if (folder / name).is_file() or (folder / name).is_symlink())
+    own = [name for name in files if _is_in_place(folder, name)]
+    return ProjectFiles(
+        own=own, links=sorted(set(files) - set(own)), others=others, changed=changed, no_checkout=complaint
+    )
 
 
-def _unknown(folder: Path, *options: str) -> list[str]:
-    return _split(_git(folder, *options, "ls-files", "-z", "--others", "--exclude-standard").stdout)
+def _is_in_place(folder: Path, name: str) -> bool:
+    """Whether neither a file nor a folder that it is in is a link."""
+    return (folder / name).resolve() == folder.resolve() / name
+
+
+def _files(folder: Path) -> list[str]:
+    """The files and links below a folder, but for what is in folders that are generated, and behind links."""
+    names = []
+    for path, folders, files in os.walk(folder):
+        inside = Path(path).relative_to(folder)
+        generated = OTHERS | {"results", "build"} if inside == Path() else OTHERS
+        folders[:] = sorted(set(folders) - generated)
+        links = [name for name in folders if Path(path, name).is_symlink()]  # which os.walk does not follow
+        names += [(inside / name).as_posix() for name in (*files, *links)]
+    return sorted(names)
 
 
 def _git(folder: Path, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -56,7 +91,3 @@ def _git(folder: Path, *command: str, check: bool = True) -> subprocess.Complete
 
 def _split(names: str) -> list[str]:
     return list(filter(None, names.split("\0")))
-
-
-def _present(folder: Path, names: list[str]) -> list[str]:
-    return sorted(name for name in names if (folder / name).is_file())

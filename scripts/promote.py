@@ -2,36 +2,55 @@
 
 Launch: python -m scripts.promote results/nvidia-h200/raw recorded/nvidia-h200/raw
 
-Every CSV file is read and checked first; recorded files of other jobs stay. Traces are next to `raw`.
+Every file is read and checked first; recorded files of other jobs stay. Traces are next to `raw`.
 """
 
 import shutil
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import digest_path, read_jobs
+from cs336_systems.measure.trace_file import read_trace
 
 
 def promote(raw: Path, recorded: Path) -> list[Path]:
     """Copy the CSV files of a results folder, their digests and the traces to the recorded ones; returns the CSV files.
 
     Raises:
-        ValueError: a file that no measurement on this machine can have written; nothing is copied then.
+        ValueError: a file that no measurement on this machine can have written, a symbolic link, or no CSV file at all;
+            nothing is copied then.
     """
-    found = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
-    for name, csvs in found.items():
-        read_jobs(EXPERIMENTS[name], csvs, machine=raw.parent.name)
-    copies = []
-    for name, csvs in found.items():
-        for csv in csvs:
-            copies.append(recorded / name / csv.name)
-            copies[-1].parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(digest_path(csv), digest_path(copies[-1]))
-            shutil.copy2(csv, copies[-1])
-    if (traces := raw.with_name("traces")).is_dir():
-        shutil.copytree(traces, recorded.with_name("traces"), dirs_exist_ok=True)
-    return copies
+    csvs = {
+        path: recorded / path.relative_to(raw) for name in EXPERIMENTS for path in sorted((raw / name).glob("*.csv"))
+    }
+    traces = {
+        path: recorded.with_name("traces") / path.name for path in sorted(raw.with_name("traces").glob("*.json.gz"))
+    }
+    digests = {digest_path(path): digest_path(copy) for path, copy in csvs.items()}
+    # A digest before its CSV: no CSV ever exists without one.
+    copies = digests | csvs | traces
+    for path in [*inside(raw.parent, copies), *inside(recorded.parent, copies.values())]:
+        if path.is_symlink():
+            raise ValueError(f"{path} is a symbolic link; allowed: a file or a folder")
+    if not csvs:
+        raise ValueError(f"{raw} has no CSV file of an experiment; allowed: at least one, which `snakemake` measures")
+    for name, experiment in EXPERIMENTS.items():
+        read_jobs(experiment, [path for path in csvs if path.parent.name == name], machine=raw.parent.name)
+    for trace in traces:
+        read_trace(trace)
+    for path, copy in copies.items():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+    return list(csvs.values())
+
+
+def inside(folder: Path, paths: Iterable[Path]) -> Iterator[Path]:
+    """Paths, and the folders inside a folder that lead to them."""
+    for path in paths:
+        yield path
+        yield from (parent for parent in path.parents if folder in parent.parents)
 
 
 if __name__ == "__main__":

@@ -56,11 +56,14 @@ def told(found: ProjectFiles) -> list[str]:
     """What a student should know of the files before handing them in, in sentences."""
     sentences = []
     if found.no_checkout:
-        sentences.append(f"no git checkout ({found.no_checkout}): all files that .gitignore does not name are in it")
+        sentences.append(f"no git checkout ({found.no_checkout}), so only files with the project's own names are in it")
     if found.changed:
         sentences.append(f"not as in the last commit, and in it as they are now: {_listed(found.changed)}")
-    if found.untracked:
-        sentences.append(f"not in it, since git does not track them (git add): {_listed(found.untracked)}")
+    if found.links:
+        sentences.append(f"not in it, since they are symbolic links: {_listed(found.links)}")
+    if found.others:
+        how = "git init; git add" if found.no_checkout else "git add"
+        sentences.append(f"not in it, since git does not track them ({how}): {_listed(found.others)}")
     return sentences
 
 

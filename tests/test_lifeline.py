@@ -71,12 +71,14 @@ def test_without_a_run_on_this_host_a_process_goes_on(announced):
 
 
 def test_a_process_that_has_ended_has_no_start():
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    assert start_of(child.pid) not in (None, start_of(os.getpid()))
-    time.sleep(0.5)
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    start = start_of(child.pid)
+    assert start not in (None, start_of(os.getpid()))
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert start_of(child.pid) is None  # not even before anybody has waited for it
     child.wait()
-    assert start_of(child.pid) is None
+    assert start_of(child.pid) != start  # From now on the id may be another process's.
 
 
 def test_a_run_announces_itself(monkeypatch):
@@ -100,7 +102,8 @@ def lock(tmp_path, monkeypatch):
     note = json.loads(run_lock.OWNER.read_text())
 
     def owner(**changes):
-        run_lock.OWNER.write_text(json.dumps(note | {"start": "0"} | changes))
+        for folder in (temporary, run_lock.OWNER.parent):
+            (folder / run_lock.OWNER.name).write_text(json.dumps(note | {"start": "0"} | changes))
 
     owner()
     return lock, owner, note
@@ -119,14 +122,51 @@ def test_a_lock_whose_owner_may_live_is_left_alone(lock):
     for changes in (
         {"start": note["start"]},  # this process, which lives
         {"where": note["where"] + "0"},  # another host, boot, PID namespace or user
-        {"locks": {str(path): [1, 2]}, "temporary": ""},  # another lock of the same name
-        {"locks": {}, "temporary": ""},
     ):
         owner(**changes)
         assert run_lock.clear_after_dead_owner() == ""
         assert path.exists()
         assert Path(note["temporary"]).exists()
-    for content in (None, "{"):
-        run_lock.OWNER.write_text(content) if content else run_lock.OWNER.unlink(missing_ok=True)
-        assert run_lock.clear_after_dead_owner() == ""
-        assert path.exists()
+
+
+@pytest.mark.parametrize("noted", [[[1, 2]], []])
+def test_another_lock_of_the_same_name_is_left_alone(lock, noted):
+    path, owner, _ = lock
+    owner(locks=dict(zip([str(path)], noted, strict=False)))
+    assert run_lock.clear_after_dead_owner() == ""
+    assert path.exists()
+
+
+def test_a_file_that_is_no_lock_is_left_alone(lock, tmp_path):
+    _, owner, _ = lock
+    (tmp_path / "thesis.tex").touch()
+    owner(locks={str(tmp_path / "thesis.tex"): run_lock._identity(tmp_path / "thesis.tex")})
+    assert run_lock.clear_after_dead_owner() == ""
+    assert (tmp_path / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("kind", ["no note", "a link", "another's note"])
+def test_a_folder_is_removed_only_if_it_has_the_note(lock, tmp_path, kind):
+    _, owner, note = lock
+    home = tmp_path / "home"
+    if kind == "a link":
+        home.symlink_to(note["temporary"])
+    else:
+        home.mkdir()
+    if kind == "another's note":
+        (home / run_lock.OWNER.name).write_text(run_lock.OWNER.read_text())
+    owner(temporary=str(home))
+    assert "Removed the lock" in run_lock.clear_after_dead_owner()
+    assert home.exists()
+    assert Path(note["temporary"]).exists()
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", "{}", '{"pid": "self"}', "\xff", "null"])
+def test_a_note_that_says_nothing_removes_nothing(lock, content):
+    path, _, note = lock
+    run_lock.OWNER.unlink()
+    if content is not None:
+        run_lock.OWNER.write_text(content, encoding="latin-1")
+    assert run_lock.clear_after_dead_owner() == ""
+    assert path.exists()
+    assert Path(note["temporary"]).exists()

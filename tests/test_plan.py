@@ -24,12 +24,14 @@ from cs336_systems.plan import (
     unused_modules,
     with_switches,
 )
-from cs336_systems.sizes import parse_size
+from cs336_systems.sizes import SIZES, format_size, parse_size
 from tests.samples import config
 
 GRID = {"size": ["nano"], "context": [8]}
 MINE = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
 SHAPE = ",".join(f"{key}={value}" for key, value in MINE.items())
+REORDERED = ",".join(f"{key}={value}" for key, value in reversed(MINE.items()))
+SMALL = format_size("", SIZES["small"])[1:]
 
 
 def grids(end_to_end):
@@ -58,7 +60,16 @@ def planned(grid, tmp_path, **changes):
         ({**GRID, "size": [f"mine:rm {SHAPE}"]}, "size is 'mine:rm .*'; allowed: nano"),
         ({**GRID, "size": ["odd:d_model=100,d_ff=8,num_layers=1,num_heads=3"]}, "size 'odd': num_heads is 3, which"),
         ({**GRID, "precision": ["fp8"]}, "precision is 'fp8'; allowed: 'fp32' or 'bf16'"),
-        ({**GRID, "context": [8, 8]}, "plans a cell that only already has"),
+        ({**GRID, "context": [8, 8]}, "context has 8 twice; allowed: each value once"),
+        ({**GRID, "size": ["nano", "nano"]}, "size has 'nano' twice; allowed: each value once"),
+        ({**GRID, "size": [f"mine:{SHAPE}", f"mine:{REORDERED}"]}, "size has 'mine:d_model=8,.*' twice"),
+        ({**GRID, "size": [f"mine:{SHAPE},d_ff=32"]}, "size is 'mine:.*d_ff=32'; allowed: each number once"),
+        ({**GRID, "size": [f"a:{SHAPE}", f"b:{SHAPE}"]}, "size 'b:.*' has the shape of 'a'; allowed: one name"),
+        ({**GRID, "size": [f"a:{SMALL}", "small"]}, "size 'small' has the shape of 'a'; allowed: one name per shape"),
+        (
+            {**GRID, "size": [f"a:{SHAPE}", f"a:{SHAPE.replace('16', '32')}"]},
+            "size 'a:.*d_ff=32.*' has the name, but not the shape, of 'a'; allowed: one name per shape",
+        ),
         ({**GRID, "context": ["64"]}, "context is '64'; allowed: a valid integer"),
         ({**GRID, "steps": [10.0]}, "steps is 10.0; allowed: a valid integer"),
         ({**GRID, "steps": [True]}, "steps is True; allowed: a valid integer"),
@@ -141,7 +152,37 @@ def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
 def test_a_wrong_setting_is_answered_in_a_sentence(tmp_path, changes, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
         make_plan(config(**changes), tmp_path)
+    assert str(error.value).startswith("config.yaml: ")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "complaint"),
+    [
+        ({"machine": "pdp-11"}, {}, "nodes.yaml: machine is 'pdp-11'; allowed: auto, or"),
+        ({"machine": "pdp-11"}, {"machine": "vax"}, "--config: machine is 'vax'; allowed: auto, or"),
+        ({"nodes": 2}, {"machine": "cpu"}, "nodes.yaml: nodes is 2; allowed: 1, unless machine says"),
+        ({"speed": 1}, {}, "nodes.yaml: unknown key 'speed' in the top level"),
+        ({"sizes": {"mine": {"d_model": 8}}}, {}, "nodes.yaml: 'd_ff' is a required property in sizes.mine"),
+        ({"nodes": 1}, {"seed": -1}, "--config: seed is -1; allowed: a whole number"),
+        ({"nodes": 1}, {}, "config.yaml: scale is 'large'; allowed: auto, smoke or handout"),
+    ],
+)
+def test_a_mistake_is_blamed_on_the_source_that_made_it(tmp_path, nodes, given, complaint):
+    sources = [("config.yaml", config(scale="large")), ("nodes.yaml", nodes), ("--config", given)]
+    merged = {key: value for _, content in sources for key, value in content.items()}
+    if "scale" not in complaint:
+        merged["scale"] = "smoke"
+    with pytest.raises(ValueError, match=f"^{complaint}"):
+        make_plan(merged, tmp_path, sources)
+
+
+def test_a_launch_of_too_many_processes_is_refused(tmp_path):
+    grid = {"backend": ["gloo"], "processes": [2, 100_000]}
+    experiments = config()["experiments"] | {"all_reduce": {"smoke": {"all": grid}, "handout": {"all": grid}}}
+    complaint = "config.yaml: experiments.all_reduce.smoke.all: processes is 100000; allowed: at most 256"
+    with pytest.raises(ValueError, match=complaint):
+        make_plan(config(experiments=experiments, scale="smoke"), tmp_path)
 
 
 @pytest.mark.parametrize("scale", ["smoke", "handout"])

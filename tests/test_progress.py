@@ -80,6 +80,24 @@ def test_cells_are_counted_over_the_whole_run(plan, follow):
     assert len(log) == 5
 
 
+def test_cells_that_a_second_launch_names_again_are_counted_once(plan, follow):
+    look = follow("a")
+    write_log(plan, "a", "ok")
+    look()
+    log = plan.results / "logs/accumulation/a.log"
+    log.write_text(log.read_text() + "".join(finished_line(i, 3, f"additions={i}", "ok", 2.0) + "\n" for i in (1, 2)))
+    assert look() == ["2 of 3 cells done, about 2 s left | accumulation/a, cell 3 of 3: additions=3"]
+
+
+def test_on_a_full_disk_progress_is_still_told(plan, follow):
+    look = follow("a")
+    log = plan.results / "progress.log"
+    log.unlink()
+    log.mkdir()  # nothing can be written there either
+    write_log(plan, "a")
+    assert len(look()) == 1
+
+
 def test_a_log_of_an_earlier_run_does_not_count(plan, follow):
     write_log(plan, "a", "ok", "ok", "ok")
     look = follow("a")

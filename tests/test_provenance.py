@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -48,6 +49,28 @@ def test_versions_seed_and_digest():
     assert origin.source_digest == DIGEST
     assert (origin.seed, origin.startup_seconds) == (7, 1.5)
     assert timedelta(0) <= datetime.now(UTC) - datetime.fromisoformat(origin.utc) < timedelta(minutes=1)
+
+
+def test_a_patched_library_of_the_same_version_is_seen(tmp_path):
+    package = tmp_path / "torch"
+    (package / "lib").mkdir(parents=True)
+    (package / "__init__.py").write_text("fast = False\n")
+    (package / "lib" / "libtorch.so.2").write_bytes(bytes(10))
+    (package / "notes.txt").write_text("1")
+    whole = provenance.files_digest(package)
+    (package / "notes.txt").write_text("2")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "a.pyc").write_bytes(b"1")
+    assert provenance.files_digest(package) == whole
+    seen = {whole}
+    (package / "__init__.py").write_text("fast = True!\n")  # as long as before
+    seen.add(provenance.files_digest(package))
+    (package / "lib" / "libtorch.so.2").write_bytes(bytes(11))
+    seen.add(provenance.files_digest(package))
+    (package / "__init__.py").rename(package / "_init__.py")
+    seen.add(provenance.files_digest(package))
+    assert len(seen) == 4
+    assert provenance.files_digest(Path(torch.__file__).parent) == collect().torch_files != whole
 
 
 def test_a_measurement_on_the_cpu_names_no_gpu():

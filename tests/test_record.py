@@ -34,6 +34,7 @@ from tests.samples import H200, ROOT, provenance
 CELL = EndToEnd(steps=3)
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
 TIMES = [1.25, 2.5, 3.0]
+STATISTICS = ("mean", "median", "p20", "p80", "std")
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 10])
@@ -205,7 +206,15 @@ def rewrite(path, change):
         (lambda row: row.update(std="0.8"), "line 2: std is 0.8; from the samples it is 0.9"),
         (lambda row: row.update(std=""), "line 2: std is empty; allowed: empty for one sample, else a number"),
         (lambda row: row.update(median=""), "line 2: median is empty; allowed: a number, since the row is ok"),
-        (lambda row: row.update(p20="-1.25"), "line 2: p20 is -1.25; allowed: numbers from 0"),
+        (lambda row: row.update(p20="-1.25"), "line 2: p20 is -1.25; allowed: times above 0"),
+        (lambda row: row.update(dict.fromkeys(STATISTICS, "0")), "line 2: mean is 0.0; allowed: times above 0"),
+        (lambda row: row.update(samples="0 3.375*2"), "line 2: samples has 0; allowed: times above 0"),
+        (lambda row: row.update(samples="-1.25 2.5 5.5"), "line 2: samples has -1.25; allowed: times above 0"),
+        (lambda row: row.update(samples="1.25 nan 3"), "line 2: samples is '1.25 nan 3'; allowed: numbers"),
+        (lambda row: row.update(startup_seconds="-0.5"), "line 2: startup_seconds is '-0.5'; allowed: greater than or"),
+        (lambda row: row.update(gpu_count="-1"), "line 2: gpu_count is '-1'; allowed: greater than or equal to 0"),
+        (lambda row: row.update(nodes="0"), "line 2: nodes is '0'; allowed: greater than or equal to 1"),
+        (lambda row: row.update(seed="-1"), "line 2: seed is '-1'; allowed: greater than or equal to 0"),
         (lambda row: row.update(unit="s"), "line 2: unit is 's'; allowed for step: 'ms'"),
         (lambda row: row.update(metric="speed"), "line 2: metric is 'speed'; allowed: cell, wall, sm_clock"),
         (lambda row: row.update(metric="cell", unit=""), "line 2: status is 'ok'; allowed for cell"),
@@ -232,9 +241,9 @@ def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, complaint):
     [
         (lambda text: text.replace("\n", ",\n"), "line 1: column '' is not known here"),
         (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is there twice"),
-        (lambda text: text.removesuffix("\n") + ",1\n", "line 2: more or fewer fields than the 44 columns"),
-        (lambda text: text.rpartition(",")[0] + "\n", "line 2: more or fewer fields than the 44 columns"),
-        (lambda text: text.replace(",nano,", ",na\rno,"), "line 2: more or fewer fields than the 44 columns"),
+        (lambda text: text.removesuffix("\n") + ",1\n", "line 2: more or fewer fields than the 45 columns"),
+        (lambda text: text.rpartition(",")[0] + "\n", "line 2: more or fewer fields than the 45 columns"),
+        (lambda text: text.replace(",nano,", ",na\rno,"), "line 2: more or fewer fields than the 45 columns"),
         (lambda text: text.replace(",nano,", f",{'n' * 200_000},"), "field larger than field limit"),
         (lambda text: "", "column 'experiment' is missing"),
     ],
@@ -297,6 +306,10 @@ def test_a_hand_edit_a_cut_file_and_a_missing_digest_are_seen(tmp_path):
             read_jobs(EndToEnd, [path])
     path.write_text(whole)
     assert read_jobs(EndToEnd, [path]) == ROWS
+    for damaged in (b"", b"\xff\xfe\0", digest_path(path).read_bytes()[:40], b"(interrupted)  a.csv\n"):
+        digest_path(path).write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"a\.csv\.sha256: begins with .*; allowed: the SHA-256 of a\.csv in hex"):
+            read_jobs(EndToEnd, [path])
     digest_path(path).unlink()
     with pytest.raises(ValueError, match=r"a\.csv: there is no a\.csv\.sha256 next to it"):
         read_jobs(EndToEnd, [path])
@@ -333,6 +346,36 @@ def test_details_tell_rows_of_one_metric_apart(tmp_path):
     write_job(path, Detailed, [*rows, rows[0]])
     with pytest.raises(ValueError, match=r"line 5: metric is 'sum', which .*line 2 already has for the same cell"):
         read_jobs(Detailed, [path])
+
+
+@pytest.mark.parametrize(
+    ("experiment", "details", "complaint"),
+    [
+        ("data_parallel", {"wrapper": "horovod"}, "wrapper is 'horovod'; allowed: none, naive, flat"),
+        (
+            "data_parallel",
+            {"wrapper": "bucketed", "bucket_mb": "large"},
+            "bucket_mb is 'large'; allowed: a whole number",
+        ),
+        ("data_parallel", {"wrapper": "none", "kind": "waiting"}, "kind is 'waiting'; allowed: compute, communication"),
+        ("fsdp", {"wrapper": "bucketed"}, "wrapper is 'bucketed'; allowed: none, peer_memory, sharded_optimizer"),
+        ("optimizer_sharding", {"contender": "zero"}, "contender is 'zero'; allowed: unsharded, sharded"),
+        ("optimizer_sharding", {"contender": "sharded", "moment": "now"}, "moment is 'now'; allowed: initialized"),
+        (
+            "optimizer_sharding",
+            {"contender": "sharded", "part": "all"},
+            "part is 'all'; allowed: parameters, gradients",
+        ),
+        ("kernel_profile", {"stage": "warmup"}, "stage is 'warmup'; allowed: forward, loss, backward, optimizer"),
+        ("memory_profile", {"stage": "forward", "rank": "first"}, "rank is 'first'; allowed: a whole number from 1"),
+    ],
+)
+def test_a_detail_that_no_row_has_is_named(tmp_path, experiment, details, complaint):
+    kind = EXPERIMENTS[experiment]
+    metric = next(name for name, unit in kind.metrics.items() if unit == "ms")
+    row = make_row(kind(), summarize(metric, "ms", [1.0], details=details), provenance())
+    with pytest.raises(ValueError, match=complaint):
+        write_job(tmp_path / "a.csv", kind, [row])
 
 
 def test_rows_belong_to_the_machine_of_their_folder(tmp_path):

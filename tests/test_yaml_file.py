@@ -5,7 +5,7 @@ import re
 import pytest
 import yaml
 
-from cs336_systems.yaml_file import read_yaml
+from cs336_systems.yaml_file import read_mapping, read_yaml
 from tests.samples import ROOT
 
 BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
@@ -40,3 +40,20 @@ def test_a_sound_file_is_what_yaml_says(tmp_path):
     assert read_yaml(tmp_path / "x.yaml") == {"a": [1], "c": [1], "d": {"e": 1, "f": 2}}
     (tmp_path / "x.yaml").write_text("")
     assert read_yaml(tmp_path / "x.yaml") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "x.yaml: it holds nothing; allowed: keys with their values"),
+        ("# only a comment\n", "x.yaml: it holds nothing; allowed"),
+        ("- scale: smoke\n", "x.yaml: it holds a list; allowed: keys with their values"),
+        ("smoke\n", "x.yaml: it holds 'smoke'; allowed: keys with their values"),
+        (None, "x.yaml: No such file or directory"),
+    ],
+)
+def test_a_configuration_has_keys(tmp_path, text, complaint):
+    if text is not None:
+        (tmp_path / "x.yaml").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        read_mapping(tmp_path / "x.yaml")

@@ -34,7 +34,8 @@ def check_machine(planned: str, machine: Machine) -> None:
         ValueError: it has another GPU, or none; the sentence names both.
     """
     if planned not in (machine_label(""), machine.label):
-        raise ValueError(f"planned for {planned}, but this is {machine.label}; see the key machine in config.yaml")
+        where = "see the key machine in config.yaml, or in profiles/slurm/nodes.yaml"
+        raise ValueError(f"planned for {planned}, but this is {machine.label}; {where}")
 
 
 def _version(package: str) -> str:

@@ -1,5 +1,6 @@
 """Where a measurement comes from: hardware, software versions, source and time."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -11,6 +12,7 @@ import torch
 
 from cs336_systems.measure.machine import detect
 from cs336_systems.measure.record import Provenance
+from cs336_systems.measure.source import DIGEST_CHARACTERS
 
 
 def collect(
@@ -30,6 +32,7 @@ def collect(
         cuda=torch.version.cuda or "",
         cudnn=_cudnn_version() if on_gpu else "",
         torch=torch.__version__,
+        torch_files=files_digest(Path(torch.__file__).parent),
         triton=_version("triton"),
         flash_attn=_version("flash-attn-4"),
         python=platform.python_version(),
@@ -39,8 +42,17 @@ def collect(
         source_digest=source_digest,
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=seed,
-        startup_seconds=startup_seconds,
+        startup_seconds=max(startup_seconds, 0.0),  # The host's clock may have been set back meanwhile.
     )
+
+
+def files_digest(package: Path) -> str:
+    """A digest of a package's Python files, and of the names and sizes of its libraries, which are large."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in ("*.py", "*.so*") for path in package.rglob(pattern)):
+        content = path.read_bytes() if path.suffix == ".py" else str(path.stat().st_size).encode()
+        digest.update(f"{path.relative_to(package)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
 
 
 def rounds_to_tf32(device: torch.device) -> bool:

@@ -10,16 +10,18 @@ import dataclasses
 import hashlib
 import io
 import os
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge
 from pydantic import create_model
 
-from cs336_systems.experiments.base import Experiment, explain
+from cs336_systems.experiments.base import Experiment, NonNegative, Positive, explain
 from cs336_systems.measure.machine import machine_label
 from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.validation import Row, first_fault
@@ -34,16 +36,16 @@ BYTES_PER_DIGEST = 1
 class Provenance:
     """The columns that every row of a job shares."""
 
-    added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": "", "nodes": 1}
+    added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": "", "nodes": 1, "torch_files": ""}
     """As in Measurement."""
 
     gpu: str = ""
     """GPU model of the machine; empty where the CPU stands for it."""
-    gpu_count: int = 0
+    gpu_count: NonNegative = 0
     """Number of GPUs that the measurement ran on; 0 for one in the host's memory."""
-    nodes: int = 1
+    nodes: Positive = 1
     """Number of machines that the measurement ran on."""
-    gpu_memory: int = 0
+    gpu_memory: NonNegative = 0
     """Memory of one GPU, bytes."""
     cpu: str = ""
     """Processor model."""
@@ -55,6 +57,8 @@ class Provenance:
     """Version of the cuDNN that PyTorch runs."""
     torch: str
     """PyTorch version."""
+    torch_files: str = ""
+    """Digest of PyTorch's files: a patch of them leaves its version as it is."""
     triton: str = ""
     """Triton version; empty if it is not installed."""
     flash_attn: str = ""
@@ -71,9 +75,9 @@ class Provenance:
     """Digest of the modules that the experiment imports."""
     utc: str
     """When the job ended, ISO 8601, UTC."""
-    seed: int
+    seed: NonNegative
     """Seed for the random weights and data."""
-    startup_seconds: float
+    startup_seconds: Annotated[float, Ge(0)]
     """From the start of the job's process to its first cell: imports, mostly."""
 
 
@@ -152,9 +156,9 @@ def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str 
         machine: label of the machine that must have written them, if given.
 
     Raises:
-        ValueError: a file without a digest, or changed since it was written; a missing or unknown column, a line with
-            too many or too few fields, or a value that no measurement has, named with file, line, column and value; a
-            metric that a cell has twice; rows from two GPU models, or from another machine.
+        ValueError: a file without a digest, with a damaged one, or changed since it was written; a missing or unknown
+            column, a line with too many or too few fields, or a value that no measurement has, named with file, line,
+            column and value; a metric that a cell has twice; rows from two GPU models, or from another machine.
     """
     rows: list[Row] = []
     seen: dict[tuple[Any, ...], str] = {}
@@ -197,7 +201,9 @@ def _check_digest(path: Path) -> None:
     beside = digest_path(path)
     if not beside.is_file():
         raise ValueError(f"{path}: there is no {beside.name} next to it; a measurement writes both")
-    written = beside.read_text(encoding="utf-8").partition(" ")[0]
+    written = beside.read_bytes().partition(b" ")[0].decode(errors="replace")
+    if not re.fullmatch("[0-9a-f]{64}", written):
+        raise ValueError(f"{beside}: begins with {written[:40]!r}; allowed: the SHA-256 of {path.name} in hexadecimal")
     found = _digest(path.read_bytes())
     if found != written:
         raise ValueError(

@@ -14,7 +14,8 @@ DIGEST_CHARACTERS = 12
 def source_digest(*modules: str, without: Collection[str] = ()) -> str:
     """A digest of the modules and of all they import from their own top-level packages and this one.
 
-    Comments, docstrings, layout and what a module does only when run as a program do not affect it.
+    Comments, docstrings, layout, `__version__` and what a module does only when run as a program do not affect it. Of a
+    package that loads its names on first use, only the modules of the names that are imported from it do.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
@@ -39,6 +40,8 @@ def source_digest(*modules: str, without: Collection[str] = ()) -> str:
         if path is not None:
             sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
             pending += [*imported, module.rpartition(".")[0]]
+        elif source := _source_of_name(module, folders[_package(module)]):
+            pending.append(source)
         elif module in modules:
             raise ValueError(f"no source file found for module {module!r}")
     text = "\n".join(f"{module}\n{sources[module]}" for module in sorted(sources))
@@ -64,13 +67,27 @@ def _find(module: str, folders: tuple[str, ...]) -> Path | None:
     return next(filter(Path.is_file, candidates), None)
 
 
+def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
+    """The module of a name that a package loads on first use, as its imports for type checkers say; or nothing."""
+    package, _, wanted = name.rpartition(".")
+    path = _find(package, folders)
+    if path is None or path.name != "__init__.py":
+        return ""
+    for statement in filter(_is_for_type_checkers, ast.parse(path.read_text(encoding="utf-8")).body):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.ImportFrom) and wanted in [alias.asname or alias.name for alias in node.names]:
+                return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    return ""
+
+
 @cache
 def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     """The normalized source of a module, and every module name it may import (`from a import b` may mean a.b)."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        tree.body = [statement for statement in tree.body if not _is_main_block(statement)]
+        docstring_only = _loads_on_first_use(tree)
+        tree.body = tree.body[:1] if docstring_only else [x for x in tree.body if not _is_no_measured_code(x)]
         imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
     except (SyntaxError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
@@ -111,6 +128,22 @@ def _normalize(node: object) -> str:
 def _is_bare_string(node: object) -> bool:
     """Whether a statement is only a string: a docstring, including one under a dataclass field."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _loads_on_first_use(tree: ast.Module) -> bool:
+    """Whether a module only says where its names are (PEP 562)."""
+    return any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in tree.body)
+
+
+def _is_no_measured_code(statement: ast.stmt) -> bool:
+    """Whether a statement of a module is about its version, for type checkers, or for its use as a program."""
+    version = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__version__"
+    return version or _is_for_type_checkers(statement) or _is_main_block(statement)
+
+
+def _is_for_type_checkers(statement: ast.stmt) -> bool:
+    """Whether a statement is never executed."""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def _is_main_block(statement: ast.stmt) -> bool:

@@ -1,6 +1,7 @@
 """What every row must satisfy to be a measurement, whoever wrote it. No torch here."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -10,12 +11,24 @@ from pydantic import BaseModel
 
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.measurement import COMMON_UNITS, SAMPLE_DIGITS, WHOLE_CELL, Status, parse_samples
+from cs336_systems.measure.trace import STAGES
 
 STATISTICS = ("mean", "median", "p20", "p80")
+NUMBERED = ("bucket_mb", "rank")
+"""Detail columns that hold a whole number."""
 ROUNDING = 1e-9
 """Relative slack of statistics that are compared with each other."""
 SAMPLE_ROUNDING = 10.0 ** (1 - SAMPLE_DIGITS)
 """Relative slack of statistics that are compared with the kept samples."""
+CLOCKED = ("ms", "s", "us")
+MAY_TAKE_NO_TIME = (
+    # Parts of a step that it may lack, and times from the beginning of something.
+    *("communication", "hidden", "forward_gathers", "forward_hidden", "stage_idle", "rank_spread", "warmup"),
+    *("gather_begins", "gather_ends", "needed", "begins", "lifetime"),
+    # Of a CPU: an operator less those that it called.
+    "kernel",
+)
+"""The metrics in units of time that may be zero: any other is of work that a clock was read before and after."""
 CLOCK_SKEW = timedelta(minutes=10)
 """How far ahead the clock of the machine that measured may be."""
 
@@ -46,6 +59,7 @@ def first_fault(experiment: type[Experiment], row: Row) -> str | None:
 
 
 def _faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
+    yield from _detail_faults(experiment, row)
     yield from _metric_faults(experiment, row)
     if row.status != "ok":
         if not row.message:
@@ -73,8 +87,34 @@ def _metric_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
         yield f"n is {row.n}; planned: {planned}"
 
 
+def _detail_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
+    vocabulary = {"stage": STAGES, **getattr(experiment, "vocabulary", {})}
+    for column in experiment.details:
+        value = getattr(row, column)
+        # The kind of a collective is the part of a step, and its name.
+        if value and column in vocabulary and value.partition(" ")[0] not in vocabulary[column]:
+            yield f"{column} is {value!r}; allowed: {', '.join(vocabulary[column])}"
+        if value and column in NUMBERED and not re.fullmatch("[1-9][0-9]*", value):
+            yield f"{column} is {value!r}; allowed: a whole number from 1"
+
+
+def _takes_time(row: Row) -> bool:
+    """Whether a row times work, so that a clock stood later after it."""
+    return row.unit in CLOCKED and row.metric not in MAY_TAKE_NO_TIME
+
+
+def _impossible(row: Row, value: float) -> bool:
+    """Whether no sample of a row has a value."""
+    return value <= 0 if _takes_time(row) else value < 0
+
+
+def _possible(row: Row) -> str:
+    """What samples of a row may be, in words."""
+    return "times above 0" if _takes_time(row) else "numbers from 0"
+
+
 def _statistics_faults(row: Row) -> Iterator[str]:
-    """The bounds that n numbers from zero up put on their own statistics."""
+    """The bounds that n numbers from zero up, or above it for times, put on their own statistics."""
     if row.n < 1:
         yield f"n is {row.n}; allowed: at least 1 for statistics"
         return
@@ -83,8 +123,8 @@ def _statistics_faults(row: Row) -> Iterator[str]:
         if value is None:
             yield f"{name} is empty; allowed: a number, since the row is ok"
             return
-        if value < 0:
-            yield f"{name} is {value}; allowed: numbers from 0"
+        if _impossible(row, value):
+            yield f"{name} is {value}; allowed: {_possible(row)}"
     if (row.std is None) != (row.n == 1):
         yield f"std is {'empty' if row.std is None else row.std}; allowed: empty for one sample, else a number"
         return
@@ -116,11 +156,15 @@ def _sample_faults(row: Row) -> Iterator[str]:
     try:
         samples = sorted(parse_samples(row.samples))
     except ValueError:
+        samples = []
+    if not samples or not all(map(math.isfinite, samples)):
         yield f"samples is {row.samples[:40]!r}; allowed: numbers, separated by spaces, with *count after repeated ones"
         return
     if len(samples) != row.n or row.n < 2:
         yield f"n is {row.n}, but there are {len(samples)} samples"
         return
+    if _impossible(row, samples[0]):
+        yield f"samples has {samples[0]:g}; allowed: {_possible(row)}"
     mean = statistics.fmean(samples)
     quintiles = statistics.quantiles(samples, n=5, method="inclusive")
     expected = {

@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import yaml
@@ -41,7 +42,7 @@ than all else that a test looks at."""
 def copy_project(folder: Path, grids: dict = GRIDS, sections: Collection[str] = SECTIONS) -> Path:
     """The project as a clone has it, with the given grids at both scales and the given sections of the report."""
     found = project_files(ROOT)
-    copy_files(ROOT, folder, [*found.own, *found.untracked])
+    copy_files(ROOT, folder, [*found.own, *found.others])
     shorten_report(folder, sections)
     edit_yaml(
         folder / "config.yaml",
@@ -112,6 +113,21 @@ def snakemake(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) 
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout
     return done.stdout
+
+
+def start(command: list[str], folder: Path) -> subprocess.Popen:
+    """Start a command in a project, and go on meanwhile."""
+    return subprocess.Popen(
+        command, cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    """Wait until something is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def measured_jobs(folder: Path, *arguments: str, gpus: int = 0) -> set[str]:

@@ -46,10 +46,29 @@ def test_it_is_named_with_what_is_allowed(tmp_path, file, old, new, sentence):
     assert not (folder / "results").exists()
 
 
+@pytest.mark.parametrize("content", [None, "", "- scale: smoke\n"])
+def test_a_configuration_without_keys_is_refused(tmp_path, content):
+    folder = copy_project(tmp_path)
+    if content is None:
+        (folder / "config.yaml").unlink()
+    else:
+        (folder / "config.yaml").write_text(content)
+    output = snakemake(folder, check=False)
+    assert "config.yaml: No such file" in output if content is None else "config.yaml: it holds" in output
+    assert "Traceback" not in output
+    assert not (folder / "results").exists()
+
+
+def test_what_the_nodes_file_says_is_blamed_on_it(tmp_path):
+    folder = copy_project(tmp_path)
+    output = snakemake(folder, "-n", "--configfile", "profiles/slurm/nodes.yaml", check=False)
+    assert "profiles/slurm/nodes.yaml: machine is '(edit profiles/slurm/nodes.yaml)'; allowed: auto, or" in output
+
+
 def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(tmp_path):
     folder = copy_project(tmp_path)
     output = snakemake(folder, "end_to_end", "--config", "model=tests.raising_model:LM", check=False)
-    assert "config.yaml: model 'tests.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
+    assert "--config: model 'tests.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
     assert not list((folder / "results").rglob("*.*"))
 
 

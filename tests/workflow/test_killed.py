@@ -12,24 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.workflow.project import SNAKEMAKE, environment, rows, snakemake
+from tests.workflow.project import SNAKEMAKE, rows, snakemake, start, wait_for
 
 pytestmark = pytest.mark.workflow
 
 JOB = "cs336_systems.benchmarks.accumulation"
-
-
-def start(command, folder):
-    return subprocess.Popen(
-        command, cwd=folder, env=environment(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-
-
-def wait_for(condition, seconds=90.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_killed_run_goes_on(project):

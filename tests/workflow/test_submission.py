@@ -8,7 +8,7 @@ from zipfile import ZipFile
 import pytest
 
 from scripts.project_files import project_files
-from scripts.submission import pack, unpack
+from scripts.submission import pack, told, unpack
 from tests.workflow.project import copy_project, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -83,3 +83,51 @@ def test_a_repository_around_the_project_does_not_count(tmp_path):
     (tmp_path / "project/Snakefile").touch()
     found = project_files(tmp_path / "project")
     assert (found.own, found.no_checkout) == (["Snakefile"], "git tracks no Snakefile here")
+
+
+SECRETS = [
+    ".env",
+    "id_rsa",
+    "notes.md",
+    "cs336_systems/.env",
+    "scripts/id_ed25519",
+    "recorded/wages.csv",
+    "docs/key.pem",
+]
+
+
+def test_outside_git_only_the_projects_own_files_are_packed_and_the_others_named(tmp_path):
+    for name in ["Snakefile", "cs336_systems/model.py", *SECRETS]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("secret")
+    found = project_files(tmp_path)
+    assert found.own == ["Snakefile", "cs336_systems/model.py"]
+    assert found.others == sorted(SECRETS)
+    *_, sentence = told(found)
+    assert sentence.startswith(
+        "not in it, since git does not track them (git init; git add): .env, cs336_systems/.env, "
+    )
+
+
+@pytest.mark.parametrize("checkout", [False, True])
+def test_links_are_not_followed(tmp_path, checkout):
+    folder, secret = tmp_path / "project", tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key.py").write_text("secret")
+    for name in ("Snakefile", "scripts/own.py", "tests/key.py"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / "scripts/key.py").symlink_to(secret / "key.py")
+    (folder / "scripts/gone.py").symlink_to(secret / "gone.py")
+    if checkout:
+        git(folder, "init", "--quiet")
+        git(folder, "add", ".")
+    # What git tracks as a folder is none any more.
+    (folder / "tests/key.py").unlink()
+    (folder / "tests").rmdir()
+    (folder / "tests").symlink_to(secret)
+    (tmp_path / "link").symlink_to(folder)  # to the project is no harm
+    found = project_files(tmp_path / "link")
+    assert found.own == ["Snakefile", "scripts/own.py"]
+    assert found.links == ["scripts/gone.py", "scripts/key.py", *(["tests/key.py"] if checkout else [])]
+    assert "not in it, since they are symbolic links: scripts/gone.py, scripts/key.py" in "\n".join(told(found))

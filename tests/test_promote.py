@@ -1,0 +1,83 @@
+"""What becomes part of the recorded results: whole measurements and traces of this machine, never what a link names."""
+
+import gzip
+import shutil
+
+import pytest
+
+from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.measure.measurement import summarize
+from cs336_systems.measure.record import make_row, write_job
+from scripts.promote import promote
+from tests.samples import ROOT, provenance
+
+TRACE = ROOT / "recorded/nvidia-h200/traces/training_step.json.gz"
+NOTE = b'{"otherData": {"note": "out of memory"}, "traceEvents": []}'
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A machine's results: a CSV and a trace."""
+    row = make_row(Accumulation(), summarize("sum", "", [10.0]), provenance())
+    write_job(tmp_path / "results/cpu/raw/accumulation/all.csv", Accumulation, [row])
+    (tmp_path / "results/cpu/traces").mkdir()
+    shutil.copy2(TRACE, tmp_path / "results/cpu/traces")
+    return tmp_path / "results/cpu"
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_csvs_with_their_digests_and_traces_are_copied_and_nothing_else(results, tmp_path):
+    wanted = files(results)
+    for name in ("traces/notes.txt", "traces/more/x.json.gz", "raw/accumulation/.all.csv.partial", "raw/mine.csv"):
+        (results / name).parent.mkdir(exist_ok=True)
+        (results / name).touch()
+    recorded = tmp_path / "recorded/cpu"
+    assert promote(results / "raw", recorded / "raw") == [recorded / "raw/accumulation/all.csv"]
+    assert files(recorded) == wanted
+    for name in wanted:
+        assert (recorded / name).read_bytes() == (results / name).read_bytes()
+
+
+def test_a_trace_may_say_why_there_is_none(results, tmp_path):
+    (results / "traces" / TRACE.name).write_bytes(gzip.compress(NOTE))
+    assert promote(results / "raw", tmp_path / "recorded/cpu/raw")
+
+
+@pytest.mark.parametrize(
+    "content", [TRACE.read_bytes()[:1000], gzip.compress(b'{"traceEvents": []}', mtime=0)], ids=["cut off", "empty"]
+)
+def test_what_is_no_trace_is_named_and_nothing_is_copied(results, tmp_path, content):
+    path = results / "traces/training_step.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"^{path}: "):
+        promote(results / "raw", tmp_path / "recorded/cpu/raw")
+    assert not (tmp_path / "recorded").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["raw/accumulation/all.csv", "raw/accumulation", "traces/training_step.json.gz", "traces"]
+)
+@pytest.mark.parametrize("side", ["results", "recorded"])
+def test_links_are_refused(results, tmp_path, name, side):
+    recorded = tmp_path / "recorded/cpu"
+    promote(results / "raw", recorded / "raw")
+    linked = (results if side == "results" else recorded) / name
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=f"/{side}/cpu/{name} is a symbolic link; allowed: a file or a folder$"):
+        promote(results / "raw", recorded / "raw")
+
+
+def test_the_folder_of_all_results_may_be_a_link(results, tmp_path):
+    (tmp_path / "link").symlink_to("results")
+    assert promote(tmp_path / "link/cpu/raw", tmp_path / "recorded/cpu/raw")
+
+
+def test_nothing_is_not_promoted(results, tmp_path):
+    shutil.rmtree(results / "raw")
+    with pytest.raises(ValueError, match="cpu/raw has no CSV file of an experiment; allowed: at least one"):
+        promote(results / "raw", tmp_path / "recorded/cpu/raw")
+    assert not (tmp_path / "recorded").exists()
