@@ -1,4 +1,4 @@
-"""Time plain attention by itself, once its results are right, and account for its memory.
+"""Time plain attention by itself, see that what was timed is right, and account for its memory.
 
 Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --d 16 64 --compiled False True
 """
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
-from cs336_systems.benchmarks.contest.exact_attention import require_attention
+from cs336_systems.benchmarks.contest.exact_attention import require_close
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import DTYPES
@@ -29,22 +29,26 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
 
     def forward() -> None:
         nonlocal o
+        q.grad = k.grad = v.grad = None
         o = attention(q, k, v)
 
     def backward() -> None:
         held.append(in_use(device))
         torch.autograd.backward(o, grad_o)
-        q.grad = k.grad = v.grad = None
 
     phases = {"forward": forward, "backward": backward}
     warmup_seconds, _ = time_phases(phases, warmup=cell.warmup, steps=0, device=device)
-    require_attention(attention, (q, k, v), is_causal=False)
     reset_peak(device)
     _, seconds = time_phases(phases, warmup=0, steps=cell.steps, device=device)
+    peak, before_backward = peak_memory(device), held[-1]
+    made = {"o": o.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}  # by the last of the passes that were timed
+    found = {name: result for name, result in made.items() if result is not None}
+    assert found.keys() == made.keys(), "a pass leaves an input without a gradient"
+    require_close(found, (q, k, v, grad_o), is_causal=False)
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("warmup", "s", [warmup_seconds]),
-        summarize("memory_before_backward", "MiB", [held[-1] / MIB])
+        summarize("memory_before_backward", "MiB", [before_backward / MIB])
         if device.type == "cuda"
         else Measurement(
             metric="memory_before_backward",
@@ -52,7 +56,7 @@ def measure(cell: Attention, device: torch.device) -> list[Measurement]:
             status="skipped",
             message="PyTorch counts memory in use on CUDA devices only",
         ),
-        peak_memory(device),
+        peak,
         *device_busy(phases, device),
     ]
 

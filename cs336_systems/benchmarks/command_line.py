@@ -65,7 +65,11 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
     Exits with status 2 and one sentence on bad input. A bug in `measure` raises, and no file is written.
     """
     end_with_the_run()
-    rank = current_rank()
+    try:
+        rank = current_rank()
+    except ValueError as error:
+        print(f"{experiment.name}: {error}", file=sys.stderr)
+        sys.exit(2)
     with contextlib.ExitStack() as until_written:
         try:
             cells, options = parse_command_line(experiment, sys.argv[1:])
@@ -106,15 +110,14 @@ def measure_all(
     """Every cell with its measurements, those that an earlier launch of the job has measured or lost included."""
     kept = list(zip(cells, kept_cells(), strict=False))
     cells_left = cells[len(kept) :]
+    names = [describe(cell, cells) for cell in cells_left]
     with tempfile.TemporaryDirectory() as cache, process_group(rank, device):
         # Compilation starts from an empty cache, so that its cost does not depend on earlier runs.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         measured = measure_cells(cells_left, measure, device, seed) if cells_left else iter(())
         if rank.number > 0:
             return list(measured)
-        # The last one kept is the one in which the earlier launch ended; nothing has been said of it yet.
-        reported, new = kept[:-1], itertools.chain(kept[-1:], keep(measured))
-        return [*reported, *report_progress(new, cells, len(reported))]
+        return list(report_progress(itertools.chain(kept, keep(measured, names)), cells))
 
 
 def parse_command_line(
@@ -204,12 +207,12 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
 
 
 def report_progress(
-    measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E], reported: int
+    measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """The same, with a progress bar on a terminal and one line per cell elsewhere, after so many cells."""
-    with tqdm(total=len(cells), initial=reported, unit="cell", disable=not sys.stderr.isatty()) as bar:
-        bar.set_description(describe(cells[reported], cells))
-        for number, (cell, measurements) in enumerate(measured, start=reported + 1):
+    """The same, with a progress bar on a terminal and one line per cell elsewhere."""
+    with tqdm(total=len(cells), unit="cell", disable=not sys.stderr.isatty()) as bar:
+        bar.set_description(describe(cells[0], cells))
+        for number, (cell, measurements) in enumerate(measured, start=1):
             first, wall = measurements[0], measurements[-1]
             outcome = f"{first.status}: {first.message}" if first.metric == WHOLE_CELL else "ok"
             if bar.disable:

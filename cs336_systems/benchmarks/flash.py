@@ -3,6 +3,7 @@
 Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementation triton sdpa_flash flex
 """
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -17,27 +18,36 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.benchmarks.contest.exact_attention import AttentionCall, require_attention
-from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, MATMUL, Flash, replayed
+from cs336_systems.benchmarks.contest.refusal import refuse
+from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, KERNEL_OF, MATMUL, Flash, replayed
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.gpu_monitor import GpuMonitor
+from cs336_systems.measure.kernel_names import short_name
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
+from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import time_phases
 
-HALF_ONLY = ("sdpa_flash", "sdpa_cudnn", "flash_attention_4")
+SDPA = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
+HALF_ONLY = (*SDPA, "flash_attention_4")
 """On a GPU these take only fp16 and bf16."""
 HOST_ROUNDS, HOST_CALLS = 10, 20
-FOREIGN = ("sdpa_flash", "sdpa_cudnn", "flex", "flash_attention_4")
+FOREIGN = (*SDPA, "flex", "flex_autotuned", "flash_attention_4")
 """Libraries' implementations."""
 LEAST_CALLS = 5
 """So many calls are timed even if they take longer than asked for: a single sample has no spread."""
+COMPILER_MODES = {"flex_autotuned": "max-autotune-no-cudagraphs"}
+"""Tiles chosen by timing them, without CUDA graphs, from which no other implementation is replayed."""
 ON_CPU = ("tiled", "tiled_compiled", "plain", "plain_compiled", "sdpa_flash")
 CPU_WARMUP, CPU_CALLS = 2, 10
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Forward, backward and both; on a GPU also their peak memory and what they cost the host."""
-    return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
+    """Forward, backward and both; on a GPU also their peak memory, what they cost the host, and which kernels ran."""
+    # Chosen here, not in each call, which it would cost the host some microseconds.
+    backend = sdpa_kernel(SDPA[cell.implementation]) if cell.implementation in SDPA else contextlib.nullcontext()
+    with backend:
+        return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
 
 
 def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
@@ -70,6 +80,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     peak = peak_memory(device, above=workspaces)
     # Not before: first_call compiles, and this takes memory.
     require_attention(call, (q, k, v), is_causal=cell.causal, foreign=cell.implementation in FOREIGN)
+    launched = own_kernels(cell, forward_backward, device)
 
     o = forward()
     loss = o.sum()
@@ -85,6 +96,7 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
         summarize("backward", "ms", bench(lambda: torch.autograd.grad(loss, (q, k, v), retain_graph=True))),
         summarize("forward_backward", "ms", bench(forward_backward)),
         peak,
+        launched,
         summarize("first_call", "s", [first_call]),
         summarize("matmul", "ms", bench(square_product(DTYPES[cell.precision], device))),
     ]
@@ -94,6 +106,23 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
         measurements.append(summarize("host", "us", [1e6 * host_seconds(forward_backward) for _ in range(HOST_ROUNDS)]))
         measurements.append(summarize("graph", "ms", graph_milliseconds(call, (q, k, v), cell.rep)))
     return measurements
+
+
+def own_kernels(cell: Flash, step: Callable[[], None], device: torch.device) -> Measurement:
+    """How many kernels, copies and fills a call launches, with their names in the order of their first launch.
+
+    Raises:
+        Unavailable: none of them is one that a library's implementation is known by; AssertionError if it is ours.
+    """
+    with profiling(device, operators=False) as watching:
+        step()
+    results = watching.profiler.kineto_results if watching.profiler else None
+    assert results is not None, "the profile has ended"
+    names = [short_name(event.name()) for event in results.events() if event.device_type().name == "CUDA"]
+    kernels = ", ".join(dict.fromkeys(names))
+    if KERNEL_OF.get(cell.implementation, "") not in kernels:
+        refuse(f"it launches {kernels}", foreign=cell.implementation in FOREIGN)
+    return summarize("launches", "", [len(names)], details={"kernels": kernels})
 
 
 def multiply_matrices(cell: Flash, device: torch.device) -> None:
@@ -179,7 +208,9 @@ def build(cell: Flash) -> AttentionCall:
         Unavailable: it cannot run these inputs, or is not installed.
     """
     call = BUILDERS[cell.implementation](cell)
-    return torch.compile(call, dynamic=False) if cell.compiled_call else call
+    if not cell.compiled_call:
+        return call
+    return torch.compile(call, dynamic=False, mode=COMPILER_MODES.get(cell.implementation))
 
 
 def _tiled(cell: Flash) -> AttentionCall:
@@ -208,16 +239,21 @@ def _plain_compiled(cell: Flash) -> AttentionCall:
     return torch.compile(_plain(cell), dynamic=False)
 
 
-def _sdpa(backend: SDPBackend, cell: Flash) -> AttentionCall:
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=cell.causal)
+def _sdpa(cell: Flash) -> AttentionCall:
+    call = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=cell.causal)
+    if not cell.compiled_call:
+        return call
 
-    return call
+    def with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # Compiled, it is part of the graph, or that of another backend would be taken from the compiler's cache.
+        with sdpa_kernel(SDPA[cell.implementation]):
+            return call(q, k, v)
+
+    return with_backend
 
 
 def _flex(cell: Flash) -> AttentionCall:
-    compiled = torch.compile(flex_attention, dynamic=False)
+    compiled = torch.compile(flex_attention, dynamic=False, mode=COMPILER_MODES.get(cell.implementation))
     if not cell.causal:
         return lambda q, k, v: compiled(q, k, v)
     mask = create_block_mask(
@@ -246,9 +282,10 @@ BUILDERS: dict[str, Callable[[Flash], AttentionCall]] = {
     "triton_compiled_backward": _triton_compiled_backward,
     "plain": _plain,
     "plain_compiled": _plain_compiled,
-    "sdpa_flash": functools.partial(_sdpa, SDPBackend.FLASH_ATTENTION),
-    "sdpa_cudnn": functools.partial(_sdpa, SDPBackend.CUDNN_ATTENTION),
+    "sdpa_flash": _sdpa,
+    "sdpa_cudnn": _sdpa,
     "flex": _flex,
+    "flex_autotuned": _flex,
     "flash_attention_4": _flash_attention_4,
 }
 

@@ -38,9 +38,9 @@ class Attention(Experiment):
     compiled: bool = False
     """Whether attention runs through torch.compile."""
     warmup: NonNegative = 5
-    """Forward and backward passes run before timing begins, besides the one whose results are checked."""
+    """Forward and backward passes run before timing begins."""
     steps: Positive = 100
-    """Forward and backward passes timed."""
+    """Forward and backward passes timed; the results of the last one are compared with attention in float64."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

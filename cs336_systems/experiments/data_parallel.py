@@ -1,17 +1,33 @@
 """Parameters of the data-parallel training experiment."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
+from cs336_systems.accounting.contenders import (
+    PART_OF_STEP,
+    PASSES,
+    SYNCHRONIZATION,
+    Declared,
+    at_once,
+    ddp,
+    in_buckets,
+    names_of,
+    one_by_one,
+    to_peers,
+)
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 
 PHASE_STEPS = 3
 """Steps of which each phase is timed."""
 TIMELINE_PARTS = 200
 """Equal parts of a step, of each of which the timeline says how busy the device was."""
+WORK = ("compute", "communication", "optimizer")
+"""The kinds of work in a profiled step."""
+PARTS = tuple(dict.fromkeys(PART_OF_STEP.values()))
+"""What the kind of a collective begins with: the part of the step that it belongs to."""
 PHASES = ("forward", "backward", "synchronization", "optimizer")
 STEP_METRICS = {
     # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
@@ -30,6 +46,66 @@ PROFILE_METRICS = {
     "timeline_length": "ms",
 }
 """What they take from a profile."""
+OBSERVED_METRICS = {
+    # Of one step on rank 0, before any is timed. collectives: of floating-point numbers, by their part of the step and
+    # kind, and in all; tokens: that the model was called with; written: by PyTorch's operators, but for the update.
+    "collectives": "",
+    "collective_bytes": "B",
+    "tokens": "",
+    "written": "B",
+}
+"""What they count, to hold each contender to what it declares."""
+FLOOR = "none"
+"""Each rank by itself: what a step takes without communication."""
+BUCKETS_MB = (1, 10, 100, 1000)
+VARIATION_MB = 100
+"""The bucket size of what is compared at one size only."""
+DDP_MB = 25
+"""PyTorch's default; its sizes are MiB."""
+DDP_VIEW_MB = (25, 100, 400)
+PEER_MB = (100, 400)
+
+
+def _varied(name: str, title: str, **traits: Any) -> Declared:
+    """A variation of the bucketed wrapper."""
+    return Declared(name=name, title=title, bucket_mb=VARIATION_MB, **{"sends": in_buckets(VARIATION_MB)} | traits)
+
+
+CONTENDERS = (
+    Declared(name=FLOOR, title="no communication"),
+    Declared(name="naive", title="naive", sends=one_by_one(SYNCHRONIZATION)),
+    Declared(name="flat", title="flat", sends=at_once, copies=1),
+    Declared(name="overlapped", title="overlapped", sends=one_by_one(PASSES)),
+    *(Declared(name="bucketed", title="bucketed", bucket_mb=mb, sends=in_buckets(mb), copies=1) for mb in BUCKETS_MB),
+    # To the owner and back, each half of it; into messages, and the means.
+    *(Declared(name="peer_memory", title="peer memory", bucket_mb=mb, sends=to_peers(mb), copies=4) for mb in PEER_MB),
+    # Divided into its buckets, and copied back.
+    Declared(
+        name="ddp",
+        title="PyTorch's",
+        bucket_mb=DDP_MB,
+        foreign=True,
+        sends=ddp(DDP_MB, broadcasts=True),
+        copies=2,
+    ),
+    *(
+        Declared(
+            name="ddp_view",
+            title="PyTorch's, view",
+            bucket_mb=mb,
+            foreign=True,
+            sends=ddp(mb, broadcasts=False),
+            copies=1,
+        )
+        for mb in DDP_VIEW_MB
+    ),
+    _varied("grouped", "grouped, no copies"),
+    _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True), copies=1),
+    _varied("priority", "high-priority stream", copies=1),
+    _varied("bf16_wire", "bf16 on the wire", sends=in_buckets(VARIATION_MB, wire=0.5), copies=2.5),
+    _varied("optimizer_overlap", "update per bucket", copies=1),
+)
+"""All that take part, in the order of tables; the last ones where variations are tried."""
 
 
 def planned_steps(cell: Any, metric: str) -> int | None:
@@ -46,6 +122,7 @@ class DataParallelTraining(Experiment):
     metrics: ClassVar[Mapping[str, str]] = {
         **STEP_METRICS,
         **PROFILE_METRICS,
+        **OBSERVED_METRICS,
         # On rank 0. outside_memory is not PyTorch's allocator's, and above what the floor takes.
         "peak_memory": "MiB",
         "outside_memory": "MiB",
@@ -55,6 +132,12 @@ class DataParallelTraining(Experiment):
         "messages": "",
     }
     details: ClassVar[tuple[str, ...]] = ("wrapper", "bucket_mb", "kind")
+    contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
+    vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {
+        "wrapper": names_of(CONTENDERS),
+        "kind": (*WORK, *PARTS),
+    }
+    """The values that a row may have in these columns, or begin with; validation looks for it in every experiment."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_ddp_equivalence", "test_data_parallel")

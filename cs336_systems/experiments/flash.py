@@ -15,6 +15,17 @@ HANDOUT_WARMUP, HANDOUT_REP = 1000, 10_000
 MATMUL = 4096
 """Rows and columns of the square matrices whose product, timed in every cell, shows what rate matmuls reach."""
 
+KERNEL_OF = {
+    "triton": "forward_kernel",
+    "triton_compiled_backward": "forward_kernel",
+    "sdpa_flash": "flash_fwd_",
+    "sdpa_cudnn": "cudnn",
+    "flex": "flex_attention",
+    "flex_autotuned": "flex_attention",
+    "flash_attention_4": "flash_attncute",
+}
+"""Part of the name of a kernel that each implementation launches on a GPU."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Flash(Experiment):
@@ -33,10 +44,12 @@ class Flash(Experiment):
         "handout": "ms",
         "handout_sm_clock": "MHz",
         "handout_power": "W",
+        "launches": "",
     }
+    details: ClassVar[tuple[str, ...]] = ("kernels",)
     timed: ClassVar[str] = "forward_backward"
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention", "test_attention_gpu", "test_attention_hopper")
-    added_later: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "causal": True}
+    added_later: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "causal": True, "kernels": ""}
 
     sequence: Positive = 1024
     """Queries, and keys, per sequence."""
@@ -65,12 +78,13 @@ class Flash(Experiment):
         "sdpa_flash",
         "sdpa_cudnn",
         "flex",
+        "flex_autotuned",
         "flash_attention_4",
     ] = "triton"
     """tiled and tiled_compiled: this project's PyTorch version; triton: its kernels; triton_compiled_backward: its
     forward kernel with the backward pass in compiled PyTorch; plain and plain_compiled: the score matrix in memory;
     sdpa_flash and sdpa_cudnn: backends of PyTorch's scaled_dot_product_attention; flex: FlexAttention, compiled;
-    flash_attention_4: its package, if installed."""
+    flex_autotuned: the same, its tiles chosen by timing them; flash_attention_4: its package, if installed."""
 
 
 def replayed(batch_size: Any, heads: Any, sequence: Any) -> Any:

@@ -1,13 +1,35 @@
 """Parameters of the experiment on fully sharded data parallelism."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
+from cs336_systems.accounting.contenders import Declared, by_block, by_layer, fully_shard, names_of, to_peers
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
-from cs336_systems.experiments.data_parallel import PROFILE_METRICS, STEP_METRICS, planned_steps
+from cs336_systems.experiments.data_parallel import (
+    FLOOR,
+    OBSERVED_METRICS,
+    PARTS,
+    PROFILE_METRICS,
+    STEP_METRICS,
+    VARIATION_MB,
+    WORK,
+    planned_steps,
+)
+
+CONTENDERS = (
+    Declared(name=FLOOR, title="no communication"),
+    Declared(name="peer_memory", title="data parallel", sends=to_peers(VARIATION_MB), copies=4),
+    Declared(name="sharded_optimizer", title="sharded optimizer", sends=to_peers(VARIATION_MB), copies=5),
+    Declared(name="fsdp", title="FSDP, by layer", sends=by_layer, copies=2),
+    Declared(name="fsdp_blocks", title="FSDP, by block", sends=by_block, copies=2),
+    Declared(name="fully_shard", title="fully_shard", foreign=True, sends=fully_shard, copies=2),
+)
+"""All that take part, in the order of tables."""
+COLLECTIVES = ("all_gather", "reduce_scatter")
+"""The collectives that are timed apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +39,7 @@ class FullyShardedTraining(Experiment):
     name: ClassVar[str] = "fsdp"
     metrics: ClassVar[Mapping[str, str]] = {
         **STEP_METRICS,
+        **OBSERVED_METRICS,
         **PROFILE_METRICS,
         # The same of a forward pass by itself, and its all-gathers in the order in which they run: when each begins and
         # ends, when the device is ready for what needs it, and when that begins.
@@ -33,6 +56,12 @@ class FullyShardedTraining(Experiment):
         "outside_memory": "MiB",
     }
     details: ClassVar[tuple[str, ...]] = ("wrapper", "kind")
+    contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
+    vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {
+        "wrapper": names_of(CONTENDERS),
+        "kind": (*WORK, *COLLECTIVES, *PARTS),
+    }
+    """As of data parallelism."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_fsdp", "test_sharded_optimizer", "test_ddp_equivalence")

@@ -1,17 +1,72 @@
 """Parameters of the experiment on optimizers whose state is sharded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
+from cs336_systems.accounting.contenders import (
+    PASSES,
+    UPDATE,
+    Declared,
+    broadcasts,
+    by_owners,
+    ddp,
+    in_buckets,
+    names_of,
+    together,
+)
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
-from cs336_systems.experiments.data_parallel import PROFILE_METRICS, STEP_METRICS, planned_steps
+from cs336_systems.experiments.data_parallel import (
+    DDP_MB,
+    OBSERVED_METRICS,
+    PARTS,
+    PROFILE_METRICS,
+    STEP_METRICS,
+    VARIATION_MB,
+    WORK,
+    planned_steps,
+)
 
+HELD = ("parameters", "gradients", "optimizer_state")
+"""What a rank's memory is counted for, tensor by tensor."""
 MOMENTS = ("initialized", "before_update", "after_update")
 """When memory is looked at: when model, wrapper and optimizer are made; and in a step after the first, around the
 optimizer's part."""
+REDUCED = in_buckets(VARIATION_MB)
+SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
+SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)
+DDP = ddp(DDP_MB, broadcasts=True)
+CONTENDERS = (
+    Declared(name="unsharded", title="unsharded", sends=REDUCED, copies=1),
+    Declared(name="sharded", title="sharded", sends=together(REDUCED, SHARED), copies=1),
+    Declared(name="sharded_peer_memory", title="sharded, peer memory", sends=REDUCED, copies=2),
+    Declared(name="sharded_gradients", title="sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
+    Declared(name="sharded_gradients_peer_memory", title="gradients too, peer memory", sends=SCATTERED, copies=3),
+    Declared(
+        name="zero_redundancy",
+        title="PyTorch's, default",
+        foreign=True,
+        sends=together(DDP, broadcasts(views=False)),
+        copies=2,
+    ),
+    Declared(
+        name="zero_redundancy_view",
+        title="PyTorch's, views",
+        foreign=True,
+        sends=together(DDP, broadcasts(views=True)),
+        copies=2,
+    ),
+    Declared(
+        name="zero_redundancy_views",
+        title="PyTorch's, views of both",
+        foreign=True,
+        sends=together(ddp(VARIATION_MB, broadcasts=False), broadcasts(views=True)),
+        copies=1,
+    ),
+)
+"""All that take part, in the order of tables, the one that shards nothing first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +83,17 @@ class OptimizerSharding(Experiment):
         "allocated": "MiB",
         "peak_memory": "MiB",
         **PROFILE_METRICS,
+        **OBSERVED_METRICS,
     }
     details: ClassVar[tuple[str, ...]] = ("contender", "moment", "part", "kind")
+    contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
+    vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {
+        "contender": names_of(CONTENDERS),
+        "moment": MOMENTS,
+        "part": HELD,
+        "kind": (*WORK, *PARTS),
+    }
+    """As of data parallelism."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_data_parallel", "test_sharded_optimizer")

@@ -102,3 +102,10 @@ def test_wrong_plain_attention_has_no_times(monkeypatch):
     monkeypatch.setattr(attention, "plain_attention", causal)
     with pytest.raises(AssertionError, match="off from that of attention"):
         attention.measure(Attention(sequence=16, d=8, batch_size=2), CPU)
+
+
+def test_what_the_timed_passes_make_is_compared(monkeypatch):
+    calls = iter([*2 * [plain_attention], *3 * [causal]])
+    monkeypatch.setattr(attention, "plain_attention", lambda *inputs: next(calls)(*inputs))
+    with pytest.raises(AssertionError, match="off from that of attention"):
+        attention.measure(Attention(sequence=16, d=8, batch_size=2, warmup=2, steps=3), CPU)

@@ -13,11 +13,10 @@ from torch.optim import AdamW
 
 from cs336_systems.benchmarks import fsdp
 from cs336_systems.benchmarks.contest import agreement, gathers
-from cs336_systems.benchmarks.contest.contenders import FLOOR
 from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, ShardedContender, sharded_contenders
 from cs336_systems.benchmarks.contest.sharded_trial import ShardedTrial
 from cs336_systems.benchmarks.contest.trial import run
-from cs336_systems.experiments.data_parallel import PHASE_STEPS
+from cs336_systems.experiments.data_parallel import FLOOR, PHASE_STEPS
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.overlap import DeviceEvent
 from cs336_systems.measure.record import read_jobs
@@ -102,7 +101,7 @@ def test_bf16_is_that_of_the_weights_where_they_are_sharded(device):
     for contender in sharded_contenders(cell, device):
         trial.check(contender)  # the launch's is fp32
         seen = []
-        wrapped, phases = trial._start(contender)
+        _, wrapped, phases = trial._start(contender)
         model = getattr(wrapped, "module", wrapped)
         model.final_norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].dtype))
         model.lm_head.register_forward_hook(lambda *parts, seen=seen: seen.append(parts[-1].dtype))
@@ -139,7 +138,7 @@ def test_marks_are_before_and_after_the_wait_for_each_unit(device):
     for contender in sharded_contenders(CELL, device):
         if contender.wrapper not in UNITS:
             continue
-        wrapped, phases = trial._start(contender)
+        _, wrapped, phases = trial._start(contender)
         run(phases)
         units, seen = contender.units(wrapped), []
 

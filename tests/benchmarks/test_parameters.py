@@ -254,10 +254,10 @@ PRECISIONS = {"fp32": FP32, "bf16": BF16}
 product_dtype = named("mm", lambda call: call.dtype)
 ATTENTIONS = {
     "plain": {"_softmax"},
-    "flash": {"amax"},
+    "flash": {"attention_forward"},
     "sdpa": {"_scaled_dot_product_flash_attention_for_cpu"},
 }
-attention_used = which("_softmax", "amax", "_scaled_dot_product_flash_attention_for_cpu")
+attention_used = which("_softmax", "amax", "attention_forward", "_scaled_dot_product_flash_attention_for_cpu")
 parts = which("_log_softmax", "embedding_dense_backward", "_fused_adamw_")
 LOSS, BACKWARD, UPDATE = {"_log_softmax"}, {"embedding_dense_backward"}, {"_fused_adamw_"}
 MODES = {

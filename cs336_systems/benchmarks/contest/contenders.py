@@ -1,5 +1,6 @@
 """The ways to train on several ranks that are compared: each wraps the same model in turn."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -10,7 +11,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.data_parallel import (
+    BUCKETS_MB,
+    DDP_MB,
+    DDP_VIEW_MB,
+    FLOOR,
+    PEER_MB,
+    VARIATION_MB,
+    DataParallelTraining,
+)
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.data_parallel import (
     BucketedDataParallel,
@@ -26,16 +35,6 @@ from cs336_systems.parallel.variations import (
     PriorityDataParallel,
     SmallLastDataParallel,
 )
-
-FLOOR = "none"
-"""Each rank by itself: what a step takes without communication."""
-BUCKETS_MB = (1, 10, 100, 1000)
-VARIATION_MB = 100
-"""The bucket size of what is compared at one size only."""
-DDP_MB = 25
-"""PyTorch's default; its sizes are MiB."""
-DDP_VIEW_MB = (25, 100, 400)
-PEER_MB = (100, 400)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,12 +94,19 @@ def bucketed(
     """A contender with buckets of a size in MB; a class that cannot work here raises a RuntimeError that says why."""
 
     def wrap(model: nn.Module) -> nn.Module:
-        try:
+        with unavailable_here():
             return kind(model, bucket_size_mb=size)
-        except RuntimeError as error:
-            raise Unavailable(str(error)) from None
 
     return Contender(wrapper=wrapper, bucket_mb=size, wrap=wrap, copies=copies, **traits)
+
+
+@contextlib.contextmanager
+def unavailable_here() -> Iterator[None]:
+    """Turn the RuntimeError of a class that cannot work here, such as without symmetric memory, into `Unavailable`."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise Unavailable(str(error)) from None
 
 
 def ddp_view(size: int) -> Contender:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from cs336_systems.benchmarks.contest.largest import largest, relative
 from cs336_systems.parallel.gather import gather
@@ -59,14 +60,15 @@ def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bo
 
 
 def sample_weights(model: nn.Module) -> list[Tensor]:
-    """Some numbers of each trained weight, fp32."""
-    weights = (parameter.detach().flatten() for parameter in model.parameters() if parameter.requires_grad)
+    """Some numbers of each trained weight, or of this rank's part of it, fp32."""
+    trained = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
+    weights = ((weight.to_local() if isinstance(weight, DTensor) else weight).flatten() for weight in trained)
     return [weight[:: max(1, len(weight) // SAMPLES)].float() + 0 for weight in weights]
 
 
 def some_stay(before: Sequence[Tensor], after: Sequence[Tensor], device: torch.device) -> bool:
     """Whether a weight of any rank has not moved from one sample to the other."""
-    stay = any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    stay = any(len(old) and torch.equal(old, new) for old, new in zip(before, after, strict=True))
     return any(rank[0] for rank in gather([stay], device))
 
 

@@ -14,12 +14,12 @@ from cs336_systems.benchmarks.contest.agreement import (
     fits_on_all_ranks,
     free_memory,
 )
+from cs336_systems.benchmarks.contest.observed import Phases, Watch, Witness, watched
 from cs336_systems.benchmarks.contest.optimizers import Contender
 from cs336_systems.benchmarks.contest.profile import profile_step
 from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
 from cs336_systems.benchmarks.contest.trial import (
     LEARNING_RATE,
-    Phases,
     everyones_tokens,
     new_model,
     own_part,
@@ -78,17 +78,21 @@ class OptimizerTrial:
         self.cell = cell
         self.device = device
         self.tokens = own_part(everyones_tokens(cell, device))
-        self.step_bytes, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
+        self.step_bytes, self.gradient_bytes, alone = fits_on_all_ranks(self._rehearse, device)
+        self.witness = Witness(cell, self.gradient_bytes, device, alone=alone)
 
-    def _rehearse(self) -> tuple[int, int]:
-        """The memory of two steps, with the state of all parameters: the most in use, and that of the gradients."""
+    def _rehearse(self) -> tuple[int, int, Watch]:
+        """The memory of some steps, with the state of all parameters: the most in use, and that of the gradients.
+
+        Besides, what the last step does: that of a rank by itself.
+        """
         before = in_use(self.device)
         reset_peak(self.device)
         model = new_model(self.cell, self.device)
         training = self._training(model, self.tokens, model, AdamW(model.parameters(), fused=True))
-        for _ in range(2):  # In the first one's passes the state is not there yet.
-            run(training.phases)
-        return most_in_use(self.device) - before, training.held()["gradients"]
+        run(training.phases)  # In the first one's passes the state is not there yet.
+        watch = watched(training.phases)
+        return most_in_use(self.device) - before, training.held()["gradients"], watch
 
     def check(self, contender: Contender) -> None:
         """Have a contender train a small model, and one process.
@@ -109,10 +113,12 @@ class OptimizerTrial:
         """A contender's turn: seconds of each timed step, by the slowest rank.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank.
+            Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
         """
         self._make_room(contender)
         training = self.start(contender)
+        details = {"contender": contender.name}
+        self.witness.see(details, training.model, training.phases)
         seconds = time_steps(training.phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
         return slowest(seconds, self.device)
 
@@ -136,7 +142,7 @@ class OptimizerTrial:
             phase()
         rows += self._memory(contender, training, AFTER_UPDATE, base)
         details = {"contender": contender.name}
-        rows += phase_rows(training.phases, self.device, details)
+        rows += [*self.witness.rows(details), *phase_rows(training.phases, self.device, details)]
         if self.device.type == "cuda":
             rows += profile_step(training.phases, self.device, details)
         return rows

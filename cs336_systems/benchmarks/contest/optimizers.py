@@ -10,8 +10,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.benchmarks.contest.contenders import VARIATION_MB, ddp_view
-from cs336_systems.measure.memory import Unavailable
+from cs336_systems.benchmarks.contest.contenders import ddp_view, unavailable_here
+from cs336_systems.experiments.data_parallel import VARIATION_MB
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
@@ -57,10 +57,8 @@ def sharded_gradients(model: nn.Module, *, kind: MakeSharded, **hyperparameters:
 
 def over_peer_memory(*arguments: Any, **hyperparameters: Any) -> ShardedOptimizer:
     """An optimizer that sends parameters without collectives, or the reason why it cannot."""
-    try:
+    with unavailable_here():
         return PeerMemoryShardedOptimizer(*arguments, **hyperparameters)
-    except RuntimeError as error:
-        raise Unavailable(str(error)) from None
 
 
 def zero_redundancy(

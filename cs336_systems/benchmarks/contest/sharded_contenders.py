@@ -17,7 +17,8 @@ from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.fsdp_memory import peak_bytes
 from cs336_systems.accounting.transformer import adamw_bytes, parameters
 from cs336_systems.accounting.units import FP32_BYTES
-from cs336_systems.benchmarks.contest.contenders import FLOOR, bucketed
+from cs336_systems.benchmarks.contest.contenders import bucketed
+from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel

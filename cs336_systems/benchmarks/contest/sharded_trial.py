@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.accounting.units import MIB
+from cs336_systems.accounting.transformer import parameters
+from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.benchmarks.contest.agreement import available_on_all_ranks, check_memory, free_memory
-from cs336_systems.benchmarks.contest.contenders import FLOOR
 from cs336_systems.benchmarks.contest.gathers import forward_rows, profile_rows
+from cs336_systems.benchmarks.contest.observed import Phases, Witness
 from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, ShardedContender
 from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
 from cs336_systems.benchmarks.contest.trial import (
     LEARNING_RATE,
-    Phases,
     everyones_tokens,
     memory_outside,
     new_model,
@@ -27,10 +27,12 @@ from cs336_systems.benchmarks.contest.trial import (
     time_steps,
 )
 from cs336_systems.benchmarks.contest.turns import Turn
+from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, most_in_use, reset_peak
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.sizes import parse_size
 
 
 class ShardedTrial:
@@ -40,6 +42,7 @@ class ShardedTrial:
         self.cell = cell
         self.device = device
         self.tokens = own_part(everyones_tokens(cell, device))
+        self.witness = Witness(cell, FP32_BYTES * parameters(parse_size(cell.size), cell.vocab_size), device)
 
     def check(self, contender: ShardedContender) -> None:
         """Have a contender train a small model, and one process.
@@ -57,12 +60,13 @@ class ShardedTrial:
         require_same_training(start, self.cell, self.device, alone=alone, foreign=contender.foreign)
 
     def turn(self, contender: ShardedContender) -> Turn:
-        """Make and wrap a model, warm up, time some steps, and drop it all.
+        """Make and wrap a model, see what a step does, warm up, time some steps, and drop it all.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank.
+            Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
         """
-        _, phases = self._start(contender)
+        model, _, phases = self._start(contender)
+        self.witness.see(contender.details, model, phases)
         laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
         seconds = slowest(laps, self.device)
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
@@ -73,11 +77,11 @@ class ShardedTrial:
         Raises:
             Unavailable: it cannot have its turn, on any rank.
         """
-        wrapped, phases = self._start(contender)
+        _, wrapped, phases = self._start(contender)
         for _ in range(self.cell.warmup):
             run(phases)
         details = contender.details
-        rows = phase_rows(phases, self.device, details)
+        rows = [*self.witness.rows(details), *phase_rows(phases, self.device, details)]
         if self.device.type != "cuda":
             return rows
         rows += profile_rows(phases, self.device, details)
@@ -87,14 +91,14 @@ class ShardedTrial:
             rows += forward_rows(phases["forward"], units, self.device, details)
         return rows
 
-    def _start(self, contender: ShardedContender) -> tuple[nn.Module, Phases]:
-        """A wrapped model, and the phases of its step."""
+    def _start(self, contender: ShardedContender) -> tuple[nn.Module, nn.Module, Phases]:
+        """A model, the same wrapped, and the phases of its step."""
         free_memory(self.device)
         check_memory(round(SLACK * contender.needed), self.device)
         model = new_model(self.cell, self.device)
         wrapped, phases = self._train(contender, model, self.tokens, lr=LEARNING_RATE, fused=True)
         reset_peak(self.device)
-        return wrapped, phases
+        return model, wrapped, phases
 
     def _train(
         self, contender: ShardedContender, model: nn.Module, tokens: Tensor, **hyperparameters: Any

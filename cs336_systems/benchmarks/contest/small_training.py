@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from cs336_systems.benchmarks.contest.largest import largest, relative
+from cs336_systems.benchmarks.contest.observed import Phases
 from cs336_systems.benchmarks.contest.refusal import refuse
-from cs336_systems.benchmarks.contest.trial import Phases, everyones_tokens, new_model, own_part, phases_of, run
+from cs336_systems.benchmarks.contest.trial import everyones_tokens, new_model, own_part, phases_of, run
 
 SMALL: Mapping[str, Any] = {
     "size": "checked:d_model=32,d_ff=48,num_layers=2,num_heads=2",

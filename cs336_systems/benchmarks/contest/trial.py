@@ -20,6 +20,7 @@ from cs336_systems.benchmarks.contest.gradients import (
     sample_weights,
     some_stay,
 )
+from cs336_systems.benchmarks.contest.observed import Phases, Witness
 from cs336_systems.benchmarks.contest.profile import profile_step
 from cs336_systems.benchmarks.contest.refusal import refuse
 from cs336_systems.benchmarks.contest.turns import Turn
@@ -40,7 +41,6 @@ STEPS_BEFORE_CHECK = 2
 """At its second step PyTorch's wrapper rebuilds its buckets."""
 LEARNING_RATE = 1e-6
 """So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
-Phases = Mapping[str, Callable[[], None]]
 
 
 class Trial:
@@ -63,6 +63,7 @@ class Trial:
         self.model, self.tokens, self.optimizer = fits_on_all_ranks(self._start, device)
         self.gradient_bytes = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         self.step_bytes = most_in_use(device) - in_use(device)
+        self.witness = Witness(cell, self.gradient_bytes, device)
 
     def _start(self) -> tuple[nn.Module, Tensor, Optimizer]:
         cell = self.cell
@@ -81,8 +82,7 @@ class Trial:
         alone, and that it updates the weights. The floor's gradients are its own.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank, or is a library's and does something else.
-            AssertionError: it is this project's, and does.
+            Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
         """
         wrapped = self._wrap(contender, beside=self.gradient_bytes)
         communicates = wrapped is not self.model
@@ -104,12 +104,15 @@ class Trial:
             refuse("it leaves weights as they are", foreign=contender.foreign)
 
     def turn(self, contender: Contender) -> Turn:
-        """A contender's turn: wrap the model, warm up, time some steps, and drop the wrapper.
+        """A contender's turn: wrap the model, see what a step does, warm up, time some, and drop the wrapper.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank.
+            Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
         """
-        phases = self._timed(contender, self._wrap(contender))
+        wrapped = self._wrap(contender)
+        phases = self._phases(contender, wrapped)
+        self.witness.see(contender.details, self.model, phases)
+        phases = self._as_timed(phases)
         seconds = slowest(time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps), self.device)
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
@@ -124,7 +127,7 @@ class Trial:
         for _ in range(self.cell.warmup):
             run(phases)
         details = contender.details
-        rows = phase_rows(phases, self.device, details)
+        rows = [*self.witness.rows(details), *phase_rows(phases, self.device, details)]
         if self.device.type == "cuda":
             rows += profile_step(self._timed(contender, wrapped), self.device, details)
         if wrapped is not self.model:
@@ -152,7 +155,10 @@ class Trial:
 
     def _timed(self, contender: Contender, wrapped: nn.Module) -> Phases:
         """The same as they are timed as a whole."""
-        phases = self._phases(contender, wrapped)
+        return self._as_timed(self._phases(contender, wrapped))
+
+    def _as_timed(self, phases: Phases) -> Phases:
+        """Phases as they are timed as a whole."""
         return captured(phases) if self.replays else phases
 
 

@@ -1,0 +1,211 @@
+"""What a contender does in one step at the size that is timed, held to what it declares of itself.
+
+PyTorch's dispatcher shows every collective and every operator in front of its kernel, of libraries as well as of this
+project, of C++ as well as of Python. Nothing of it is there any more while steps are timed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Found, differences
+from cs336_systems.benchmarks.contest.agreement import first_of_all_ranks
+from cs336_systems.benchmarks.contest.gradients import sample_weights, some_stay
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import Unavailable
+
+Phases = Mapping[str, Callable[[], None]]
+
+STEPS_BEFORE = 2
+"""At its second step PyTorch's wrapper rebuilds its buckets, and ours has learned in which order layers are used."""
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+"""What the operators' names begin with, underscores left out, and what the collectives are called."""
+ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
+UPDATES = ("_fused_adamw_", "_foreach_add_")
+"""The optimizer's, and its count of steps; ranks that share it out have less of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """A step."""
+
+    collectives: Found
+    """Of floating-point numbers: flags, which say what has a gradient, are not counted."""
+    tokens: int
+    """That the model was called with."""
+    written: int
+    """Bytes that PyTorch's operators wrote, those of the optimizer's update left out."""
+    weights_stay: bool
+    """Whether a weight has not moved on some rank."""
+
+
+class Watch(TorchDispatchMode):
+    """Counts collectives and what is written, as long as it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = ""
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self.written = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # What it makes of this comes here next.
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace == "aten":
+            if func._opname not in (*ALLOCATIONS, *UPDATES):
+                self.written += written_by(func, args, kwargs, result)
+        elif func.namespace in ("c10d", "_c10d_functional"):
+            self._note(func._opname, [*args, *kwargs.values(), result])
+        return result
+
+    def _note(self, name: str, values: list[Any]) -> None:
+        bare = name.replace("_", "")
+        what = next((what for begins, what in COLLECTIVES.items() if bare.startswith(begins)), name)
+        if sizes := [size for value in values if (size := bytes_of(value))]:
+            self.calls[self.part, what] += 1
+            self.bytes[self.part, what] += max(sizes)
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of the floating-point tensors in an argument, a result, or a list of such."""
+    return sum(x.nbytes for x in tree_leaves(value) if isinstance(x, Tensor) and x.is_floating_point())
+
+
+def written_by(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Bytes of the arguments that an operator changes, and of those results that are no views of others."""
+    schema = func._schema
+    results = result if len(schema.returns) > 1 else (result,)
+    given = [*args, *(kwargs.get(argument.name) for argument in schema.arguments[len(args) :])]
+    changed = [value for argument, value in zip(schema.arguments, given, strict=True) if writes(argument)]
+    made = [value for found, value in zip(schema.returns, results, strict=False) if found.alias_info is None]
+    return bytes_of([changed, made])
+
+
+def writes(argument: Any) -> bool:
+    """Whether an operator changes an argument."""
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def watched(phases: Phases) -> Watch:
+    """What was counted in one step."""
+    with Watch() as watch:
+        for name, phase in phases.items():
+            watch.part = PART_OF_STEP[name]
+            phase()
+    return watch
+
+
+def observe(model: nn.Module, phases: Phases, device: torch.device) -> Observed:
+    """Watch one step of a model, after some others. All ranks call it.
+
+    Args:
+        model: what is trained, as it is called with tokens, [batch, context].
+        phases: those of a step.
+        device: this rank's.
+    """
+    for _ in range(STEPS_BEFORE):
+        for phase in phases.values():
+            phase()
+    tokens: list[int] = []
+    hook = model.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0].numel()))
+    before = sample_weights(model)
+    watch = watched(phases)
+    hook.remove()
+    return Observed(
+        collectives={key: (calls, watch.bytes[key]) for key, calls in watch.calls.items()},
+        tokens=sum(tokens),
+        written=watch.written,
+        weights_stay=some_stay(before, sample_weights(model), device),
+    )
+
+
+class Witness:
+    """Observes each contender once, and keeps from being timed what does something else than it declares."""
+
+    def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None = None):
+        """See to the contenders of a cell.
+
+        Args:
+            cell: of an experiment that lists its contenders.
+            gradient_bytes: those of all gradients together.
+            device: this rank's.
+            alone: a step of a rank by itself, where none of the contenders is; without it, nobody's copies are counted
+                until the floor has been seen.
+        """
+        self.cell = cell
+        self.gradient_bytes = gradient_bytes
+        self.device = device
+        self._written_alone = None if alone is None else alone.written
+        self.seen: dict[str, Observed] = {}
+        self._declared = {declared.key: declared for declared in cell.contenders}
+
+    def see(self, details: Mapping[str, str], model: nn.Module, phases: Phases) -> None:
+        """Observe a contender, the first time that it has its turn. All ranks call it.
+
+        Args:
+            details: what tells its rows apart.
+            model: what it trains.
+            phases: those of its step, as they are timed.
+
+        Raises:
+            Unavailable: on all ranks, if it does something else than it declares on any of them; the others go on.
+        """
+        key = " ".join(filter(None, details.values()))
+        if key in self.seen:
+            return
+        found = observe(model, phases, self.device)
+        if why := first_of_all_ranks(next(self._faults(key, found), "")):
+            raise Unavailable(f"not timed: {why}")
+        self.seen[key] = found
+        if self._sends_nothing(key):
+            self._written_alone = found.written
+
+    def _sends_nothing(self, key: str) -> bool:
+        return not self._declared[key].sends(self.cell)
+
+    def _faults(self, key: str, found: Observed) -> Iterator[str]:
+        cell = self.cell
+        if key not in self._declared:
+            yield "it does not declare what it sends"
+            return
+        if (tokens := cell.batch_size * cell.context) != found.tokens:
+            yield f"its model sees {found.tokens} tokens in a step, and the batch has {tokens}"
+        if found.weights_stay:
+            yield "it leaves weights as they are"
+        declared = self._declared[key]
+        if cell.model != type(cell).model and not self._sends_nothing(key):
+            return  # Closed forms are those of this project's model.
+        yield from (f"it sends {difference}" for difference in differences(declared.sends(cell), found.collectives))
+        if self._written_alone is not None:
+            copies = (found.written - self._written_alone) / self.gradient_bytes
+            if copies > declared.copies + COPY_SLACK:
+                yield f"it writes all gradients {copies:.1f} times besides, and {declared.copies:g} times declared"
+
+    def rows(self, details: Mapping[str, str]) -> Iterator[Measurement]:
+        """What was seen of a contender, on this rank."""
+        found = self.seen[" ".join(filter(None, details.values()))]
+        calls = sum(count for count, _ in found.collectives.values())
+        sizes = sum(size for _, size in found.collectives.values())
+        each = {f"{part} {what}": numbers for (part, what), numbers in found.collectives.items()}
+        for kind, (count, size) in {"": (calls, sizes), **each}.items():
+            named = {**details, **({"kind": kind} if kind else {})}
+            yield summarize("collectives", "", [count], details=named)
+            yield summarize("collective_bytes", "B", [size], details=named)
+        yield summarize("tokens", "", [found.tokens], details=details)
+        yield summarize("written", "B", [found.written], details=details)
