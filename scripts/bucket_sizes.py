@@ -6,9 +6,10 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.bucketing import BucketedReduction
+from cs336_systems.experiments.data_parallel import FLOOR
 from scripts.communication import MB, Line, all_reduce_table, lines
 from scripts.data import select
-from scripts.data_parallel import FLOOR, backend_of
+from scripts.data_parallel import backend_of
 
 
 def fitted_line(all_reduce: DataFrame, row: Series) -> Line | None:

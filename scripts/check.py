@@ -7,9 +7,23 @@ from pandas import Series
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.peaks import Peak, peak_of
+from scripts.markup import NOT_MEASURED, fixed_point
 
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative difference between two measurements of one thing that needs no explanation; a CPU does other work too."""
+HONEST = 0.03
+"""Relative difference of a time from itself in another cell or launch, for which no code is to blame: a GPU's clock
+follows its temperature and power, and memory is laid out anew."""
+
+
+def between_cells(tolerance: float) -> float:
+    """The relative difference allowed between times of two cells, each off by HONEST, `tolerance` of it explained."""
+    return (1 + tolerance) * (1 + HONEST) / (1 - HONEST) - 1
+
+
+def told(value: float | None, decimals: int = 0) -> str:
+    """A number in a complaint, or that there is none."""
+    return fixed_point(value, decimals, missing=NOT_MEASURED)
 
 
 @dataclass(frozen=True)

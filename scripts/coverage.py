@@ -9,7 +9,7 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.measure.measurement import COMMON_UNITS, WHOLE_CELL
 from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, read_plan
 from scripts.completeness import cells_of, missing_metrics
@@ -43,14 +43,20 @@ def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], str]:
-    """Status of each cell of a table, by its parameters: that of the whole cell's row, or ok if it is complete."""
-    outcomes: dict[tuple[Any, ...], str] = {}
+    """Status of each cell of a table, by its parameters: that of the whole cell's row, or ok if it is complete.
+
+    Where all of its metrics were lost, one by one, it is the first one's.
+    """
+    whole: dict[tuple[Any, ...], str] = {}
+    single: dict[tuple[Any, ...], list[str]] = {}
     for cell, metric, status in zip(cells_of(experiment, table), table["metric"], table["status"], strict=True):
         if metric == WHOLE_CELL:
-            outcomes[cell] = status
+            whole[cell] = status
         else:
-            outcomes.setdefault(cell, "ok")
-    return outcomes | dict.fromkeys(missing_metrics(experiment, table), INCOMPLETE)
+            single.setdefault(cell, []).extend([status] if metric not in COMMON_UNITS else [])
+    parts = {cell: "ok" if "ok" in statuses or not statuses else statuses[0] for cell, statuses in single.items()}
+    incomplete = [cell for cell in missing_metrics(experiment, table) if parts[cell] == "ok"]
+    return parts | dict.fromkeys(incomplete, INCOMPLETE) | whole
 
 
 def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:

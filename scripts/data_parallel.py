@@ -7,30 +7,15 @@ from numpy import array, float64, full_like, median, nan, percentile
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.data_parallel import CONTENDERS, FLOOR, DataParallelTraining
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.communication import STATISTICS, WIDE_SPREAD
 from scripts.data import PRECISIONS, select, size_order
 
-FLOOR = "none"
-WRAPPERS = {
-    FLOOR: "no communication",
-    "naive": "naive",
-    "flat": "flat",
-    "overlapped": "overlapped",
-    "bucketed": "bucketed",
-    "peer_memory": "peer memory",
-    "ddp": "PyTorch's",
-    "ddp_view": "PyTorch's, view",
-    "grouped": "grouped, no copies",
-    "small_last": "small last bucket",
-    "priority": "high-priority stream",
-    "bf16_wire": "bf16 on the wire",
-    "optimizer_overlap": "update per bucket",
-}
+WRAPPERS = {declared.name: declared.title for declared in CONTENDERS}
 """What readers call the contenders, in the order of tables."""
-PYTORCH = ["ddp", "ddp_view"]
+PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
 UNSTEADY = 0.5
 """Relative difference of the floor's medians between rounds from which on nothing is said of what is beyond it."""
 TRIED = ["grouped", "small_last", "priority", "bf16_wire", "optimizer_overlap"]
@@ -80,7 +65,7 @@ def contenders(table: DataFrame) -> DataFrame:
     table = compared(table)
     keys = [*parameters(DataParallelTraining), "label", "wrapper", "bucket_mb"]
     steps = select(table, metric="step", status="ok").set_index(keys)
-    numeric = table[table["median"].notna() & ~table["metric"].isin(["step", "timeline"])]
+    numeric = table[table["median"].notna() & (table["metric"] != "step") & (table["kind"] == "")]
     wide = numeric.pivot(index=keys, columns="metric", values="median")
     wide = wide.reindex(index=steps.index, columns=[name for name in DataParallelTraining.metrics if name != "step"])
     # The communication that a step exposes is computed from steps of the same round, below.

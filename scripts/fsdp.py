@@ -9,23 +9,17 @@ from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.transformer import parameters as numbers_of
 from cs336_systems.accounting.units import FP32_BYTES
-from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
 from scripts.closed_forms import block_of
 from scripts.communication import STATISTICS, WIDE_SPREAD
 from scripts.data import PRECISIONS, one, select, size_order
-from scripts.data_parallel import FLOOR, backend_of, samples_by_round
+from scripts.data_parallel import backend_of, samples_by_round
 
-WRAPPERS = {
-    FLOOR: "no communication",
-    "peer_memory": "data parallel",
-    "sharded_optimizer": "sharded optimizer",
-    "fsdp": "FSDP, by layer",
-    "fsdp_blocks": "FSDP, by block",
-    "fully_shard": "fully_shard",
-}
+WRAPPERS = {declared.name: declared.title for declared in CONTENDERS}
 """What readers call the contenders, in the order of tables."""
 OURS = ["fsdp", "fsdp_blocks"]
 PYTORCH = "fully_shard"

@@ -2,20 +2,23 @@
 
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame, MultiIndex, Series
 
-from cs336_systems.accounting.units import BYTES, MIB
+from cs336_systems.experiments.flash import Flash
+from cs336_systems.measure.kernel_names import categorize
+from cs336_systems.measure.record import parameters
 from scripts.data import select, statistic
 
 PASSES = ["forward", "backward", "forward_backward"]
 NAMES = {
-    "triton": "ours (Triton)",
+    "triton": "ours",
     "triton_compiled_backward": "ours, backward in compiled PyTorch",
     "plain": "plain",
     "plain_compiled": "plain, compiled",
     "sdpa_flash": "SDPA flash",
     "sdpa_cudnn": "SDPA cuDNN",
     "flex": "FlexAttention",
+    "flex_autotuned": "FlexAttention, autotuned",
     "flash_attention_4": "FlashAttention-4",
     "tiled": "ours (PyTorch)",
     "tiled_compiled": "ours (PyTorch), compiled",
@@ -23,18 +26,36 @@ NAMES = {
 
 
 OURS = "triton"
-TENSORS_AND_SUMS = 10
-"""Tensors of the inputs' size at the peak of our backward pass in 16-bit types where dQ is summed in fp32: q, k, v, o,
-their gradients, and the sums, which count as two."""
-NUMBERS_PER_QUERY = 0.2
-"""Tensors of that size, at most, that L and D, some fp32 numbers per query, take besides."""
+HOPPER_KERNEL = "attention_forward_kernel"
+"""The forward kernel for Hopper; Triton's is `forward_kernel`."""
 
 
-def kernels_for_hopper(peaks: DataFrame) -> Series:
-    """Whether ours ran its kernels for Hopper, by rows of peak memory: only those sum dQ in fp32 in memory."""
-    numbers = peaks["batch_size"] * peaks["heads"] * peaks["sequence"] * peaks["d"]
-    tensors = peaks["mean"] * MIB / (numbers * peaks["precision"].map(BYTES))
-    return (peaks["implementation"] == OURS) & (tensors - TENSORS_AND_SUMS).between(0, NUMBERS_PER_QUERY)
+def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
+    """Rows of `flash` with `for_hopper`, whether the row's cell launched our kernels for Hopper, by their names.
+
+    And with `told`, whether its kernels were recorded.
+    """
+    columns = parameters(Flash)
+    told = table[table["metric"] == "launches"]
+    launched = told[told["kernels"].str.contains(rf"\b{HOPPER_KERNEL}\b")]
+    cells = MultiIndex.from_frame(table[columns])
+    found = {"for_hopper": launched, "told": told}
+    return table.assign(**{name: cells.isin(MultiIndex.from_frame(rows[columns])) for name, rows in found.items()})
+
+
+def our_attention_kernels(table: DataFrame) -> list[str]:
+    """The names of the attention kernels that ours launched in some rows of `flash`."""
+    if "kernels" not in table:
+        return []
+    launched = select(table, metric="launches", implementation=OURS)["kernels"]
+    names = {name for text in launched for name in text.split(", ")}
+    return sorted(name for name in names if categorize(name) == "attention")
+
+
+def kind_of_call(table: DataFrame) -> Series:
+    """Which cells of `flash` a row is compared with: the leaderboard's, those with one head, or those with many."""
+    many = (table["batch_size"] * table["heads"] > 1).map({True: "many heads", False: "one head"})
+    return many.where(~table["compiled_call"], "the leaderboard")
 
 
 def availability(table: DataFrame) -> dict[str, Any]:

@@ -16,15 +16,16 @@ FOLLOWED = {
 OTHER = "other"
 
 
-LOOKS = {
-    of.PARAMETERS: look(0, ""),
-    of.OPTIMIZER_STATE: look(1, "///"),
-    of.GRADIENTS: look(2, "..."),
-    of.WEIGHT_COPIES: look(3, "xxx"),
-    of.ACTIVATIONS: look(4, ""),
-    of.TEMPORARIES: look(5, "\\\\\\"),
-    OTHER: look(6, ""),
+HATCHES = {
+    of.PARAMETERS: "",
+    of.OPTIMIZER_STATE: "///",
+    of.GRADIENTS: "...",
+    of.WEIGHT_COPIES: "xxx",
+    of.ACTIVATIONS: "",
+    of.TEMPORARIES: "\\\\\\",
+    OTHER: "",
 }
+LOOKS = {name: look(name, index, hatch) for index, (name, hatch) in enumerate(HATCHES.items())}
 """The categories of the figures, from the bottom up; the small ones are one."""
 SHOWN = list(LOOKS)
 

@@ -13,16 +13,7 @@ from scripts.closed_forms import step_of
 from scripts.communication import STATISTICS, WIDE_SPREAD
 from scripts.data import PRECISIONS, select, size_order
 
-CONTENDERS = {
-    "unsharded": "unsharded",
-    "sharded": "sharded",
-    "sharded_peer_memory": "sharded, peer memory",
-    "sharded_gradients": "sharded, gradients too",
-    "sharded_gradients_peer_memory": "gradients too, peer memory",
-    "zero_redundancy": "PyTorch's, default",
-    "zero_redundancy_view": "PyTorch's, views",
-    "zero_redundancy_views": "PyTorch's, views of both",
-}
+CONTENDERS = {declared.name: declared.title for declared in OptimizerSharding.contenders}
 """What readers call them, in the order of tables."""
 SCHEME = {
     "unsharded": "data parallel",
@@ -35,7 +26,7 @@ SCHEME = {
     "zero_redundancy_views": "sharded optimizer",
 }
 """The closed form that is each contender's."""
-OURS = ["unsharded", "sharded", "sharded_peer_memory", "sharded_gradients", "sharded_gradients_peer_memory"]
+OURS = [declared.name for declared in OptimizerSharding.contenders if not declared.foreign]
 """Those of which the closed form tells the peak, too."""
 SHARDED = [name for name in OURS if name != "unsharded"]
 PYTORCH = [name for name in CONTENDERS if name not in OURS]

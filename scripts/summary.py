@@ -14,6 +14,7 @@ from cs336_systems.plan import Plan
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.data import at_one_setting, measured_gpu, measured_machine, select
+from scripts.implementations import our_attention_kernels
 from scripts.markup import Table
 
 VERSIONS = {
@@ -25,6 +26,7 @@ VERSIONS = {
     "cuda": "CUDA (PyTorch build)",
     "cudnn": "cuDNN",
     "torch": "PyTorch",
+    "torch_files": "PyTorch's files (digest)",
     "triton": "Triton",
     "flash_attn": "FlashAttention-4 (flash-attn-4)",
     "python": "Python",
@@ -106,6 +108,7 @@ def versions_table(rows: DataFrame) -> Table:
     for column, title in VERSIONS.items():
         values = sorted({str(value) for value in rows[column]} - {""})
         body.append([title, ", ".join(values) or "–"])
+    body.append(["our attention kernels", ", ".join(our_attention_kernels(rows)) or "–"])
     return Table(["what", "value"], body, text_columns=2)
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from pandas import DataFrame
 
 from cs336_systems.discovery import modules
@@ -43,7 +44,8 @@ KEEP = (0.02, 0.2, 0.5, 0.9)
 SOURCES = ["recorded", "h200", "cpu"]
 TABLES = 3
 """So many tables of a try have rows, for speed."""
-NO_NUMBER = r".{60}\b(nan|inf|NaN|None (?:MiB|GiB|B|ms|s))\b.{30}"
+NO_NUMBER = re.compile(r".{0,60}(?<![\w.])(?:nan|inf|NaN|None(?! of))\b.{0,30}")
+"""What stands in a text for a number that there is none of; not torch.inf, in a line of code that a table quotes."""
 LARGE = 1000
 """Of tables with more rows only few cells are taken, for speed."""
 EMPTY_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="50"/>'
@@ -217,10 +219,25 @@ def run_checks(module: str, tables: Mapping[str, DataFrame], checks: list[Check]
 def legible_report(plan: Plan, tables: Mapping[str, DataFrame], checks: DataFrame, folder: Path | None = None) -> None:
     """Render the report, in which nothing may be printed that is no number; typeset it in a folder, if one is given."""
     text = render(CONTENTS, plan, tables, cover(plan, tables), checks, dict.fromkeys(tables, ()))
-    if found := re.search(NO_NUMBER, text):
-        raise ValueError(f"prints {found[1]}: {found[0]}")
+    check_numbers(text)
     if folder:
         typeset_without_pictures(text, folder, folder / plan.results / "figures")
+
+
+def legible_figure(figure: Figure, *args: Any, **options: Any) -> None:
+    """Lay out a figure as for saving, without the bytes; nothing may be written in it that is no number."""
+    figure.draw_without_rendering()
+    check_numbers("\n".join(text.get_text() for text in figure.findobj(Text)))
+
+
+def check_numbers(text: str) -> None:
+    """Check that a text has a number wherever it says that it has.
+
+    Raises:
+        ValueError: it has not, with each place.
+    """
+    if found := NO_NUMBER.findall(text):
+        raise ValueError(f"prints {' | '.join(found)}")
 
 
 def typeset_without_pictures(text: str, project: Path, pictures: Path) -> None:
@@ -241,8 +258,7 @@ def crashes(seed: int, folder: Path, printed: bool = False) -> Iterator[tuple[st
     whole = source(rng.choice(SOURCES))
     rows = subset(rng, whole.rows)
     loaded = mock.patch("scripts.data.read_table", lambda kind, path: rows[kind.name])
-    # Laid out as for saving, without the bytes.
-    unsaved = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: figure.draw_without_rendering())
+    unsaved = mock.patch.object(Figure, "savefig", legible_figure)
     with loaded, unsaved, contextlib.chdir(ROOT):
         for name, make in pieces(whole.plan, rows, rng.choice(TRACES), folder, printed):
             try:
@@ -255,7 +271,7 @@ def told(name: str, error: Exception) -> str:
     """A crash in a line: what crashed, how, and the last places of the project and its templates."""
     places = [at for at in traceback.extract_tb(error.__traceback__) if str(ROOT) in at.filename]
     where = " < ".join(f"{Path(at.filename).name}:{at.lineno} {at.name}" for at in places[:-4:-1])
-    return f"{name}: {type(error).__name__}: {str(error)[:150]} | {where}"
+    return f"{name}: {type(error).__name__}: {str(error)[:300]} | {where}"
 
 
 def main(first: int, last: int, step: int = 1) -> None:

@@ -1,10 +1,17 @@
-"""What must start in a second imports no torch."""
+"""What imports what: no torch where it must start in a second, and in the library only what it is installed with."""
 
+import re
 import subprocess
 import sys
+import tomllib
+from importlib import import_module
+from importlib.metadata import packages_distributions
 
 import pytest
+import yaml
 
+import cs336_systems
+from cs336_systems import parallel
 from tests.samples import ROOT
 
 IMPORT_ALL = """
@@ -28,3 +35,29 @@ def test_torch_is_never_imported(name):
         [sys.executable, "-c", IMPORT_ALL, name], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{name} imports torch, or fails: {done.stderr}"
+
+
+def test_public_names_are_those_of_the_modules_that_define_them():
+    for name in parallel.__all__:
+        module = import_module(f"cs336_systems.parallel.{parallel.MODULE_OF[name]}")
+        assert getattr(parallel, name) is getattr(module, name)
+        assert getattr(parallel, name).__module__ == module.__name__
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        parallel.nothing  # noqa: B018
+
+
+def test_the_library_needs_only_what_it_is_installed_with():
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["report"]
+    packages = {re.match(r"[\w-]+", each)[0].lower() for each in extra}
+    modules = [name for name, owners in packages_distributions().items() if packages & {x.lower() for x in owners}]
+    assert {"tyro", "pandas", "psutil", "snakemake"} <= set(modules)
+    program = (
+        f"import sys\nsys.modules.update(dict.fromkeys({sorted(modules)}))\n"
+        "import cs336_systems.attention.__main__\nfrom cs336_systems.parallel import *\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_the_version_is_said_once():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == cs336_systems.__version__

@@ -55,7 +55,7 @@ FAULTS = {
     "a flash pass, too short": scale(rows("flash", metric="forward", sequence=65536, **OURS), 0.4),
     "both passes in one call, 0.9 ms": scale(rows("flash", metric="forward_backward", sequence=32768, **OURS), 0.6),
     "both passes in one call, host-bound": scale(rows("flash", metric="forward_backward", sequence=512, **OURS), 6),
-    "a replay of a graph": scale(rows("flash", metric="graph", sequence=4096, **OURS), 4),
+    "a replay of a graph": scale(rows("flash", metric="graph", sequence=4096, **OURS), 6),
     "a card too hot": scale(rows("flash", metric="handout_sm_clock", implementation="flex", d=64), 0.8),
     "a card slowed down": scale(rows("flash", metric="matmul", sequence=4096, **OURS), 1.5),
     "an ablation's baseline": scale(rows("flash_ablation", metric="forward", without="nothing", precision="bf16"), 1.3),
@@ -72,6 +72,18 @@ FAULTS = {
     "a phase on two GPUs": scale(rows("data_parallel", metric="forward", wrapper="flat", **RANKS), 10),
     "an update on two GPUs": scale(rows("data_parallel", metric="optimizer", wrapper="ddp_view", **RANKS), 1.5),
     "a step of sharded training": scale(rows("fsdp", metric="step", wrapper="fsdp", precision="fp32"), 3),
+    "the baseline's times, halved": scale(rows("data_parallel", unit="ms", wrapper="none", **RANKS), 0.5),
+    "the baseline's times, longer": scale(rows("data_parallel", unit="ms", wrapper="none", **RANKS), 1.1),
+    "the baseline's steps": scale(
+        rows("data_parallel", metric="step", wrapper="none", processes=4, compiled=True), 0.9
+    ),
+    "the baseline's times beside sharded training": scale(
+        rows("fsdp", unit="ms", wrapper="none", precision="fp32"), 0.9
+    ),
+    "the baseline's computation, by half a batch": scale(
+        rows("fsdp", metric=["compute", "device_busy"], wrapper="none", precision="bf16"), 0.5
+    ),
+    "what is communicated": scale(rows("data_parallel", metric="communicated", wrapper="ddp_view", **RANKS), 0.5),
     # Memory.
     "a step's peak": scale(rows("end_to_end", metric="peak_memory", **LARGE, **STEP), 1.15),
     "a step's peak, too small": scale(rows("end_to_end", metric="peak_memory", **SMALL, **STEP), 0.95),
@@ -149,6 +161,32 @@ FAULTS = {
         "sdpa_cudnn",
         "flash_attention_4",
     ),
+    "wrappers exchanged": swap(rows("data_parallel", wrapper=["naive", "flat"], **RANKS), "wrapper", "naive", "flat"),
+    "bucket sizes exchanged": swap(
+        rows("data_parallel", wrapper="bucketed", bucket_mb=["10", "100"], **RANKS), "bucket_mb", "10", "100"
+    ),
+    "a wrapper under a name that nobody declares": put(rows("data_parallel", wrapper="ddp", **RANKS), wrapper="new"),
+    "categories of kernels exchanged": swap(
+        rows("kernel_profile", metric="kernel", category=["matmul", "elementwise"], **PROFILED),
+        "category",
+        "matmul",
+        "elementwise",
+    ),
+    "copies and elementwise kernels exchanged": swap(
+        rows("kernel_profile", metric="kernel", category=["copy", "elementwise"], **PROFILED),
+        "category",
+        "copy",
+        "elementwise",
+    ),
+    "categories of memory exchanged": swap(
+        rows("memory_profile", category=["parameters", "gradients"], **MEMORY), "category", "parameters", "gradients"
+    ),
+    "activations and temporaries exchanged": swap(
+        rows("memory_profile", category=["saved activations", "temporaries"], **MEMORY),
+        "category",
+        "saved activations",
+        "temporaries",
+    ),
     "head dimensions exchanged": swap(rows("flash", sequence=8192, **{**OURS, "d": [64, 128]}), "d", 64, 128),
     "compiled and eager exchanged": swap(rows("attention", sequence=8192, d=64), "compiled", False, True),
     "segments exchanged": swap(rows("checkpointing", attention="flash", segment=[4, 8]), "segment", 4, 8),
@@ -197,6 +235,7 @@ FAULTS = {
     "another driver": put(rows("attention", sequence=8192), driver="570.86"),
     "another seed": put(rows("end_to_end", **LARGE, **STEP), seed=1),
     "TF32": put(rows("attention", sequence=8192), tf32=True),
+    "a negative start-up time": put(rows("attention", sequence=8192), startup_seconds=-1.0),
     "two GPUs": put(rows("attention", sequence=8192), gpu_count=2),
     "a processor": put(rows("end_to_end", **LARGE, **STEP), cpu="another"),
 }

@@ -247,7 +247,7 @@ def test_several_commits_are_named_in_the_order_of_measurement(cpu):
 
 def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
     utilization, inflation = "peak, the best utilization of all steps", "how much timing without warm-up inflates"
-    gain, step = ", the fastest library", "with our attention kernels"
+    gain, step = ", the fastest library measured", "with our attention kernels"
     assert [h200.says(text) for text in (utilization, inflation, gain, step)] == [True, False, True, True]
     assert [cpu.says(text) for text in (utilization, inflation, gain, step)] == [False, True, False, False]
     tiles = [report.source.read_text().count("\ntile(") for report in (h200, cpu, nothing)]

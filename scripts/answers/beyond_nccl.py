@@ -6,6 +6,7 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
+from cs336_systems.experiments.data_parallel import FLOOR
 from scripts.answers.helpers.data_parallel import (
     COLUMNS,
     OUTSIDE,
@@ -20,7 +21,7 @@ from scripts.answers.helpers.data_parallel import (
     verdict,
 )
 from scripts.data import select
-from scripts.data_parallel import FLOOR, PYTORCH, TRIED, cells_of, contenders, fastest
+from scripts.data_parallel import PYTORCH, TRIED, cells_of, contenders, fastest
 from scripts.markup import Table, Tile, escape, times
 
 TRIED_AT = "100"

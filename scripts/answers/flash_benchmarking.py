@@ -13,7 +13,7 @@ from scripts.answers.helpers.flash_leaderboard import leaderboard_answers
 from scripts.answers.helpers.flash_model import model_answers
 from scripts.answers.helpers.flash_rivals import LONG, ONE_HEAD, rivalry, training_answers
 from scripts.data import ratio, select, statistic
-from scripts.implementations import availability
+from scripts.implementations import availability, kind_of_call
 from scripts.markup import LONGEST_TABLE, Tile, Typst, milliseconds, times
 from scripts.spread import legend
 
@@ -54,6 +54,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "ablation_heads": max(ablations["heads"], default=None),
         "fp32_units": fp32_units(ablations),
         "disturbed": disturbed(table),
+        "flash_attn": library_versions(table),
         **leaderboard_answers(table, ablations),
         **rivalry(table),
         **training,
@@ -62,13 +63,20 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
+def library_versions(table: DataFrame) -> list[str]:
+    """The versions of FlashAttention-4, each with the cells that it was measured in; empty if all have one."""
+    rows = select(table, implementation="flash_attention_4", metric="forward_backward")
+    kinds = kind_of_call(rows).groupby(rows["flash_attn"]).unique()
+    return [f"{version} ({', '.join(sorted(kind))})" for version, kind in kinds.items()] if len(kinds) > 1 else []
+
+
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """The leaderboard's cell and the training step, where they were measured."""
     shown = []
     if found["measured"] and found["board"][64] and 64 in found["board_fastest"]:
         fastest = found["board_fastest"][64]
         cell = "causal attention, 16 heads of 16\u202f384 tokens at d = 64, forward and backward"
-        against = Typst(f"{cell}: {times(fastest['gain'])} as fast as {fastest['name']}, the fastest library")
+        against = Typst(f"{cell}: {times(fastest['gain'])} as fast as {fastest['name']}, the fastest library measured")
         shown.append(Tile(milliseconds(found["board"][64]), against, "leaderboard"))
     if found["measured"] and found["model_gain"]:
         gain, size, context = found["model_gain"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from scripts.answers.helpers.data_parallel import (
     Column,
@@ -17,7 +18,6 @@ from scripts.answers.helpers.data_parallel import (
 )
 from scripts.answers.helpers.fsdp import against_pytorch, contender_table, ours_beside, setting, summary_of
 from scripts.data import select, size_order
-from scripts.data_parallel import FLOOR
 from scripts.fsdp import OURS, SHARDED, cells_of, contenders, setting_name, sharded, traced_cell, whole_weights
 from scripts.markup import Tile, escape, times
 

@@ -10,12 +10,12 @@ from cs336_systems.accounting.fsdp import waiting_seconds
 from cs336_systems.accounting.fsdp_memory import peak_bytes
 from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.parallel.limits import AHEAD
 from cs336_systems.sizes import parse_size
 from scripts.answers.helpers.data_parallel import NONE, Column, extremes, fixed, missing
 from scripts.answers.helpers.fsdp import contender_table, setting
 from scripts.data import select
-from scripts.data_parallel import FLOOR
 from scripts.fsdp import (
     OURS,
     PYTORCH,

@@ -6,6 +6,7 @@ from typing import Any
 from numpy import nan
 from pandas import DataFrame
 
+from cs336_systems.experiments.data_parallel import FLOOR
 from scripts.answers.helpers.data_parallel import (
     APART,
     COLUMNS,
@@ -18,7 +19,7 @@ from scripts.answers.helpers.data_parallel import (
 from scripts.bucket_sizes import fitted_line
 from scripts.communication import MB
 from scripts.data import select
-from scripts.data_parallel import FLOOR, contenders
+from scripts.data_parallel import contenders
 
 NEAR = 0.15
 """Relative difference between a measured time and the line's that counts as agreement."""

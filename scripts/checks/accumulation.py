@@ -7,6 +7,7 @@ from pandas import DataFrame, Series
 
 from scripts.check import Check, conclude
 from scripts.data import select, statistic
+from scripts.markup import NOT_MEASURED
 
 ADDEND = 0.01
 PARAMETERS = ["accumulator", "addend", "cast", "additions"]
@@ -38,7 +39,7 @@ def sums_are_right(table: DataFrame) -> Check:
         examined += 1
         cell = {name: row[name] for name in PARAMETERS}
         differing = [
-            f"{metric} {found} (expected {value})"
+            f"{metric} {NOT_MEASURED if found is None else found} (expected {value})"
             for metric, value in expected(row).items()
             if (found := statistic(table, "mean", metric=metric, **cell)) != value
         ]

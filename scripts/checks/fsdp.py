@@ -6,11 +6,11 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.sizes import parse_size
-from scripts.check import Check, conclude, outside
+from scripts.check import Check, conclude, outside, told
 from scripts.checks.data_parallel import NO_PROFILES, ROUNDING
 from scripts.data import measured_gpu, select
-from scripts.data_parallel import FLOOR
 from scripts.fsdp import (
     CELL,
     SERIES,
@@ -77,8 +77,9 @@ def profile_adds_up(rows: DataFrame) -> Check:
             or row[["gather", "scatter"]].max() > row["communication"] + slack
         ):
             complaints.append(
-                f"{name_contender(row)}: {row['compute']:.1f} + {row['communication']:.1f} - {row['hidden']:.1f} ms, "
-                f"busy {row['device_busy']:.1f} of {row['timeline_length']:.1f} ms"
+                f"{name_contender(row)}: "
+                f"{told(row['compute'], 1)} + {told(row['communication'], 1)} - {told(row['hidden'], 1)} ms, "
+                f"busy {told(row['device_busy'], 1)} of {row['timeline_length']:.1f} ms"
             )
     return conclude(check, complaints, len(found), f"{len(found)} profiles" if len(found) else NO_PROFILES)
 
@@ -91,7 +92,8 @@ def each_communicates_as_it_should(rows: DataFrame) -> Check:
     wrong = is_sharded & ~((found["gather"] > 0) & (found["scatter"] > 0))
     wrong |= (found["communication"] > 0) != (found["wrapper"] != FLOOR)
     complaints = [
-        f"{name_contender(row)}: {row['gather']:.2f}, {row['scatter']:.2f} of {row['communication']:.2f} ms"
+        f"{name_contender(row)}: "
+        f"{told(row['gather'], 2)}, {told(row['scatter'], 2)} of {told(row['communication'], 2)} ms"
         for _, row in found[wrong].iterrows()
     ]
     return conclude(check, complaints, len(found), f"{len(found)} profiles" if len(found) else NO_PROFILES)

@@ -8,7 +8,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.cells import in_words
-from scripts.check import Check, conclude
+from scripts.check import Check, conclude, told
 from scripts.data import select
 
 INTERVAL = 0.1
@@ -65,7 +65,7 @@ def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Check:
             | (both["clock"] < fewest)
         )
         complaints += [
-            f"{in_words(EXPERIMENTS[name], cell)}: {row['clock']:.0f} and {row['power']:.0f} in {row['wall']:.2f} s"
+            f"{in_words(EXPERIMENTS[name], cell)}: {told(row['clock'])} and {told(row['power'])} in {row['wall']:.2f} s"
             for cell, row in both[wrong].iterrows()
         ]
     check = "clock and power have as many samples as a cell has time for"

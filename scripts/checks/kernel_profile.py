@@ -6,10 +6,11 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
 from scripts.cells import cells, name_cell
-from scripts.check import Check, conclude
+from scripts.check import Check, between_cells, conclude
 from scripts.data import measured_gpu, select
 from scripts.kernels import FORWARD, kernels, products, total
 from scripts.steps import HOST_BOUND
@@ -24,11 +25,14 @@ the trace ends."""
 STAGE_SLACK_MS = 0.2
 """What a stage may differ by, however short it is: under the profiler the host takes that long from recording the
 first event to entering the stage's range."""
-FORWARD_TOLERANCE = 0.1
+FORWARD_TOLERANCE = between_cells(0.05)
 """Relative difference of a forward pass in the trace and by the host's clock in another process."""
 UNATTRIBUTED = 0.01
 """The largest share of the kernels' time of which the origin may be unknown."""
 ROUNDING = 1e-6
+VAGUE = ("other", "elementwise", "reduction")
+"""Categories of names that may have lost what tells more, as they were shortened; the operator may have told it, too.
+"""
 GPUS_ONLY = "kernels and idle time exist on GPUs only"
 
 
@@ -39,6 +43,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield agrees_with_end_to_end(table, tables["end_to_end"])
     yield kernels_are_attributed(table)
     yield products_are_counted(table)
+    yield categories_are_those_of_the_names(table)
 
 
 def stages_add_up(table: DataFrame) -> Check:
@@ -120,3 +125,19 @@ def products_are_counted(table: DataFrame) -> Check:
     ]
     summary = f"{len(launched)} cells" if len(launched) else "no kernel was profiled"
     return conclude(check, complaints, len(launched), summary)
+
+
+def categories_are_those_of_the_names(table: DataFrame) -> Check:
+    """A kernel whose name, stage or module tells what it does has that category."""
+    rows = kernels(table).drop_duplicates(["stage", "range", "category", "kernel"])
+    told = [
+        (row, categorize(row["kernel"], stage=row["stage"], range_=row["range"]))
+        for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows()
+    ]
+    complaints = [
+        f"{row['kernel']} in {row['range'] or row['stage']}: {row['category']}, by its name {category}"
+        for row, category in told
+        if row["category"] != category and (category not in VAGUE or (category != "other" and row["category"] in VAGUE))
+    ]
+    check = "every kernel whose name tells what it does has that category"
+    return conclude(check, complaints, len(told), f"{len(told)} kernels" if told else "no kernel was profiled")

@@ -10,7 +10,7 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from scripts.cells import in_words
-from scripts.check import TOLERANCE, Check, conclude
+from scripts.check import TOLERANCE, Check, between_cells, conclude
 from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
 from scripts.data import measured_gpu
 
@@ -43,7 +43,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Check:
     """Between neighbouring lengths a time of the device grows by a factor that its work allows."""
-    slack = TOLERANCE["GPU"]
+    slack = between_cells(TOLERANCE["GPU"])
     check = (
         f"from {DEVICE_BOUND_MS:g} ms up, no time grows with the length by more or less than its work, +- {slack:.0%}"
     )

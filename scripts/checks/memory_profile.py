@@ -2,23 +2,33 @@
 
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame, Series, concat
 
 from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.memory_timeline import GRADIENTS, OPTIMIZER_STATE, UNCLASSIFIED, WEIGHT_COPIES
+from cs336_systems.measure.memory_timeline import (
+    ACTIVATIONS,
+    GRADIENTS,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    UNCLASSIFIED,
+    WEIGHT_COPIES,
+)
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
 from scripts.cells import cells, name_cell
 from scripts.check import Check, conclude
-from scripts.closed_forms import held_by_training
+from scripts.closed_forms import held_by_training, step_of
 from scripts.data import select, statistic
 
 MEASURED = "peak_allocated"
 """The metric that every measured cell has."""
 NOT_MEASURED = "memory is followed on GPUs only"
 UNCLASSIFIED_LIMIT = 0.02
+PERSISTENT = (PARAMETERS, OPTIMIZER_STATE)
+ACTIVATIONS_TOLERANCE = 0.02
+"""Relative difference of what is saved: a library may save numbers of its own."""
 PEAK_TOLERANCE = 0.01
 """Relative difference between peaks of one step in two processes, whose blocks may be divided differently."""
 
@@ -28,6 +38,8 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     table = tables["memory_profile"]
     yield replay_is_exact(table)
     yield state_is_what_the_shape_says(table)
+    yield state_is_there_at_the_peak(table)
+    yield activations_are_what_the_shape_says(table)
     yield memory_is_classified(table)
     yield residual_stream_is_found(table)
     yield peaks_agree(table, tables["end_to_end"])
@@ -69,6 +81,37 @@ def closed_forms(row: Series) -> dict[str, int]:
     if row["precision"] != "bf16":
         absent.append(WEIGHT_COPIES)
     return held_by_training(row) | dict.fromkeys(absent, 0)
+
+
+def state_is_there_at_the_peak(table: DataFrame) -> Check:
+    """Parameters and AdamW's state are there all the time; of nothing is there more at the peak than at any time."""
+    complaints, examined = [], 0
+    for row, rows in cells(table, MemoryProfile, MEASURED):
+        examined += 1
+        at_peak, most = (select(rows, metric=name).set_index("category")["mean"] for name in ("at_peak", "most"))
+        for category, count in at_peak.items():
+            if count > most.get(category, 0) or (category in PERSISTENT and count != most.get(category)):
+                complaints.append(f"{name_cell(row)}: {category} {count:.0f} B of {most.get(category, 0):.0f} B")
+    check = "at a step's peak parameters and AdamW's state are there, and no more of anything than at any time"
+    return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
+
+
+def activations_are_what_the_shape_says(table: DataFrame) -> Check:
+    """What is saved for the backward pass has the bytes of the closed form, copies of weights left out."""
+    complaints, worst, examined = [], 0.0, 0
+    eager = select(table, model=MemoryProfile.model)
+    for row, rows in cells(eager[eager["mode"] != "inference"], MemoryProfile, MEASURED):
+        examined += 1
+        closed_form = step_of(concat([row, Series({"segment": 0})])).saved_for_backward
+        expected = closed_form - (held_by_training(row)[WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
+        found = statistic(rows, "mean", metric="most", category=ACTIVATIONS) or 0
+        error = abs(found / expected - 1)
+        worst = max(worst, error)
+        if error > ACTIVATIONS_TOLERANCE:
+            complaints.append(f"{name_cell(row)}: {found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected")
+    check = "activations that are saved for the backward pass have the bytes of their closed form"
+    summary = f"{examined} cells; largest difference {worst:.2%}"
+    return conclude(check, complaints, examined, summary if examined else NOT_MEASURED)
 
 
 def memory_is_classified(table: DataFrame) -> Check:

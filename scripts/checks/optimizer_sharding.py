@@ -8,7 +8,7 @@ from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.transformer import parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.sizes import parse_size
-from scripts.check import Check, conclude
+from scripts.check import Check, conclude, told
 from scripts.optimizer_sharding import HELD, REST, memory, peaks, predicted
 
 PADDING = 0.05
@@ -51,7 +51,9 @@ def held_is_the_closed_form(rows: DataFrame) -> Check:
             unequal = 2 * largest if sharded and expected else 0.0
             most = (1 + PADDING) * expected + unequal + (alignment if expected else 0)
             if not (1 - ROUNDING) * expected - unequal <= row[part] <= most:
-                complaints.append(f"{name(row)}, {row['moment']}: {HELD[part]} {row[part]:.1f} of {expected:.1f} MiB")
+                complaints.append(
+                    f"{name(row)}, {row['moment']}: {HELD[part]} {told(row[part], 1)} of {expected:.1f} MiB"
+                )
     return conclude(check, complaints, examined, f"{examined} counts, {PADDING:.0%} of padding")
 
 
@@ -74,7 +76,8 @@ def allocator_agrees(rows: DataFrame, table: DataFrame) -> Check:
     device = table["gpu_memory"].max() / MIB if len(table) else 0.0
     counted = rows[rows["allocated"].notna()]
     complaints = [
-        f"{name(row)}, {row['moment']}: rest {row[REST]:.1f}, in use {row['allocated']:.1f}, peak {row['peak']:.1f} MiB"
+        f"{name(row)}, {row['moment']}: rest {told(row[REST], 1)}, in use {row['allocated']:.1f}, "
+        f"peak {told(row['peak'], 1)} MiB"
         for _, row in counted.iterrows()
         if not (row[REST] >= -ROUNDING * row["allocated"] and row["peak"] >= (1 - ROUNDING) * row["allocated"])
         or row["peak"] > device

@@ -68,7 +68,8 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
                         named = in_words(kind, one)
                         complaints.append(f"{named}: another {differs}, all times within {difference:.2%}")
     check = f"cells that differ in implementation, compilation or length differ by more than {APART:.1%} in some time"
-    return conclude(check, complaints, examined, f"{examined} pairs; the closest differ by {closest:.1%}")
+    summary = f"{examined} pairs; the closest differ by {closest:.1%}" if examined else "there are no two such cells"
+    return conclude(check, complaints, examined, summary)
 
 
 def largest_difference(first: NDArray[numpy.float64], second: NDArray[numpy.float64]) -> float:

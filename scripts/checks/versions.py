@@ -9,8 +9,12 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import Provenance, parameters
 from scripts.cells import in_words
 from scripts.check import Check, conclude
+from scripts.implementations import kind_of_call
 
-ONE_EACH = ("torch", "triton", "cuda", "cudnn", "driver", "flash_attn", "python", "cpu", "gpu_memory", "seed")
+ONE_EACH = (
+    *("torch", "torch_files", "triton", "cuda", "cudnn", "driver", "flash_attn", "python"),
+    *("cpu", "gpu_memory", "seed"),
+)
 """What rows that are compared with each other must share."""
 NEEDED_BY = {"flash_attn": "flash_attention_4"}
 """Libraries that one implementation needs: where others alone are measured, they need not be installed."""
@@ -27,26 +31,28 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 def one_version_each(tables: Mapping[str, DataFrame]) -> Check:
     """All rows of an experiment come from the same versions of what determines speed.
 
-    A library that was not installed, or not asked for by earlier code, has no version, which contradicts none that
-    other code has noted, or that was noted where the library took part.
+    What earlier code did not ask for has no version, which contradicts none. The version of a library that one
+    implementation needs counts in its rows, among those that a table compares.
     """
     measured = {name: table for name, table in tables.items() if len(table)}
     complaints = [
-        f"{name}: {column} {' and '.join(str(value) or 'unknown' for value in table[column].unique())}"
+        f"{name}: {column} {' and '.join(str(value) or 'unknown' for value in rows[column].unique())}"
         for name, table in measured.items()
         for column in ONE_EACH
-        if table.loc[table[column] != "", column].nunique(dropna=False) > 1
-        or (rows_that_need(column, table).groupby("source_digest")[column].nunique(dropna=False) > 1).any()
+        for rows in compared_rows(column, table)
+        if rows.loc[rows[column] != "", column].nunique(dropna=False) > 1
+        or (rows.groupby("source_digest")[column].nunique(dropna=False) > 1).any()
     ]
     check = "all rows of an experiment were measured with the same versions, processor and seed"
     return conclude(check, complaints, len(measured), f"{len(measured)} experiments: {', '.join(ONE_EACH)}")
 
 
-def rows_that_need(column: str, table: DataFrame) -> DataFrame:
-    """The rows of which all must have a version: of a library that one implementation needs, its rows."""
-    if column in NEEDED_BY and "implementation" in table:
-        return table[table["implementation"] == NEEDED_BY[column]]
-    return table
+def compared_rows(column: str, table: DataFrame) -> list[DataFrame]:
+    """The rows that must have one version, in groups: all of a table, or those that need a library."""
+    if column not in NEEDED_BY or "implementation" not in table:
+        return [table]
+    rows = table[table["implementation"] == NEEDED_BY[column]]
+    return [group for _, group in rows.groupby(kind_of_call(rows))]
 
 
 def fp32_is_fp32(tables: Mapping[str, DataFrame]) -> Check:

@@ -32,6 +32,7 @@ CLOCKS = 0.01
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of total times."""
     yield timed_is_within_wall(tables)
+    yield jobs_take_time_to_start(tables)
 
 
 def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Check:
@@ -53,3 +54,13 @@ def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Check:
         ]
     check = "what was timed in a cell took no longer than the whole cell"
     return conclude(check, complaints, examined, f"{examined} cells; {most:.0%} of it at most")
+
+
+def jobs_take_time_to_start(tables: Mapping[str, DataFrame]) -> Check:
+    """The time from a job's start to its first cell is a time."""
+    complaints, examined = [], 0
+    for name, table in tables.items():
+        seconds = table["startup_seconds"].drop_duplicates()
+        examined += len(seconds)
+        complaints += [f"{name}: {value} s" for value in seconds[~(seconds > 0)]]
+    return conclude("every job took some time to start", complaints, examined, f"{examined} jobs")

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from scripts.communication import BACKENDS, MB, Line, all_reduce_table, lines
 from scripts.data import load_at_one_setting, select
-from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
+from scripts.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
 
 STYLES = {"nccl": "-", "gloo": "--"}
 
@@ -27,9 +27,9 @@ def draw(table: str, output: str) -> None:
         for index, processes in enumerate(numbers):
             rows = select(cells, backend=backend, processes=processes)
             if len(rows):
-                look = len(numbers) * backends.index(backend) + index
-                draw_time(time, rows, fits.get((backend, processes)), look, f"{BACKENDS[backend]}, n = {processes}")
-                panel.plot(rows["megabytes"], rows["bus_bandwidth"], **marked(look), linestyle=STYLES[backend])
+                look = marked(len(numbers) * backends.index(backend) + index, backend, processes)
+                draw_time(time, rows, fits.get((backend, processes)), look)
+                panel.plot(rows["megabytes"], rows["bus_bandwidth"], **look, linestyle=STYLES[backend])
         panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
         panel.set_title(f"bus bandwidth, {BACKENDS[backend]}")
@@ -43,23 +43,23 @@ def draw(table: str, output: str) -> None:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.set_xlabel("message / MB")
-    handles, names = time.get_legend_handles_labels()
-    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    legend([time], ncols=3)
     save(figure, output)
 
 
-def draw_time(axes: Axes, rows: DataFrame, line: Line | None, look: int, label: str) -> None:
+def draw_time(axes: Axes, rows: DataFrame, line: Line | None, look: dict[str, Any]) -> None:
     """Measured times as marks, and the line through them."""
     errors = [rows["median"] - rows["p20"], rows["p80"] - rows["median"]]
     backend = rows["backend"].iloc[0]
     style = "" if line else STYLES[backend]
-    axes.errorbar(rows["megabytes"], rows["median"], yerr=errors, **marked(look), linestyle=style, label=label)
+    axes.errorbar(rows["megabytes"], rows["median"], yerr=errors, **look, linestyle=style)
     if line:
         sizes = geomspace(rows["megabytes"].min(), rows["megabytes"].max())
         times = [1e3 * line.seconds(MB * megabytes) for megabytes in sizes]
-        axes.plot(sizes, times, color=COLOURS[look], linestyle=STYLES[backend], linewidth=1)
+        axes.plot(sizes, times, color=look["color"], linestyle=STYLES[backend], linewidth=1)
 
 
-def marked(look: int) -> dict[str, Any]:
-    """The colour and mark of a line."""
-    return {"color": COLOURS[look], "marker": MARKERS[look]}
+def marked(index: int, backend: str, processes: int) -> dict[str, Any]:
+    """The name, colour and mark of a line."""
+    label = f"{BACKENDS[backend]}, n = {processes}"
+    return {"label": label, "color": COLOURS[index], "marker": MARKERS[index]}

@@ -2,7 +2,7 @@
 
 from scripts.answers.helpers.compiled_attention import paired
 from scripts.data import load_at_one_setting, select
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -30,5 +30,5 @@ def draw(table: str, output: str) -> None:
         axes.set_ylabel("eager over compiled")
         axes.margins(y=0.15)
     rows[-1].set_xlabel("sequence / tokens")
-    figure.legend(*rows[0].get_legend_handles_labels(), ncols=5, loc="outside lower center")
+    legend(rows, ncols=5)
     save(figure, output)

@@ -7,7 +7,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.attention import Attention
 from scripts.cells import side_by_side
 from scripts.data import load_at_one_setting, select
-from scripts.style import COLOURS, LINES, MARKERS, log_scale, save, save_note, subplots
+from scripts.style import COLOURS, LINES, MARKERS, legend, log_scale, powers, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -36,10 +36,9 @@ def draw(table: str, output: str) -> None:
                 for cell in widest[["batch_size", "sequence", "d"]].itertuples(index=False, name=None)
             ]
             axes.plot(widest["sequence"], form, color="black", linestyle=(0, (1, 1)), linewidth=1, label="closed form")
-        axes.set_xscale("log", base=2)
+        powers(axes.xaxis, 2)
         log_scale(axes.yaxis)
         axes.set_xlabel("sequence / tokens")
         axes.set_ylabel(label)
-    handles, names = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=5, loc="outside lower center", handlelength=3)
+    legend(panels, ncols=5, handlelength=3)
     save(figure, output)

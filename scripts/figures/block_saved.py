@@ -6,7 +6,7 @@ from pandas import DataFrame, concat
 
 from scripts.closed_forms import FLASH, block_of
 from scripts.data import load_at_one_setting, select, size_order
-from scripts.style import COLOURS, HATCHES, save, save_note, subplots
+from scripts.style import COLOURS, HATCHES, legend, save, save_note, subplots
 
 LEAST_SHARE = 0.05
 """Operators that never reach this share of a block's total are drawn as one."""
@@ -46,8 +46,7 @@ def draw(table: str, output: str) -> None:
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(names)), names, fontsize=7.5)
     panels[0].invert_yaxis()
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, ncols=2, loc="outside lower center", title="attention")
+    legend(panels, ncols=2, title="attention")
     save(figure, output)
 
 

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.units import MIB
 from scripts.closed_forms import step_of
 from scripts.data import load_at_one_setting, one_model, select
-from scripts.style import COLOURS, MARKERS, WIDTH, save, save_note
+from scripts.style import COLOURS, MARKERS, WIDTH, legend, save, save_note
 from scripts.units import memory_unit
 
 NONE = 0.5
@@ -32,8 +32,7 @@ def draw(table: str, output: str) -> None:
         axes.minorticks_off()
         axes.set_xlabel("blocks per segment")
         axes.set_ylim(bottom=0)
-    handles, names = memory.get_legend_handles_labels()
-    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    legend([memory, time], ncols=3)
     save(figure, output)
 
 
@@ -80,5 +79,6 @@ def draw_time(axes: Axes, data: DataFrame) -> None:
                 color=COLOURS[index],
                 marker=MARKERS[index],
                 linestyle=["-", "--"][index],
+                label=f"{attention}, measured",
             )
     axes.set_ylabel("step / ms")

@@ -9,7 +9,7 @@ from numpy import add
 from scripts.bucket_sizes import bucket_model, predicted
 from scripts.data import load_at_one_setting, select
 from scripts.data_parallel import cells_of, contenders
-from scripts.style import COLOURS, MARKERS, save, save_note, subplots
+from scripts.style import COLOURS, MARKERS, legend, save, save_note, subplots
 
 COLUMNS = 3
 
@@ -46,8 +46,7 @@ def draw(table: str, beside: str, output: str) -> None:
             step.set_ylabel("step / ms")
     for axes in panels[len(cells) :]:
         axes.axis("off")
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles[::-1], names[::-1], ncols=2, loc="outside lower center")  # Measured first.
+    legend(panels, ncols=2, reverse=True)  # Measured first.
     save(figure, output)
 
 

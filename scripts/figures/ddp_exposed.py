@@ -2,7 +2,7 @@
 
 from scripts.data import load_at_one_setting, select
 from scripts.data_parallel import KINDS, contenders, fastest, setting_name
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -31,5 +31,5 @@ def draw(table: str, output: str) -> None:
         axes.margins(y=0.15)
         axes.tick_params(labelbottom=axes is panels[-1])
     if len(numbers) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
+        legend(panels, ncols=3)
     save(figure, output)

@@ -1,16 +1,15 @@
 """When communication runs beside compute in a training step, wrapper by wrapper."""
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from numpy import array, linspace
 
 from scripts.data import load_at_one_setting
 from scripts.data_parallel import WORK, shown_in_timelines, timeline, traced_cell
-from scripts.style import HATCHES, look, save, save_note, subplots
+from scripts.style import HATCHES, legend, look, save, save_note, subplots
 
 BELOW = "communication"
 """What is drawn below the axis, under what runs beside it."""
-LOOKS = {kind: look(index, HATCHES[index]) for index, kind in enumerate(WORK)}
+LOOKS = {kind: look(kind, index, HATCHES[index]) for index, kind in enumerate(WORK)}
 
 
 def draw(table: str, output: str) -> None:
@@ -30,8 +29,7 @@ def draw(table: str, output: str) -> None:
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("ms since the step began")
     figure.suptitle(cell["cell"].iloc[0], fontsize="medium")
-    handles = [Patch(label=kind, **look) for kind, look in LOOKS.items()]
-    figure.legend(handles=handles, ncols=len(handles), loc="outside lower center")
+    legend(panels, ncols=len(LOOKS))
     save(figure, output)
 
 

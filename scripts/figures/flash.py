@@ -3,8 +3,7 @@
 from cs336_systems.accounting.attention import flash_flops
 from scripts.attention_looks import LOOKS
 from scripts.data import load, select
-from scripts.implementations import NAMES
-from scripts.style import log_scale, save, save_note, subplots
+from scripts.style import legend, log_scale, powers, save, save_note, subplots
 
 QUANTITIES = {
     "latency": ("forward_backward", "forward + backward / ms"),
@@ -23,7 +22,7 @@ def draw(table: str, output: str, quantity: str) -> None:
         return
     figure, panels = subplots(2, height=3.3)
     for axes, d in zip(panels, (64, 128), strict=True):
-        for name, title in NAMES.items():
+        for name, look in LOOKS.items():
             rows = select(data, d=d, implementation=name).sort_values("sequence")
             if not len(rows):
                 continue
@@ -31,8 +30,8 @@ def draw(table: str, output: str, quantity: str) -> None:
             if quantity == "throughput":
                 flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in rows["sequence"]]
                 values = [operations / value / 1e9 for operations, value in zip(flops, values, strict=True)]
-            axes.plot(rows["sequence"], values, label=title, **LOOKS[name])
-        axes.set_xscale("log", base=2)
+            axes.plot(rows["sequence"], values, **look)
+        powers(axes.xaxis, 2)
         if quantity != "throughput":
             log_scale(axes.yaxis)
         axes.set_title(f"d = {d}")
@@ -40,6 +39,5 @@ def draw(table: str, output: str, quantity: str) -> None:
     if quantity == "throughput":
         panels[0].set_ylim(bottom=0)  # shared, so once all is drawn
     panels[0].set_ylabel(label)
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=3, loc="outside lower center", fontsize=7.5, handlelength=3)
+    legend(panels, ncols=3, fontsize=7.5, handlelength=3)
     save(figure, output)

@@ -4,7 +4,7 @@ import textwrap
 
 from scripts.answers.helpers.flash_ablation import DECISIONS, gain
 from scripts.data import load, select
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 PHASES = ("forward", "backward")
 SHORT = {name: textwrap.fill(title, 17) for name, title in DECISIONS.items()}
@@ -39,5 +39,5 @@ def draw(table: str, output: str) -> None:
         axes.set_title(title)
         axes.set_ylabel("time over ours")
         axes.tick_params(axis="x", labelsize=7)
-    figure.legend(*drawn[0].get_legend_handles_labels(), ncols=2, loc="outside lower center")
+    legend(drawn, ncols=2)
     save(figure, output)

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-from matplotlib.lines import Line2D
-
 from scripts.answers.helpers.backward_ways import compared
 from scripts.answers.helpers.flash_rivals import ONE_HEAD
 from scripts.data import PRECISIONS, load, select
-from scripts.style import COLOURS, LINES, MARKERS, save, save_note, subplots
+from scripts.style import COLOURS, LINES, MARKERS, legend, powers, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -23,24 +21,24 @@ def draw(table: str, output: str) -> None:
         for index, d in enumerate(dimensions):
             own = [pair for pair in pairs if pair["precision"] == precision and pair["d"] == d]
             lengths, gains = [pair["sequence"] for pair in own], [pair["gain"] for pair in own]
-            axes.plot(lengths, gains, **look(index))
+            axes.plot(lengths, gains, **look(index, d))
             for pair in own:
                 if pair["host_bound"]:
-                    axes.plot(pair["sequence"], pair["gain"], **(look(index) | {"mfc": "white", "linestyle": ""}))
+                    axes.plot(pair["sequence"], pair["gain"], **(look(index, d) | {"mfc": "white", "linestyle": ""}))
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.set_xscale("log", base=2)
+        powers(axes.xaxis, 2)
         axes.set_title(precision)
         axes.set_xlabel("sequence / tokens")
     panels[0].set_ylim(bottom=0)
     panels[0].set_ylabel("compiled PyTorch over Triton")
-    handles = [Line2D([], [], **look(index)) for index in range(len(dimensions))]
-    figure.legend(handles, [f"d = {d}" for d in dimensions], ncols=4, loc="outside lower center", handlelength=3)
+    legend(panels, ncols=4, handlelength=3)
     save(figure, output)
 
 
-def look(index: int) -> dict[str, Any]:
-    """How the line of a head dimension is drawn."""
+def look(index: int, d: int) -> dict[str, Any]:
+    """What the line of a head dimension is called, and how it is drawn."""
     return {
+        "label": f"d = {d}",
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": LINES[index % len(LINES)],

@@ -2,7 +2,7 @@
 
 from scripts.data import load, select, statistic
 from scripts.implementations import NAMES
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -20,5 +20,5 @@ def draw(table: str, output: str) -> None:
     grouped_bars(axes, [NAMES[name] for name in names], series)
     axes.set_ylabel("forward + backward / ms")
     axes.margins(y=0.15)
-    figure.legend(*axes.get_legend_handles_labels(), ncols=2, loc="outside lower center")
+    legend([axes], ncols=2)
     save(figure, output)

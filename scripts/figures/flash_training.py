@@ -3,8 +3,7 @@
 from cs336_systems.accounting.attention import flash_flops
 from scripts.attention_looks import LOOKS
 from scripts.data import load, select
-from scripts.implementations import NAMES
-from scripts.style import save, save_note, subplots
+from scripts.style import legend, save, save_note, subplots
 
 BOTH = "forward_backward"
 
@@ -24,13 +23,14 @@ def draw(table: str, output: str) -> None:
     figure, panels = subplots(min(2, len(shown)), rows=rows, height=0.9 + 2.2 * rows)
     for axes, (whole, d) in zip(panels, shown, strict=False):
         cells = select(data, causal=not whole, d=d)
-        for name in NAMES:
-            for length in sorted(set(cells["sequence"])):
-                own = select(cells, implementation=name, sequence=length).sort_values("sequences")
+        for name, look in LOOKS.items():
+            of_name = select(cells, implementation=name)
+            for length in sorted(set(of_name["sequence"])):
+                own = select(of_name, sequence=length).sort_values("sequences")
                 flops = [flash_flops(BOTH, 1, n, length, d, causal=not whole) for n in own["sequences"]]
                 rates = [work / time / 1e9 for work, time in zip(flops, own["median"], strict=True)]
                 places = [place[length, sequences] for sequences in own["sequences"]]
-                axes.plot(places, rates, **LOOKS[name])
+                axes.plot(places, rates, **look)
         axes.set_title(f"d = {d}, {'no mask' if whole else 'causal'}")
         axes.set_xticks(range(len(shapes)), [f"{n} × {length}" for length, n in shapes], rotation=60, fontsize=7)
         axes.tick_params(labelbottom=True)
@@ -39,7 +39,5 @@ def draw(table: str, output: str) -> None:
     for axes in panels[:: min(2, len(shown))]:
         axes.set_ylabel("TFLOP/s")
     panels[0].set_ylim(bottom=0)
-    names = [name for name in NAMES if name in set(data["implementation"])]
-    handles = [axes_line for name in names for axes_line in panels[0].plot([], [], **LOOKS[name])]
-    figure.legend(handles, [NAMES[name] for name in names], ncols=4, loc="outside lower center", handlelength=3)
+    legend(panels, ncols=4, handlelength=3)
     save(figure, output)

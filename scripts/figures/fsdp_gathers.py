@@ -2,7 +2,7 @@
 
 from scripts.data import load_at_one_setting
 from scripts.fsdp import contenders, forward_pass, traced_cell
-from scripts.style import COLOURS, save, save_note, subplots
+from scripts.style import COLOURS, legend, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -26,5 +26,5 @@ def draw(table: str, output: str) -> None:
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("ms since the forward pass began")
     figure.suptitle(cell["cell"].iloc[0], fontsize="medium")
-    figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
+    legend(panels, ncols=3)
     save(figure, output)

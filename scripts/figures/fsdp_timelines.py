@@ -1,17 +1,16 @@
 """When weights are gathered and gradients reduced in a training step, contender by contender."""
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from numpy import array, linspace
 
 from scripts.data import load_at_one_setting
 from scripts.fsdp import contenders, series, traced_cell
-from scripts.style import HATCHES, look, save, save_note, subplots
+from scripts.style import HATCHES, legend, look, save, save_note, subplots
 
 ABOVE = {"compute": "compute", "optimizer": "optimizer"}
 BELOW = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "communication": "other communication"}
 """The kinds of work that are drawn above and below the axis, and what readers call them."""
-LOOKS = {kind: look(index, HATCHES[index]) for index, kind in enumerate({**ABOVE, **BELOW})}
+LOOKS = {kind: look(name, index, HATCHES[index]) for index, (kind, name) in enumerate({**ABOVE, **BELOW}.items())}
 
 
 def draw(table: str, output: str) -> None:
@@ -24,7 +23,8 @@ def draw(table: str, output: str) -> None:
     figure, panels = subplots(rows=len(cell), height=0.9 + 0.72 * len(cell))
     for axes, (_, row) in zip(panels, cell.iterrows(), strict=True):
         for kind in LOOKS:
-            draw_shares(axes, series(measured, row, "timeline", kind), row["timeline_length"], kind)
+            if shares := series(measured, row, "timeline", kind):
+                draw_shares(axes, shares, row["timeline_length"], kind)
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set_title(row["title"], loc="left", fontsize=8.5)
         axes.set_title(f"{row['timeline_length']:.1f} ms", loc="right", fontsize=8.5)
@@ -35,8 +35,7 @@ def draw(table: str, output: str) -> None:
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("ms since the step began")
     figure.suptitle(cell["cell"].iloc[0], fontsize="medium")
-    handles = [Patch(label=name, **LOOKS[kind]) for kind, name in {**ABOVE, **BELOW}.items()]
-    figure.legend(handles=handles, ncols=3, loc="outside lower center")
+    legend(panels, ncols=3)
     save(figure, output)
 
 

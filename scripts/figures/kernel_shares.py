@@ -3,7 +3,7 @@
 from cs336_systems.measure.kernel_names import CATEGORIES
 from scripts.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
 from scripts.kernels import MODES_PROFILED, kernels, label_of, shares
-from scripts.style import COLOURS, HATCHES, save, save_note, subplots
+from scripts.style import COLOURS, HATCHES, legend, save, save_note, subplots
 
 BAR, APART = 0.38, 0.2
 """Width of a bar, and its distance from the middle of its size."""
@@ -21,7 +21,6 @@ def draw(table: str, output: str) -> None:
     shown = [name for name in CATEGORIES if name in set(found["category"])]
     precisions = [name for name in PRECISIONS if name in set(found["precision"])]
     figure, panels = subplots(len(precisions), height=3.0)
-    named: set[str] = set()
     for axes, precision in zip(panels, precisions, strict=True):
         for position, size in enumerate(sizes):
             for side, mode in zip((-APART, APART), MODES_PROFILED, strict=True):
@@ -37,9 +36,8 @@ def draw(table: str, output: str) -> None:
                         hatch=HATCHES[index % len(HATCHES)],
                         edgecolor="white",
                         linewidth=0.3,
-                        label=None if category in named else category,
+                        label=category,
                     )
-                    named.add(category)
                     bottom += 100 * share[category]
                 mark = mode[0].upper() if share else "n/m"
                 axes.annotate(
@@ -50,5 +48,5 @@ def draw(table: str, output: str) -> None:
         axes.set_xlabel("model size (I: inference, T: training step)")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of time / %")
-    figure.legend(ncols=5, loc="outside lower center")
+    legend(panels, ncols=5)
     save(figure, output)

@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 
 from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
-from cs336_systems.measure.trace import Kernel, Trace, attribute, read_file
+from cs336_systems.measure.trace import Kernel, Trace, attribute
+from cs336_systems.measure.trace_file import read_trace
 from scripts.style import COLOURS, save, save_note, subplots
 
 MICROSECONDS = 1e3
@@ -26,7 +27,7 @@ LANE = 0.8
 
 def draw(trace: str, output: str) -> None:
     """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
-    content = read_file(Path(trace)) if trace else {}
+    content = read_trace(Path(trace)) if trace else {}
     if not content.get("traceEvents"):
         save_note(f"no step was traced: {content['otherData']['note'] if content else 'not run'}", output)
         return

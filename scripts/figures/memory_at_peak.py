@@ -1,10 +1,8 @@
 """What the memory at the peak is for, by context and precision."""
 
-from matplotlib.patches import Patch
-
 from scripts.data import PRECISIONS, load_at_one_setting, select
 from scripts.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
-from scripts.style import save, save_note, subplots
+from scripts.style import legend, save, save_note, subplots
 
 WIDTH = 0.37
 
@@ -42,6 +40,5 @@ def draw(table: str, output: str) -> None:
         axes.grid(axis="x", visible=False)
         axes.margins(y=0.15)
     panels[0].set_ylabel("memory at the peak / GiB")
-    handles = [Patch(label=name, **look) for name, look in LOOKS.items()]
-    figure.legend(handles=handles, ncols=4, loc="outside lower center", fontsize=8)
+    legend(panels, ncols=4, fontsize=8)
     save(figure, output)

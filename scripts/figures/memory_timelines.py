@@ -10,7 +10,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.measurement import parse_samples
 from scripts.data import load_at_one_setting, select
 from scripts.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category
-from scripts.style import WIDTH, save, save_note
+from scripts.style import WIDTH, legend, save, save_note
 from scripts.units import GIB
 
 Levels = NDArray[numpy.float64]
@@ -39,8 +39,7 @@ def draw(table: str, output: str) -> None:
     panels[0].set_ylim(0, 1.3 * highest)
     panels[0].set_ylabel("memory in use / GiB")
     panels[1].set_xlabel(f"allocations and frees, in order\n({rows['label'].iloc[0]}, fp32, context {context})")
-    handles, names = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=4, loc="outside lower center", fontsize=8)
+    legend(panels, ncols=4, fontsize=8)
     save(figure, output)
 
 
@@ -68,7 +67,7 @@ def draw_step(axes: Axes, cell: DataFrame, shown: list[str], margin: float) -> N
     x, heights = numpy.concatenate(xs), numpy.concatenate(list(levels.values()), axis=1)
     tops = numpy.cumsum(heights, axis=0)
     for name, height, top in zip(shown, heights, tops, strict=True):
-        axes.fill_between(x, top - height, top, label=name, **LOOKS[name])
+        axes.fill_between(x, top - height, top, **LOOKS[name])
     peak = int(numpy.argmax(tops[-1]))
     axes.plot(x[peak], tops[-1][peak], marker="v", color="black", markersize=5, clip_on=False)
     axes.set_xlim(0, left)

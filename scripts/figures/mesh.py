@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from numpy import linspace
 
 from scripts.parallelism import MESH
-from scripts.style import COLOURS, MARKERS, save, subplots
+from scripts.style import COLOURS, MARKERS, legend, save, subplots
 
 
 def draw(output: str) -> None:
@@ -14,8 +14,8 @@ def draw(output: str) -> None:
     figure, (times, splits) = subplots(2, 3.0, sharey=False)
     draw_times(times)
     draw_splits(splits)
-    figure.legend(*times.get_legend_handles_labels(), ncols=1, loc="outside lower left")
-    figure.legend(*splits.get_legend_handles_labels(), ncols=1, loc="outside lower right")
+    legend([times], ncols=1, loc="outside lower left")
+    legend([splits], ncols=1, loc="outside lower right")
     save(figure, output)
 
 

@@ -8,7 +8,7 @@ from numpy import geomspace
 
 from cs336_systems.accounting.parallelism import Times
 from scripts.parallelism import EXAMPLE
-from scripts.style import COLOURS, MARKERS, save, subplots
+from scripts.style import COLOURS, MARKERS, legend, powers, save, subplots
 
 COMPUTE, COMMUNICATION, IN_TURN = COLOURS[0], COLOURS[1], COLOURS[3]
 FORWARD, BACKWARD, TURNS = "-", "--", ":"
@@ -25,15 +25,12 @@ def draw(output: str) -> None:
     mixed.set_title("FSDP + tensor, forward")
     best_splits(mixed)
     for axes in (batch, tensor, mixed):
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        powers(axes.xaxis)
+        powers(axes.yaxis)
         axes.minorticks_off()
         axes.set_xlabel("devices")
     batch.set_ylabel("time of a pass / s")
-    shown = {
-        name: line for axes in (batch, mixed) for line, name in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(shown.values(), shown.keys(), ncols=2, loc="outside lower center")
+    legend([batch, tensor, mixed], ncols=2)
     save(figure, output)
 
 

@@ -3,7 +3,7 @@
 from scripts.answers.benchmarking_mixed_precision import BOTH, pairs
 from scripts.data import load_at_one_setting, select
 from scripts.steps import most_complete, steady, step_table
-from scripts.style import COLOURS, MARKERS, save, save_note, subplots
+from scripts.style import COLOURS, MARKERS, legend, save, save_note, subplots
 
 PANELS = {"time of the step": BOTH, "time that the device works": f"{BOTH}, busy"}
 
@@ -30,6 +30,5 @@ def draw(table: str, output: str) -> None:
         axes.set_xlabel("context / tokens")
     axes_row[0].set_ylabel("fp32 over bf16")
     axes_row[0].set_ylim(bottom=0)
-    handles, names = axes_row[0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=len(names), loc="outside lower center")
+    legend(axes_row, ncols=len(labels))
     save(figure, output)

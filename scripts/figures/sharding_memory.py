@@ -1,7 +1,6 @@
 """What ranks have in memory when they train with sharded optimizers, measured beside the closed form."""
 
 from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 from pandas import DataFrame, Series, notna
 
 from scripts.data import PRECISIONS, load_at_one_setting, select
@@ -17,7 +16,7 @@ from scripts.optimizer_sharding import (
     peaks,
     predicted,
 )
-from scripts.style import look, save, save_note, subplots
+from scripts.style import legend, look, save, save_note, subplots
 
 TITLES = {
     INITIALIZED: "initialized",
@@ -26,12 +25,11 @@ TITLES = {
 }
 PEAK = "peak of a step"
 LOOKS = {
-    "parameters": look(0, ""),
-    "gradients": look(1, "///"),
-    "optimizer_state": look(2, "..."),
-    REST: look(7, ""),
+    "parameters": look(HELD["parameters"], 0, ""),
+    "gradients": look(HELD["gradients"], 1, "///"),
+    "optimizer_state": look(HELD["optimizer_state"], 2, "..."),
+    REST: look("the rest; at the peak, gradients too", 7, ""),
 }
-NAMES = HELD | {REST: "the rest; at the peak, gradients too"}
 HEIGHT = 0.38
 """Of a bar; two of them share a row of height 1."""
 
@@ -72,13 +70,7 @@ def draw(table: str, output: str) -> None:
             axes.set_xlabel(unit)
         if title == titles[0]:
             axes.set_ylabel(f"{processes} {'GPUs' if rows['gpu'].iloc[0] else 'processes'}")
-    shown = [part for part in LOOKS if part != REST or len(at_peak)]
-    figure.legend(
-        handles=[Patch(label=NAMES[part], **LOOKS[part]) for part in shown],
-        ncols=4,
-        loc="outside lower center",
-        fontsize=8,
-    )
+    legend(panels, ncols=4, fontsize=8)
     save(figure, output)
 
 

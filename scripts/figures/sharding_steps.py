@@ -4,7 +4,7 @@ from textwrap import fill
 
 from scripts.data import load_at_one_setting, select
 from scripts.optimizer_sharding import CONTENDERS, contenders
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 SHORT = {name: fill(title, 11) for name, title in CONTENDERS.items()}
 
@@ -32,5 +32,5 @@ def draw(table: str, output: str) -> None:
         axes.margins(y=0.15)
         axes.tick_params(labelbottom=axes is panels[-1], labelsize=8)
     if len(numbers) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), ncols=3, loc="outside lower center")
+        legend(panels, ncols=3)
     save(figure, output)

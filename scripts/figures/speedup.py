@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from scripts.data import load_at_one_setting, one, ratio, reference_context, select, size_order
 from scripts.steps import PASSES, most_complete, steady, step_table
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 
 def speedups(
@@ -52,6 +52,5 @@ def draw(table: str, output: str, comparison: str) -> None:
         axes.set_title(title)
         axes.set_ylabel("speed-up")
         axes.margins(y=0.15)
-    handles, names = axes_row[0].get_legend_handles_labels()
-    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    legend(axes_row, ncols=3)
     save(figure, output)

@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from matplotlib.lines import Line2D
-
 from scripts.data import load_at_one_setting, select, size_order
 from scripts.steps import steady, step_table
-from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
+from scripts.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -30,9 +28,7 @@ def draw(table: str, output: str) -> None:
         axes.set_title(precision)
         axes.set_xlabel("context / tokens")
     panels[0].set_ylabel("training step / ms")
-    handles, names = max((axes.get_legend_handles_labels() for axes in panels), key=lambda legend: len(legend[1]))
     if steps["device_busy"].notna().any():
-        handles.append(Line2D([], [], linestyle=":", linewidth=1, color="black"))
-        names.append("the device works")
-    figure.legend(handles, names, ncols=len(names), loc="outside lower center")
+        panels[-1].plot([], [], linestyle=":", linewidth=1, color="black", label="the device works")
+    legend(panels, ncols=len(size_order(steps)) + 1)
     save(figure, output)

@@ -2,7 +2,7 @@
 
 from scripts.data import PHASES, load_at_one_setting, reference_context, select, size_order, statistic, steady_warmup
 from scripts.markup import significant
-from scripts.style import COLOURS, HATCHES, save, save_note, subplots
+from scripts.style import COLOURS, HATCHES, legend, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -34,7 +34,7 @@ def draw(table: str, output: str) -> None:
                     color=COLOURS[index],
                     hatch=HATCHES[index],
                     edgecolor="white",
-                    label=phase if position == 0 else None,
+                    label=phase,
                 )
                 bottom += share
             axes.annotate(
@@ -46,7 +46,5 @@ def draw(table: str, output: str) -> None:
         axes.set_xlabel("model size (above: whole step / ms)")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of the step / %")
-    legends = [axes.get_legend_handles_labels() for axes in panels]
-    handles, names = next((legend for legend in legends if legend[0]), legends[0])
-    figure.legend(handles, names, ncols=3, loc="outside lower center")
+    legend(panels, ncols=3)
     save(figure, output)

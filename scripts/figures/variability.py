@@ -5,7 +5,7 @@ from pandas import DataFrame
 from scripts.answers.helpers.variability import OUTLIER, SMALL_SPREAD
 from scripts.data import load_at_one_setting
 from scripts.steps import steady, step_table
-from scripts.style import COLOURS, MARKERS, log_scale, save, save_note, subplots
+from scripts.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -35,5 +35,5 @@ def draw(table: str, output: str) -> None:
     log_scale(spread.yaxis)
     spread.set_xlabel("median step / ms")
     spread.set_ylabel("std / mean / %")
-    figure.legend(*spread.get_legend_handles_labels(), ncols=2, loc="outside lower center")
+    legend([spread], ncols=2)
     save(figure, output)

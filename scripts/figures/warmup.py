@@ -4,7 +4,7 @@ import math
 
 from scripts.data import load_at_one_setting, select, size_order
 from scripts.steps import step_table
-from scripts.style import grouped_bars, save, save_note, subplots
+from scripts.style import grouped_bars, legend, save, save_note, subplots
 
 
 def draw(table: str, output: str) -> None:
@@ -24,5 +24,5 @@ def draw(table: str, output: str) -> None:
     grouped_bars(axes, [cold[cold["size"] == size]["label"].iloc[0] for size in sizes], series, digits=1)
     axes.set_ylabel("first timed − median step / ms")
     axes.margins(y=0.15)
-    figure.legend(ncols=len(series), loc="outside lower center")
+    legend([axes], ncols=len(series))
     save(figure, output)

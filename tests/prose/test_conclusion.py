@@ -4,6 +4,7 @@ import pytest
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.record import make_row
 from scripts.answers import conclusion
 from scripts.data import frame
@@ -72,3 +73,49 @@ def test_what_is_left_out_and_why():
     assert "Left out, as it was not measured (out of memory): fp32. " in text
     assert "Left out, as they were not measured (not run): bf16 autocast, bf16, our attention," in text
     assert "none is in these measurements: not measured." in concluded([])
+
+
+def test_every_setting_is_of_its_own_rows():
+    bf16 = {"size": "xl", "precision": "bf16"}
+    uneven = {"step": [900.0, 1000.0, 1024.0, 1040.0, 1200.0], "peak_memory": [20480.0, 30720.0]}
+    of_one = {EndToEnd(size="xl", precision="fp32"): uneven}
+    of_one |= {EndToEnd(size="xl", precision="fp32", context=1024): {"step": 1.0}}
+    of_one |= {EndToEnd(**bf16): {"step": 512.0}, EndToEnd(**bf16, compiled=True): {"step": 1.0}}
+    profiled = {
+        KernelProfile(**bf16, attention="flash"): {"step": 256.0},
+        KernelProfile(**bf16, attention="plain"): {"step": 2.0},
+        KernelProfile(**bf16, attention="plain", compiled=True): {"step": 128.0},
+    }
+    ranks = {
+        DataParallelTraining(**bf16, processes=2): [
+            ({"wrapper": "naive"}, {"step": 512.0}),
+            ({"wrapper": "bucketed", "bucket_mb": "25"}, {"step": 400.0, "peak_memory": 4096.0}),
+            ({"wrapper": "bucketed", "bucket_mb": "100"}, {"step": 256.0, "peak_memory": 2048.0}),
+            ({"wrapper": "peer_memory"}, {"step": 200.0, "peak_memory": 1024.0, "outside_memory": 512.0}),
+            ({"wrapper": "overlapped"}, {"step": 2.0}),
+        ],
+        DataParallelTraining(**bf16, processes=2, compiled=True): [
+            ({"wrapper": "ddp"}, {"step": 2.0}),
+            ({"wrapper": "flat"}, {"step": 160.0}),
+            ({"wrapper": "naive"}, {"step": 320.0}),
+        ],
+    }
+    tables = {
+        "end_to_end": table("end_to_end", GPU, of_one),
+        "kernel_profile": table("kernel_profile", GPU, profiled),
+        "data_parallel": contest("data_parallel", GPU, ranks),
+        "optimizer_sharding": frame("optimizer_sharding", []),
+    }
+    title, *rows = conclusion.answers(tables)["steps"].rows
+    assert title == ["1 GPU"]
+    # 4 times 512 tokens on each device; the percentiles lie four fifths, and one fifth, of the way between two steps.
+    assert [[*row[:6], row[7]] for row in rows if len(row) > 1] == [
+        ["fp32", "1024.0 *", "980.0–1072.0", "5", "2000", "1.00", "30.0"],
+        ["bf16 autocast", "512.0", "512.0–512.0", "1", "4000", "2.00", "–"],
+        ["bf16, our attention", "256.0", "256.0–256.0", "1", "8000", "4.00", "–"],
+        ["bf16, compiled", "128.0", "128.0–128.0", "1", "16000", "8.00", "–"],
+        ["bf16, naive data parallel", "512.0", "512.0–512.0", "1", "8000", "4.00", "–"],
+        ["bf16, bucketed", "256.0", "256.0–256.0", "1", "16000", "8.00", "2.00"],
+        ["bf16, peer memory", "200.0", "200.0–200.0", "1", "20480", "10.24", "1.50"],
+        ["bf16, compiled, fastest of ours", "160.0", "160.0–160.0", "1", "25600", "12.80", "–"],
+    ]

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel
 from pypdfium2 import PdfDocument
 
+from cs336_systems.accounting.contenders import gradients
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -66,6 +67,23 @@ def jittered(cell: Experiment, metric: str, milliseconds: float, n: int, first: 
     """Samples about a time, the first one `first` times as long; the same at each call."""
     noise = random.Random(f"{cell} {metric}")
     return [milliseconds * factor * noise.uniform(0.99, 1.01) for factor in [first, *[1.0] * (n - 1)]]
+
+
+def observed(cell: Any, details: dict[str, str]) -> list[Measurement]:
+    """What a contender is seen to do in a step: what it declares, and half of the copies."""
+    (declared,) = [each for each in cell.contenders if each.key == " ".join(filter(None, details.values()))]
+    kinds = {
+        f"{sent.part} {sent.what[0]}": (sent.calls[0], sent.bytes[0]) for sent in declared.sends(cell) if sent.what
+    }
+    in_all = tuple(sum(numbers) for numbers in zip((0, 0), *kinds.values(), strict=True))
+    written = (30 + declared.copies / 2) * gradients(cell)
+    rows = [
+        summarize(metric, unit, [number], details={**details, "kind": kind})
+        for kind, numbers in {"": in_all, **kinds}.items()
+        for metric, unit, number in zip(("collectives", "collective_bytes"), ("", "B"), numbers, strict=True)
+    ]
+    tokens = summarize("tokens", "", [cell.batch_size * cell.context], details=details)
+    return [*rows, tokens, summarize("written", "B", [written], details=details)]
 
 
 def planned_cells(experiment: str, scale: str) -> list[Any]:

@@ -1,13 +1,12 @@
 """Made-up data-parallel training."""
 
-import math
-
-from cs336_systems.accounting.transformer import parameter_tensors, parameters, state_bytes, step_flops
+from cs336_systems.accounting.contenders import total
+from cs336_systems.accounting.transformer import parameters, state_bytes, step_flops
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS, DataParallelTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
-from tests.samples import NO_CPU_MEMORY, PEAK, jittered
+from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
 from tests.samples.all_reduce import BUS, OVERHEAD_MS
 
 EXPOSED = {
@@ -67,8 +66,8 @@ def contender_rows(
     size = FP32_BYTES * parameters(shape, cell.vocab_size) / 1e6
     backend = "nccl" if on_gpu else "gloo"
     ring = 2 * (cell.processes - 1) / cell.processes
-    tensors = parameter_tensors(shape)
-    messages = min(tensors, math.ceil(size / float(bucket))) if bucket else 1 if wrapper == "flat" else tensors
+    key = f"{wrapper} {bucket}".strip()
+    (messages, _), _ = total(next(each for each in cell.contenders if each.key == key).sends(cell))
     sent = size / 2 if wrapper == "bf16_wire" else size
     communication = messages * OVERHEAD_MS[backend] + 1e9 * ring * sent / BUS[backend] if exposed else 0.0
 
@@ -85,6 +84,7 @@ def contender_rows(
     if wrapper != "optimizer_overlap":
         phases["optimizer"] = update
     rows = [
+        *observed(cell, details),
         summarize("step", "ms", step, details=details),
         *(
             summarize(name, "ms", jittered(cell, f"{name} {contender}", time, PHASE_STEPS), details=details)

@@ -14,12 +14,14 @@ PEAKS = {
     "tiled_compiled": 0.25,
     "triton_compiled_backward": 0.34,
     "flex": 0.36,
+    "flex_autotuned": 0.37,
     "sdpa_flash": 0.38,
     "sdpa_cudnn": 0.4,
     "flash_attention_4": 0.42,
     "triton": 0.45,
 }
 """The share of an H200's peak that each implementation reaches."""
+KERNELS = {"triton": "attention_forward_kernel, attention_prepare_kernel, attention_backward_d64_kernel"}
 
 
 def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
@@ -47,6 +49,7 @@ def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
         summarize("first_call", "s", jittered(cell, "first_call", 0.3, 1)),
         summarize("matmul", "ms", jittered(cell, "matmul", 0.2, 20)),
         *(by_the_handout(cell, medians["forward_backward"]) if cell.compiled_call else []),
+        summarize("launches", "", [3], details={"kernels": KERNELS.get(cell.implementation, "kernel")}),
         *(replays(cell, medians["forward_backward"]) if replayed(cell.batch_size, cell.heads, cell.sequence) else []),
     ]
 

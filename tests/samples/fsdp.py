@@ -13,7 +13,7 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from scripts.closed_forms import block_of
-from tests.samples import NO_CPU_MEMORY, PEAK, jittered
+from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
 
 BANDWIDTH = {True: 300e9, False: 1e9}
 """Bytes/s that a rank sends, on a GPU and on a CPU."""
@@ -75,7 +75,7 @@ def contender_rows(cell: FullyShardedTraining, wrapper: str, *, on_gpu: bool) ->
     if wrapper not in ("none", "fully_shard"):
         phases["synchronization"] = 0.1
     phases["optimizer"] = update
-    rows = [summarize("step", "ms", step, details=details)]
+    rows = [*observed(cell, details), summarize("step", "ms", step, details=details)]
     for name, time in phases.items():
         laps = jittered(cell, f"{name} {wrapper}", time, PHASE_STEPS)
         rows.append(summarize(name, "ms", laps, details=details))

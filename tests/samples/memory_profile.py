@@ -1,5 +1,7 @@
 """Made-up memory profiles."""
 
+from pandas import Series
+
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
@@ -7,6 +9,7 @@ from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
+from scripts.closed_forms import step_of
 from tests.samples import H200, NEEDS_GPU, OOM, end_to_end
 
 STAGES = {
@@ -18,7 +21,7 @@ POINTS = 8
 
 
 def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
-    """Closed forms for what has one; saved activations that grow with the context and its square; nothing on a CPU."""
+    """Closed forms for what has one; nothing on a CPU."""
     if not on_gpu:
         return [NEEDS_GPU]
     shape, stages = parse_size(cell.size), STAGES[cell.mode]
@@ -36,15 +39,15 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
         of.ROUNDING: 100 * MIB,
     }
     if cell.mode != "inference":
-        kept = 20 * residual + (scores if cell.attention == "plain" else 0)
-        most[of.ACTIVATIONS] = shape.num_layers * kept // (1 if cell.precision == "fp32" else 2)
+        row = Series({**vars(cell), "gpu": "NVIDIA H200", "segment": 0})
+        most[of.ACTIVATIONS] = step_of(row).saved_for_backward - most[of.WEIGHT_COPIES]
     most = {category: size for category, size in most.items() if size}
     at_peak = dict(most)
     if (known := step_peak(cell)) is not None:
         # As in the other experiment's sample, whatever that leaves for the rest.
-        weights = most[of.PARAMETERS]
-        share = (known - weights) / (sum(most.values()) - weights)
-        at_peak = {category: round(share * size) for category, size in most.items()} | {of.PARAMETERS: weights}
+        stays = {name: most[name] for name in (of.PARAMETERS, of.OPTIMIZER_STATE) if name in most}
+        share = (known - sum(stays.values())) / (sum(most.values()) - sum(stays.values()))
+        at_peak = {category: round(share * size) for category, size in most.items()} | stays
         if share > 1:  # Nothing but activations and the like may be more than its closed form.
             at_peak = most | {of.ROUNDING: most[of.ROUNDING] + known - sum(most.values())}
         most = {category: max(size, at_peak[category]) for category, size in most.items()}

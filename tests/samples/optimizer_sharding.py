@@ -10,7 +10,7 @@ from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerShard
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from scripts.closed_forms import step_of
-from tests.samples import PEAK, jittered
+from tests.samples import PEAK, jittered, observed
 from tests.samples.all_reduce import BUS
 
 WAITS = {
@@ -59,6 +59,7 @@ def contender_rows(cell: OptimizerSharding, contender: str, *, on_gpu: bool) -> 
     phases["optimizer"] = update + waits / 2
     step = 3 * forward + update + waits
     rows = [
+        *observed(cell, details),
         summarize("step", "ms", jittered(cell, f"step {contender}", step, cell.rounds * cell.steps), details=details),
         *(
             summarize(name, "ms", jittered(cell, f"{name} {contender}", time, PHASE_STEPS), details=details)

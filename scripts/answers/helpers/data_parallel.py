@@ -8,11 +8,11 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
+from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.measure.measurement import WHOLE_CELL
 from scripts.communication import BACKENDS, WIDE_SPREAD
 from scripts.data import reason, select
 from scripts.data_parallel import (
-    FLOOR,
     UNSTEADY,
     WRAPPERS,
     backend_of,
