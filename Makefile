@@ -20,23 +20,29 @@ report: .venv/installed
 test: .venv/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
-# Nothing is compiled here: most of what PyTorch brings is never imported.
+# Nothing is compiled here: most of what PyTorch brings is never imported. The library runs with later versions of
+# PyTorch too; the report is made with those that it was tried with.
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another: make PYTHON=python3.12")'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "This Python cannot make virtual environments: install python3-venv (apt install python3-venv)."; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[test]'
+	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[test]' 'torch<2.14'
 	touch $@
 
-# What took a machine's time: under results/<machine>/, and under results/recorded/<machine>/ none.
-MEASURED := raw traces nsys artifacts
+# Files that rules make in results/<machine>/ and results/recorded/<machine>/. Measurements take a machine's time, and what
+# is called otherwise is somebody's: both stay.
+MADE := plan.json coverage.csv checks.csv verdict.txt writeup.pdf writeup.typ progress.log tables/*.csv unplanned/*.csv \
+	figures/*.svg correctness/test_*.txt correctness/last.log logs/*.log kept/*.jsonl raw/*/.*.partial
 
-# recorded/ is not touched, and `results` may be a link.
+# recorded/ is not touched, `results` may be a link, and no link in it is followed.
 clean:
-	rm -rf .venv .snakemake build report.html *.egg-info .pytest_cache .ruff_cache .mypy_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	if [ -d results ]; then \
-		find -H results -mindepth 1 $(MEASURED:%=-not -path '*/%/*') -type f -delete; \
-		find -H results -name '.*.partial' -delete; \
-		find -H results -mindepth 1 -depth -type d -empty -delete; \
-	fi
+	rm -rf .venv .snakemake cs336_systems.egg-info .pytest_cache .ruff_cache .mypy_cache
+	rm -f report.html
+	find . -path '*/__pycache__/*.pyc' -type f -delete
+	find . -name __pycache__ -type d -empty -delete
+	for machine in results/recorded/* results/*; do \
+		if [ -d "$$machine" ] && [ ! -L "$$machine" ]; then \
+			find "$$machine" -type f \( -false $(MADE:%=-o -path "$$machine/%") \) -delete; \
+			find "$$machine" -depth -type d -empty -delete; \
+		fi; \
+	done
