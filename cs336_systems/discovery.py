@@ -5,6 +5,6 @@ import pkgutil
 
 
 def modules(package: str) -> list[str]:
-    """The dotted name of each module of a package, in alphabetical order, without importing it; no sub-packages."""
+    """The dotted name of each module and sub-package of a package, in alphabetical order, without importing it."""
     folders = importlib.import_module(package).__path__
-    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(folders) if not found.ispkg]
+    return [f"{package}.{found.name}" for found in pkgutil.iter_modules(folders)]

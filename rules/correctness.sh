@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Nothing is measured with incorrect instruments or incorrect code: run the numeric tests of the instruments, and those in
-# tests/TEST.py, on this machine's devices, once for each version of the tests, of the code they import, of PyTorch,
-# Triton and the driver, and for each GPU model. results/MACHINE/correctness remembers what has passed. On another kind of
-# machine nothing is measured either.
+# the modules that are named (a.b is tests/a/b.py), on this machine's devices, once for each version of the tests, of
+# the code they import, of PyTorch, Triton and the driver, and for each GPU model. results/MACHINE/correctness remembers
+# what has passed. On another kind of machine nothing is measured either.
 #   rules/correctness.sh results/MACHINE/correctness [TEST ...]
 set -euo pipefail
 passed=$1
@@ -14,7 +14,8 @@ tests=() stamps=()
 names=$(python -m cs336_systems.measure.gate "$machine" test_instruments "$@")
 for name in $names; do
     if [ ! -e "$passed/$name.txt" ]; then
-        tests+=("tests/${name%-*-*}.py")
+        test=${name%-*-*}
+        tests+=("tests/${test//.//}.py")
         stamps+=("$passed/$name.txt")
     fi
 done

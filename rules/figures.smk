@@ -3,7 +3,7 @@
 Needs results/<machine>/tables and traces, or nothing where closed forms are drawn; makes results/<machine>/figures/*.svg.
 """
 
-from scripts.contents import read_contents
+from scripts.rendering.contents import read_contents
 
 try:
     CONTENTS = read_contents()

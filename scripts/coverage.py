@@ -12,9 +12,9 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import COMMON_UNITS, WHOLE_CELL
 from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, read_plan
-from scripts.completeness import cells_of, missing_metrics
-from scripts.data import frame
 from scripts.log import log_to
+from scripts.views.completeness import cells_of, missing_metrics
+from scripts.views.data import frame
 
 NOT_RUN = "not run"
 INCOMPLETE = "incomplete"

@@ -8,9 +8,9 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.discovery import modules
-from scripts.check import Check
-from scripts.data import load
+from scripts.checks import Check
 from scripts.log import log_to
+from scripts.views.data import load
 
 
 def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:

@@ -10,12 +10,12 @@ import pandas
 import typst
 
 from cs336_systems.plan import Plan, read_plan
-from scripts.contents import Contents, read_contents
-from scripts.data import at_one_setting, load, load_recorded
-from scripts.headlines import Reference, compare
 from scripts.log import log_to
-from scripts.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
-from scripts.summary import summarize
+from scripts.rendering.contents import Contents, read_contents
+from scripts.rendering.headlines import Reference, compare
+from scripts.rendering.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
+from scripts.rendering.summary import summarize
+from scripts.views.data import at_one_setting, load, load_recorded
 
 
 def environment(templates: Path) -> jinja2.Environment:

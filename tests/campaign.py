@@ -18,9 +18,9 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import Measurement, format_samples, parse_samples, summarize
 from cs336_systems.measure.record import parameters
 from cs336_systems.plan import Plan, make_plan
-from scripts.cells import in_words
-from tests.faults import NUMBERS, Tables, multiply, noticed, recorded
+from scripts.views.cells import in_words
 from tests.samples import ROOT, config
+from tests.support.faults import NUMBERS, Tables, multiply, noticed, recorded
 
 STATISTICS = [*NUMBERS, "n", "samples"]
 VERSIONS = ["torch", "triton", "cuda", "cudnn", "driver", "python", "cpu"]

@@ -29,11 +29,11 @@ from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import parameters, read_jobs
 from cs336_systems.measure.validation import Row, first_fault
 from cs336_systems.plan import Plan, make_plan
-from scripts.check import Check
-from scripts.contents import read_contents
+from scripts.checks import Check
 from scripts.coverage import cover
-from scripts.data import frame
 from scripts.draw import draw
+from scripts.rendering.contents import read_contents
+from scripts.views.data import frame
 from scripts.writeup import render, typeset
 from tests.samples import H200, ROOT, config, planned_rows
 
@@ -257,7 +257,7 @@ def crashes(seed: int, folder: Path, printed: bool = False) -> Iterator[tuple[st
     rng = random.Random(seed)
     whole = source(rng.choice(SOURCES))
     rows = subset(rng, whole.rows)
-    loaded = mock.patch("scripts.data.read_table", lambda kind, path: rows[kind.name])
+    loaded = mock.patch("scripts.views.data.read_table", lambda kind, path: rows[kind.name])
     unsaved = mock.patch.object(Figure, "savefig", legible_figure)
     with loaded, unsaved, contextlib.chdir(ROOT):
         for name, make in pieces(whole.plan, rows, rng.choice(TRACES), folder, printed):

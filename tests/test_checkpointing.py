@@ -8,7 +8,7 @@ from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.model import ATTENTION, TransformerLM, build_model
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
-from tests.models import ConvolutionLM
+from tests.support.models import ConvolutionLM
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LAYERS = 5
@@ -144,6 +144,6 @@ def test_a_negative_segment_is_named():
 def test_other_models_are_not_asked_to_checkpoint():
     shape = ModelShape(d_model=12, d_ff=8, num_layers=2, num_heads=2)
     options = {"vocab_size": 37, "context_length": 8, "device": torch.device("cpu")}
-    assert isinstance(build_model("tests.models:ConvolutionLM", shape, **options), ConvolutionLM)
+    assert isinstance(build_model("tests.support.models:ConvolutionLM", shape, **options), ConvolutionLM)
     own = build_model("cs336_systems.model:TransformerLM", shape, checkpoint_segment=2, **options)
     assert own.checkpoint_segment == 2

@@ -197,20 +197,20 @@ def test_a_jobs_command_means_its_cells(scale):
 
 def test_the_model_and_own_sizes_reach_the_jobs(tmp_path):
     grid = {"one_job_per": ["size"], "size": ["mine", "nano"], "context": [8]}
-    jobs = planned(grid, tmp_path, sizes={"mine": MINE}, model="tests.models:TableLM").jobs["end_to_end"]
+    jobs = planned(grid, tmp_path, sizes={"mine": MINE}, model="tests.support.models:TableLM").jobs["end_to_end"]
     assert list(jobs) == ["only-mine", "only-nano"]
     cell = jobs["only-mine"].cells[0]
     assert vars(parse_size(cell.size)) == MINE
-    assert cell.model == "tests.models:TableLM"
-    assert "--model tests.models:TableLM" in jobs["only-nano"].command
+    assert cell.model == "tests.support.models:TableLM"
+    assert "--model tests.support.models:TableLM" in jobs["only-nano"].command
 
 
 def test_each_model_has_a_job_of_its_own(tmp_path):
-    models = ["tests.models:TableLM", "tests.models:ConvolutionLM"]
+    models = ["tests.support.models:TableLM", "tests.support.models:ConvolutionLM"]
     jobs = planned({**GRID, "one_job_per": ["model"], "model": models}, tmp_path).jobs["end_to_end"]
     assert {name: [cell.model for cell in job.cells] for name, job in jobs.items()} == {
-        "only-tests.models.TableLM": models[:1],
-        "only-tests.models.ConvolutionLM": models[1:],
+        "only-tests.support.models.TableLM": models[:1],
+        "only-tests.support.models.ConvolutionLM": models[1:],
     }
 
 

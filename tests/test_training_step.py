@@ -12,7 +12,7 @@ from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
 pytestmark = pytest.mark.numeric
 
 CPU = torch.device("cpu")
-TIED = "tests.models:ConvolutionLM"
+TIED = "tests.support.models:ConvolutionLM"
 CONTEXT, VOCABULARY, BATCH = 8, 32, 4
 
 
@@ -38,7 +38,7 @@ def run(step, mode):
 
 
 @pytest.mark.parametrize(
-    "model", ["cs336_systems.model:TransformerLM", "tests.models:ConvolutionLM"]
+    "model", ["cs336_systems.model:TransformerLM", "tests.support.models:ConvolutionLM"]
 )  # with tied weights
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_phases_train_the_model_as_a_loop_written_out_does(precision, model):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas
 
-from scripts.contents import read_contents
+from scripts.rendering.contents import read_contents
 from tests.samples import pdf_text, squeeze
 
 

@@ -25,7 +25,7 @@ class Attention(Experiment):
     }
     timed: ClassVar[str] = "forward"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "precision", "warmup", "steps")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention",)
+    numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention",)
 
     sequence: Positive = 1024
     """Queries, and keys, per sequence."""

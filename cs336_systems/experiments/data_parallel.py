@@ -140,7 +140,7 @@ class DataParallelTraining(Experiment):
     """The values that a row may have in these columns, or begin with; validation looks for it in every experiment."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_ddp_equivalence", "test_data_parallel")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_ddp_equivalence", "parallel.test_data_parallel")
 
     size: Size = "xl"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as

@@ -48,7 +48,11 @@ class Flash(Experiment):
     }
     details: ClassVar[tuple[str, ...]] = ("kernels",)
     timed: ClassVar[str] = "forward_backward"
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention", "test_attention_gpu", "test_attention_hopper")
+    numeric_tests: ClassVar[tuple[str, ...]] = (
+        "attention.test_attention",
+        "attention.test_attention_gpu",
+        "attention.test_attention_hopper",
+    )
     added_later: ClassVar[Mapping[str, Any]] = {"batch_size": 1, "causal": True, "kernels": ""}
 
     sequence: Positive = 1024

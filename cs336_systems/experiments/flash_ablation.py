@@ -15,7 +15,7 @@ class FlashAblation(Experiment):
     # backward has random gradients of the output, backward_of_sum those of a sum, all one, as on the leaderboard.
     metrics: ClassVar[Mapping[str, str]] = {"forward": "ms", "backward": "ms", "backward_of_sum": "ms"}
     timed: ClassVar[str] = "forward"
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_attention_gpu",)
+    numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention_gpu",)
 
     sequence: Positive = 16384
     """Queries, and keys, per sequence."""

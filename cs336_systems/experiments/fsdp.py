@@ -64,7 +64,11 @@ class FullyShardedTraining(Experiment):
     """As of data parallelism."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_fsdp", "test_sharded_optimizer", "test_ddp_equivalence")
+    numeric_tests: ClassVar[tuple[str, ...]] = (
+        "parallel.test_fsdp",
+        "parallel.test_sharded_optimizer",
+        "parallel.test_ddp_equivalence",
+    )
 
     size: Size = "2.7B"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as

@@ -96,7 +96,7 @@ class OptimizerSharding(Experiment):
     """As of data parallelism."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("test_data_parallel", "test_sharded_optimizer")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "parallel.test_sharded_optimizer")
 
     size: Size = "xl"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as

@@ -1,7 +1,7 @@
 """What a stamp of the correctness gate stands for: the versions and the hardware on which the tests have passed.
 
-Launch: python -m cs336_systems.measure.gate nvidia-h200 test_model test_fsdp, which prints the stamps of
-tests/test_model.py and tests/test_fsdp.py here, one per line.
+Launch: python -m cs336_systems.measure.gate nvidia-h200 test_model parallel.test_fsdp, which prints the stamps of
+tests/test_model.py and tests/parallel/test_fsdp.py here, one per line.
 """
 
 import hashlib

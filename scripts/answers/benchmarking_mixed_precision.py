@@ -10,9 +10,9 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.sizes import parse_size
-from scripts.data import one, reference_context, select
-from scripts.markup import Table, Tile, significant, times
-from scripts.steps import PASSES, most_complete, steady, step_table
+from scripts.rendering.markup import Table, Tile, significant, times
+from scripts.views.data import one, reference_context, select
+from scripts.views.steps import PASSES, most_complete, steady, step_table
 
 BOTH = "forward + backward"
 """The passes by which precisions are compared: the optimizer works on fp32 weights in both."""

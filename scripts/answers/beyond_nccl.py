@@ -7,7 +7,10 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import FLOOR
-from scripts.answers.helpers.data_parallel import (
+from scripts.rendering.markup import Table, Tile, escape, times
+from scripts.views.data import select
+from scripts.views.data_parallel import PYTORCH, TRIED, cells_of, contenders, fastest
+from scripts.views.wrappers import (
     COLUMNS,
     OUTSIDE,
     Column,
@@ -20,9 +23,6 @@ from scripts.answers.helpers.data_parallel import (
     setting,
     verdict,
 )
-from scripts.data import select
-from scripts.data_parallel import PYTORCH, TRIED, cells_of, contenders, fastest
-from scripts.markup import Table, Tile, escape, times
 
 TRIED_AT = "100"
 """The bucket size at which all that was tried stands beside plain buckets, MB."""

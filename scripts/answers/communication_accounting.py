@@ -11,9 +11,9 @@ from cs336_systems.accounting.accelerators import H100_MEMORY, TPU_V5P
 from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
-from scripts.markup import Table, Typst, finalize
-from scripts.parallelism import MESH
-from scripts.units import GB, GIB
+from scripts.rendering.markup import Table, Typst, finalize
+from scripts.views.parallelism import MESH
+from scripts.views.units import GB, GIB
 
 STAGES, MICRO_BATCHES = 4, 16
 """Of the pipeline in (d)."""

@@ -11,9 +11,9 @@ from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.measure.measurement import WHOLE_CELL, parse_samples
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
-from scripts.communication import WIDE_SPREAD
-from scripts.data import HANDOUT_CONTEXT, select
-from scripts.markup import Table, significant
+from scripts.rendering.markup import Table, significant
+from scripts.views.communication import WIDE_SPREAD
+from scripts.views.data import HANDOUT_CONTEXT, select
 
 SIZE = "xl"
 NONE = "–"

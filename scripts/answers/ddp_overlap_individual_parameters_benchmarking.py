@@ -5,9 +5,9 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers.helpers.data_parallel import contender_table, extremes, missing, progress
-from scripts.data import select
-from scripts.data_parallel import contenders, shown_in_timelines, traced_cell
+from scripts.views.data import select
+from scripts.views.data_parallel import contenders, shown_in_timelines, traced_cell
+from scripts.views.wrappers import contender_table, extremes, missing, progress
 
 WRAPPERS = ["naive", "flat", "overlapped"]
 

@@ -7,9 +7,9 @@ from pandas import DataFrame, Series
 
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.peaks import peak_of
-from scripts.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
-from scripts.data import measured_gpu, reason, select
-from scripts.markup import Table, significant
+from scripts.rendering.markup import Table, significant
+from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
+from scripts.views.data import measured_gpu, reason, select
 
 CELL = ["backend", "processes", "megabytes"]
 LARGE_SHARE = 0.25

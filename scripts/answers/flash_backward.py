@@ -5,10 +5,10 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers.helpers.backward_ways import backward_ways
-from scripts.answers.helpers.flash_rivals import ONE_HEAD
-from scripts.data import select
-from scripts.implementations import availability
+from scripts.views.attention_calls import availability
+from scripts.views.backward_ways import backward_ways
+from scripts.views.data import select
+from scripts.views.flash_rivals import ONE_HEAD
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

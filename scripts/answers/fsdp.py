@@ -7,7 +7,11 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
-from scripts.answers.helpers.data_parallel import (
+from scripts.rendering.markup import Tile, escape, times
+from scripts.views.data import select, size_order
+from scripts.views.fsdp import OURS, SHARDED, cells_of, contenders, setting_name, sharded, traced_cell, whole_weights
+from scripts.views.sharded_steps import against_pytorch, contender_table, ours_beside, setting, summary_of
+from scripts.views.wrappers import (
     Column,
     extremes,
     fixed,
@@ -16,10 +20,6 @@ from scripts.answers.helpers.data_parallel import (
     missing,
     share,
 )
-from scripts.answers.helpers.fsdp import against_pytorch, contender_table, ours_beside, setting, summary_of
-from scripts.data import select, size_order
-from scripts.fsdp import OURS, SHARDED, cells_of, contenders, setting_name, sharded, traced_cell, whole_weights
-from scripts.markup import Tile, escape, times
 
 COLUMNS = [
     Column("median", "step / ms", marked_step, "median"),

@@ -13,10 +13,9 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.parallel.limits import AHEAD
 from cs336_systems.sizes import parse_size
-from scripts.answers.helpers.data_parallel import NONE, Column, extremes, fixed, missing
-from scripts.answers.helpers.fsdp import contender_table, setting
-from scripts.data import select
-from scripts.fsdp import (
+from scripts.rendering.markup import Table, significant
+from scripts.views.data import select
+from scripts.views.fsdp import (
     OURS,
     PYTORCH,
     SHARDED,
@@ -29,8 +28,9 @@ from scripts.fsdp import (
     unsharded,
     whole_weights,
 )
-from scripts.markup import Table, significant
-from scripts.units import memory_unit
+from scripts.views.sharded_steps import contender_table, setting
+from scripts.views.units import memory_unit
+from scripts.views.wrappers import NONE, Column, extremes, fixed, missing
 
 NEAR = 0.05
 """Relative difference between a measured saving and the closed form's that counts as agreement."""

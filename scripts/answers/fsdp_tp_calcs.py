@@ -6,9 +6,9 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers.helpers.parallelism import example_answers
-from scripts.markup import Table, Typst, finalize
-from scripts.parallelism import EXAMPLE
+from scripts.rendering.markup import Table, Typst, finalize
+from scripts.views.meshes import example_answers
+from scripts.views.parallelism import EXAMPLE
 
 LIMITS = [
     ("data parallel", "backward", "12 B D F", "12 D F (N - 1)", "1 + a", EXAMPLE.batch_limit),

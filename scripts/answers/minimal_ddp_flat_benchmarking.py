@@ -5,9 +5,9 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers.helpers.data_parallel import APART, COLUMNS, contender_table, extremes, first, missing, progress
-from scripts.data import select
-from scripts.data_parallel import cells_of, contenders, fastest
+from scripts.views.data import select
+from scripts.views.data_parallel import cells_of, contenders, fastest
+from scripts.views.wrappers import APART, COLUMNS, contender_table, extremes, first, missing, progress
 
 WRAPPERS = ["naive", "flat"]
 

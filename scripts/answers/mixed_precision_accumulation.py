@@ -5,8 +5,8 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.data import select, statistic
-from scripts.markup import Table, fixed_point
+from scripts.rendering.markup import Table, fixed_point
+from scripts.views.data import select, statistic
 
 WAYS = [
     ("fp32 + fp32", {"accumulator": "fp32", "addend": "fp32", "cast": False}),

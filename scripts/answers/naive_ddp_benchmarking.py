@@ -7,7 +7,11 @@ from numpy import nan
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import FLOOR
-from scripts.answers.helpers.data_parallel import (
+from scripts.views.bucket_sizes import fitted_line
+from scripts.views.communication import MB
+from scripts.views.data import select
+from scripts.views.data_parallel import contenders
+from scripts.views.wrappers import (
     APART,
     COLUMNS,
     contender_table,
@@ -16,10 +20,6 @@ from scripts.answers.helpers.data_parallel import (
     missing,
     setting,
 )
-from scripts.bucket_sizes import fitted_line
-from scripts.communication import MB
-from scripts.data import select
-from scripts.data_parallel import contenders
 
 NEAR = 0.15
 """Relative difference between a measured time and the line's that counts as agreement."""

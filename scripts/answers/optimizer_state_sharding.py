@@ -5,10 +5,10 @@ from typing import Any
 
 from pandas import DataFrame, isna
 
-from scripts.answers.helpers.data_parallel import missing
-from scripts.data import select
-from scripts.markup import Table
-from scripts.optimizer_sharding import AFTER_UPDATE, OURS, memory
+from scripts.rendering.markup import Table
+from scripts.views.data import select
+from scripts.views.optimizer_sharding import AFTER_UPDATE, OURS, memory
+from scripts.views.wrappers import missing
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

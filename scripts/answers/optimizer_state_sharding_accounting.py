@@ -8,11 +8,9 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.sizes import parse_size
-from scripts.answers.helpers.data_parallel import NONE, common_setting, extremes, missing
-from scripts.answers.helpers.optimizer_sharding import step_table
-from scripts.data import select
-from scripts.markup import Table, Typst, significant
-from scripts.optimizer_sharding import (
+from scripts.rendering.markup import Table, Typst, significant
+from scripts.views.data import select
+from scripts.views.optimizer_sharding import (
     BEFORE_UPDATE,
     CELL,
     CONTENDERS,
@@ -24,7 +22,9 @@ from scripts.optimizer_sharding import (
     memory_unit_of,
     peaks,
 )
-from scripts.units import GIB
+from scripts.views.sharded_state import step_table
+from scripts.views.units import GIB
+from scripts.views.wrappers import NONE, common_setting, extremes, missing
 
 HANDOUT_SIZE, HANDOUT_VOCABULARY = "xl", 10_000
 RANKS = (2, 4)

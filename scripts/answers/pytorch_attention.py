@@ -8,8 +8,8 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from scripts.data import reason, select, statistic
-from scripts.markup import Table, fixed, mean_std
+from scripts.rendering.markup import Table, fixed, mean_std
+from scripts.views.data import reason, select, statistic
 
 AGREES = 0.01
 """A measured peak and its closed form that differ by less are the same."""

@@ -6,10 +6,10 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.answers.helpers.compiled_attention import attention_answers
-from scripts.data import one, ratio, reason, select, size_order
-from scripts.markup import Table, Tile, Typst, escape, fixed_point, measured, times
-from scripts.steps import PASSES, steady, step_table
+from scripts.rendering.markup import Table, Tile, Typst, escape, fixed_point, measured, times
+from scripts.views.compiled_attention import attention_answers
+from scripts.views.data import one, ratio, reason, select, size_order
+from scripts.views.steps import PASSES, steady, step_table
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

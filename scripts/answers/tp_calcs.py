@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers.helpers.parallelism import example_answers
+from scripts.views.meshes import example_answers
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

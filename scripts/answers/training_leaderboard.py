@@ -7,8 +7,8 @@ from pandas import DataFrame
 
 from cs336_systems.accounting import leaderboard
 from cs336_systems.measure.peaks import PEAKS
-from scripts.markup import Table
-from scripts.units import GB
+from scripts.rendering.markup import Table
+from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
 """That of the recorded results, beside the leaderboard's."""

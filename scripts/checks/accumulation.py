@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy
 from pandas import DataFrame, Series
 
-from scripts.check import Check, conclude
-from scripts.data import select, statistic
-from scripts.markup import NOT_MEASURED
+from scripts.checks import Check, conclude
+from scripts.rendering.markup import NOT_MEASURED
+from scripts.views.data import select, statistic
 
 ADDEND = 0.01
 PARAMETERS = ["accumulator", "addend", "cast", "additions"]

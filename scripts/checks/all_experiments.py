@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:

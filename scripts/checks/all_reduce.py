@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.peaks import peak_of
-from scripts.check import Check, conclude
-from scripts.communication import BACKENDS
-from scripts.data import measured_gpu, select
+from scripts.checks import Check, conclude
+from scripts.views.communication import BACKENDS
+from scripts.views.data import measured_gpu, select
 
 CONDITIONS = ["backend", "processes", "warmup", "steps"]
 

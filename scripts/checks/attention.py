@@ -6,9 +6,9 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
 from cs336_systems.measure.peaks import Peak
-from scripts.check import Check, Timing, conclude, outside, under_the_roofline
-from scripts.data import measured_gpu, select
-from scripts.implementations import PASSES
+from scripts.checks import Check, Timing, conclude, outside, under_the_roofline
+from scripts.views.attention_calls import PASSES
+from scripts.views.data import measured_gpu, select
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:

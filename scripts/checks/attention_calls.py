@@ -6,12 +6,12 @@ from pandas import DataFrame, Series, isna
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.record import parameters
-from scripts.cells import side_by_side
-from scripts.check import TOLERANCE, Check, conclude
+from scripts.checks import TOLERANCE, Check, conclude
 from scripts.checks.attention import name_flash
-from scripts.data import measured_gpu
-from scripts.implementations import PASSES
-from scripts.steps import HOST_BOUND
+from scripts.views.attention_calls import PASSES
+from scripts.views.cells import side_by_side
+from scripts.views.data import measured_gpu
+from scripts.views.steps import HOST_BOUND
 
 DEVICE_BOUND_MS = 1.0
 """If a call takes this long, the device sets the pace, unless the host is seen to take nearly as long."""

@@ -9,10 +9,10 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import HOST_BOUND
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
 from scripts.checks.attention import name_flash, name_plain
-from scripts.data import select
-from scripts.implementations import OURS, with_kernels_for_hopper
+from scripts.views.attention_calls import OURS, with_kernels_for_hopper
+from scripts.views.data import select
 
 WORKSPACE_TOLERANCE = 1.0
 """MiB by which what is left over may differ between cells."""

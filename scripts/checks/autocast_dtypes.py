@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
 
 LOWERED = {"fp16": "float16", "bf16": "bfloat16"}
 ON_GPU_IN_FP32 = "norm_output"

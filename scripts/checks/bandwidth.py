@@ -6,8 +6,8 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words, side_by_side
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
+from scripts.views.cells import in_words, side_by_side
 
 MEDIAN_TOLERANCE = 0.05
 """Of even numbers of samples, the median of the quotients is not the quotient of the medians."""

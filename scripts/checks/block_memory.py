@@ -6,11 +6,11 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
-from scripts.cells import cells, name_cell
-from scripts.check import Check, conclude
-from scripts.closed_forms import block_of, not_as_derived
-from scripts.data import select, statistic
-from scripts.units import BYTE
+from scripts.checks import Check, conclude
+from scripts.views.cells import cells, name_cell
+from scripts.views.closed_forms import block_of, not_as_derived
+from scripts.views.data import select, statistic
+from scripts.views.units import BYTE
 
 MEASURED = "saved_activations"
 """The metric that every measured cell has."""

@@ -8,11 +8,11 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.cells import in_words, name_cell, side_by_side
-from scripts.check import TOLERANCE, Check, conclude
-from scripts.closed_forms import step_of
-from scripts.data import PHASES, measured_gpu, select, statistic
-from scripts.units import BYTE
+from scripts.checks import TOLERANCE, Check, conclude
+from scripts.views.cells import in_words, name_cell, side_by_side
+from scripts.views.closed_forms import step_of
+from scripts.views.data import PHASES, measured_gpu, select, statistic
+from scripts.views.units import BYTE
 
 PEAK_TOLERANCE = 0.03
 """Of the closed form: it leaves out workspaces, the allocator's rounding, and what kernels need while they run."""

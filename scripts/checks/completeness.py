@@ -7,9 +7,9 @@ from pandas import DataFrame
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import Check, conclude
-from scripts.completeness import kinds_of, missing_metrics
+from scripts.checks import Check, conclude
+from scripts.views.cells import in_words
+from scripts.views.completeness import kinds_of, missing_metrics
 
 DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp")
 """Experiments whose contenders differ in what can be measured of them."""

@@ -20,9 +20,9 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
-from scripts.check import Check, conclude
-from scripts.completeness import contenders_of
-from scripts.data import select
+from scripts.checks import Check, conclude
+from scripts.views.completeness import contenders_of
+from scripts.views.data import select
 
 TRAINING = (DataParallelTraining, OptimizerSharding, FullyShardedTraining)
 MB = 1e6

@@ -8,8 +8,8 @@ from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.check import TOLERANCE, Check, conclude, outside
-from scripts.data import measured_gpu, select, statistic
+from scripts.checks import TOLERANCE, Check, conclude, outside
+from scripts.views.data import measured_gpu, select, statistic
 
 CELL = parameters(DataParallelTraining)
 FLOOR = "none"

@@ -9,10 +9,10 @@ from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size, size_name
-from scripts.cells import name_cell, side_by_side
-from scripts.check import TOLERANCE, Check, Timing, between_cells, conclude, outside, under_the_roofline
-from scripts.data import PHASES, measured_gpu, one, select, size_order, statistic
-from scripts.steps import step_table
+from scripts.checks import TOLERANCE, Check, Timing, between_cells, conclude, outside, under_the_roofline
+from scripts.views.cells import name_cell, side_by_side
+from scripts.views.data import PHASES, measured_gpu, one, select, size_order, statistic
+from scripts.views.steps import step_table
 
 CELL = [name for name in parameters(EndToEnd) if name != "mode"]
 MOST_EXCUSED = 0.6

@@ -7,10 +7,10 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import TOLERANCE, Check, conclude
-from scripts.data import select
-from scripts.implementations import OURS
+from scripts.checks import TOLERANCE, Check, conclude
+from scripts.views.attention_calls import OURS
+from scripts.views.cells import in_words
+from scripts.views.data import select
 
 SHAPE = ["sequence", "d", "heads", "precision"]
 PASSES = ["forward", "backward"]

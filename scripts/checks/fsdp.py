@@ -8,10 +8,10 @@ from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.sizes import parse_size
-from scripts.check import Check, conclude, outside, told
+from scripts.checks import Check, conclude, outside, told
 from scripts.checks.data_parallel import NO_PROFILES, ROUNDING
-from scripts.data import measured_gpu, select
-from scripts.fsdp import (
+from scripts.views.data import measured_gpu, select
+from scripts.views.fsdp import (
     CELL,
     SERIES,
     SHARDED,

@@ -7,9 +7,9 @@ from pandas import DataFrame
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import Check, conclude, told
-from scripts.data import select
+from scripts.checks import Check, conclude, told
+from scripts.views.cells import in_words
+from scripts.views.data import select
 
 INTERVAL = 0.1
 """Seconds between two samples, at least."""

@@ -9,11 +9,11 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.cells import cells, name_cell
-from scripts.check import Check, between_cells, conclude
-from scripts.data import measured_gpu, select
-from scripts.kernels import FORWARD, kernels, products, total
-from scripts.steps import HOST_BOUND
+from scripts.checks import Check, between_cells, conclude
+from scripts.views.cells import cells, name_cell
+from scripts.views.data import measured_gpu, select
+from scripts.views.kernels import FORWARD, kernels, products, total
+from scripts.views.steps import HOST_BOUND
 
 CELL = parameters(KernelProfile)
 

@@ -7,10 +7,10 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import TOLERANCE, Check, between_cells, conclude
-from scripts.data import measured_gpu, select
-from scripts.kernels import kernels
+from scripts.checks import TOLERANCE, Check, between_cells, conclude
+from scripts.views.cells import in_words
+from scripts.views.data import measured_gpu, select
+from scripts.views.kernels import kernels
 
 CELL = parameters(KernelProfile)
 SHARED = [name for name in CELL if name not in ("warmup", "steps")]

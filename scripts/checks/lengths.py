@@ -9,10 +9,10 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import TOLERANCE, Check, between_cells, conclude
+from scripts.checks import TOLERANCE, Check, between_cells, conclude
 from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
-from scripts.data import measured_gpu
+from scripts.views.cells import in_words
+from scripts.views.data import measured_gpu
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from cs336_systems.measure.memory_timeline import (
 )
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.cells import cells, name_cell
-from scripts.check import Check, conclude
-from scripts.closed_forms import held_by_training, step_of
-from scripts.data import select, statistic
+from scripts.checks import Check, conclude
+from scripts.views.cells import cells, name_cell
+from scripts.views.closed_forms import held_by_training, step_of
+from scripts.views.data import select, statistic
 
 MEASURED = "peak_allocated"
 """The metric that every measured cell has."""

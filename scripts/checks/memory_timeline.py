@@ -8,9 +8,9 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.measurement import parse_samples
-from scripts.cells import cells, name_cell
-from scripts.check import Check, conclude
-from scripts.data import one, select, statistic
+from scripts.checks import Check, conclude
+from scripts.views.cells import cells, name_cell
+from scripts.views.data import one, select, statistic
 
 MEASURED = "peak_allocated"
 ROUNDING = 1e-4

@@ -8,8 +8,8 @@ from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.transformer import parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.sizes import parse_size
-from scripts.check import Check, conclude, told
-from scripts.optimizer_sharding import HELD, REST, memory, peaks, predicted
+from scripts.checks import Check, conclude, told
+from scripts.views.optimizer_sharding import HELD, REST, memory, peaks, predicted
 
 PADDING = 0.05
 """Of the closed form: what buckets may add so that all ranks' parts are of one size."""

@@ -8,9 +8,9 @@ from cs336_systems.experiments.data_parallel import PHASES
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
-from scripts.check import Check, conclude
-from scripts.completeness import contenders_of
-from scripts.data import measured_gpu, select
+from scripts.checks import Check, conclude
+from scripts.views.completeness import contenders_of
+from scripts.views.data import measured_gpu, select
 
 TRAINING = ("data_parallel", "optimizer_sharding", "fsdp")
 WHOLE_STATE = ("none", "naive", "flat", "overlapped", "bucketed", "peer_memory", "ddp", "ddp_view", "unsharded")

@@ -7,10 +7,10 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.measurement import POWER, SM_CLOCK
 from cs336_systems.measure.record import parameters
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
 from scripts.checks.attention import name_flash
 from scripts.checks.gpu_monitor import NO_MONITOR, POWER_LIMITS
-from scripts.data import select
+from scripts.views.data import select
 
 SLOWED = 0.05
 """Share of the highest clock by which a clock is below it that something holds back."""

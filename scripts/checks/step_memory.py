@@ -8,10 +8,10 @@ from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
-from scripts.cells import name_cell
-from scripts.check import Check, conclude
-from scripts.closed_forms import block_of
-from scripts.data import select
+from scripts.checks import Check, conclude
+from scripts.views.cells import name_cell
+from scripts.views.closed_forms import block_of
+from scripts.views.data import select
 
 SHORT = 0.01
 """Share by which a peak may be below the closed form, for what an allocator or a library leaves out."""

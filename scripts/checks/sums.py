@@ -8,9 +8,9 @@ from pandas import DataFrame
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words, side_by_side
-from scripts.check import Check, conclude
-from scripts.data import PHASES, select
+from scripts.checks import Check, conclude
+from scripts.views.cells import in_words, side_by_side
+from scripts.views.data import PHASES, select
 
 BUSY = [f"{phase}_busy" for phase in PHASES]
 SUMS = [

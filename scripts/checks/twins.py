@@ -9,8 +9,8 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words, side_by_side
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
+from scripts.views.cells import in_words, side_by_side
 
 APART = 0.006
 """Two cells that differ in what follows are suspect where all their times agree within this share."""

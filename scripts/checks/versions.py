@@ -7,9 +7,9 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import Provenance, parameters
-from scripts.cells import in_words
-from scripts.check import Check, conclude
-from scripts.implementations import kind_of_call
+from scripts.checks import Check, conclude
+from scripts.views.attention_calls import kind_of_call
+from scripts.views.cells import in_words
 
 ONE_EACH = (
     *("torch", "torch_files", "triton", "cuda", "cudnn", "driver", "flash_attn", "python"),

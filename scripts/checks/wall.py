@@ -7,9 +7,9 @@ from pandas import DataFrame
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WALL
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import Check, conclude
-from scripts.data import measured_gpu, select
+from scripts.checks import Check, conclude
+from scripts.views.cells import in_words
+from scripts.views.data import measured_gpu, select
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 TIMED = {

@@ -7,8 +7,8 @@ from pandas import DataFrame
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.cells import in_words
-from scripts.check import Check, conclude
+from scripts.checks import Check, conclude
+from scripts.views.cells import in_words
 
 BYTES = {"B": 1, "MiB": MIB}
 COUNTS = (

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from numpy import geomspace
 from pandas import DataFrame
 
-from scripts.communication import BACKENDS, MB, Line, all_reduce_table, lines
-from scripts.data import load_at_one_setting, select
-from scripts.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.views.communication import BACKENDS, MB, Line, all_reduce_table, lines
+from scripts.views.data import load_at_one_setting, select
 
 STYLES = {"nccl": "-", "gloo": "--"}
 

@@ -1,8 +1,8 @@
 """What compiling does to plain attention: its time and its peak, eager over compiled."""
 
-from scripts.answers.helpers.compiled_attention import paired
-from scripts.data import load_at_one_setting, select
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.compiled_attention import paired
+from scripts.views.data import load_at_one_setting, select
 
 
 def draw(table: str, output: str) -> None:

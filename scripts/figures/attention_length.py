@@ -5,9 +5,9 @@ from typing import Any
 from cs336_systems.accounting.attention import plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.attention import Attention
-from scripts.cells import side_by_side
-from scripts.data import load_at_one_setting, select
-from scripts.style import COLOURS, LINES, MARKERS, legend, log_scale, powers, save, save_note, subplots
+from scripts.rendering.style import COLOURS, LINES, MARKERS, legend, log_scale, powers, save, save_note, subplots
+from scripts.views.cells import side_by_side
+from scripts.views.data import load_at_one_setting, select
 
 
 def draw(table: str, output: str) -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from pandas import DataFrame, concat
 
-from scripts.closed_forms import FLASH, block_of
-from scripts.data import load_at_one_setting, select, size_order
-from scripts.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.views.closed_forms import FLASH, block_of
+from scripts.views.data import load_at_one_setting, select, size_order
 
 LEAST_SHARE = 0.05
 """Operators that never reach this share of a block's total are drawn as one."""

@@ -7,10 +7,10 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from scripts.closed_forms import step_of
-from scripts.data import load_at_one_setting, one_model, select
-from scripts.style import COLOURS, MARKERS, WIDTH, legend, save, save_note
-from scripts.units import memory_unit
+from scripts.rendering.style import COLOURS, MARKERS, WIDTH, legend, save, save_note
+from scripts.views.closed_forms import step_of
+from scripts.views.data import load_at_one_setting, one_model, select
+from scripts.views.units import memory_unit
 
 NONE = 0.5
 """Where a model without checkpointing is on the logarithmic axis of segment lengths."""

@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.axes._secondary_axes import SecondaryAxis
 from numpy import add
 
-from scripts.bucket_sizes import bucket_model, predicted
-from scripts.data import load_at_one_setting, select
-from scripts.data_parallel import cells_of, contenders
-from scripts.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.views.bucket_sizes import bucket_model, predicted
+from scripts.views.data import load_at_one_setting, select
+from scripts.views.data_parallel import cells_of, contenders
 
 COLUMNS = 3
 

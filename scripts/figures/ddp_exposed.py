@@ -1,8 +1,8 @@
 """What each wrapper exposes of its communication, by precision."""
 
-from scripts.data import load_at_one_setting, select
-from scripts.data_parallel import KINDS, contenders, fastest, setting_name
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select
+from scripts.views.data_parallel import KINDS, contenders, fastest, setting_name
 
 
 def draw(table: str, output: str) -> None:

@@ -3,9 +3,9 @@
 from matplotlib.axes import Axes
 from numpy import array, linspace
 
-from scripts.data import load_at_one_setting
-from scripts.data_parallel import WORK, shown_in_timelines, timeline, traced_cell
-from scripts.style import HATCHES, legend, look, save, save_note, subplots
+from scripts.rendering.style import HATCHES, legend, look, save, save_note, subplots
+from scripts.views.data import load_at_one_setting
+from scripts.views.data_parallel import WORK, shown_in_timelines, timeline, traced_cell
 
 BELOW = "communication"
 """What is drawn below the axis, under what runs beside it."""

@@ -1,9 +1,9 @@
 """Attention implementations against sequence length: latency, throughput or peak memory."""
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.attention_looks import LOOKS
-from scripts.data import load, select
-from scripts.style import legend, log_scale, powers, save, save_note, subplots
+from scripts.rendering.attention_looks import LOOKS
+from scripts.rendering.style import legend, log_scale, powers, save, save_note, subplots
+from scripts.views.data import load, select
 
 QUANTITIES = {
     "latency": ("forward_backward", "forward + backward / ms"),

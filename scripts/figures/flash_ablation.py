@@ -2,9 +2,9 @@
 
 import textwrap
 
-from scripts.answers.helpers.flash_ablation import DECISIONS, gain
-from scripts.data import load, select
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.data import load, select
+from scripts.views.flash_ablation import DECISIONS, gain
 
 PHASES = ("forward", "backward")
 SHORT = {name: textwrap.fill(title, 17) for name, title in DECISIONS.items()}

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from scripts.answers.helpers.backward_ways import compared
-from scripts.answers.helpers.flash_rivals import ONE_HEAD
-from scripts.data import PRECISIONS, load, select
-from scripts.style import COLOURS, LINES, MARKERS, legend, powers, save, save_note, subplots
+from scripts.rendering.style import COLOURS, LINES, MARKERS, legend, powers, save, save_note, subplots
+from scripts.views.backward_ways import compared
+from scripts.views.data import PRECISIONS, load, select
+from scripts.views.flash_rivals import ONE_HEAD
 
 
 def draw(table: str, output: str) -> None:

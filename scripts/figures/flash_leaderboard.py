@@ -1,8 +1,8 @@
 """The leaderboard's cell as bars."""
 
-from scripts.data import load, select, statistic
-from scripts.implementations import NAMES
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.attention_calls import NAMES
+from scripts.views.data import load, select, statistic
 
 
 def draw(table: str, output: str) -> None:

@@ -1,9 +1,9 @@
 """Throughput of attention implementations on shapes with many heads."""
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.attention_looks import LOOKS
-from scripts.data import load, select
-from scripts.style import legend, save, save_note, subplots
+from scripts.rendering.attention_looks import LOOKS
+from scripts.rendering.style import legend, save, save_note, subplots
+from scripts.views.data import load, select
 
 BOTH = "forward_backward"
 

@@ -1,8 +1,8 @@
 """When each unit's weights are gathered in a forward pass, and when they are needed."""
 
-from scripts.data import load_at_one_setting
-from scripts.fsdp import contenders, forward_pass, traced_cell
-from scripts.style import COLOURS, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting
+from scripts.views.fsdp import contenders, forward_pass, traced_cell
 
 
 def draw(table: str, output: str) -> None:

@@ -3,9 +3,9 @@
 from matplotlib.axes import Axes
 from numpy import array, linspace
 
-from scripts.data import load_at_one_setting
-from scripts.fsdp import contenders, series, traced_cell
-from scripts.style import HATCHES, legend, look, save, save_note, subplots
+from scripts.rendering.style import HATCHES, legend, look, save, save_note, subplots
+from scripts.views.data import load_at_one_setting
+from scripts.views.fsdp import contenders, series, traced_cell
 
 ABOVE = {"compute": "compute", "optimizer": "optimizer"}
 BELOW = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter", "communication": "other communication"}

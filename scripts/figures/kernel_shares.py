@@ -1,9 +1,9 @@
 """How the kernels' time divides into categories, inference beside the training step, by model size."""
 
 from cs336_systems.measure.kernel_names import CATEGORIES
-from scripts.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
-from scripts.kernels import MODES_PROFILED, kernels, label_of, shares
-from scripts.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.views.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
+from scripts.views.kernels import MODES_PROFILED, kernels, label_of, shares
 
 BAR, APART = 0.38, 0.2
 """Width of a bar, and its distance from the middle of its size."""

@@ -9,7 +9,7 @@ from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
 from cs336_systems.measure.trace import Kernel, Trace, attribute
 from cs336_systems.measure.trace_file import read_trace
-from scripts.style import COLOURS, save, save_note, subplots
+from scripts.rendering.style import COLOURS, save, save_note, subplots
 
 MICROSECONDS = 1e3
 """Per unit of the time axis, a millisecond."""

@@ -1,8 +1,8 @@
 """What the memory at the peak is for, by context and precision."""
 
-from scripts.data import PRECISIONS, load_at_one_setting, select
-from scripts.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
-from scripts.style import legend, save, save_note, subplots
+from scripts.rendering.style import legend, save, save_note, subplots
+from scripts.views.data import PRECISIONS, load_at_one_setting, select
+from scripts.views.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
 
 WIDTH = 0.37
 

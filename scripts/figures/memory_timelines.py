@@ -8,10 +8,10 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.measurement import parse_samples
-from scripts.data import load_at_one_setting, select
-from scripts.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category
-from scripts.style import WIDTH, legend, save, save_note
-from scripts.units import GIB
+from scripts.rendering.style import WIDTH, legend, save, save_note
+from scripts.views.data import load_at_one_setting, select
+from scripts.views.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category
+from scripts.views.units import GIB
 
 Levels = NDArray[numpy.float64]
 

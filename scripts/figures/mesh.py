@@ -5,8 +5,8 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from numpy import linspace
 
-from scripts.parallelism import MESH
-from scripts.style import COLOURS, MARKERS, legend, save, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, save, subplots
+from scripts.views.parallelism import MESH
 
 
 def draw(output: str) -> None:

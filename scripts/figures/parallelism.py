@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from numpy import geomspace
 
 from cs336_systems.accounting.parallelism import Times
-from scripts.parallelism import EXAMPLE
-from scripts.style import COLOURS, MARKERS, legend, powers, save, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, powers, save, subplots
+from scripts.views.parallelism import EXAMPLE
 
 COMPUTE, COMMUNICATION, IN_TURN = COLOURS[0], COLOURS[1], COLOURS[3]
 FORWARD, BACKWARD, TURNS = "-", "--", ":"

@@ -1,9 +1,9 @@
 """What bf16 gains at each context length: in the time of a step, and in the time that the device works."""
 
 from scripts.answers.benchmarking_mixed_precision import BOTH, pairs
-from scripts.data import load_at_one_setting, select
-from scripts.steps import most_complete, steady, step_table
-from scripts.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select
+from scripts.views.steps import most_complete, steady, step_table
 
 PANELS = {"time of the step": BOTH, "time that the device works": f"{BOTH}, busy"}
 

@@ -3,8 +3,9 @@
 from matplotlib.axes import Axes
 from pandas import DataFrame, Series, notna
 
-from scripts.data import PRECISIONS, load_at_one_setting, select
-from scripts.optimizer_sharding import (
+from scripts.rendering.style import legend, look, save, save_note, subplots
+from scripts.views.data import PRECISIONS, load_at_one_setting, select
+from scripts.views.optimizer_sharding import (
     AFTER_UPDATE,
     BEFORE_UPDATE,
     CONTENDERS,
@@ -16,7 +17,6 @@ from scripts.optimizer_sharding import (
     peaks,
     predicted,
 )
-from scripts.style import legend, look, save, save_note, subplots
 
 TITLES = {
     INITIALIZED: "initialized",

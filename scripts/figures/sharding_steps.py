@@ -2,9 +2,9 @@
 
 from textwrap import fill
 
-from scripts.data import load_at_one_setting, select
-from scripts.optimizer_sharding import CONTENDERS, contenders
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select
+from scripts.views.optimizer_sharding import CONTENDERS, contenders
 
 SHORT = {name: fill(title, 11) for name, title in CONTENDERS.items()}
 

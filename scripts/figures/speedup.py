@@ -4,9 +4,9 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.data import load_at_one_setting, one, ratio, reference_context, select, size_order
-from scripts.steps import PASSES, most_complete, steady, step_table
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, one, ratio, reference_context, select, size_order
+from scripts.views.steps import PASSES, most_complete, steady, step_table
 
 
 def speedups(

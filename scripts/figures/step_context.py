@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from scripts.data import load_at_one_setting, select, size_order
-from scripts.steps import steady, step_table
-from scripts.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select, size_order
+from scripts.views.steps import steady, step_table
 
 
 def draw(table: str, output: str) -> None:

@@ -1,8 +1,16 @@
 """Where a training step's time goes, one bar per size and precision."""
 
-from scripts.data import PHASES, load_at_one_setting, reference_context, select, size_order, statistic, steady_warmup
-from scripts.markup import significant
-from scripts.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.markup import significant
+from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.views.data import (
+    PHASES,
+    load_at_one_setting,
+    reference_context,
+    select,
+    size_order,
+    statistic,
+    steady_warmup,
+)
 
 
 def draw(table: str, output: str) -> None:

@@ -2,10 +2,10 @@
 
 from pandas import DataFrame
 
-from scripts.answers.helpers.variability import OUTLIER, SMALL_SPREAD
-from scripts.data import load_at_one_setting
-from scripts.steps import steady, step_table
-from scripts.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.views.data import load_at_one_setting
+from scripts.views.steps import steady, step_table
+from scripts.views.variability import OUTLIER, SMALL_SPREAD
 
 
 def draw(table: str, output: str) -> None:

@@ -2,9 +2,9 @@
 
 import math
 
-from scripts.data import load_at_one_setting, select, size_order
-from scripts.steps import step_table
-from scripts.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select, size_order
+from scripts.views.steps import step_table
 
 
 def draw(table: str, output: str) -> None:

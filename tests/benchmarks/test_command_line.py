@@ -30,7 +30,7 @@ from tests.samples import ROOT
         ("end_to_end", ["--model", "nowhere"], "end_to_end: model is 'nowhere'; allowed: "),
         ("end_to_end", ["--model", "no.such:Model"], "end_to_end: model 'no.such:Model' cannot be loaded: No module"),
         ("end_to_end", ["--model", "math:pi"], "is of type float; allowed: a model class"),
-        ("end_to_end", ["--model", "tests.raising_model:LM"], "cannot be loaded: RuntimeError: of itself"),
+        ("end_to_end", ["--model", "tests.support.raising_model:LM"], "cannot be loaded: RuntimeError: of itself"),
         (
             "end_to_end",
             ["--model", "torch.nn:Linear"],
@@ -38,8 +38,8 @@ from tests.samples import ROOT
         ),
         (
             "end_to_end",
-            ["--model", "tests.models:ConvolutionLM", "--attention", "flash"],
-            "attention is 'flash', which model 'tests.models:ConvolutionLM' does not take; allowed: plain",
+            ["--model", "tests.support.models:ConvolutionLM", "--attention", "flash"],
+            "attention is 'flash', which model 'tests.support.models:ConvolutionLM' does not take; allowed: plain",
         ),
         ("end_to_end", ["--context"], "context has no value; allowed: at least one"),
         ("end_to_end", ["--context", str(10**30)], "context is 1" + 30 * "0" + "; allowed: whole numbers up to 2147"),

@@ -31,9 +31,9 @@ from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel.data_parallel import DataParallel, NaiveDataParallel, average
 from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
-from tests.ranks import on_all_ranks
+from tests.parallel.test_ddp_equivalence import Summing, Unsynchronized
 from tests.samples import ROOT
-from tests.test_ddp_equivalence import Summing, Unsynchronized
+from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=2, steps=2)
@@ -225,9 +225,9 @@ def test_what_begins_with_other_weights_or_leaves_them_is_not_timed(device):
 
 @on_all_ranks
 def test_what_a_model_draws_is_no_error(device):
-    trial = make_trial(device, model="tests.models:DropoutLM")
+    trial = make_trial(device, model="tests.support.models:DropoutLM")
     trial.check(find(trial, "naive"))
-    cell = FullyShardedTraining(model="tests.models:DropoutLM")
+    cell = FullyShardedTraining(model="tests.support.models:DropoutLM")
     require_same_training(
         lambda model, tokens: (
             phases_of(model, tokens, "fp32", torch.optim.AdamW(model.parameters(), **HYPERPARAMETERS)),
@@ -300,4 +300,4 @@ def test_memory_that_runs_out_among_others_is_no_result():
 @on_all_ranks
 def test_a_model_without_blocks_is_not_compiled_one_by_one(device):
     with pytest.raises(Unavailable, match=r"^ConvolutionLM has no `blocks`"):
-        make_trial(device, compiled=True, model="tests.models:ConvolutionLM")
+        make_trial(device, compiled=True, model="tests.support.models:ConvolutionLM")

@@ -11,7 +11,7 @@ from cs336_systems.benchmarks import end_to_end
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
-from tests.models import ConvolutionLM
+from tests.support.models import ConvolutionLM
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=8,num_layers=1,num_heads=2"
@@ -94,10 +94,10 @@ def test_the_first_steps_ask_the_driver_for_memory():
 
 def test_another_model_class_is_measured_by_name(launch):
     arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "2", "--mode", "train_step"]
-    (metrics,) = launch("end_to_end", *arguments, "--model", "tests.models:ConvolutionLM")
+    (metrics,) = launch("end_to_end", *arguments, "--model", "tests.support.models:ConvolutionLM")
     assert metrics["step"].mean > 0
-    assert metrics["step"].model == "tests.models:ConvolutionLM"
-    assert isinstance(end_to_end.build_step(tiny(model="tests.models:ConvolutionLM"), CPU).model, ConvolutionLM)
+    assert metrics["step"].model == "tests.support.models:ConvolutionLM"
+    assert isinstance(end_to_end.build_step(tiny(model="tests.support.models:ConvolutionLM"), CPU).model, ConvolutionLM)
 
 
 def test_a_cell_out_of_memory_is_a_row_between_its_neighbours(launch, capsys):
@@ -116,13 +116,13 @@ def test_a_cell_out_of_memory_is_a_row_between_its_neighbours(launch, capsys):
 def test_graphs_are_counted(compiled, monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # a real one takes ten seconds
     torch._dynamo.reset()
-    metrics = measured(tiny(compiled=compiled, model="tests.models:TableLM", mode="forward"))
+    metrics = measured(tiny(compiled=compiled, model="tests.support.models:TableLM", mode="forward"))
     assert metrics["compiled_graphs"].mean == compiled
 
 
 def test_a_compiler_that_fails_costs_only_the_compiled_cell(launch):
     arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "forward"]
-    arguments += ["--model", "tests.models:TableLM"]
+    arguments += ["--model", "tests.support.models:TableLM"]
     with torch._inductor.config.patch({"cpp.cxx": ("/bin/false",)}):  # what the environment's CXX sets
         compiled, eager = launch("end_to_end", *arguments, "--compiled", "True", "False")
     assert set(compiled) == {"cell", "wall"}
@@ -133,7 +133,7 @@ def test_a_compiler_that_fails_costs_only_the_compiled_cell(launch):
 
 
 def test_a_bug_ends_the_job_and_leaves_no_file(launch):
-    arguments = ["--size", TINY, "--context", "8", "--model", "tests.models:BrokenLM"]
+    arguments = ["--size", TINY, "--context", "8", "--model", "tests.support.models:BrokenLM"]
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         launch("end_to_end", *arguments)
     assert list(launch.output.parent.iterdir()) == []

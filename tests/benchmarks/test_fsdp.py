@@ -22,9 +22,9 @@ from cs336_systems.measure.overlap import DeviceEvent
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.parallel.data_parallel import NaiveDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from scripts.fsdp import WRAPPERS
-from tests.ranks import on_all_ranks
+from scripts.views.fsdp import WRAPPERS
 from tests.samples import ROOT
+from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = FullyShardedTraining(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=1, warmup=1, steps=2)
@@ -121,7 +121,7 @@ def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
     assert lost.keys() == needed.keys()
     assert all("GB are free" in message for message in lost.values())
     assert [row.details["wrapper"] for row in rows if row.metric == "step" and row.status == "ok"] == ["fsdp"]
-    rows = fsdp.measure(replace(CELL, model="tests.models:ConvolutionLM"), device)
+    rows = fsdp.measure(replace(CELL, model="tests.support.models:ConvolutionLM"), device)
     lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
     assert lost.keys() == {"fsdp_blocks", "fully_shard"}
     assert all(message.startswith("ConvolutionLM has no `blocks`") for message in lost.values())

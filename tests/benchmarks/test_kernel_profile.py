@@ -106,7 +106,7 @@ def test_a_cell_without_memory_is_a_row(launch):
 
 def test_another_model_class_is_profiled_by_name(launch):
     arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "inference"]
-    (metrics,) = launch("kernel_profile", *arguments, "--model", "tests.models:ConvolutionLM")
+    (metrics,) = launch("kernel_profile", *arguments, "--model", "tests.support.models:ConvolutionLM")
     assert metrics["unattributed"].mean < 0.01
 
 

@@ -34,7 +34,7 @@ from cs336_systems.parallel.data_parallel import (
 )
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.variations import Bf16WireDataParallel
-from tests.ranks import on_all_ranks
+from tests.support.ranks import on_all_ranks
 
 SHAPE = {"size": "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3", "context": 7, "batch_size": 3, "vocab_size": 101}
 ROUNDS = {"rounds": 1, "warmup": 0, "steps": 1}
@@ -197,12 +197,12 @@ def test_optimizers_with_exchanged_labels_are_not_timed(device):
 
 @on_all_ranks
 def test_other_models_are_held_to_what_needs_no_closed_form(device):
-    trial = make_trial(device, model="tests.models:ConvolutionLM")
+    trial = make_trial(device, model="tests.support.models:ConvolutionLM")
     floor, naive, flat, *_ = contenders(trial.cell, trial.optimizer)
     for contender in (floor, replace(naive, wrap=flat.wrap)):
         trial.turn(contender)
     with pytest.raises(Unavailable, match="it sends 1 × all_reduce in synchronization, and none declared"):
-        make_trial(device, model="tests.models:ConvolutionLM").turn(replace(floor, wrap=flat.wrap))
+        make_trial(device, model="tests.support.models:ConvolutionLM").turn(replace(floor, wrap=flat.wrap))
 
 
 def test_all_contenders_declare_what_they_send():

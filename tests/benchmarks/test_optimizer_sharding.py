@@ -20,8 +20,8 @@ from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerShard
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.parallel import peer_memory_optimizer
-from tests.ranks import on_all_ranks
 from tests.samples import ROOT
+from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = OptimizerSharding(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=2, warmup=1, steps=2)

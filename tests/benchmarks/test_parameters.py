@@ -25,14 +25,14 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel import process_group
 from cs336_systems.parallel.process_group import Rank
-from tests.operators import Operators
-from tests.ranks import on_all_ranks
+from tests.support.operators import Operators
+from tests.support.ranks import on_all_ranks
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=12,num_layers=1,num_heads=2"
 OTHER = "other:d_model=12,d_ff=20,num_layers=2,num_heads=3"
 TINY_SHAPE, OTHER_SHAPE = (8, 12, 1, 2), (12, 20, 2, 3)
-OURS, FOREIGN = "cs336_systems.model:TransformerLM", "tests.models:ConvolutionLM"
+OURS, FOREIGN = "cs336_systems.model:TransformerLM", "tests.support.models:ConvolutionLM"
 MODEL = {"size": TINY, "context": 6, "batch_size": 3, "vocab_size": 31}
 ONE_STEP = {"warmup": 0, "steps": 1}
 BASE = {
@@ -281,7 +281,7 @@ OF_A_MODEL = {
 }
 MODEL_CLASS = {"model": Effect(which("_softmax", "convolution"), {OURS: {"_softmax"}, FOREIGN: {"convolution"}})}
 ATTENTION = {"attention": Effect(attention_used, ATTENTIONS)}
-COMPILED = {"compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.models:TableLM"})}
+COMPILED = {"compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.support.models:TableLM"})}
 passes = times("embedding")
 OF_RANKS = {
     **OF_A_MODEL,
@@ -333,7 +333,7 @@ EFFECTS = {
     },
     "data_parallel": {
         **OF_RANKS,
-        "compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.models:BlocksLM"}),
+        "compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.support.models:BlocksLM"}),
         "tried": Effect(contenders_checked, {False: 14, True: 19}),
     },
     "end_to_end": {

@@ -22,11 +22,11 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.validation import Row
 from cs336_systems.plan import make_plan
-from scripts.contents import read_contents
 from scripts.coverage import cover
-from scripts.data import frame
 from scripts.draw import draw
+from scripts.rendering.contents import read_contents
 from scripts.self_checks import all_checks
+from scripts.views.data import frame
 from scripts.writeup import render
 from tests.samples import ROOT, config
 
@@ -57,7 +57,7 @@ def figure_lines(rows: Mapping[str, list[Row]], trace: str) -> Iterator[str]:
     """What each figure draws: per panel its title and axes, per line, bar or area its name and numbers."""
     drawn: list[Figure] = []
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    loaded = mock.patch("scripts.data.read_table", lambda kind, path: rows[kind.name])
+    loaded = mock.patch("scripts.views.data.read_table", lambda kind, path: rows[kind.name])
     with kept, loaded:
         for name, figure in read_contents().figures.items():
             draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(rows, ""), trace))

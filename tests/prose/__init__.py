@@ -9,8 +9,8 @@ from functools import cache
 from cs336_systems.measure.measurement import summarize
 from cs336_systems.measure.peaks import peak_of
 from cs336_systems.measure.record import make_row
-from scripts.data import frame
-from scripts.markup import Typst
+from scripts.rendering.markup import Typst
+from scripts.views.data import frame
 from scripts.writeup import environment
 from tests.samples import H200, ROOT, provenance
 

@@ -9,7 +9,7 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.record import make_row
 from scripts.answers import flash_backward, flash_benchmarking, flash_forward, pytorch_attention, torch_compile
-from scripts.data import frame
+from scripts.views.data import frame
 from tests.prose import CPU, GPU, contest, filled, prose, table
 from tests.prose import step as step_of
 from tests.samples import H200, NEEDS_GPU, OOM, provenance

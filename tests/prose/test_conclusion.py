@@ -7,7 +7,7 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.record import make_row
 from scripts.answers import conclusion
-from scripts.data import frame
+from scripts.views.data import frame
 from tests.prose import CPU, GPU, contest, prose, table
 from tests.samples import OOM, provenance
 

@@ -14,8 +14,8 @@ from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.record import make_row
 from cs336_systems.sizes import SIZES
 from scripts.answers import fsdp, fsdp_accounting
-from scripts.data import frame
-from scripts.markup import significant
+from scripts.rendering.markup import significant
+from scripts.views.data import frame
 from tests.prose import CPU, EVEN, GPU, NANO, UNEVEN, prose, table, took, training
 
 

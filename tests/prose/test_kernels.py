@@ -7,7 +7,7 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.measurement import summarize
 from cs336_systems.measure.record import make_row
 from scripts.answers import nsys_profile
-from scripts.data import frame
+from scripts.views.data import frame
 from tests.prose import CPU, GPU, prose, table
 
 GEMM, OTHER_GEMM = ("lm_head", "matmul", "nvjet_one"), ("query", "matmul", "nvjet_two")

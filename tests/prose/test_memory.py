@@ -10,7 +10,7 @@ from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.measure.measurement import summarize
 from cs336_systems.measure.record import make_row
 from scripts.answers import gradient_checkpointing, memory_profiling
-from scripts.data import frame
+from scripts.views.data import frame
 from tests.prose import CPU, GPU, prose, table
 from tests.samples import NEEDS_GPU, OOM, planned_cells, rows_of
 

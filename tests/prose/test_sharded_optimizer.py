@@ -4,7 +4,7 @@ import pytest
 
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.answers import optimizer_state_sharding_accounting
-from scripts.optimizer_sharding import AFTER_UPDATE, BEFORE_UPDATE, contenders, memory, peaks
+from scripts.views.optimizer_sharding import AFTER_UPDATE, BEFORE_UPDATE, contenders, memory, peaks
 from tests.prose import CPU, EVEN, GPU, prose, took, training
 
 

@@ -20,9 +20,9 @@ from scripts.answers import (
     mixed_precision_accumulation,
     torch_compile,
 )
-from scripts.answers.helpers import variability
-from scripts.data import frame
-from scripts.steps import step_table
+from scripts.views import variability
+from scripts.views.data import frame
+from scripts.views.steps import step_table
 from tests.prose import CPU, GPU, end_to_end, prose, step, table
 from tests.samples import OOM
 

@@ -11,10 +11,10 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import make_row
 from cs336_systems.plan import make_plan
 from scripts.coverage import OUTCOMES, UNPLANNED
-from scripts.data import frame
-from scripts.headlines import Reference
-from scripts.markup import Tile, Typst
-from scripts.summary import summarize
+from scripts.rendering.headlines import Reference
+from scripts.rendering.markup import Tile, Typst
+from scripts.rendering.summary import summarize
+from scripts.views.data import frame
 from tests.prose import CPU, GPU, filled, step, table
 from tests.samples import OOM, config, provenance
 

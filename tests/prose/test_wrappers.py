@@ -13,9 +13,9 @@ from scripts.answers import (
     ddp_overlap_individual_parameters_benchmarking,
     naive_ddp_benchmarking,
 )
-from scripts.answers.helpers.data_parallel import progress
-from scripts.data import frame
-from scripts.data_parallel import contenders
+from scripts.views.data import frame
+from scripts.views.data_parallel import contenders
+from scripts.views.wrappers import progress
 from tests.prose import CPU, EVEN, GPU, NANO, UNEVEN, contest, filled, prose, table, took, training
 
 

@@ -12,7 +12,7 @@ from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
-from scripts.closed_forms import block_of
+from scripts.views.closed_forms import block_of
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
 
 BANDWIDTH = {True: 300e9, False: 1e9}

@@ -9,7 +9,7 @@ from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
 from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
-from scripts.closed_forms import step_of
+from scripts.views.closed_forms import step_of
 from tests.samples import PEAK, jittered, observed
 from tests.samples.all_reduce import BUS
 

@@ -26,9 +26,9 @@ MODELS: dict[str, dict] = {
     "bf16": {"precision": "bf16"},
     "flash": {"attention": "flash", "precision": "bf16"},
     "compiled": {"compiled": True, "precision": "bf16"},
-    "checkpointed": {"model": "tests.models:CheckpointedLM"},
-    "checkpointed_reentrant": {"model": "tests.models:ReentrantLM"},
-    "two_streams": {"model": "tests.models:TwoStreamsLM"},
+    "checkpointed": {"model": "tests.support.models:CheckpointedLM"},
+    "checkpointed_reentrant": {"model": "tests.support.models:ReentrantLM"},
+    "two_streams": {"model": "tests.support.models:TwoStreamsLM"},
 }
 
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from tests.made_once import made_once
+from tests.support.made_once import made_once
 from tests.workflow.project import copy_project, snakemake
 
 collect_ignore = ["toy"]  # what a copy of the project gets

@@ -67,8 +67,8 @@ def test_what_the_nodes_file_says_is_blamed_on_it(tmp_path):
 
 def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(tmp_path):
     folder = copy_project(tmp_path)
-    output = snakemake(folder, "end_to_end", "--config", "model=tests.raising_model:LM", check=False)
-    assert "--config: model 'tests.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
+    output = snakemake(folder, "end_to_end", "--config", "model=tests.support.raising_model:LM", check=False)
+    assert "--config: model 'tests.support.raising_model:LM' cannot be loaded: RuntimeError: of itself" in output
     assert not list((folder / "results").rglob("*.*"))
 
 

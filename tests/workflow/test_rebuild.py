@@ -119,7 +119,7 @@ def test_an_edited_closed_form_redoes_what_quotes_it(project):
         ("scripts/answers/flash_backward.py", REPORT),
         ("scripts/checks/attention.py", {"checks", *REPORT}),
         ("scripts/figures/attention_length.py", {"attention_length", *REPORT}),
-        ("scripts/style.py", {*FIGURES, *REPORT}),
+        ("scripts/rendering/style.py", {*FIGURES, *REPORT}),
         ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", *REPORT}),
     ],
 )
@@ -132,7 +132,7 @@ def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):
 def test_a_failed_check_fails_a_strict_report_which_is_there_all_the_same(project):
     module = project / "scripts/checks/planted.py"
     module.write_text(
-        "from scripts.check import Check\n\n\n"
+        "from scripts.checks import Check\n\n\n"
         "def checks(tables):\n    yield Check('nothing is planted', 'failed', 'this is')\n"
     )
     (project / "results/cpu/writeup.pdf").unlink()

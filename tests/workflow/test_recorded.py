@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from cs336_systems.plan import make_plan
-from scripts.contents import read_contents
+from scripts.rendering.contents import read_contents
 from tests.samples import ROOT, config
 from tests.workflow.project import (
     CELL,

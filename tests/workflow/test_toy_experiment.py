@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
-from tests.made_once import made_once
 from tests.samples import pdf_text, squeeze
+from tests.support.made_once import made_once
 from tests.workflow.project import NO_CELLS, TOY, add_toy_experiment, copy_project, snakemake
 
 pytestmark = pytest.mark.workflow

@@ -5,8 +5,8 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.data import select
-from scripts.markup import Table, Tile
+from scripts.rendering.markup import Table, Tile
+from scripts.views.data import select
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
-from scripts.check import Check, conclude
-from scripts.data import select
+from scripts.checks import Check, conclude
+from scripts.views.data import select
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:

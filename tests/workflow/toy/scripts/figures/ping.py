@@ -1,7 +1,7 @@
 """All-reduce time against message size."""
 
-from scripts.data import load_at_one_setting, select
-from scripts.style import MARKERS, save, save_note, subplots
+from scripts.rendering.style import MARKERS, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select
 
 
 def draw(table: str, output: str) -> None:

@@ -1,1 +1,0 @@
-"""Tables that take much code, apart from the section that shows them."""

@@ -1,0 +1,135 @@
+"""The look of all figures: vector graphics, colours that the colour-blind can tell apart, marks that survive grey."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import matplotlib
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.axis import XAxis, YAxis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
+
+from scripts.rendering.markup import measured
+
+# Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
+COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "*"]
+LINES: list[Any] = ["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (3, 1)), (0, (1, 2.5))]
+"""Styles of lines, so that those of one panel stay apart in grey too."""
+HATCHES = ["", "///", "...", "xxx", "\\\\\\"]
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+WIDTH = 6.3
+"""Width of the page's text, inches."""
+
+matplotlib.use("svg")
+pyplot.rcParams.update(
+    {
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "axes.titlesize": "medium",
+        "figure.constrained_layout.use": True,
+        "font.size": 9,
+        "grid.alpha": 0.3,
+        "grid.linewidth": 0.5,
+        "hatch.linewidth": 0.6,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "lines.markersize": 4.5,
+        "svg.hashsalt": "cs336-systems",  # the same picture gives the same bytes
+        "text.parse_math": False,  # a kernel's or a size's name may have dollar signs
+    }
+)
+
+
+class Look(TypedDict):
+    """What an area or a bar is called, and how it is filled."""
+
+    label: str
+    facecolor: str
+    hatch: str
+    edgecolor: str
+    linewidth: float
+
+
+def look(label: str, colour: int, hatch: str) -> Look:
+    """A name and a filling of one of COLOURS."""
+    return {"label": label, "facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+
+
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the figure as SVG without a date."""
+    figure.savefig(path, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def subplots(columns: int = 1, height: float = 2.6, *, rows: int = 1, sharey: bool = True) -> tuple[Figure, list[Axes]]:
+    """Panels across the page's width, row by row, with a shared vertical axis unless they show different things."""
+    figure, axes = pyplot.subplots(rows, columns, figsize=(WIDTH, height), sharey=sharey, squeeze=False)
+    return figure, list(axes.flat)
+
+
+def legend(panels: Sequence[Axes], **options: Any) -> None:
+    """Show each name in the panels once, below them, with the look of what is drawn under that name.
+
+    All legends are made here: what is drawn says its own name, so that no name can be put next to another colour.
+    """
+    shown: dict[str, Any] = {}
+    for axes in panels:
+        for artist, name in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, artist)
+    panels[0].figure.legend(shown.values(), shown.keys(), **{"loc": "outside lower center"} | options)
+
+
+def save_note(text: str, path: str | Path) -> None:
+    """A figure that says why there is nothing to draw."""
+    figure, (axes,) = subplots(height=0.8)
+    axes.axis("off")
+    axes.text(0.5, 0.5, text, ha="center", va="center", style="italic")
+    save(figure, path)
+
+
+def log_scale(axis: XAxis | YAxis) -> None:
+    """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there is room."""
+    low, high = axis.get_data_interval()
+    widest = 100 if axis.axis_name == "x" else 1000
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < widest * low else (1,)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def powers(axis: XAxis | YAxis, base: int = 10) -> None:
+    """A logarithmic axis whose ticks are powers of its base, as in 2¹⁰: plain text, since nothing is parsed as math."""
+    set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
+    set_scale("log", base=base)
+    axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{base}{superscript(round(math.log(tick, base)))}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def superscript(number: int) -> str:
+    """A whole number as an exponent."""
+    return str(number).translate(SUPERSCRIPTS)
+
+
+def grouped_bars(
+    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], digits: int = 2
+) -> None:
+    """Bars side by side in each group, each labelled with its value; what was not measured is marked n/m."""
+    width = 0.8 / len(series)
+    for index, (name, values) in enumerate(series.items()):
+        positions = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
+        heights = [value if measured(value) else 0 for value in values]
+        axes.bar(
+            positions, heights, 0.92 * width, label=name, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white"
+        )
+        for position, value in zip(positions, values, strict=True):
+            text = f"{round(value, digits) + 0.0:.{digits}f}" if measured(value) else "n/m"
+            place = position, max(value if measured(value) else 0, 0)
+            axes.annotate(text, place, (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(axis="x", visible=False)

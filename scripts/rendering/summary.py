@@ -1,0 +1,147 @@
+"""What the title page and the last pages say: machine, versions, coverage, self-checks, commands."""
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.measure.measurement import WALL
+from cs336_systems.measure.peaks import peak_of
+from cs336_systems.plan import Plan
+from cs336_systems.sizes import size_name
+from scripts.coverage import OUTCOMES, UNPLANNED, losses
+from scripts.rendering.markup import Table
+from scripts.views.attention_calls import our_attention_kernels
+from scripts.views.data import at_one_setting, measured_gpu, measured_machine, select
+
+VERSIONS = {
+    "gpu": "GPU",
+    "gpu_count": "GPUs used",
+    "nodes": "nodes of a launch",
+    "cpu": "processor",
+    "driver": "NVIDIA driver",
+    "cuda": "CUDA (PyTorch build)",
+    "cudnn": "cuDNN",
+    "torch": "PyTorch",
+    "torch_files": "PyTorch's files (digest)",
+    "triton": "Triton",
+    "flash_attn": "FlashAttention-4 (flash-attn-4)",
+    "python": "Python",
+    "git_commit": "commit",
+    "seed": "seed",
+}
+SHORT_COMMIT = 7
+"""Characters of a commit on the title page."""
+
+
+def summarize(
+    tables: Mapping[str, DataFrame],
+    plan: Plan,
+    coverage: DataFrame,
+    checks: DataFrame,
+    digests: Mapping[str, Collection[str]],
+) -> dict[str, Any]:
+    """Values and tables that belong to no single section."""
+    gpu = measured_gpu(tables)
+    return {
+        "machine": measured_machine(tables),
+        "label": plan.machine,
+        "recorded": plan.recorded,
+        "results": plan.results.as_posix(),
+        "scale": plan.scale,
+        "gpu": gpu,
+        "peak": peak_of(gpu),
+        **model_settings(tables["end_to_end"]),
+        **origin(tables),
+        "outdated": outdated(tables, digests),
+        "costs": costs_table(tables),
+        "traced": step_in_words(plan.trace.cells[0]),
+        "cells_planned": int(coverage["planned"].sum()),
+        "cells_ok": int(coverage["ok"].sum()),
+        "cells_oom": int(coverage["oom"].sum()),
+        "cells_unplanned": int(coverage[UNPLANNED].sum()),
+        "coverage": coverage_table(coverage),
+        "not_measured": not_measured_table(losses(plan, tables)),
+        "checks": checks.to_dict("records"),
+        "checks_failed": int((checks["outcome"] == "failed").sum()),
+        "checks_applicable": int((checks["outcome"] != "not applicable").sum()),
+        "jobs": list(plan.all_jobs()),
+    }
+
+
+def model_settings(end_to_end: DataFrame) -> dict[str, int | None]:
+    """What all models of the report have in common."""
+    shown = at_one_setting("end_to_end", end_to_end)
+    return {name: int(shown[name].iloc[0]) if len(shown) else None for name in ("batch_size", "vocab_size")}
+
+
+def step_in_words(cell: Experiment) -> str:
+    """The step that was traced, as in "small, context 512, bf16"."""
+    values = dataclasses.asdict(cell)
+    return f"{size_name(values['size'])}, context {values['context']}, {values['precision']}"
+
+
+def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """When, with which code and with which versions the rows were measured."""
+    rows = pandas.concat(tables.values()).sort_values("utc", kind="stable")
+    days = [utc[:10] for utc in rows["utc"]]
+    return {
+        "measured_from": days[0] if days else None,
+        "measured_to": days[-1] if days else None,
+        "commits": [commit[:SHORT_COMMIT] or "unknown" for commit in dict.fromkeys(rows["git_commit"])],
+        "dirty": bool(rows["git_dirty"].eq(True).any()),  # may be None
+        "versions": versions_table(rows),
+    }
+
+
+def outdated(tables: Mapping[str, DataFrame], digests: Mapping[str, Collection[str]]) -> list[str]:
+    """The experiments of which some rows were measured with code other than the present, by its digest."""
+    return [name for name, present in digests.items() if not tables[name]["source_digest"].isin(present).all()]
+
+
+def versions_table(rows: DataFrame) -> Table:
+    """Hardware and software, every value that occurs in the rows."""
+    body = []
+    for column, title in VERSIONS.items():
+        values = sorted({str(value) for value in rows[column]} - {""})
+        body.append([title, ", ".join(values) or "–"])
+    body.append(["our attention kernels", ", ".join(our_attention_kernels(rows)) or "–"])
+    return Table(["what", "value"], body, text_columns=2)
+
+
+def costs_table(tables: Mapping[str, DataFrame]) -> Table:
+    """What each experiment takes, and which code measured it: one row per experiment, and a total."""
+    body, total = [], [0, 0.0, 0.0]
+    for name, table in tables.items():
+        if not len(table):
+            continue
+        jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
+        cells = select(table, metric=WALL)["mean"]
+        numbers = [len(cells), cells.sum(), jobs["startup_seconds"].sum()]
+        total = [sum(pair) for pair in zip(total, numbers, strict=True)]
+        digests = ", ".join(dict.fromkeys(table["source_digest"]))
+        body.append(
+            [name, digests, str(len(cells)), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])]
+        )
+    body.append(["all", "", str(total[0]), *(f"{seconds:.0f}" for seconds in [*total[1:], sum(total[1:])])])
+    header = ["experiment", "digest of its code", "cells", "measuring", "starting processes", "together"]
+    return Table(header, body, text_columns=2, groups=[("", 3), ("seconds", 3)])
+
+
+def coverage_table(coverage: DataFrame) -> Table:
+    """Planned cells and outcomes, one row per grid and a total."""
+    counts = ["planned", *OUTCOMES, UNPLANNED]
+    body = [[row["experiment"], row["grid"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
+    body.append(["all", "", *(str(int(coverage[name].sum())) for name in counts)])
+    return Table(["experiment", "grid", *counts], body, text_columns=2)
+
+
+def not_measured_table(lost: DataFrame) -> Table | None:
+    """Each reason for cells without a measurement, and how many cells it cost."""
+    body = [list(map(str, line)) for line in lost.itertuples(index=False, name=None)]
+    if not body:
+        return None
+    return Table(["experiment", "grid", "what", "status", "cells", "first reason"], body, text_columns=6)

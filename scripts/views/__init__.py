@@ -1,0 +1,1 @@
+"""Tables derived from tables: what figures, answers and checks share."""

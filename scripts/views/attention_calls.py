@@ -1,0 +1,71 @@
+"""Attention implementations as figures, answers and checks know them: names, timed passes, what was measured."""
+
+from typing import Any
+
+from pandas import DataFrame, MultiIndex, Series
+
+from cs336_systems.experiments.flash import Flash
+from cs336_systems.measure.kernel_names import categorize
+from cs336_systems.measure.record import parameters
+from scripts.views.data import select, statistic
+
+PASSES = ["forward", "backward", "forward_backward"]
+NAMES = {
+    "triton": "ours",
+    "triton_compiled_backward": "ours, backward in compiled PyTorch",
+    "plain": "plain",
+    "plain_compiled": "plain, compiled",
+    "sdpa_flash": "SDPA flash",
+    "sdpa_cudnn": "SDPA cuDNN",
+    "flex": "FlexAttention",
+    "flex_autotuned": "FlexAttention, autotuned",
+    "flash_attention_4": "FlashAttention-4",
+    "tiled": "ours (PyTorch)",
+    "tiled_compiled": "ours (PyTorch), compiled",
+}
+
+
+OURS = "triton"
+HOPPER_KERNEL = "attention_forward_kernel"
+"""The forward kernel for Hopper; Triton's is `forward_kernel`."""
+
+
+def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
+    """Rows of `flash` with `for_hopper`, whether the row's cell launched our kernels for Hopper, by their names.
+
+    And with `told`, whether its kernels were recorded.
+    """
+    columns = parameters(Flash)
+    told = table[table["metric"] == "launches"]
+    launched = told[told["kernels"].str.contains(rf"\b{HOPPER_KERNEL}\b")]
+    cells = MultiIndex.from_frame(table[columns])
+    found = {"for_hopper": launched, "told": told}
+    return table.assign(**{name: cells.isin(MultiIndex.from_frame(rows[columns])) for name, rows in found.items()})
+
+
+def our_attention_kernels(table: DataFrame) -> list[str]:
+    """The names of the attention kernels that ours launched in some rows of `flash`."""
+    if "kernels" not in table:
+        return []
+    launched = select(table, metric="launches", implementation=OURS)["kernels"]
+    names = {name for text in launched for name in text.split(", ")}
+    return sorted(name for name in names if categorize(name) == "attention")
+
+
+def kind_of_call(table: DataFrame) -> Series:
+    """Which cells of `flash` a row is compared with: the leaderboard's, those with one head, or those with many."""
+    many = (table["batch_size"] * table["heads"] > 1).map({True: "many heads", False: "one head"})
+    return many.where(~table["compiled_call"], "the leaderboard")
+
+
+def availability(table: DataFrame) -> dict[str, Any]:
+    """Whether the experiment `flash` was measured here, and if not, why."""
+    if len(select(table, metric="forward_backward")):
+        return {"measured": True}
+    why = table[table["status"] != "ok"]["message"]
+    return {"measured": False, "why": why.iloc[0] if len(why) else "not run"}
+
+
+def median_time(rows: DataFrame, timed_pass: str, **cell: Any) -> float | None:
+    """Median time of a pass, ms."""
+    return statistic(rows, "median", metric=timed_pass, **cell)

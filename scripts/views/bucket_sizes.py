@@ -1,0 +1,42 @@
+"""The overhead of bucket sizes by the closed form, from measured constants: what figure and answers share."""
+
+import math
+
+import pandas
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.bucketing import BucketedReduction
+from cs336_systems.experiments.data_parallel import FLOOR
+from scripts.views.communication import MB, Line, all_reduce_table, lines
+from scripts.views.data import select
+from scripts.views.data_parallel import backend_of
+
+
+def fitted_line(all_reduce: DataFrame, row: Series) -> Line | None:
+    """The line through the all-reduces of a contender's backend and number of processes, if one was fitted."""
+    return lines(all_reduce_table(all_reduce)).get((backend_of(row), row["processes"]))
+
+
+def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | None:
+    """The model of a cell's buckets: o and w from all-reduces, s and the floor's backward pass from the cell itself.
+
+    None where one of them was not measured, or where the line leaves no overhead to a call: then nothing speaks for
+    few buckets.
+    """
+    bucketed, floor = select(cell, wrapper="bucketed"), select(cell, wrapper=FLOOR)
+    if not len(bucketed) or not len(floor):
+        return None
+    line = fitted_line(all_reduce, bucketed.iloc[0])
+    size, backward = MB * bucketed["communicated"].iloc[0], floor["backward"].iloc[0] / 1e3
+    if line is None or not line.overhead or pandas.isna(size) or pandas.isna(backward):
+        return None
+    return BucketedReduction(size=size, bandwidth=line.bandwidth, call_seconds=line.overhead, backward_seconds=backward)
+
+
+def predicted(model: BucketedReduction, row: Series) -> float:
+    """Milliseconds left after the backward pass by the model, for as many calls as a bucketed contender makes.
+
+    Small buckets make fewer calls than would fill them, since each parameter travels in one piece.
+    """
+    calls = row["messages"]
+    return 1e3 * model.overhead(math.ceil(model.size / (MB * float(row["bucket_mb"]))) if pandas.isna(calls) else calls)

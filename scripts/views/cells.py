@@ -1,0 +1,61 @@
+"""Cells of experiments: one by one, side by side, and in words."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.measure.record import parameters
+from cs336_systems.sizes import size_name
+from scripts.views.data import MODES, select
+
+ATTENTIONS = {"plain": "", "flash": "our attention", "sdpa": "SDPA"}
+
+
+def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tuple[Series, DataFrame]]:
+    """Each cell of an experiment that has one row of a metric: this row, and all rows of the cell."""
+    for _, rows in table.groupby(parameters(kind), sort=False):
+        for _, row in select(rows, metric=metric, status="ok").iterrows():
+            yield row, rows
+
+
+def name_cell(row: Series) -> str:
+    """The cell of a row in words: its size, context and precision, and whatever else is not usual."""
+    segment = row.get("segment")
+    words = [
+        row["label"],
+        f"context {row['context']}",
+        row["precision"],
+        "compiled" if row.get("compiled") else "",
+        ATTENTIONS[row["attention"]],
+        f"segments of {segment}" if segment else "",
+        MODES[row["mode"]] if "mode" in row else "",
+        f"cold after {row['warmup']} warm-up steps" if row.get("cold_start") else "",
+    ]
+    return ", ".join(word for word in words if word)
+
+
+def side_by_side(table: DataFrame, kind: type[Experiment], column: str = "mean") -> DataFrame:
+    """One row per cell, its parameters the index, with a statistic of each metric that no details divide."""
+    whole = (table[list(kind.details)] == "").all(axis=1)
+    rows = table[whole & (table["status"] == "ok") & table[column].notna()]
+    return rows.pivot(index=parameters(kind), columns="metric", values=column)
+
+
+def in_words(kind: type[Experiment], values: Any) -> str:
+    """A cell of any experiment: its name, and each parameter whose value is not the default.
+
+    Args:
+        kind: the experiment.
+        values: the cell's parameters in column order, or, as pandas indexes by it, its only one.
+    """
+    words = [
+        f"{field.name} {size_name(value) if field.name == 'size' else value}"
+        for field, value in zip(
+            dataclasses.fields(kind), values if isinstance(values, tuple) else (values,), strict=True
+        )
+        if value != field.default
+    ]
+    return f"{kind.name} ({', '.join(words) or 'defaults'})"

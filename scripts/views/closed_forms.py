@@ -1,0 +1,70 @@
+"""The closed forms that belong to a row of a table."""
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.activations import BlockActivations, Saved
+from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
+from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.experiments.block_memory import BlockMemory
+from cs336_systems.measure import memory_timeline as of
+from cs336_systems.sizes import parse_size
+from scripts.views.data import select
+from scripts.views.units import BYTE
+
+FLASH = "FlashAttention"
+"""What a reader calls the operator without a name: a function of this project, none of PyTorch's."""
+
+
+def block_of(row: Series) -> BlockActivations:
+    """What a block makes of a row's batch."""
+    return BlockActivations(
+        shape=parse_size(row["size"]),
+        batch_size=int(row["batch_size"]),
+        context=int(row["context"]),
+        precision=row["precision"],
+        attention=row["attention"],
+        on_gpu=bool(row["gpu"]),
+    )
+
+
+def step_of(row: Series) -> StepMemory:
+    """The memory of a row's training step."""
+    return StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=int(row["segment"]))
+
+
+def held_by_training(row: Series) -> dict[str, int]:
+    """Bytes by category that a training step of a row's model holds at some time, besides activations.
+
+    The copies of weights are those that autocast makes.
+    """
+    shape, vocabulary = parse_size(row["size"]), int(row["vocab_size"])
+    weights = FP32_BYTES * parameters(shape, vocabulary)
+    return {
+        of.PARAMETERS: weights,
+        of.GRADIENTS: weights,
+        of.OPTIMIZER_STATE: adamw_bytes(shape, vocabulary),
+        of.WEIGHT_COPIES: weight_copy_bytes(shape, vocabulary),
+    }
+
+
+def saved_by(row: Series) -> dict[tuple[str, ...], list[Saved]]:
+    """The tensors that a block saves, by what `block_memory` tells its rows apart by."""
+    found: dict[tuple[str, ...], list[Saved]] = {}
+    for tensor in block_of(row).saved():
+        found.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)
+    return found
+
+
+def not_as_derived(row: Series, rows: DataFrame) -> list[str]:
+    """The tensors that a block saves otherwise than the closed form says, or that only one of the two has.
+
+    Args:
+        row: one of the cell's.
+        rows: all of them.
+    """
+    expected = {key: sum(tensor.bytes for tensor in tensors) / MIB for key, tensors in saved_by(row).items()}
+    saved = select(rows, metric="saved")
+    keys = saved[list(BlockMemory.details)].itertuples(index=False, name=None)
+    found = dict(zip(keys, saved["mean"], strict=True))
+    return [" ".join(key) for key in {**expected, **found} if abs(found.get(key, 0) - expected.get(key, 0)) > BYTE]

@@ -1,0 +1,90 @@
+"""Measured all-reduces, one row per cell, and the line through their times: what figures, answers and checks share."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+from pandas import DataFrame
+
+from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.measure.record import parameters
+from scripts.views.data import select
+
+MB = 1e6
+BACKENDS = {"nccl": "NCCL", "gloo": "Gloo"}
+"""What readers call them, the faster one first."""
+WIDE_SPREAD = 0.05
+"""Of the median: where the middle three fifths of the times reach further apart, they are marked."""
+STATISTICS = ["median", "p20", "p80", "n"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The time t = o + s/w of a collective on s bytes."""
+
+    overhead: float
+    """o, seconds: what a call takes however small its message; at least 0."""
+    bandwidth: float
+    """w, bytes/s: of the message, not of the bytes on the bus."""
+    residual: float | None
+    """Root mean square of the points' relative deviations; None for two points, which a line always meets."""
+
+    def seconds(self, size: float) -> float:
+        """The line's time for so many bytes."""
+        return self.overhead + size / self.bandwidth
+
+    @property
+    def half(self) -> float:
+        """Bytes o·w, of which the overhead takes half of the time."""
+        return self.overhead * self.bandwidth
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line | None:
+    """The line of least squares of relative deviations, so that small messages count as much as large ones.
+
+    Args:
+        sizes: bytes, at least two different ones.
+        seconds: the time of each.
+
+    Returns:
+        None if time does not grow with size, or sizes do not differ: there is no bandwidth then.
+    """
+    if len(set(sizes)) < 2:
+        return None
+    size, time = numpy.array(sizes, dtype=float), numpy.array(seconds, dtype=float)
+    # o/t + (s/t)/w = 1 at every point; by hand for o = 0, where the best line would start below.
+    (overhead, slope), *_ = numpy.linalg.lstsq(numpy.stack([1 / time, size / time], axis=1), numpy.ones_like(time))
+    if overhead < 0:
+        overhead, slope = 0.0, (size / time).sum() / ((size / time) ** 2).sum()
+    if slope <= 0:
+        return None
+    deviations = (overhead + slope * size) / time - 1
+    residual = float(numpy.sqrt((deviations**2).mean())) if len(size) > 2 else None
+    return Line(overhead=float(overhead), bandwidth=float(1 / slope), residual=residual)
+
+
+def all_reduce_table(table: DataFrame) -> DataFrame:
+    """One row per measured cell of `all_reduce`, NCCL first, by number of processes and size.
+
+    Columns: the parameters; STATISTICS of its time, ms; the medians of `rank_spread`, ms, and of
+    `algorithm_bandwidth` and `bus_bandwidth`, GB/s; `size`, bytes.
+    """
+    keys = parameters(AllReduce)
+    times = select(table, metric="time", status="ok").set_index(keys)[STATISTICS]
+    others = ["rank_spread", "algorithm_bandwidth", "bus_bandwidth"]
+    numeric = table[table["metric"].isin(others)]
+    medians = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=others)
+    wide = times.join(medians).reset_index()
+    wide["size"] = MB * wide["megabytes"]
+    order = wide.assign(backend=wide["backend"].map(list(BACKENDS).index))
+    return wide.loc[order.sort_values(["backend", "processes", "megabytes"]).index]
+
+
+def lines(cells: DataFrame) -> dict[tuple[str, int], Line]:
+    """The line through the medians of each backend and number of processes, of cells of `all_reduce_table`."""
+    found = {}
+    for backend, processes in cells[["backend", "processes"]].drop_duplicates().itertuples(index=False):
+        rows = select(cells, backend=backend, processes=processes)
+        if line := fit_line(list(rows["size"]), list(rows["median"] / 1e3)):
+            found[str(backend), int(processes)] = line
+    return found

@@ -1,0 +1,163 @@
+"""Measured tables as pandas data frames, and the selections that figures and answers share."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.measure.record import read_jobs, read_table, row_model
+from cs336_systems.measure.validation import Row
+from cs336_systems.sizes import SIZES, parse_size, size_name
+from scripts.rendering.markup import measured
+
+HANDOUT_CONTEXT = 512
+STEADY_WARMUP = 5
+PHASES = ["forward", "backward", "optimizer"]
+PRECISIONS = ["fp32", "bf16"]
+MODES = {
+    "inference": "inference",
+    "forward": "forward",
+    "forward_backward": "forward + backward",
+    "train_step": "training step",
+}
+"""The kinds of step, the most complete one last, and what readers call them."""
+
+
+def load(experiment: str, path: str | Path) -> DataFrame:
+    """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
+    return frame(experiment, read_table(EXPERIMENTS[experiment], Path(path)))
+
+
+def load_recorded(raw: Path) -> dict[str, DataFrame]:
+    """All tables of a recorded machine from the folder of its jobs' CSV files, as `load` gives them."""
+    paths = {name: sorted((raw / name).glob("*.csv")) for name in EXPERIMENTS}
+    return {name: frame(name, read_jobs(EXPERIMENTS[name], csvs)) for name, csvs in paths.items()}
+
+
+def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
+    """An experiment's rows as `load` gives them."""
+    columns = list(row_model(EXPERIMENTS[experiment]).model_fields)
+    table = DataFrame([row.model_dump() for row in rows], columns=columns)
+    if "size" in table:
+        table["label"] = [size_name(size) for size in table["size"]]
+    # As objects, since columns of one type are kept together: many columns apart make each selection slow.
+    return table.astype(dict.fromkeys(table.select_dtypes("string").columns, object)).copy()
+
+
+def load_at_one_setting(experiment: str, path: str | Path) -> DataFrame:
+    """An experiment's table, reduced to one value of each of its settings."""
+    return at_one_setting(experiment, load(experiment, path))
+
+
+def at_one_setting(experiment: str, table: DataFrame) -> DataFrame:
+    """The rows that have the most frequent value of each parameter that the report does not compare."""
+    for column in EXPERIMENTS[experiment].settings:
+        if len(table):
+            table = table[table[column] == table[column].mode().iloc[0]]
+    return table
+
+
+def select(table: DataFrame, **wanted: Any) -> DataFrame:
+    """The rows that have the wanted value in each named column.
+
+    Of a metric only those that have been measured, unless a status is named: a lost metric is as one that is not there.
+    """
+    return table.iloc[_positions(table, wanted)]
+
+
+def one(table: DataFrame, **wanted: Any) -> pandas.Series | None:
+    """The one row that the selection leaves, or None.
+
+    Raises:
+        ValueError: it leaves several, so the number quoted would be arbitrary.
+    """
+    position = _only_position(table, wanted)
+    return None if position is None else table.iloc[position]
+
+
+def statistic(table: DataFrame, column: str, **wanted: Any) -> float | None:
+    """One statistic of the one row selected, or None where it was not measured."""
+    position = _only_position(table, wanted)
+    value: Any = None if position is None else table[column].iat[position]
+    return float(value) if measured(value) else None
+
+
+def _only_position(table: DataFrame, wanted: Mapping[str, Any]) -> int | None:
+    positions = _positions(table, wanted)
+    if len(positions) > 1:
+        raise ValueError(f"{len(positions)} rows for {dict(wanted)}; expected one")
+    return int(positions[0]) if len(positions) else None
+
+
+def _positions(table: DataFrame, wanted: Mapping[str, Any]) -> NDArray[numpy.intp]:
+    """Where the rows are that `select` leaves: as arrays, and fewer with each column, since a report selects often."""
+    if wanted.get("metric", WHOLE_CELL) != WHOLE_CELL:
+        wanted = {"status": "ok", **wanted}
+    positions = numpy.arange(len(table))
+    for column, value in wanted.items():
+        positions = positions[table[column].to_numpy()[positions] == value]
+    return positions
+
+
+def reason(table: DataFrame, **wanted: Any) -> str:
+    """Why a cell has no measurement: its status and message, or that it was not run."""
+    row = one(table, metric=WHOLE_CELL, **wanted)
+    if row is None:
+        return "not measured: not run"
+    if row["status"] == "oom":
+        return "not measured: out of memory"
+    return f"not measured: {row['message']}"
+
+
+def size_order(table: DataFrame) -> list[str]:
+    """The sizes of a table, small to large."""
+    order = list(SIZES)
+
+    def key(size: str) -> tuple[int, int]:
+        shape = parse_size(size)
+        return (order.index(size) if size in order else len(order), shape.d_model * shape.num_layers)
+
+    return sorted(table["size"].unique(), key=key)
+
+
+def one_model(table: DataFrame) -> DataFrame:
+    """The rows of the largest model at its longest context, in the precision that most of them have."""
+    if not len(table):
+        return table
+    table = select(table, size=size_order(table)[-1])
+    table = select(table, context=table["context"].max())
+    return select(table, precision=table["precision"].mode().iloc[0])
+
+
+def reference_context(table: DataFrame) -> int | None:
+    """The context that sizes are compared at: the handout's 512, else the longest one measured."""
+    contexts = set(table["context"])
+    return HANDOUT_CONTEXT if HANDOUT_CONTEXT in contexts else max(contexts, default=None)
+
+
+def steady_warmup(table: DataFrame) -> int:
+    """The number of warm-up steps behind the steady-state figures: the largest in the table."""
+    return int(table["warmup"].max()) if len(table) else STEADY_WARMUP
+
+
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """Their quotient, or None where either was not measured (None or NaN), or the denominator is zero."""
+    quotient = numerator / denominator if measured(numerator) and measured(denominator) and denominator else None
+    return quotient if measured(quotient) else None
+
+
+def measured_gpu(tables: Mapping[str, DataFrame]) -> str:
+    """The GPU model of the tables; empty when measured on a CPU."""
+    return next((gpu for table in tables.values() for gpu in table["gpu"] if gpu), "")
+
+
+def measured_machine(tables: Mapping[str, DataFrame]) -> str:
+    """What figures and tables name as the machine: GPU model, or processor."""
+    cpus = [cpu for table in tables.values() for cpu in table["cpu"]]
+    return measured_gpu(tables) or (f"CPU ({cpus[0]})" if cpus else "no machine")

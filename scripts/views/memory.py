@@ -1,0 +1,80 @@
+"""What the memory figures and answers share: which cells they show, and the categories that a reader sees."""
+
+from pandas import DataFrame
+
+from cs336_systems.measure import memory_timeline as of
+from scripts.rendering.style import look
+from scripts.views.data import MODES, PRECISIONS, select, size_order, statistic
+from scripts.views.units import GIB
+
+FOLLOWED = {
+    "inference": MODES["inference"],
+    "forward": "forward, with graph",
+    "train_step": MODES["train_step"],
+}
+"""The kinds of step of which the memory is followed, and what readers call them."""
+OTHER = "other"
+
+
+HATCHES = {
+    of.PARAMETERS: "",
+    of.OPTIMIZER_STATE: "///",
+    of.GRADIENTS: "...",
+    of.WEIGHT_COPIES: "xxx",
+    of.ACTIVATIONS: "",
+    of.TEMPORARIES: "\\\\\\",
+    OTHER: "",
+}
+LOOKS = {name: look(name, index, hatch) for index, (name, hatch) in enumerate(HATCHES.items())}
+"""The categories of the figures, from the bottom up; the small ones are one."""
+SHOWN = list(LOOKS)
+
+
+def profiled(table: DataFrame) -> DataFrame:
+    """The rows of the largest size."""
+    sizes = size_order(table)
+    return select(table, size=sizes[-1]) if sizes else table
+
+
+def shown_category(category: str) -> str:
+    """The category of the figures that a category belongs to."""
+    return category if category in SHOWN else OTHER
+
+
+def parts(cell: DataFrame) -> dict[str, float]:
+    """What a cell's memory at the peak is for: GiB by category of the figures."""
+    found = select(cell, metric="at_peak")
+    sums = dict.fromkeys(SHOWN, 0.0)
+    for category, size in zip(found["category"], found["mean"], strict=True):
+        sums[shown_category(category)] += size / GIB
+    return sums
+
+
+def peak_gib(rows: DataFrame, **wanted: str | int) -> float | None:
+    """A cell's peak, GiB."""
+    size = statistic(rows, "mean", metric="peak_allocated", **wanted)
+    return None if size is None else size / GIB
+
+
+def contexts(rows: DataFrame) -> list[int]:
+    """The contexts of a table, short to long."""
+    return sorted(int(context) for context in rows["context"].unique())
+
+
+FOLLOWED_METRICS = ["peak_allocated", "peak_stage", "at_peak", "stage_events", "active"]
+"""What the report shows of a cell; one without any of them was not followed to the end."""
+
+
+def compared_context(rows: DataFrame) -> int | None:
+    """The longest context at which every kind of step was followed in both precisions, or None."""
+    complete = [
+        context
+        for context in contexts(rows)
+        if all(
+            len(select(rows, metric=metric, context=context, mode=mode, precision=precision)) > 0
+            for metric in FOLLOWED_METRICS
+            for mode in FOLLOWED
+            for precision in PRECISIONS
+        )
+    ]
+    return max(complete, default=None)

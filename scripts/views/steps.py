@@ -1,0 +1,55 @@
+"""Measured steps of the model, one row per cell, and who sets their pace: what figures and answers share."""
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.measure.record import parameters
+from scripts.views.data import MODES, PHASES, select, size_order
+
+PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
+"""The first phases of a training step, by what readers call them."""
+HOST_BOUND = 0.9
+"""A device that works for a smaller share of a step or stage than this waits for the host, which sets the pace.
+
+Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
+"""
+
+
+def step_table(table: DataFrame) -> DataFrame:
+    """One row per measured cell of `end_to_end`, small to large.
+
+    Columns: the parameters and `label`; the median of every metric, ms, s, MiB or a number as measured, NaN where it
+    was not; `mean`, `std` and `samples` (a list, ms) of whole steps; `busy`, the share of the step in which the device
+    works; `host_bound`, whether that is less than HOST_BOUND; for each of PASSES its time, the sum of its phases'
+    medians, and with `, busy` behind its name how long the device works in it, both in ms.
+    """
+    keys = [*parameters(EndToEnd), "label"]
+    numeric = table[table["metric"].isin(list(EndToEnd.metrics)) & table["median"].notna()]
+    wide = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=list(EndToEnd.metrics))
+    wide = wide.rename(columns={"warmup": "warmup_seconds"})  # the parameter is their number
+    whole = select(numeric, metric="step").set_index(keys)
+    wide = wide.join(whole[["mean", "std", "n", "gpu", "gpu_memory"]], how="inner")
+    wide["samples"] = [parse_samples(text) for text in whole["samples"].reindex(wide.index).fillna("")]
+    wide["busy"] = wide["device_busy"] / wide["step"]
+    wide["host_bound"] = wide["busy"] < HOST_BOUND
+    for title, phases in PASSES.items():
+        wide[title] = wide[phases].sum(axis=1, skipna=False)
+        wide[f"{title}, busy"] = wide[[f"{phase}_busy" for phase in phases]].sum(axis=1, skipna=False)
+    wide = wide.reset_index()
+    rank = {size: position for position, size in enumerate(size_order(wide))}
+    order = wide.assign(size=wide["size"].map(rank), mode=wide["mode"].map(list(MODES).index))
+    return wide.loc[order.sort_values(["size", "context", "precision", "mode"], kind="stable").index]
+
+
+def steady(steps: DataFrame) -> DataFrame:
+    """The cells of warm processes, after the most warm-up steps."""
+    warm = select(steps, cold_start=False)
+    return warm[warm["warmup"] == warm["warmup"].max()]
+
+
+def most_complete(steps: DataFrame) -> DataFrame:
+    """Of each cell, the most complete kind of step that was measured, inference not counted: it has no graph."""
+    kinds = steps[steps["mode"] != "inference"]
+    keys = [name for name in parameters(EndToEnd) if name != "mode"]
+    return kinds.drop_duplicates(keys, keep="last")

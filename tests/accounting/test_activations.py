@@ -1,0 +1,162 @@
+"""Closed forms of what a block saves and of a step's memory, against autograd and a count of live storages."""
+
+import gc
+from collections import Counter
+
+import pytest
+import torch
+
+from cs336_systems.accounting.activations import BlockActivations
+from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.notation import describe_tensor
+from cs336_systems.measure.saved_tensors import record_saved
+from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock, build_model
+from cs336_systems.sizes import ModelShape
+from cs336_systems.training_step import TrainingStep, precision_context
+from tests.support.live_memory import LiveMemory
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+MODEL = "cs336_systems.model:TransformerLM"
+
+
+def closed_form(shape, batch_size, context, precision, attention, device):
+    return BlockActivations(
+        shape=shape,
+        batch_size=batch_size,
+        context=context,
+        precision=precision,
+        attention=attention,
+        on_gpu=device == "cuda",
+    )
+
+
+def saved_by_a_block(shape, batch_size, context, precision, attention, device):
+    """What a block saves, in a first pass; and the bytes that a second forward pass and both passes leave."""
+    with torch.device(device):
+        rope = RotaryEmbedding(context, shape.d_model // shape.num_heads, 10_000.0)
+        block = TransformerBlock(shape.d_model, shape.num_heads, shape.d_ff, rope, ATTENTION[attention])
+        x = torch.randn(batch_size, context, shape.d_model, requires_grad=True)
+        grad_output = torch.randn_like(x)
+    with record_saved(block) as saved, precision_context(precision, x.device):
+        block(x).backward(grad_output)
+    return saved
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["plain", "flash"])
+@pytest.mark.parametrize(
+    ("d_model", "d_ff", "num_heads", "batch_size", "context"),
+    [(24, 40, 3, 3, 7), (24, 40, 3, 1, 5), (12, 10, 2, 2, 70), (80, 48, 5, 2, 33)],
+)
+def test_a_block_saves_the_closed_form(device, precision, attention, d_model, d_ff, num_heads, batch_size, context):
+    shape = ModelShape(d_model=d_model, d_ff=d_ff, num_layers=1, num_heads=num_heads)
+    case = (shape, batch_size, context, precision, attention, device)
+    expected, saved = closed_form(*case), saved_by_a_block(*case)
+    found = Counter(
+        (tensor.range, tensor.operator, describe_tensor(tensor.dtype, tensor.shape), tensor.bytes)
+        for tensor in saved
+        if tensor.kind == "activation"
+    )
+    assert found == Counter((tensor.range, tensor.operator, tensor.tensor, tensor.bytes) for tensor in expected.saved())
+    assert sum(tensor.bytes for tensor in saved if tensor.kind == "weight copy") == expected.weight_copies
+    # Both norms' weights and the rotation's two tables; in fp32 the seven matrices themselves.
+    assert sum(tensor.kind == "parameter" for tensor in saved) == (4 if precision == "bf16" else 11)
+
+
+def test_a_storage_is_counted_once_and_under_the_module_that_saves_it_first():
+    first, second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    model = torch.nn.ModuleDict({"first": first, "second": second})
+    x = torch.randn(5, 3, requires_grad=True)
+    with record_saved(model) as saved:
+        torch.exp(first(x) + second(x))
+    activations = [(tensor.range, tensor.operator, tensor.shape) for tensor in saved if tensor.kind == "activation"]
+    assert activations == [("first", "linear", (5, 3)), ("", "exp", (5, 3))]
+
+
+def test_what_was_recorded_is_not_kept():
+    x = torch.randn(5, 3, requires_grad=True)
+    with LiveMemory([x]) as live:
+        with record_saved(torch.nn.Identity()):
+            y = x.exp().sum()
+        y.backward()
+        x.grad = None
+        assert live.now == 4  # the sum alone, though its graph is still there
+
+
+def make_step(shape, vocab_size, batch_size, context, precision, attention, segment, device):
+    """A step whose optimizer has made one update, so that all state is there and no gradient is."""
+    model = build_model(
+        MODEL,
+        shape,
+        vocab_size=vocab_size,
+        context_length=context,
+        attention=attention,
+        checkpoint_segment=segment,
+        device=torch.device(device),
+    )
+    step = TrainingStep(
+        model,
+        torch.randint(vocab_size, (batch_size, context + 1), device=device),
+        precision=precision,
+        optimizer=torch.optim.AdamW(model.parameters(), fused=True),
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    step.update()
+    model.zero_grad(set_to_none=True)
+    return step
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("segment", [0, 1, 3, 7])
+@pytest.mark.parametrize(
+    ("attention", "num_heads", "batch_size", "context", "vocab_size"),
+    [
+        ("plain", 4, 3, 130, 97),  # the feed-forward network sets the peak
+        ("plain", 12, 2, 151, 97),  # attention does
+        ("plain", 6, 2, 51, 997),  # or, without checkpointing, the loss
+        ("flash", 4, 3, 33, 97),
+    ],
+)
+def test_a_steps_memory_is_the_closed_form(precision, segment, attention, num_heads, batch_size, context, vocab_size):
+    shape = ModelShape(d_model=96, d_ff=256, num_layers=7, num_heads=num_heads)
+    step = make_step(shape, vocab_size, batch_size, context, precision, attention, segment, "cpu")
+    block = closed_form(shape, batch_size, context, precision, attention, "cpu")
+    expected = StepMemory(block=block, vocab_size=vocab_size, segment=segment)
+    with record_saved(step.model) as saved:
+        step.forward()
+    assert sum(tensor.bytes for tensor in saved if tensor.kind != "parameter") == expected.saved_for_backward
+    with LiveMemory([*step.model.parameters(), *step.model.buffers(), step.inputs]) as live:
+        step.forward()
+        step.backward()
+    assert live.peak == pytest.approx(expected.peak - expected.between_steps, rel=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["plain", "flash"])
+@pytest.mark.parametrize("segment", [0, 1, 3])
+def test_the_allocator_counts_the_closed_form(precision, attention, segment):
+    shape = ModelShape(d_model=768, d_ff=2048, num_layers=7, num_heads=12)
+    device = torch.device("cuda")
+    step = make_step(shape, 1000, 4, 512, precision, attention, segment, "cuda")
+    expected = StepMemory(
+        block=closed_form(shape, 4, 512, precision, attention, "cuda"), vocab_size=1000, segment=segment
+    )
+    step.forward()  # libraries take their workspaces
+    step.backward()
+    step.loss = None
+    step.model.zero_grad(set_to_none=True)
+    gc.collect()
+
+    def requested(which):
+        """Bytes asked for: an allocator's blocks may be larger."""
+        return torch.cuda.memory_stats(device)[f"requested_bytes.all.{which}"]
+
+    start = requested("current")
+    torch.cuda.reset_peak_memory_stats(device)
+    step.forward()
+    assert requested("current") - start == pytest.approx(expected.saved_for_backward, rel=0.001)
+    step.backward()
+    assert requested("peak") - start == pytest.approx(expected.peak - expected.between_steps, rel=0.01)

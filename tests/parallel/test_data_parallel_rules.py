@@ -1,0 +1,272 @@
+"""The data-parallel wrappers besides their gradients: what they start from, refuse, keep alive and cost."""
+
+import copy
+import gc
+import math
+import statistics
+import time
+import weakref
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from cs336_systems.measure.timing import no_garbage_collection
+from cs336_systems.parallel import data_parallel
+from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
+from cs336_systems.parallel.ddp_equivalence import WRAPPERS, same_on_all_ranks
+from tests import adapters
+from tests.support.ranks import on_all_ranks
+
+every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
+
+
+class Buffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(5)  # buffers, one of them int64
+        self.norm(torch.randn(8, 5))
+        self.weight = nn.Parameter(torch.randn(3, 5))
+        self.bf16 = nn.Parameter(torch.randn(7).bfloat16())
+        self.strided = nn.Parameter(torch.randn(5, 3).mT)
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.register_buffer("mask", torch.randn(11) > 0)
+        self.register_buffer("table", torch.randn(2, 3), persistent=False)
+
+
+@every_wrapper
+@on_all_ranks
+def test_all_ranks_start_with_the_parameters_and_buffers_of_rank_0(device, wrapper):
+    module = Buffers()
+    before = copy.deepcopy([*module.parameters(), *module.buffers()])
+    wrapped = WRAPPERS[wrapper](module.to(device))
+    after = [*wrapped.parameters(), *wrapped.buffers()]
+    for tensors in zip(before, after, strict=True):
+        assert same_on_all_ranks([tensors[1]])
+        if dist.get_rank() == 0:
+            assert torch.equal(tensors[0], tensors[1].cpu())
+    assert not same_on_all_ranks([before[0]])
+
+
+@every_wrapper
+@on_all_ranks
+def test_the_state_of_the_module_loads_into_a_bare_one(device, wrapper):
+    wrapped, bare = WRAPPERS[wrapper](Buffers().to(device)), Buffers().to(device)
+    bare.load_state_dict(wrapped.module.state_dict())
+    assert torch.equal(bare.weight, wrapped.module.weight)
+    assert list(wrapped.state_dict()) == [f"module.{name}" for name in bare.state_dict()]
+
+
+@every_wrapper
+@on_all_ranks
+def test_a_step_without_finishing_is_refused(device, wrapper):
+    wrapped = WRAPPERS[wrapper](nn.Linear(5, 3).to(device))
+    x = torch.randn(4, 5, device=device)
+    wrapped(x).sum().backward()
+    with torch.no_grad():
+        wrapped(x)  # looking at the model in between does no harm
+    with pytest.raises(RuntimeError, match=r"^finish_gradient_synchronization\(\) was not called after the last"):
+        wrapped(x)
+    with pytest.raises(RuntimeError, match=r"^no_sync\(\) begins between"), wrapped.no_sync():
+        pass
+    wrapped.finish_gradient_synchronization()
+    wrapped(x).sum().backward()
+    wrapped.finish_gradient_synchronization()
+
+
+@every_wrapper
+@on_all_ranks
+def test_two_backward_passes_without_no_sync_are_refused(device, wrapper):
+    wrapped = WRAPPERS[wrapper](nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device))
+    x = torch.randn(4, 5, device=device)
+    losses = [wrapped(x).sum() for _ in range(2)]
+    losses[0].backward()
+    with pytest.raises(RuntimeError, match=r"^the gradient of 1\.bias arrived a second time: call finish_gradient"):
+        losses[1].backward()
+    wrapped.finish_gradient_synchronization()
+
+
+def transposed():
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(layer.weight.detach().mT)
+    return layer
+
+
+DIFFERENT = {
+    "shape": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 4), r"rank 1 has weight: float32 \[4, 5\]"),
+    "missing": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 3, bias=False), "rank 1 has nothing more"),
+    "more": (nn.Identity, lambda: nn.Linear(5, 3), r"rank 1 has weight: float32 \[3, 5\]"),
+    "dtype": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 3).double(), r"rank 1 has weight: float64 \[3, 5\]"),
+    "layout": (lambda: nn.Linear(3, 3), transposed, r"rank 1 has weight: float32 \[3, 3\] with strides \[1, 3\]"),
+    "frozen": (
+        lambda: nn.Linear(5, 3),
+        lambda: nn.Linear(5, 3).requires_grad_(False),
+        r"rank 1 has weight: float32 \[3, 5\], without gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENT)
+@on_all_ranks
+def test_ranks_that_differ_are_refused_on_all_of_them(device, difference):
+    *makers, complaint = DIFFERENT[difference]
+    with pytest.raises(ValueError, match=f"^the ranks' models differ: rank 0 has .*{complaint}; allowed: the same"):
+        BucketedDataParallel(makers[dist.get_rank()]().to(device), bucket_size_mb=1)
+
+
+@on_all_ranks
+def test_a_module_with_nothing_to_train_is_refused(device):
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        BucketedDataParallel(nn.Linear(5, 3).requires_grad_(False).to(device), bucket_size_mb=1)
+
+
+@pytest.mark.parametrize("size", [0, -1.0, math.nan])
+@on_all_ranks
+def test_bucket_sizes_are_positive(device, size):
+    with pytest.raises(ValueError, match=f"^bucket_size_mb is {size}; allowed: numbers above 0$"):
+        BucketedDataParallel(nn.Linear(5, 3).to(device), bucket_size_mb=size)
+
+
+class Layers(nn.Module):
+    """Four layers of 11 · 11 + 11 parameters, 528 bytes; calls `between` in the backward pass, before the last two."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(11, 11) for _ in range(4))
+        self.between = between
+
+    def forward(self, x):
+        for layer in self.layers[:2]:
+            x = layer(x)
+        x.register_hook(self.between)
+        for layer in self.layers[2:]:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "half_way", "sizes"),
+    [
+        ("naive", 0, [11, 121] * 4),
+        ("flat", 0, [528]),
+        ("overlapped", 4, [11, 121] * 4),
+        ("bucketed, 0.4 kB", 4, [11, 121] * 4),  # a weight has 484 bytes
+        ("bucketed, 1.06 kB", 1, [264, 264]),
+        ("bucketed, 1 MB", 0, [528]),
+    ],
+)
+@on_all_ranks
+def test_communication_starts_when_its_gradients_have_arrived(device, wrapper, half_way, sizes):
+    started, at_half_way, at_the_end = [], [], []
+    wrap = WRAPPERS.get(wrapper, lambda module: BucketedDataParallel(module, bucket_size_mb=0.00106))
+    wrapped = wrap(Layers(lambda gradient: at_half_way.append(len(started))).to(device))
+    average = data_parallel.average
+
+    def record(tensor, group):
+        started.append(tensor.numel())
+        return average(tensor, group)
+
+    with mock.patch.object(data_parallel, "average", record):
+        wrapped(torch.randn(2, 11, device=device)).sum().backward()
+        at_the_end.append(len(started))
+        wrapped.finish_gradient_synchronization()
+    assert started == sizes
+    assert at_half_way == [half_way]
+    assert at_the_end == [0 if wrapper in ("naive", "flat") else len(sizes)]
+
+
+@every_wrapper
+@on_all_ranks
+def test_a_dropped_model_is_freed_without_the_garbage_collector(device, wrapper):
+    gc.collect()
+    gc.disable()
+    try:
+        wrapped = WRAPPERS[wrapper](nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device))
+        for _ in range(2):
+            wrapped.zero_grad()
+            wrapped(torch.randn(4, 5, device=device)).sum().backward()
+            wrapped.finish_gradient_synchronization()
+        tensors = [*wrapped.parameters(), *(parameter.grad for parameter in wrapped.parameters())]
+        watched = [weakref.ref(tensor) for tensor in [wrapped, wrapped.module, *tensors]]
+        del wrapped, tensors
+        deadline = time.monotonic() + 5  # Gloo's threads let go of what they have sent a moment later.
+        while any(ref() is not None for ref in watched) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [ref() for ref in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
+
+
+@every_wrapper
+@on_all_ranks
+def test_a_dropped_wrapper_leaves_the_module_as_it_was(device, wrapper):
+    module = nn.Linear(5, 3).to(device)
+    wrapped = WRAPPERS[wrapper](module)
+    assert all(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+    del wrapped
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in module.parameters())
+
+
+ADAPTERS = {
+    "individual": (adapters.get_ddp_individual_parameters, adapters.ddp_individual_parameters_on_after_backward),
+    "bucketed": (lambda module: adapters.get_ddp_bucketed(module, 0.0001), adapters.ddp_bucketed_on_after_backward),
+    "2026": (adapters.get_ddp, adapters.ddp_on_after_backward),
+}
+
+
+@pytest.mark.parametrize("edition", ADAPTERS)
+@on_all_ranks
+def test_adapters_train_all_ranks_alike(device, edition):
+    get, on_after_backward = ADAPTERS[edition]
+    wrapped = get(nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).to(device))
+    before = copy.deepcopy(wrapped.module.state_dict())
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    for _ in range(2):
+        if edition == "bucketed":
+            adapters.ddp_bucketed_on_train_batch_start(wrapped, optimizer)
+        optimizer.zero_grad()
+        wrapped(torch.randn(4, 5, device=device)).square().sum().backward()
+        on_after_backward(wrapped, optimizer)
+        optimizer.step()
+    assert same_on_all_ranks(wrapped.parameters())
+    assert not torch.equal(before["0.weight"], wrapped.module[0].weight)
+
+
+class TinyParameters(nn.Module):
+    """2000 parameters of four numbers: nothing but overhead."""
+
+    def __init__(self):
+        super().__init__()
+        self.terms = nn.ParameterList(torch.randn(4) for _ in range(2000))
+
+    def forward(self, x):
+        for term in self.terms:
+            x = x + term
+        return x
+
+
+@on_all_ranks
+def test_buckets_cost_the_host_no_more_than_pytorchs(device):
+    module = TinyParameters().to(device)
+    models = {
+        "pytorch": DistributedDataParallel(copy.deepcopy(module), gradient_as_bucket_view=True),
+        "ours": BucketedDataParallel(copy.deepcopy(module), bucket_size_mb=25),
+    }
+    seconds = {name: [] for name in models}
+    x = torch.randn(4, device=device)
+    with no_garbage_collection():  # which would interrupt some of the steps
+        for _ in range(34):
+            for name, model in models.items():
+                model.zero_grad()
+                loss = model(x).sum()
+                start = time.process_time()  # of the process, however busy the machine is
+                loss.backward()
+                if isinstance(model, DataParallel):
+                    model.finish_gradient_synchronization()
+                seconds[name].append(time.process_time() - start)
+    # Round by round, since a busy machine's speed changes; the first two warm up.
+    ratios = [ours / pytorch for ours, pytorch in zip(seconds["ours"][2:], seconds["pytorch"][2:], strict=True)]
+    assert statistics.median(ratios) < 1.1, seconds

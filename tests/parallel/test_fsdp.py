@@ -1,0 +1,312 @@
+"""Fully sharded data parallelism: the right weights, to the bit, for all that a model and a step can be."""
+
+import copy
+import warnings
+from collections import Counter
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+
+from cs336_systems.model import RMSNorm, TransformerBlock, TransformerLM
+from cs336_systems.parallel.data_parallel import FlatDataParallel
+from cs336_systems.parallel.ddp_equivalence import rounding_bound
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from tests import adapters
+from tests.support.models import CheckpointedLM, ReentrantLM
+from tests.support.ranks import on_all_ranks
+
+pytestmark = pytest.mark.numeric
+
+VOCABULARY, CONTEXT = 17, 6
+
+
+class Linear(nn.Module):
+    """A linear map of another package: it shares nothing with PyTorch's but its name and that of its weight."""
+
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(d_out, d_in) / d_in)
+
+    def forward(self, x):
+        return torch.einsum("...i,oi->...o", x, self.weight)
+
+
+class OddModel(nn.Module):
+    """What wrappers get wrong: tied, frozen, shared, unused and transposed weights, biases, no row for some rank."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 5)
+        self.frozen_before = nn.Linear(5, 5, bias=False).requires_grad_(False)
+        self.norm = RMSNorm(5)
+        self.unused = nn.Linear(5, 3)
+        self.block = nn.Sequential(nn.Linear(5, 13), nn.Tanh(), nn.Linear(13, 5, bias=False))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.shared = Linear(5, 5)
+        self.one_row = nn.Linear(5, 1)
+        self.transposed = nn.Linear(5, 5)
+        self.transposed.weight = nn.Parameter(self.transposed.weight.detach().clone().mT)
+        self.head = nn.Linear(5, VOCABULARY)
+        self.head.weight = self.embedding.weight
+        self.table = nn.Linear(5, 3, bias=False)  # its weight is used by the model itself, and so not sharded
+        self.same_table = self.table.weight
+
+    def forward(self, token_ids):
+        x = self.norm(self.frozen_before(self.embedding(token_ids)))
+        x = x + self.block(x).to(x.dtype) * self.scale.to(x.dtype)
+        x = x + self.frozen(self.shared(torch.tanh(self.shared(x))))
+        x = x * torch.sigmoid(self.one_row(x)) + self.transposed(x)
+        x = x + nn.functional.linear(x, self.same_table.to(x.dtype)).sum(-1, keepdim=True)
+        return self.head(x)
+
+
+def transformer(model=TransformerLM, **options):
+    return model(
+        vocab_size=VOCABULARY,
+        context_length=CONTEXT,
+        d_model=12,
+        num_layers=3,
+        num_heads=3,
+        d_ff=19,
+        rope_theta=10_000.0,
+        **options,
+    )
+
+
+def flash_transformer():
+    from cs336_systems.attention import flash_attention
+
+    return transformer(attention=flash_attention)
+
+
+def compiled_transformer():
+    """Each block compiled, so that nothing can be done between its layers."""
+    model = transformer()
+    for index, block in enumerate(model.blocks):
+        model.blocks[index] = torch.compile(block, backend="aot_eager", fullgraph=True)
+    return model
+
+
+MODELS = {
+    "odd": OddModel,
+    "transformer": transformer,
+    "checkpointed": partial(transformer, checkpoint_segment=2),
+    "checkpointed, each block": partial(transformer, CheckpointedLM),
+    "checkpointed, reentrant": partial(transformer, ReentrantLM),
+    "flash": flash_transformer,
+    "compiled": compiled_transformer,
+}
+
+
+def make_batches(steps, sequences, device):
+    """Random token ids, the same on all ranks."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (sequences * dist.get_world_size(), CONTEXT + 1)
+    return [torch.randint(VOCABULARY, sizes, generator=generator).to(device) for _ in range(steps)]
+
+
+def backward(model, batch):
+    logits = model(batch[:, :-1]).float()
+    nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
+
+
+def momentum(model):
+    """SGD that tells a gradient of zero from none, and amplifies no rounding."""
+    return torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
+
+
+def train(model, optimizer, batches, set_to_none=True):
+    for batch in batches:
+        optimizer.zero_grad(set_to_none)
+        backward(model, batch)
+        if hasattr(model, "finish_gradient_synchronization"):
+            model.finish_gradient_synchronization()
+        optimizer.step()
+
+
+def share(batches):
+    return [batch.chunk(dist.get_world_size())[dist.get_rank()] for batch in batches]
+
+
+def assert_same(ours, theirs, bound=None):
+    """Whether tensors by name have the same bits, or differ by at most `bound` of the largest number."""
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        if bound is None:
+            assert torch.equal(ours[name], tensor), name
+        else:
+            assert (ours[name] - tensor).abs().max() <= bound * tensor.abs().max(), name
+
+
+def named(module):
+    return {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
+
+
+def whole(tensor):
+    """What a DTensor has on all ranks together, which all of them call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def whole_parameters(fsdp):
+    """By the names that they have where no block is compiled."""
+    return {name.replace("_orig_mod.", ""): tensor for name, tensor in fsdp.gather_full_parameters().items()}
+
+
+def wrap_and_copy(name, device, **options):
+    """A sharded model, and one that is not, neither checkpointed nor compiled, with the same weights.
+
+    Its weights are contiguous, as those gathered are: a product with a transposed matrix may round otherwise.
+    """
+    fsdp = FullyShardedDataParallel(MODELS[name]().to(device), **options)
+    bare = MODELS[name if name in ("odd", "flash") else "transformer"]().to(device)
+    for parameter in bare.parameters():
+        parameter.data = parameter.data.contiguous()
+    bare.load_state_dict(whole_parameters(fsdp), strict=False)
+    return fsdp, bare
+
+
+TOGETHER = (TransformerBlock, nn.Sequential)
+
+
+@pytest.mark.parametrize(
+    ("name", "together"),
+    [*((name, ()) for name in MODELS), *((name, TOGETHER) for name in MODELS if name not in ("flash", "compiled"))],
+)
+@on_all_ranks
+def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together):
+    torch._dynamo.reset()
+    fsdp, alone = wrap_and_copy(name, device, together=together)
+    replicated = FlatDataParallel(copy.deepcopy(alone))
+    batches = make_batches(4, 3, device)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        train(fsdp, momentum(fsdp), share(batches), set_to_none=not together)
+    train(replicated, momentum(replicated), share(batches), set_to_none=not together)
+    train(alone, momentum(alone), batches, set_to_none=not together)
+    found = whole_parameters(fsdp)
+    assert_same(found, named(replicated.module))
+    assert_same(found, named(alone), bound=rounding_bound(batches[0][:, 1:].numel()))
+
+
+def cast_layers(module, dtype):
+    """For each parameter of a layer its cast copy, the same one where it is tied."""
+    layers = [part for part in module.modules() if isinstance(part, nn.Linear | nn.Embedding | Linear)]
+    return {parameter: parameter.to(dtype) for layer in layers for parameter in layer.parameters()}
+
+
+def mean_over_ranks(gradient):
+    everyone = [torch.empty_like(gradient) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, gradient.contiguous())
+    return sum(everyone) / len(everyone)
+
+
+@pytest.mark.parametrize("name", ["odd", "checkpointed"])
+@on_all_ranks
+def test_compute_dtype_casts_before_it_communicates(device, name):
+    fsdp, bare = wrap_and_copy(name, device, compute_dtype=torch.bfloat16)
+    optimizers = [momentum(model) for model in (fsdp, bare)]
+    shards = {name for name, p in fsdp.module.named_parameters() if any(p is weight.shard for weight in fsdp._weights)}
+    for batch in share(make_batches(3, 3, device)):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        backward(fsdp, batch)
+        fsdp.finish_gradient_synchronization()
+        cast = cast_layers(bare, torch.bfloat16)
+        for tensor in cast.values():
+            if tensor.requires_grad:
+                tensor.retain_grad()
+        everything = {name: cast.get(p, p) for name, p in bare.named_parameters(remove_duplicate=False)}
+        backward(partial(functional_call, bare, everything, tie_weights=False), batch)
+        for parameter_name, parameter in bare.named_parameters():
+            if parameter.grad is not None:
+                # What is sharded is reduced in bf16, the rest in fp32.
+                gradient = cast[parameter].grad if parameter_name in shards else parameter.grad
+                parameter.grad = mean_over_ranks(gradient).to(parameter.dtype)
+        for optimizer in optimizers:
+            optimizer.step()
+        assert_same(fsdp.gather_full_parameters(), named(bare))
+    for parameter in fsdp.parameters():
+        assert parameter.dtype == torch.float32
+        assert parameter.grad is None or parameter.grad.dtype == torch.float32
+
+
+@on_all_ranks
+def test_accumulated_gradients_are_sums_of_means(device):
+    fsdp, bare = wrap_and_copy("odd", device)
+    for _ in range(2):
+        fsdp.zero_grad()
+        expected = Counter()
+        *first, last = share(make_batches(3, 2, device))
+        with fsdp.no_sync():
+            for batch in first:
+                backward(fsdp, batch)
+        backward(fsdp, last)
+        fsdp.finish_gradient_synchronization()
+        for batch in (*first, last):
+            bare.zero_grad()
+            backward(bare, batch)
+            for name, parameter in bare.named_parameters():
+                if parameter.grad is not None:
+                    expected[name] = expected[name] + mean_over_ranks(parameter.grad)
+        for name, parameter in fsdp.module.named_parameters():
+            if parameter.grad is None:
+                assert name not in expected
+            elif parameter not in fsdp.sharded_weights:  # added up before the mean
+                assert torch.allclose(parameter.grad.to_local(), expected[name], rtol=1e-5, atol=1e-7), name
+            else:
+                assert torch.equal(parameter.grad.full_tensor(), expected[name]), name
+
+
+def torchs_clipping(model, **options):
+    return nn.utils.clip_grad_norm_(model.parameters(), **options)
+
+
+@pytest.mark.parametrize(
+    ("clip", "norm_type"),
+    [
+        *((FullyShardedDataParallel.clip_grad_norm_, norm_type) for norm_type in (2.0, 1.0, 3.5, float("inf"))),
+        *((torchs_clipping, norm_type) for norm_type in (2.0, 3.5)),  # PyTorch refuses inf where a rank has no rows
+    ],
+)
+@on_all_ranks
+def test_clipping_is_clipping_of_the_whole_models_gradient(device, clip, norm_type):
+    fsdp, bare = wrap_and_copy("odd", device)
+    replicated = FlatDataParallel(bare)
+    [batch] = share(make_batches(1, 3, device))
+    for model in (fsdp, replicated):
+        backward(model, batch)
+        model.finish_gradient_synchronization()
+    expected = nn.utils.clip_grad_norm_(bare.parameters(), max_norm=0.1, norm_type=norm_type)
+    found = clip(fsdp, max_norm=0.1, norm_type=norm_type)
+    assert whole(found).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert expected > 0.1
+    for name, parameter in fsdp.module.named_parameters():
+        gradient = bare.get_parameter(name).grad
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            assert torch.allclose(whole(parameter.grad), gradient, rtol=1e-5), name
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@on_all_ranks
+def test_adapters_train_without_a_warning(device, dtype):
+    module = nn.Sequential(nn.Embedding(7, 4), Linear(4, 6), RMSNorm(6), Linear(6, 7)).to(device)
+    fsdp = adapters.get_fsdp(module, compute_dtype=dtype)
+    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
+    before = adapters.fsdp_gather_full_params(fsdp)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            fsdp(torch.arange(5, device=device)).float().square().mean().backward()
+            adapters.fsdp_on_after_backward(fsdp, optimizer)
+            optimizer.step()
+        after = adapters.fsdp_gather_full_params(fsdp)
+    assert list(after) == [name for name, _ in module.named_parameters()]
+    for name, tensor in after.items():
+        assert tensor.dtype == torch.float32
+        assert not torch.equal(tensor, before[name])

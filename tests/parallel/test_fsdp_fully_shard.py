@@ -1,0 +1,708 @@
+"""Fully sharded data parallelism among PyTorch's own tools: what fully_shard or one process gives, or one sentence."""
+
+import copy
+import io
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from tests.parallel.test_fsdp import assert_same, backward, make_batches, momentum, named, share, transformer, whole
+from tests.support.ranks import on_all_ranks
+
+WIDTH = 6
+
+
+class Mixed(nn.Module):
+    """A replicated parameter before the first sharded one, and rows that two ranks cannot share evenly."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 7)
+        self.down = nn.Linear(7, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Even(Mixed):
+    """Rows that two ranks can share evenly."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
+
+
+def same_everywhere(make, device):
+    """A module with the same numbers on all ranks."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return make().to(device)
+
+
+def shard_as_pytorch(module):
+    mesh = DeviceMesh.from_group(dist.group.WORLD, next(module.parameters()).device.type)
+    return fully_shard(module, mesh=mesh)
+
+
+def ours_and_alone(device, make=Mixed):
+    """A model sharded by this project, and on one process."""
+    return FullyShardedDataParallel(same_everywhere(make, device)), same_everywhere(make, device)
+
+
+def ours_theirs_and_alone(device, make=Mixed):
+    """A model sharded by this project, by PyTorch, and on one process."""
+    ours, alone = ours_and_alone(device, make)
+    return ours, shard_as_pytorch(same_everywhere(make, device)), alone
+
+
+def inputs(device, steps=1, rows=3):
+    """All ranks' inputs for each step."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = (rows * dist.get_world_size(), WIDTH)
+    return [torch.randn(sizes, generator=generator).to(device) for _ in range(steps)]
+
+
+def loss(model, x):
+    return model(x).square().mean()
+
+
+def finish(model):
+    if isinstance(model, FullyShardedDataParallel):
+        model.finish_gradient_synchronization()
+
+
+def step(model, optimizer, x):
+    optimizer.zero_grad()
+    loss(model, x).backward()
+    finish(model)
+    optimizer.step()
+
+
+def weights(model):
+    """Whole, by their names in the bare module."""
+    return {name.removeprefix("module."): whole(p.detach()) for name, p in model.named_parameters()}
+
+
+def gathered(values):
+    """A number of each rank, on all ranks."""
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, values)
+    return everyone
+
+
+OPTIMIZERS = {
+    "AdamW, foreach": partial(torch.optim.AdamW, foreach=True),
+    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
+    "SGD, foreach": partial(torch.optim.SGD, momentum=0.9, foreach=True),
+    "RMSprop": torch.optim.RMSprop,
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@on_all_ranks
+def test_optimizers_of_pytorch_do_what_they_do_on_one_process(device, optimizer):
+    ours, alone = ours_and_alone(device)
+    optimizers = [OPTIMIZERS[optimizer](model.parameters(), lr=0.1) for model in (ours, alone)]
+    for x in inputs(device, steps=3):
+        step(ours, optimizers[0], *share([x]))
+        step(alone, optimizers[1], x)
+    assert_same(weights(ours), weights(alone), bound=1e-5)
+
+
+class StudentsAdam(torch.optim.Optimizer):
+    """As the course's first assignment asks for it: number by number, on `data` and `grad.data`."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state, grad = self.state[p], p.grad.data
+                t = state.get("t", 1)
+                m = 0.9 * state.get("m", torch.zeros_like(grad)) + 0.1 * grad
+                v = 0.99 * state.get("v", torch.zeros_like(grad)) + 0.01 * grad**2
+                p.data -= group["lr"] * (1 - 0.99**t) ** 0.5 / (1 - 0.9**t) * m / (torch.sqrt(v) + 1e-8)
+                p.data -= group["lr"] * 0.01 * p.data
+                state.update(t=t + 1, m=m, v=v)
+
+
+@on_all_ranks
+def test_a_students_optimizer_does_what_it_does_on_one_process(device):
+    ours, alone = ours_and_alone(device)
+    optimizers = [StudentsAdam(model.parameters(), lr=0.1) for model in (ours, alone)]
+    for x in inputs(device, steps=3):
+        step(ours, optimizers[0], *share([x]))
+        step(alone, optimizers[1], x)
+    assert_same(weights(ours), weights(alone), bound=1e-5)
+
+
+def muon(model):
+    return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=0.1)
+
+
+WHOLE_MATRICES = {
+    "Muon": muon,
+    "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.1),
+    "LBFGS": lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3),
+}
+
+
+@pytest.mark.parametrize("make", [Mixed, Even])
+@pytest.mark.parametrize("optimizer", WHOLE_MATRICES)
+@on_all_ranks
+def test_optimizers_of_whole_matrices_are_pytorchs_or_raise(device, optimizer, make):
+    ours, theirs, alone = ours_theirs_and_alone(device, make)
+    [x] = inputs(device)
+    reference = theirs if optimizer == "Muon" else alone  # Muon iterates in bfloat16, in the order of the shards.
+    found = []
+    for model, part in ((ours, *share([x])), (reference, x if reference is alone else share([x])[0])):
+        its_optimizer = WHOLE_MATRICES[optimizer](model)
+
+        def closure(model=model, part=part, its_optimizer=its_optimizer):
+            its_optimizer.zero_grad()
+            result = loss(model, part)
+            result.backward()
+            finish(model)
+            result = result.detach()
+            dist.all_reduce(result, dist.ReduceOp.AVG)
+            return result
+
+        closure()
+        refusal = ""
+        try:
+            its_optimizer.step(closure if optimizer == "LBFGS" else None)
+        except RuntimeError as error:
+            refusal = str(error)
+        if refusal:  # which optimizers it has rules for depends on PyTorch's version
+            assert model is ours
+            assert optimizer != "Muon"
+            assert "in-place operations that require placement changes" in refusal or "Sharding propagation" in refusal
+            return
+        found.append(weights(model))
+    assert_same(*found, bound=1e-5)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+@on_all_ranks
+def test_an_overflow_on_one_rank_is_skipped_by_all(device, reverse, fused):
+    ours, theirs, _ = ours_theirs_and_alone(device)
+    for model in (ours, theirs):
+        optimizer = torch.optim.AdamW(list(model.parameters())[:: -1 if reverse else 1], lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler(device.type, init_scale=8.0, growth_interval=2)
+        scales, moved = [], []
+        for overflow in (None, "up.weight", "norm.weight", None, None):
+            before = weights(model)
+            optimizer.zero_grad()
+            scaler.scale(loss(model, *share(inputs(device)))).backward()
+            finish(model)
+            if overflow:
+                rows = getattr(model, "module", model).get_parameter(overflow).grad.to_local()
+                if overflow == "norm.weight":  # which fully_shard shards
+                    rows.fill_(torch.inf)
+                elif dist.get_rank() == 1:
+                    rows[0, 0] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+            moved.append(any(not torch.equal(before[name], value) for name, value in weights(model).items()))
+        assert gathered((scales, moved)) == [([8.0, 4.0, 2.0, 2.0, 4.0], [True, False, False, True, True])] * 2
+
+
+@on_all_ranks
+def test_an_overflow_in_float16_is_skipped_by_all(device):
+    fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device), compute_dtype=torch.float16)
+    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler(device.type, init_scale=1.0)
+    before = weights(fsdp)
+    factor = torch.where(torch.arange(WIDTH, device=device) == 0, 1e6, 1.0)  # only row 0, of rank 0, overflows
+    scaler.scale((fsdp(*share(inputs(device))).float() * factor).sum()).backward()
+    fsdp.finish_gradient_synchronization()
+    finite = fsdp.module.down.weight.grad.to_local().isfinite().all().item()
+    assert gathered(finite) == [False, True]
+    scaler.step(optimizer)
+    scaler.update()
+    assert_same(weights(fsdp), before)
+    assert gathered(scaler.get_scale()) == [0.5, 0.5]
+
+
+class TwoPrecisions(nn.Module):
+    """Two layers whose gradients are reduced in one call, with rows that two ranks cannot share evenly."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5, dtype=torch.float16), nn.Linear(3, 5, dtype=dtype)
+
+    def forward(self, x):
+        return sum(layer(x.to(layer.weight.dtype)).float() for layer in (self.first, self.second))
+
+
+@pytest.mark.parametrize(("dtype", "compute_dtype"), [(torch.float32, None), (torch.float16, torch.float16)])
+@on_all_ranks
+def test_a_mean_in_float16_does_not_overflow_where_its_sum_does(device, dtype, compute_dtype):
+    model = nn.Sequential(same_everywhere(lambda: TwoPrecisions(dtype), device))
+    fsdp = FullyShardedDataParallel(model, compute_dtype, together=[TwoPrecisions])
+    (45_000 * fsdp(torch.ones(1, 3, device=device))).sum().backward()
+    finish(fsdp)
+    for name, parameter in fsdp.named_parameters():
+        assert (whole(parameter.grad) == 45_000).all(), name
+
+
+@on_all_ranks
+def test_a_penalty_on_weights_is_that_of_one_process(device):
+    ours, alone = ours_and_alone(device)
+    for model in (ours, alone):
+        [x] = share(inputs(device)) if model is ours else inputs(device)
+        loss(model, x).backward()
+        (0.1 * sum(p.square().sum() for p in model.parameters())).backward()
+        finish(model)
+    gradients = [{name: whole(p.grad) for name, p in m.named_parameters()} for m in (ours.module, alone)]
+    assert_same(*gradients, bound=1e-5)
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        (loss(ours, x) + sum(p.square().sum() for p in ours.parameters())).backward()
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("source", ["fully_shard", "whole", "ours"])
+@on_all_ranks
+def test_states_load_and_training_goes_on_with_them(device, source, assign):
+    ours, theirs, alone = ours_theirs_and_alone(device)
+    optimizer = momentum(ours)
+    with torch.no_grad():
+        for parameter in [*theirs.parameters(), *alone.parameters()]:
+            parameter.mul_(2)
+    again = FullyShardedDataParallel(copy.deepcopy(alone))
+    states = {"fully_shard": theirs.state_dict(), "whole": alone.state_dict(), "ours": again.module.state_dict()}
+    result = ours.module.load_state_dict(states[source], assign=assign)
+    assert not result.missing_keys
+    assert not result.unexpected_keys
+    assert_same(weights(ours), weights(alone))
+    [x] = inputs(device)
+    with torch.no_grad():
+        assert torch.equal(ours(x), alone(x))
+    step(ours, optimizer, *share([x]))
+    step(alone, momentum(alone), x)
+    assert_same(weights(ours), weights(alone), bound=1e-5)
+
+
+@on_all_ranks
+def test_a_state_with_a_shards_rows_is_refused(device):
+    fsdp = FullyShardedDataParallel(nn.Embedding(10, 3).to(device))
+    before = weights(fsdp)
+    half = nn.Embedding(5, 3).to(device)
+    for state in (half.state_dict(), shard_as_pytorch(half).state_dict()):
+        with pytest.raises(RuntimeError, match=r"size mismatch for weight: .*\[5, 3\].*\[10, 3\]"):
+            fsdp.module.load_state_dict(state)
+    assert_same(weights(fsdp), before)
+
+
+@on_all_ranks
+def test_emptied_and_loaded_again(device):
+    ours, alone = ours_and_alone(device)
+    with torch.no_grad():
+        for parameter in alone.parameters():
+            parameter.add_(1)
+    ours.module.to_empty(device=device)
+    ours.module.load_state_dict(alone.state_dict())
+    [x] = inputs(device)
+    assert torch.equal(ours(x), alone(x))
+
+
+def on_meta(device):
+    with torch.device("meta"):
+        return Mixed()
+
+
+class SharedMemory(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.right.weight = nn.Parameter(self.left.weight.detach())
+
+
+UNWRAPPABLE = {
+    "meta": (on_meta, {}, r"^norm\.weight is on the meta device; allowed: "),
+    "shared memory": (
+        lambda device: SharedMemory().to(device),
+        {},
+        r"^left\.weight and right\.weight are two parameters in the same memory; allowed: ",
+    ),
+    "fully_shard": (
+        lambda device: shard_as_pytorch(Mixed().to(device)),
+        {},
+        r"^norm\.weight is a DTensor: sharded already; allowed: ",
+    ),
+    "attention": (
+        lambda device: nn.Sequential(nn.MultiheadAttention(4, 2)).to(device),
+        {"compute_dtype": torch.bfloat16},
+        r"^0 is a MultiheadAttention, which a compute_dtype of torch\.bfloat16 does not cast; allowed: ",
+    ),
+    "convolution": (
+        lambda device: nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 2)).to(device),
+        {"compute_dtype": torch.bfloat16},
+        r"^1 is a Conv1d, which a compute_dtype of torch\.bfloat16 does not cast; allowed: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNWRAPPABLE)
+@on_all_ranks
+def test_what_cannot_be_wrapped_is_refused(device, case):
+    make, options, sentence = UNWRAPPABLE[case]
+    with pytest.raises(ValueError, match=sentence):
+        FullyShardedDataParallel(make(device), **options)
+
+
+def replace_shard(fsdp):
+    fsdp.module.up.weight = nn.Parameter(torch.zeros(7, WIDTH, device=fsdp.module.up.weight.device))
+
+
+def replace_replica(fsdp):
+    fsdp.module.norm.weight = nn.Parameter(torch.ones(WIDTH, device=fsdp.module.up.weight.device))
+
+
+CHANGES = {
+    "cast": (
+        lambda fsdp: fsdp.to(torch.float64),
+        r"^(norm|up)\.weight became torch\.float64 on .* after wrapping; allow",
+    ),
+    "cast module": (
+        lambda fsdp: fsdp.module.half(),
+        r"^(norm|up)\.weight became torch\.float16 on .* after wrapping; a",
+    ),
+    "replaced shard": (replace_shard, r"^up\.weight was replaced after wrapping; allowed: "),
+    "replaced replica": (replace_replica, r"^norm\.weight was replaced after wrapping; allowed: "),
+    "hook": (
+        lambda fsdp: fsdp.module.up.weight.register_hook(torch.neg),
+        r"^up\.weight has a hook of `register_hook`, which would never run: .*; allowed: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@on_all_ranks
+def test_what_a_wrapped_module_cannot_become_is_refused_by_each_forward_pass(device, change):
+    fsdp = FullyShardedDataParallel(Mixed().to(device))
+    action, sentence = CHANGES[change]
+    action(fsdp)
+    [x] = inputs(device)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=sentence):
+            fsdp(x)
+
+
+@on_all_ranks
+def test_copies_are_refused(device):
+    fsdp = FullyShardedDataParallel(transformer().to(device))
+    block = fsdp.module.blocks[0]
+    for copied in (
+        lambda: copy.deepcopy(fsdp),
+        lambda: copy.deepcopy(fsdp.module),
+        lambda: copy.deepcopy(block),
+        lambda: torch.optim.swa_utils.AveragedModel(fsdp),
+        lambda: torch.save(fsdp, io.BytesIO()),
+        lambda: torch.save(fsdp.module, io.BytesIO()),
+    ):
+        with pytest.raises(
+            RuntimeError, match=r"^a FullyShardedDataParallel and its modules cannot be copied or pickled:"
+        ):
+            copied()
+    [batch] = share(make_batches(1, 2, device))
+    fsdp(batch[:, :-1])
+
+
+class ReadsAWeight(nn.Module):
+    """What ties its head by hand."""
+
+    def __init__(self, functional):
+        super().__init__()
+        self.table = nn.Embedding(10, WIDTH)
+        self.functional = functional
+
+    def forward(self, ids):
+        x = self.table(ids)
+        return nn.functional.linear(x, self.table.weight) if self.functional else x @ self.table.weight.T
+
+
+@pytest.mark.parametrize("functional", [False, True])
+@on_all_ranks
+def test_a_weight_read_outside_its_layer_is_an_error(device, functional):
+    fsdp = FullyShardedDataParallel(ReadsAWeight(functional).to(device))
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        fsdp(torch.arange(4, device=device))
+
+
+@on_all_ranks
+def test_requires_grad_may_change_after_wrapping(device):
+    ours, theirs, alone = ours_theirs_and_alone(device)
+    models = (ours.module, theirs, alone)
+    for frozen in (("up.weight",), ("up.weight", "norm.weight"), ("down.weight", "down.bias", "up.bias"), ()):
+        for model in models:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name not in frozen)
+        gradients = []
+        for model in (ours, theirs, alone):
+            model.zero_grad()
+            [x] = inputs(device) if model is alone else share(inputs(device))
+            loss(model, x).backward()
+            finish(model)
+            gradients.append({n.removeprefix("module."): p.grad for n, p in model.named_parameters()})
+        for name, expected in gradients[2].items():
+            assert (expected is None) == (name in frozen)
+            for found in gradients[:2]:
+                assert (found[name] is None) == (expected is None), name
+                assert expected is None or torch.allclose(whole(found[name]), expected, atol=1e-6), name
+
+
+@on_all_ranks
+def test_adversaries_train_in_turns(device):
+    trained = []
+    for sharded in (True, False):
+        makers, judges = (same_everywhere(Mixed, device) for _ in range(2))
+        if sharded:
+            makers, judges = FullyShardedDataParallel(makers), FullyShardedDataParallel(judges)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (makers, judges)]
+        for x in inputs(device, steps=2):
+            if sharded:
+                [x] = share([x])
+            judges.requires_grad_(False)
+            makers.zero_grad()
+            judges(makers(x)).square().mean().backward()
+            finish(makers)
+            optimizers[0].step()
+            judges.requires_grad_(True)
+            judges.zero_grad()
+            with torch.no_grad():
+                made = makers(x)
+            (judges(x).square().mean() - judges(made).mean()).backward()
+            finish(judges)
+            optimizers[1].step()
+        trained.append(weights(makers) | {f"judges.{name}": value for name, value in weights(judges).items()})
+    assert_same(*trained, bound=1e-5)
+
+
+class Interrupted(torch.autograd.Function):
+    """Fails in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError("interrupted")
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize("accumulating", [False, True])
+@on_all_ranks
+def test_a_batch_can_be_dropped_after_its_backward_pass(device, accumulating, interrupted):
+    fsdp = FullyShardedDataParallel(nn.Sequential(*(same_everywhere(Mixed, device) for _ in range(3))))
+    good, bad = (share([x])[0] for x in inputs(device, steps=2))
+    loss(fsdp, good).backward()
+    fsdp.finish_gradient_synchronization()
+    expected = [whole(p.grad) for p in fsdp.parameters()]
+
+    def interrupt(module, args):
+        return Interrupted.apply(*args)
+
+    def bad_pass():
+        handle = fsdp.module[1].register_forward_pre_hook(interrupt) if interrupted else None
+        result = loss(fsdp, bad)
+        if handle is None:
+            result.backward()
+            return
+        handle.remove()
+        with pytest.raises(ArithmeticError):
+            result.backward()
+
+    for _ in range(2):
+        if accumulating:
+            with fsdp.no_sync():
+                bad_pass()
+        else:
+            bad_pass()
+            with pytest.raises(
+                RuntimeError, match=r"^finish_gradient_synchronization\(\) was not .*; allowed: .*zero_grad"
+            ):
+                fsdp(good)
+        fsdp.zero_grad()
+        loss(fsdp, good).backward()
+        fsdp.finish_gradient_synchronization()
+        for parameter, gradient in zip(fsdp.parameters(), expected, strict=True):
+            assert torch.equal(whole(parameter.grad), gradient)
+
+
+@on_all_ranks
+def test_finishing_after_the_optimizers_zero_grad_gives_the_gradients_of_the_pass(device):
+    fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device))
+    optimizer = momentum(fsdp)
+    [x] = share(inputs(device))
+    found = []
+    for forgotten in (False, True):
+        optimizer.zero_grad()
+        loss(fsdp, x).backward()
+        if forgotten:
+            optimizer.zero_grad()
+        fsdp.finish_gradient_synchronization()
+        found.append([whole(p.grad) for p in fsdp.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@on_all_ranks
+def test_two_backward_passes_add_up(device):
+    fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device))
+    alone = same_everywhere(Mixed, device)
+    parts = inputs(device, steps=2)
+    for model in (fsdp, alone):
+        first, second = (loss(model, x) for x in (share(parts) if model is fsdp else parts))
+        first.backward()
+        second.backward()
+        finish(model)
+    for name, parameter in alone.named_parameters():
+        found = whole(fsdp.module.get_parameter(name).grad)
+        assert torch.allclose(found, parameter.grad, atol=1e-6), name
+
+
+@dataclass(frozen=True)
+class Output:
+    states: list
+    label: str
+
+
+class Block(nn.Module):
+    """Takes and returns a dataclass."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, value):
+        return Output([torch.tanh(self.inner(value.states[0]))], "found")
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x):
+        value = Output([x], "given")
+        for block in self.blocks:
+            value = block(value)
+        return value
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@on_all_ranks
+def test_blocks_may_return_dataclasses(device, dtype):
+    fsdp = FullyShardedDataParallel(same_everywhere(Blocks, device), dtype, together=(Block,))
+    alone = same_everywhere(Blocks, device)
+    for _ in range(2):
+        fsdp.zero_grad()
+        alone.zero_grad()
+        [x] = inputs(device)
+        assert fsdp(*share([x])).states[0].dtype == (dtype or torch.float32)
+        fsdp(*share([x])).states[0].float().mean().backward()
+        finish(fsdp)
+        alone(x).states[0].mean().backward()
+    for name, parameter in alone.named_parameters():
+        found = whole(fsdp.module.get_parameter(name).grad)
+        assert torch.allclose(found, parameter.grad, atol=1e-6 if dtype is None else 1e-2), name
+
+
+@on_all_ranks
+def test_hooks_after_a_gradient_run_for_all_parameters(device):
+    fsdp = FullyShardedDataParallel(Mixed().to(device))
+    seen = []
+    for name, parameter in fsdp.module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((name, p.grad.shape)))
+    [x] = share(inputs(device))
+    loss(fsdp, x).backward()
+    fsdp.finish_gradient_synchronization()
+    assert sorted(seen) == sorted((name, p.shape) for name, p in fsdp.module.named_parameters())
+
+
+class Everything(nn.Module):
+    """Modules of PyTorch that read their parameters in their own ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.convolution = nn.Conv1d(WIDTH, WIDTH, 1)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        x = x[:, None]
+        x = x + self.attention(x, x, x)[0]
+        x = self.convolution(self.recurrent(x)[0].mT).mT
+        again = torch.utils.checkpoint.checkpoint(lambda x: self.normed(x) * self.scale, x, use_reentrant=False)
+        return again[:, 0]
+
+
+@on_all_ranks
+def test_parameters_of_other_modules_are_replicated(device):
+    ours, alone = ours_and_alone(device, Everything)
+    optimizers = [momentum(model) for model in (ours, alone)]
+    for x in inputs(device, steps=2):
+        step(ours, optimizers[0], *share([x]))
+        step(alone, optimizers[1], x)
+    assert_same(weights(ours), weights(alone), bound=1e-5)
+
+
+@on_all_ranks
+def test_what_the_module_calls_by_itself_is_right_too(device):
+    ours, alone = ours_and_alone(device)
+    [x] = inputs(device)
+    with torch.no_grad():
+        assert torch.equal(ours.module(x), alone(x))
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        ours.module.norm(x)
+
+
+@on_all_ranks
+def test_each_group_trains_its_own_model(device):
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    module = Mixed().to(device)
+    alone = copy.deepcopy(module)  # another one on each rank
+    ours = FullyShardedDataParallel(module, process_group=groups[dist.get_rank()])
+    assert all(isinstance(p, DTensor) and p.device_mesh.size() == 1 for p in ours.parameters())
+    optimizers = [momentum(model) for model in (ours, alone)]
+    for x in inputs(device, steps=2):
+        for model, optimizer in zip((ours, alone), optimizers, strict=True):
+            step(model, optimizer, x)
+        ours.clip_grad_norm_(1.0)
+    assert_same(ours.gather_full_parameters(), named(alone))
+    assert len(set(gathered(alone.up.weight.sum().item()))) == dist.get_world_size()
+
+
+@on_all_ranks
+def test_a_whole_group_by_another_name_is_the_default_one(device):
+    group = dist.new_group(range(dist.get_world_size()))
+    found = []
+    for process_group in (None, group):
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            fsdp = FullyShardedDataParallel(transformer().to(device), torch.bfloat16, process_group=process_group)
+        optimizer = momentum(fsdp)
+        for batch in share(make_batches(2, 2, device)):
+            optimizer.zero_grad()
+            backward(fsdp, batch)
+            fsdp.finish_gradient_synchronization()
+            optimizer.step()
+        found.append(fsdp.gather_full_parameters())
+    assert_same(*found)

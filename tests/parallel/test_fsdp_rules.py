@@ -1,0 +1,235 @@
+"""Fully sharded data parallelism besides its numbers: what is in memory when, what it refuses and keeps alive."""
+
+import gc
+import time
+import weakref
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.parallel.sharded_weight import ShardedWeight
+from cs336_systems.parallel.timeline import Timeline
+from tests.parallel.test_fsdp import MODELS, OddModel, backward, make_batches, momentum, share, train, transformer
+from tests.support.ranks import on_all_ranks
+
+LAYERS = 5
+
+
+def chain():
+    return nn.Sequential(*(nn.Linear(size, size + 1) for size in range(3, 3 + LAYERS)))
+
+
+def whole(fsdp):
+    """Which weights are in memory whole, from their storages."""
+    storages = [weight.whole.untyped_storage().nbytes() for weight in fsdp.sharded_weights.values()]
+    return [index for index, size in enumerate(storages) if size]
+
+
+class Log:
+    """The uses of units, with the weights whose gathering each of them starts, and the most that were whole at once."""
+
+    def __init__(self, fsdp):
+        self.fsdp, self.uses, self.most = fsdp, [], 0
+
+    def __enter__(self):
+        note, prepare = Timeline.note, ShardedWeight.prepare_gather
+        weights = list(self.fsdp.sharded_weights.values())
+
+        def log_use(timeline, index):
+            self.uses.append((index, []))
+            note(timeline, index)
+
+        def log_gather(weight):
+            self.uses[-1][1].append(weights.index(weight))
+            result = prepare(weight)
+            self.most = max(self.most, len(whole(self.fsdp)))
+            return result
+
+        self.patches = [
+            mock.patch.object(Timeline, "note", log_use),
+            mock.patch.object(ShardedWeight, "prepare_gather", log_gather),
+        ]
+        for patch in self.patches:
+            patch.start()
+        return self
+
+    def __exit__(self, *_):
+        for patch in self.patches:
+            patch.stop()
+
+
+def step(fsdp, device, inputs=3):
+    fsdp.zero_grad()
+    fsdp(torch.randn(4, inputs, device=device)).sum().backward()
+    fsdp.finish_gradient_synchronization()
+
+
+@on_all_ranks
+def test_weights_are_gathered_two_layers_ahead_and_freed_after_use(device):
+    fsdp = FullyShardedDataParallel(chain().to(device))
+    assert whole(fsdp) == []
+    with Log(fsdp) as first:
+        step(fsdp, device)
+    # Nothing is known of the order: each is gathered when it is used.
+    forward = list(range(LAYERS))
+    assert first.uses == [(index, [index]) for index in (*forward, *reversed(forward))]
+    assert first.most == 1
+    for _ in range(2):
+        with Log(fsdp) as later:
+            step(fsdp, device)
+        forward = [(0, [0, 1, 2]), (1, [3]), (2, [4]), (3, []), (4, [3])]
+        assert later.uses == [*forward, (4, [2]), (3, [1]), (2, [0]), (1, []), (0, [])]
+        assert later.most == 3
+        assert whole(fsdp) == []
+
+
+@pytest.mark.parametrize("name", ["checkpointed", "checkpointed, each block", "checkpointed, reentrant", "odd"])
+@on_all_ranks
+def test_few_weights_are_whole_at_once(device, name):
+    fsdp = FullyShardedDataParallel(MODELS[name]().to(device))
+    batches = share(make_batches(3, 2, device))
+    with Log(fsdp) as log:
+        train(fsdp, momentum(fsdp), batches)
+    # One is used, and computed again before its backward pass; two are ahead; a tied one is used twice.
+    assert log.most <= 4
+    assert whole(fsdp) == []
+
+
+@on_all_ranks
+def test_another_order_than_expected_costs_only_time(device):
+    fsdp = FullyShardedDataParallel(transformer().to(device))
+    [batch] = share(make_batches(1, 2, device))
+    gradients = []
+    for blocks in (3, 2, 3, 1):
+        every = fsdp.module.blocks
+        fsdp.module.blocks = every[:blocks]
+        fsdp.zero_grad()
+        backward(fsdp, batch)
+        fsdp.finish_gradient_synchronization()
+        fsdp.module.blocks = every
+        gradients.append(fsdp.module.lm_head.weight.grad)
+        assert whole(fsdp) == []
+    assert torch.equal(gradients[0], gradients[2])
+    assert not torch.equal(gradients[0], gradients[1])
+
+
+@on_all_ranks
+def test_a_look_at_the_model_between_forward_and_backward_changes_nothing(device):
+    fsdp = FullyShardedDataParallel(OddModel().to(device))
+    [batch] = share(make_batches(1, 2, device))
+    found = []
+    for look in (False, True, True):
+        fsdp.zero_grad()
+        loss = fsdp(batch).square().mean()
+        if look:
+            with torch.no_grad():
+                assert torch.equal(fsdp(batch).square().mean(), loss)
+        loss.backward()
+        fsdp.finish_gradient_synchronization()
+        found.append([parameter.grad for parameter in fsdp.parameters() if parameter.grad is not None])
+    with torch.inference_mode():
+        fsdp(batch)
+    assert whole(fsdp) == []
+    for gradients in zip(*found, strict=True):
+        assert torch.equal(gradients[0], gradients[1])
+        assert torch.equal(gradients[0], gradients[2])
+
+
+@on_all_ranks
+def test_an_exception_in_a_layer_leaves_shards(device):
+    fsdp = FullyShardedDataParallel(chain().to(device))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        fsdp(torch.randn(4, 99, device=device))
+    assert whole(fsdp) == []
+    assert all(layer.weight in fsdp.sharded_weights for layer in fsdp.module)
+    step(fsdp, device)
+
+
+@on_all_ranks
+def test_ranks_start_with_the_weights_of_rank_0(device):
+    module = chain().to(device)
+    before = {name: parameter.clone() for name, parameter in module.named_parameters()}
+    fsdp = FullyShardedDataParallel(module)
+    after = fsdp.gather_full_parameters()
+    assert same_on_all_ranks(after.values())
+    if dist.get_rank() == 0:
+        assert all(torch.equal(after[name], before[name]) for name in before)
+    rows = sum(layer.weight.to_local().numel() for layer in fsdp.module)
+    assert 0.4 < rows / sum(before[f"{index}.weight"].numel() for index in range(LAYERS)) < 0.6
+
+
+@on_all_ranks
+def test_misuse_is_refused(device):
+    fsdp = FullyShardedDataParallel(chain().to(device))
+    x = torch.randn(4, 3, device=device)
+    fsdp(x).sum().backward()
+    with pytest.raises(RuntimeError, match=r"^finish_gradient_synchronization\(\) was not called after the last"):
+        fsdp(x)
+    with pytest.raises(RuntimeError, match=r"^no_sync\(\) begins between"), fsdp.no_sync():
+        pass
+    fsdp.finish_gradient_synchronization()
+    module = fsdp.module
+    del fsdp
+    with pytest.raises(RuntimeError, match=r"^the FullyShardedDataParallel that gathers the weights of this module is"):
+        module(x)
+    with pytest.raises(ValueError, match=r"^compute_dtype is torch\.int8; allowed: floating-point dtypes, and None$"):
+        FullyShardedDataParallel(chain(), compute_dtype=torch.int8)
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        FullyShardedDataParallel(chain().requires_grad_(False))
+    for option in ({"sparse": True}, {"max_norm": 1.0}):
+        with pytest.raises(ValueError, match=r"^1 is an embedding with sparse=.*; allowed: sparse=False and max_norm"):
+            FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Embedding(3, 3, **option)))
+    with pytest.raises(
+        ValueError, match=r"^0.module.0.weight is a DTensor: sharded already; allowed: a module that is not$"
+    ):
+        FullyShardedDataParallel(nn.Sequential(FullyShardedDataParallel(chain().to(device))))
+    block = nn.Sequential(nn.Linear(3, 3))
+    block[0].compile(backend="eager")
+    with pytest.raises(ValueError, match=r"^0 was compiled in place; allowed: torch\.compile\(module\)$"):
+        FullyShardedDataParallel(block)
+    with pytest.raises(ValueError, match=r"^the ranks' models differ"):
+        FullyShardedDataParallel(nn.Linear(3, 3 + dist.get_rank()).to(device))
+
+
+@pytest.mark.parametrize("name", ["odd", "checkpointed"])
+@on_all_ranks
+def test_a_dropped_model_is_freed_without_the_garbage_collector(device, name):
+    gc.collect()
+    gc.disable()
+    try:
+        fsdp = FullyShardedDataParallel(MODELS[name]().to(device), compute_dtype=torch.bfloat16)
+        batches = share(make_batches(2, 2, device))
+        train(fsdp, momentum(fsdp), batches)
+        fsdp.module.state_dict()
+        tensors = [p.grad for p in fsdp.parameters() if p.grad is not None]
+        tensors += [*fsdp.parameters(), *(weight.whole for weight in fsdp.sharded_weights.values())]
+        watched = [weakref.ref(tensor) for tensor in [fsdp, fsdp.module, *tensors]]
+        del fsdp, tensors
+        deadline = time.monotonic() + 5  # Gloo's threads let go of what they have sent a moment later.
+        while any(ref() is not None for ref in watched) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [ref() for ref in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
+
+
+@on_all_ranks
+def test_a_compiled_wrapper_breaks_its_graph_where_it_communicates(device):
+    torch._dynamo.reset()
+    fsdp = FullyShardedDataParallel(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).to(device))
+    compiled = torch.compile(fsdp, backend="aot_eager")
+    x = torch.randn(4, 3, device=device)
+    with torch.no_grad():
+        expected = fsdp(x)
+    for _ in range(2):
+        fsdp.zero_grad()
+        found = compiled(x)
+        assert torch.equal(found, expected)
+        found.sum().backward()
+        fsdp.finish_gradient_synchronization()
+    assert all(parameter.grad is not None for parameter in fsdp.parameters())

@@ -1,0 +1,185 @@
+"""Checkpoints of sharded models and optimizers: onto other numbers of processes, there and back."""
+
+import copy
+import os
+import signal
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.tensor import Shard
+from torch.utils._pytree import tree_leaves
+
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
+from tests.parallel.test_fsdp import OddModel, assert_same, make_batches, named, share, train, whole
+from tests.support.ranks import PROCESSES, on_all_ranks
+
+
+def shared_folder():
+    """An empty folder, the same on all ranks, for whoever makes it to remove."""
+    folders = [tempfile.TemporaryDirectory() if dist.get_rank() == 0 else None]
+    names = [folder.name if folder else None for folder in folders]
+    dist.broadcast_object_list(names)
+    return folders[0], Path(names[0])
+
+
+def model_on(device):
+    model = OddModel().to(device)
+    model.unused.requires_grad_(False)  # PyTorch's checkpoints want each parameter to have had a gradient.
+    return model
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=0.1)
+
+
+@on_all_ranks
+def test_a_checkpoint_goes_onto_one_process_and_back(device):
+    batches = share(make_batches(3, 3, device))
+    fsdp = FullyShardedDataParallel(model_on(device))
+    optimizer = optimizer_of(fsdp)
+    train(fsdp, optimizer, batches)
+    held, folder = shared_folder()
+    dcp.save({"training": TrainingState(fsdp, optimizer)}, checkpoint_id=folder / "two")
+
+    alone = model_on(device)
+    state_alone = TrainingState(alone, optimizer_of(alone))
+    dcp.load({"training": state_alone}, checkpoint_id=folder / "two", no_dist=True)
+    assert_same(fsdp.gather_full_parameters(), named(alone))
+    if dist.get_rank() == 0:
+        dcp.save({"training": state_alone}, checkpoint_id=folder / "one", no_dist=True)
+    dist.barrier()
+
+    again = FullyShardedDataParallel(model_on(device))
+    optimizer_again = optimizer_of(again)
+    dcp.load({"training": TrainingState(again, optimizer_again)}, checkpoint_id=folder / "one")
+    for model, its_optimizer in ((fsdp, optimizer), (again, optimizer_again)):
+        train(model, its_optimizer, batches)
+    assert_same(again.gather_full_parameters(), fsdp.gather_full_parameters())
+    dist.barrier()
+    if held:
+        held.cleanup()
+
+
+@on_all_ranks
+def test_states_are_dtensors_which_load_from_whole_tensors_too(device):
+    fsdp = FullyShardedDataParallel(OddModel().to(device))
+    state = fsdp.module.state_dict()
+    assert list(state) == list(OddModel().state_dict())
+    sharded = {name for name, value in state.items() if value.placements == (Shard(0),)}
+    replicated = ("norm.weight", "scale", "same_table", "table.weight")
+    assert sharded == {name for name in state if name not in replicated and not name.endswith("bias")}
+    whole = {name: value.full_tensor() for name, value in state.items()}
+    assert_same(whole, fsdp.gather_full_parameters())
+    other = OddModel().to(device)
+    other.load_state_dict(whole)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    fsdp.module.load_state_dict(other.state_dict())
+    assert_same(fsdp.gather_full_parameters(), named(other))
+    with pytest.raises(RuntimeError, match=r"size mismatch for head\.weight"):
+        fsdp.module.load_state_dict({**other.state_dict(), "head.weight": torch.zeros(3, 5)})
+    fsdp.load_state_dict(copy.deepcopy(fsdp.state_dict()))
+    assert isinstance(fsdp.module.head, nn.Linear)
+
+
+def everything(model, optimizer):
+    """Copies of all tensors of a training run."""
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
+    return [tensor.clone() for tensor in tree_leaves(state) if isinstance(tensor, torch.Tensor)]
+
+
+def trained(device, width=5, layers=2):
+    fsdp = FullyShardedDataParallel(nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).to(device))
+    optimizer = optimizer_of(fsdp)
+    for _ in range(2):
+        fsdp(torch.randn(3, width, device=device)).square().sum().backward()
+        fsdp.finish_gradient_synchronization()
+        optimizer.step()
+    return fsdp, optimizer
+
+
+def truncate(folder):
+    """Cut the tensors' files in half."""
+    for file in folder.glob("*.distcp"):
+        os.truncate(file, file.stat().st_size // 2)
+
+
+FAULTS = {
+    "truncated": ({}, truncate, "."),
+    "fewer layers": ({"layers": 1}, None, "Missing key in checkpoint state_dict: training.model.1.weight"),
+    "more layers": (
+        {"layers": 3},
+        None,
+        r"another model's: it has 2\.weight: \[5, 5\] where this one has nothing more",
+    ),
+    "wider": (
+        {"width": 6},
+        None,
+        r"Size mismatch between saved torch.Size\(\[6, 6\]\) and current: torch.Size\(\[5, 5\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@on_all_ranks
+def test_a_checkpoint_that_does_not_load_changes_nothing(device, fault):
+    saved, damage, sentence = FAULTS[fault]
+    held, folder = shared_folder()
+    dcp.save({"training": TrainingState(*trained(device, **saved))}, checkpoint_id=folder)
+    dist.barrier()
+    if damage and dist.get_rank() == 0:
+        damage(folder)
+    dist.barrier()
+    model, optimizer = trained(device)
+    before = everything(model, optimizer)
+    with pytest.raises((dcp.api.CheckpointException, ValueError), match=sentence):
+        dcp.load({"training": TrainingState(model, optimizer)}, checkpoint_id=folder)
+    after = everything(model, optimizer)
+    assert len(before) == len(after) == 4 + 3 * 4
+    assert all(torch.equal(whole(a), whole(b)) for a, b in zip(after, before, strict=True))
+    dist.barrier()
+    if held:
+        held.cleanup()
+
+
+def save_twice(rank, folder):
+    """Save a model of ones, then one of twos, at which rank 1 is killed when it has written its part."""
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=PROCESSES)
+    fsdp = FullyShardedDataParallel(nn.Linear(3, 5))
+    optimizer = optimizer_of(fsdp)
+    write = FileSystemWriter.write_data
+
+    def write_and_die(*arguments):
+        result = write(*arguments)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    for step, writer in ((1, write), (2, write_and_die)):
+        with torch.no_grad(), mock.patch.object(FileSystemWriter, "write_data", writer):
+            for parameter in fsdp.parameters():
+                parameter.fill_(step)
+            dcp.save({"training": TrainingState(fsdp, optimizer)}, checkpoint_id=Path(folder) / f"{step:08}")
+
+
+def test_a_rank_killed_while_it_saves_leaves_the_previous_checkpoint(tmp_path):
+    assert latest_checkpoint(tmp_path) is None
+    with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
+        torch.multiprocessing.spawn(save_twice, (str(tmp_path),), PROCESSES)
+    assert any((tmp_path / "00000002").iterdir())
+    assert latest_checkpoint(tmp_path) == tmp_path / "00000001"
+    model = nn.Linear(3, 5)
+    state = {"training": TrainingState(model, optimizer_of(model))}
+    dcp.load(state, checkpoint_id=latest_checkpoint(tmp_path), no_dist=True)
+    assert all((parameter == 1).all() for parameter in model.parameters())

@@ -1,0 +1,217 @@
+"""The self-checks of the kernel profile, and what its section quotes, on made-up and on doctored tables."""
+
+import pytest
+
+from cs336_systems.accounting.transformer import forward_products
+from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.sizes import parse_size
+from scripts.answers import nsys_profile
+from scripts.answers.nsys_profile.attention import attention_answers, removal_answers
+from scripts.checks import kernel_profile
+from scripts.tables import merge
+from scripts.views.data import load, select
+from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
+
+EXPERIMENTS = ("kernel_profile", "end_to_end")
+
+
+def load_tables(folder, cells, **origin):
+    tables = {}
+    for name in EXPERIMENTS:
+        raw = write_raw(folder, name, rows_of(cells(name), provenance(**origin)))
+        merge(name, [str(raw)], str(folder / f"{name}.csv"), "nvidia-h200" if origin else "cpu")
+        tables[name] = load(name, folder / f"{name}.csv")
+    return tables
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """Tables of some of the handout's cells on an H200. Not to be changed."""
+
+    def cells(name):
+        return [
+            cell
+            for cell in planned_cells(name, "handout")
+            if cell.size in ("small", "xl", "2.7B", "10B") and (cell.context == 512 or cell.attention == "flash")
+        ] + [KernelProfile(size="xl", context=1024, precision="bf16", mode="inference")] * (name == "kernel_profile")
+
+    return load_tables(tmp_path_factory.mktemp("h200"), cells, **H200)
+
+
+@pytest.fixture(scope="module")
+def sound_cpu(tmp_path_factory):
+    """Tables of the smoke grids on a CPU. Not to be changed."""
+    return load_tables(tmp_path_factory.mktemp("cpu"), lambda name: planned_cells(name, "smoke"))
+
+
+@pytest.fixture
+def table(sound):
+    return sound["kernel_profile"].copy()
+
+
+CELL = {"size": "xl", "context": 512, "precision": "fp32", "compiled": False, "attention": "plain"}
+
+
+def where(table, **wanted):
+    """The index of the one row that has these values."""
+    (index,) = select(table, **wanted).index
+    return index
+
+
+def outcome(table, sound, check):
+    checks = {found.check: found for found in kernel_profile.checks(sound | {"kernel_profile": table})}
+    (found,) = [found for name, found in checks.items() if check in name]
+    return found.outcome, found.detail
+
+
+def test_sound_tables_pass(sound, sound_cpu):
+    assert {check.outcome for check in kernel_profile.checks(sound)} == {"passed"}
+    found = [check.outcome for check in kernel_profile.checks(sound_cpu)]
+    assert found == ["not applicable", "not applicable", "passed", "passed", "passed"]
+
+
+def test_nothing_applies_to_empty_tables(sound):
+    empty = {name: table.iloc[:0] for name, table in sound.items()}
+    assert {check.outcome for check in kernel_profile.checks(empty)} == {"not applicable"}
+
+
+def test_the_device_sets_the_pace_of_some_cells(sound):
+    _, detail = outcome(sound["kernel_profile"], sound, "end_to_end")
+    assert int(detail.split()[0]) == 11  # small bf16 is not among them
+
+
+@pytest.mark.parametrize(
+    ("check", "cell", "factor", "complaint"),
+    [
+        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "step, backw"),
+        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "step, backw"),
+        ("CUDA events", {"metric": "stage_profiled", "stage": "forward", "mode": "inference"}, 1.06, "inference, forw"),
+        (
+            "end_to_end",
+            {"metric": "stage_busy", "stage": "forward", "mode": "train_step"},
+            1.2,
+            "xl, context 512, fp32",
+        ),
+        ("end_to_end", {"metric": "stage_busy", "stage": "forward", "mode": "inference"}, 0.8, "xl, context 512, fp32"),
+    ],
+)
+def test_a_doctored_stage_is_named(table, sound, check, cell, factor, complaint):
+    assert outcome(table, sound, check)[0] == "passed"
+    table.loc[where(table, **CELL, **cell), "mean"] *= factor
+    result, detail = outcome(table, sound, check)
+    assert (result, complaint in detail) == ("failed", True), detail
+
+
+def test_a_short_stage_may_differ_by_what_recording_an_event_takes(table, sound):
+    index = where(table, **CELL, metric="stage_profiled", stage="loss", mode="train_step")
+    table.loc[index, "mean"] += 0.9 * kernel_profile.STAGE_SLACK_MS
+    assert outcome(table, sound, "CUDA events")[0] == "passed"
+
+
+def test_where_the_host_sets_the_pace_times_may_differ(table, sound):
+    idle = where(table, **CELL, metric="stage_idle", stage="forward", mode="inference")
+    table.loc[idle, "mean"] += table.loc[where(table, **CELL, metric="stage_busy", mode="inference"), "mean"]
+    assert outcome(table, sound, "end_to_end")[0] == "passed"
+
+
+@pytest.mark.parametrize(("factor", "result"), [(1.08, "passed"), (1.12, "failed")])
+def test_a_host_that_sets_the_pace_may_leave_a_stage_late(table, sound, factor, result):
+    stage = {"stage": "backward", "mode": "train_step"}
+    busy, idle, events = (
+        where(table, **CELL, **stage, metric=metric) for metric in ("stage_busy", "stage_idle", "stage_profiled")
+    )
+    moved = 0.3 * table.loc[busy, "mean"].item()
+    table.loc[busy, "mean"] -= moved
+    table.loc[idle, "mean"] += moved
+    table.loc[events, "mean"] *= factor
+    assert outcome(table, sound, "CUDA events")[0] == result
+
+
+def test_kernels_of_unknown_origin_are_told(table, sound):
+    table.loc[where(table, **CELL, metric="unattributed", mode="inference"), "mean"] = 0.011
+    result, detail = outcome(table, sound, "unknown")
+    assert (result, detail.startswith("xl, context 512, fp32, inference: 1.1%")) == ("failed", True)
+
+
+def test_a_missing_product_is_counted(table, sound):
+    index = where(table, **CELL, metric="kernel", range="scores", category="matmul", stage="forward", mode="inference")
+    table.loc[index, "n"] -= table.loc[index, "steps"]
+    result, detail = outcome(table, sound, "matmul")
+    assert (result, "432 kernels, 433 products" in detail) == ("failed", True)
+    assert forward_products(parse_size("xl")) == 433
+
+
+def test_sums_of_partial_products_are_no_products(table, sound):
+    index = where(table, **CELL, metric="kernel", range="scores", category="matmul", stage="forward", mode="inference")
+    table.loc[len(table)] = table.loc[index]
+    for name in ("splitKreduce_kernel", "sm80_xmma_gemm_f32f32_tn_n_tilesize64x64x8_ffma_split_k"):
+        table.loc[len(table) - 1, "kernel"] = name
+        assert outcome(table, sound, "matmul")[0] == "passed"
+    table.loc[len(table) - 1, "kernel"] = "nvjet_another"
+    assert outcome(table, sound, "matmul")[0] == "failed"
+
+
+def test_the_top_kernel_and_its_calls_are_those_of_the_table(sound):
+    found = nsys_profile.answers(sound)
+    (line,) = [row for row in found["top"].rows if row[:2] == ["xl", "fp32"]]
+    # In the made-up tables one kernel computes all products.
+    assert line[2].startswith("nvjet")
+    assert line[3].startswith("48 × (query, key, value, ")
+    assert line[3].endswith(" + lm_head")
+    assert (line[4], line[6]) == ("433", "433")
+    (line,) = [row for row in found["top_both"].rows if row[:2] == ["xl", "fp32"]]
+    assert int(line[3]) == int(line[5]) == 3 * 433
+    assert found["tops_matmul"] == found["tops"] == 8
+    assert found["focus"] == "2.7B"  # no training step of 10B
+
+
+def test_shares_of_categories_add_up(sound):
+    found = nsys_profile.answers(sound)
+    table = sound["kernel_profile"]
+    rows = select(table, size="2.7B", context=512, precision="fp32", mode="train_step", metric="kernel")
+    spent = rows["mean"] * rows["n"]
+    share = spent[rows["category"] == "matmul"].sum() / spent.sum()
+    (line,) = [row for row in found["shares"].rows if row[0] == "matmul"]
+    assert line[2].startswith(f"{100 * share:.0f}")
+    assert {change["precision"]: change["falls"] for change in found["changes"]} == {"fp32": 3, "bf16": 3}
+
+
+def test_softmax_is_compared_with_the_products_in_time_and_operations(sound):
+    rows = select(sound["kernel_profile"], context=512, compiled=False, attention="plain")
+    found = attention_answers(rows)
+    (line,) = [row for row in found["attention"].rows if row[:2] == ["xl", "bf16"]]
+    # Made up: 6 parts against 4 + 4; five operations per score against four times the head dimension, 64.
+    assert line[5:] == ["0.75", f"{5 / 256:.3f}", f"{0.75 * 256 / 5:.1f}×"]
+
+
+def test_what_compiling_removes_is_quoted(sound):
+    found = removal_answers(sound["kernel_profile"])
+    assert found["removal"].groups[1:] == [
+        ("inference, context 512", 2),
+        ("training step, context 512", 3),
+        ("inference, context 1024", 2),
+        ("training step, context 1024", 1),
+    ]
+    compiled = next(one for one in found["removed"] if one["variant"] == "compiled")
+    assert compiled["launches"][0] > 2 * compiled["launches"][1]
+    assert compiled["step"][1] == pytest.approx(0.8 * compiled["step"][0], rel=0.05)
+
+
+def test_the_profilers_cost_is_the_ratio_of_steps(sound):
+    found = nsys_profile.answers(sound)
+    assert (found["cost_median"], found["cost_cells"]) == ("1.20×", 20)
+
+
+def test_a_forward_pass_is_compared_with_the_timer_of_the_other_experiment(sound):
+    found = nsys_profile.answers(sound)
+    assert found["forward_cells"] == 8
+    # The host sets the pace of the smallest in bf16; end_to_end has no inference of 10B.
+    assert found["host_bound"] == ["small bf16"]
+    assert found["compared"] == 8 - 1 - 2
+    assert found["largest_gap"][0] < 0.05
+    assert found["forward"].rows[-1][:2] == ["10B", "bf16"]
+
+
+def test_nothing_measured_is_said(sound):
+    empty = {name: table.iloc[:0] for name, table in sound.items()}
+    assert nsys_profile.answers(empty) == {"context": None}

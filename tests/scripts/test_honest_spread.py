@@ -1,0 +1,32 @@
+"""What GPUs honestly differ by from launch to launch fails no self-check."""
+
+import numpy as np
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WALL
+from cs336_systems.measure.record import parameters
+from scripts.checks import HONEST
+from scripts.self_checks import all_checks
+from tests.samples import ROOT
+from tests.support.faults import multiply, recorded
+
+CLOCKED = ("ms", "s", "us")
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """What was recorded on an H200. Not to be changed."""
+    return recorded(ROOT / "recorded/nvidia-h200/raw")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_check_fails_where_each_cell_was_faster_or_slower(tables, seed):
+    """By as much as is honest, all times of a cell alike but for the total, with which samples of the clock agree."""
+    rng = np.random.default_rng(seed)
+    others = {name: table.copy() for name, table in tables.items()}
+    for name, table in others.items():
+        timed = table[table["unit"].isin(CLOCKED) & (table["metric"] != WALL) & (table["status"] == "ok")]
+        for _, rows in timed.groupby(parameters(EXPERIMENTS[name])):
+            multiply(table, rows.index, 1 + HONEST * rng.choice([-1, 1]))
+    assert [(check.check, check.detail) for check in all_checks(others) if check.outcome == "failed"] == []

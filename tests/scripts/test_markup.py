@@ -1,0 +1,175 @@
+"""Strings and numbers as Typst markup: what a PDF's reader sees of them."""
+
+import math
+
+import pytest
+import typst
+
+from scripts.rendering import markup
+from scripts.rendering.markup import (
+    FONT_FOLDER,
+    Table,
+    Typst,
+    escape,
+    finalize,
+    fixed,
+    listing,
+    mean_std,
+    significant,
+    span,
+    string,
+)
+from tests.samples import pdf_text, squeeze
+
+NASTY = [
+    "#let x = 1; #panic() $x^2$ @nowhere <label>",
+    "{{ jinja }} {% raw %} << name >> <% set x %> <# gone #>",
+    "'single' \"double\" `raw` \\back\\ \\u{41} \\",
+    "*bold* _slanted_ = heading // comment /* more */ ~ -- ...",
+    "[brackets] (parens) https://example.org a/b%c^d&e|f",
+    "Ωμέγα Привет",
+]
+
+
+@pytest.fixture
+def typeset(tmp_path):
+    """The text that a PDF of some markup shows, without white space."""
+
+    def run(source):
+        path = tmp_path / "page.typ"
+        path.write_text('#set text(font: ("Libertinus Serif", "DejaVu Sans"))\n#let reason(it) = it\n' + source)
+        typst.compile(str(path), output=str(tmp_path / "page.pdf"), font_paths=[str(FONT_FOLDER)])
+        return pdf_text(tmp_path / "page.pdf")
+
+    return run
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_strings_come_out_as_they_are(typeset, text):
+    assert typeset(f"before {escape(text)} after") == squeeze(f"before{text}after")
+    assert typeset(f"#raw({string(text)})") == squeeze(text)
+    assert squeeze(text) in typeset(Table(["a"], [[text]]).markup())
+
+
+def test_markup_in_a_table_is_left_as_it_is(typeset):
+    assert typeset(Table(["a"], [[Typst("*one* #(1 + 1)")]]).markup()) == "aone2"
+
+
+def test_a_row_of_one_cell_is_a_heading_over_all_columns(typeset):
+    table = Table(["size", "fp32"], [["2 GPUs"], ["small", "1"]])
+    assert 'table.cell(colspan: 2, align: left)[_#"2 GPUs";_]' in table.markup()
+    assert typeset(table.markup()) == "sizefp322GPUssmall1"
+
+
+def test_right_to_left_text_is_there(typeset):
+    assert typeset(escape("שלום")) in ("שלום", "שלום"[::-1])  # a PDF stores it as it is drawn
+
+
+def test_control_characters_are_spaces(typeset):
+    assert string("a\x00\x1b[31m\r\n\tb\x7fc") == '"a [31m b c"'
+    assert typeset(escape("a\x00\nb")) == "ab"
+
+
+@pytest.mark.parametrize(("text", "shown"), [("测量", "[U+6D4B][U+91CF]"), ("中", "[U+4E2D]"), ("कx", "[U+0915]x")])
+def test_characters_without_a_glyph_show_their_code_point(typeset, text, shown):
+    assert typeset(escape(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (None, '#"not measured";'),
+        ("#x", '#"#x";'),
+        (Typst("#x"), "#x"),
+        (0, "0"),
+        (9999, "9999"),
+        (10_000, "10\u202f000"),
+        (1_234_567, "1\u202f234\u202f567"),
+    ],
+)
+def test_templates_print_text_whole_numbers_and_markup(value, printed):
+    assert finalize(value) == printed
+    assert isinstance(finalize(value), Typst)
+
+
+@pytest.mark.parametrize("value", [1.5, math.nan, True, [1], {"a": 1}])
+def test_a_value_without_a_format_is_refused(value):
+    with pytest.raises(TypeError, match="needs a format"):
+        finalize(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "printed"),
+    [
+        (1234.5, 3, "1234"),
+        (123.456, 3, "123"),
+        (12.3456, 3, "12.3"),
+        (1.23456, 3, "1.23"),
+        (0.0012345, 3, "0.00123"),
+        (0.0012345, 2, "0.0012"),
+        (9.9995, 7, "9.999500"),
+        (-0.5, 2, "-0.50"),
+        (0.0, 3, "0"),
+    ],
+)
+def test_significant_digits(value, digits, printed):
+    assert significant(value, digits) == printed
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "printed"),
+    [
+        ("ms", 12.345, "12.3\u202fms"),
+        ("seconds", 0.5, "0.500\u202fs"),
+        ("times", 1.005, "1.00×"),
+        ("times", 2, "2.00×"),
+        ("percent", 0.123, "12\u202f%"),
+        ("percent", 0.00123, "0.12\u202f%"),
+    ],
+)
+def test_numbers_have_units_that_stay_with_them(name, value, printed):
+    assert markup.FILTERS[name](value) == printed
+
+
+@pytest.mark.parametrize("name", ["sig", "ms", "seconds", "times", "percent"])
+@pytest.mark.parametrize("value", [None, math.nan])
+def test_what_is_not_a_number_is_not_measured(name, value):
+    assert markup.FILTERS[name](value) == '#"not measured";'
+
+
+def test_a_column_of_numbers_has_equally_many_decimals():
+    assert fixed([12.345, 120.0, None, math.nan]) == ["12.3", "120.0", "", ""]
+    assert fixed([1.2345, 120.0]) == ["1.23", "120.00"]
+    assert fixed([]) == []
+    assert mean_std([(12.345, 0.678), (120.0, None), (None, None)]) == ["12.3 ± 0.7", "120.0", ""]
+
+
+@pytest.mark.parametrize(
+    ("items", "text"), [([], ""), (["a"], "a"), (["a", "b"], "aandb"), (["#a", "b", "c*"], "#a,bandc*")]
+)
+def test_a_listing_reads_as_prose(typeset, items, text):
+    assert typeset(listing(items)) == text
+
+
+def test_a_reason_spans_the_columns_it_empties(typeset):
+    why = "not measured: out of memory"
+    table = Table(
+        ["size", "fp32", "bf16", "ratio"],
+        [["small", "1", "2", "3"], ["#xl", why, why, why]],
+        groups=[("g", 4), ("of no columns", 0)],
+    )
+    assert table.markup().count("colspan: 3") == 1
+    assert typeset(table.markup()) == "gsizefp32bf16ratiosmall123#xl" + squeeze(why)
+
+
+@pytest.mark.parametrize(
+    ("values", "unit", "printed"),
+    [
+        ((1.0, 2.0), "ms", "1.00\u202fms to 2.00\u202fms"),
+        ((205.9, 206.2), "ms", "206\u202fms"),
+        ((1.141, 1.144), "×", "1.14×"),
+        ((0.1, 0.25), "%", "10\u202f% to 25\u202f%"),
+    ],
+)
+def test_a_span_of_one_number_is_that_number(values, unit, printed):
+    assert span(values, unit) == printed

@@ -1,0 +1,107 @@
+"""The report and the run's verdict say of each self-check and each grid what became of it."""
+
+import re
+from pathlib import Path
+
+import pandas
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.plan import make_plan
+from scripts.coverage import OUTCOMES, UNPLANNED, cover
+from scripts.rendering.contents import read_contents
+from scripts.rendering.markup import finalize
+from scripts.verdict import judge
+from scripts.views.data import frame
+from scripts.writeup import render
+from tests.samples import ROOT, config, pdf_text, squeeze
+from tests.subsets import typeset_without_pictures
+
+CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
+PLAN = make_plan(config(machine="cpu"))
+TABLES = {name: frame(name, []) for name in EXPERIMENTS}
+COUNTS = ["planned", *OUTCOMES, UNPLANNED]
+
+
+def checks_of(outcomes):
+    rows = [(f"check {number}", outcome, f"detail {number}") for number, outcome in enumerate(outcomes)]
+    return pandas.DataFrame(rows, columns=["check", "outcome", "detail"])
+
+
+@pytest.fixture
+def rendered(monkeypatch):
+    """The report's source where nothing was measured, with these checks and this coverage."""
+    monkeypatch.chdir(ROOT)
+
+    def run(outcomes=(), coverage=None):
+        covered = cover(PLAN, TABLES) if coverage is None else coverage
+        return render(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes), dict.fromkeys(TABLES, ()))
+
+    return run
+
+
+OUTCOMES_OF_CHECKS = ["failed", "passed", "not applicable", "passed", "failed", "not applicable"]
+
+
+def test_each_check_has_its_own_outcome(rendered, tmp_path):
+    source = rendered(OUTCOMES_OF_CHECKS)
+    rows = re.findall(r'\[#"check (\d)";\], outcome\("(.*?)"\), \[#"detail (\d)";\],', source)
+    expected = [(str(number), outcome, str(number)) for number, outcome in enumerate(OUTCOMES_OF_CHECKS)]
+    assert rows == expected
+    assert "2 of 4 applicable self-checks passed" in source
+    typeset_without_pictures(source, tmp_path, tmp_path / PLAN.results / "figures")
+    printed = pdf_text(Path(tmp_path, "writeup.pdf"))
+    for number, outcome, _ in expected:
+        assert squeeze(f"check {number} {outcome} detail {number}") in printed
+
+
+@pytest.fixture
+def judged(rendered, tmp_path):
+    """The verdict on checks with these outcomes, for a report of these checks or with another source."""
+
+    def run(*outcomes, strict=False, source=None):
+        checks, typ, verdict = (tmp_path / name for name in ("checks.csv", "writeup.typ", "verdict.txt"))
+        checks_of(outcomes).to_csv(checks, index=False)
+        typ.write_text(rendered(outcomes) if source is None else source)
+        verdict.unlink(missing_ok=True)
+        try:
+            judge(str(checks), str(typ), str(verdict), "results/cpu/writeup.pdf", strict)
+        except SystemExit as refusal:
+            assert not verdict.exists()
+            return str(refusal.code)
+        return verdict.read_text()
+
+    return run
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_verdict_counts_what_applies(judged, strict):
+    line = "The report is results/cpu/writeup.pdf (2 of 2 self-checks passed)\n"
+    assert judged("passed", "not applicable", "passed", strict=strict) == line
+
+
+def test_a_failed_check_fails_a_strict_run_only(judged):
+    assert "(1 of 2 self-checks passed)" in judged("passed", "failed", "not applicable")
+    words = "1 self-checks failed and config.yaml says strict: true: check 1: detail 1"
+    assert judged("passed", "failed", strict=True) == words
+
+
+def test_a_report_that_shows_other_outcomes_has_no_verdict(rendered, judged):
+    source = rendered(OUTCOMES_OF_CHECKS)
+    assert "(2 of 4 self-checks passed)" in judged(*OUTCOMES_OF_CHECKS, source=source)
+    flattering = source.replace('outcome("failed")', 'outcome("passed")')
+    assert "its table of self-checks has other outcomes than" in judged(*OUTCOMES_OF_CHECKS, source=flattering)
+    miscounted = source.replace("\n2 of 4 applicable", "\n12 of 4 applicable")
+    assert "does not say that 2 of 4 self-checks passed" in judged(*OUTCOMES_OF_CHECKS, source=miscounted)
+
+
+def test_each_grid_has_its_own_counts(rendered):
+    grids = cover(PLAN, TABLES)
+    # Another number in each cell of the table, so that none can stand for another.
+    grids[COUNTS] = [[100 * row + column for column in range(len(COUNTS))] for row in range(1, len(grids) + 1)]
+    source = rendered(coverage=grids)
+    for row in grids.to_dict("records"):
+        texts = [row["experiment"], row["grid"], *(str(row[name]) for name in COUNTS)]
+        assert " ".join(f'[#"{text}";],' for text in texts) in source
+    measured, planned, oom = (finalize(int(grids[name].sum())) for name in ("ok", "planned", "oom"))
+    assert f'{measured} of {planned} planned cells measured at the #"smoke"; scale, {oom} ran out of memory' in source

@@ -1,0 +1,311 @@
+"""The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
+
+import contextlib
+import dataclasses
+import functools
+import re
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import jinja2
+import pandas
+import pytest
+
+from cs336_systems.discovery import modules
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
+from cs336_systems.measure.record import read_table
+from cs336_systems.plan import Plan, make_plan, plan_to_json
+from scripts.answers import pytorch_attention
+from scripts.coverage import write_coverage
+from scripts.draw import draw
+from scripts.plan import keep
+from scripts.rendering.contents import read_contents
+from scripts.rendering.style import save_note
+from scripts.self_checks import write_checks
+from scripts.tables import merge
+from scripts.views.data import load
+from scripts.writeup import environment, picture_of, render, typeset, write
+from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
+from tests.support.made_once import made_once
+
+CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
+DIGESTS = {name: [provenance().source_digest] for name in EXPERIMENTS}
+H200_PLAN = make_plan(config(machine="1 x NVIDIA H200"))
+CPU_PLAN = make_plan(config(machine="cpu"))
+NASTY = (
+    "#panic() $x_1$ @tab-times <checks> {{a}} << b >> <% set c %> <# d #> \"q\" 'r' \\n \\ *bold* _e_ `f` [g] // h "
+    "Ωмега"
+)
+CLOSED_FORMS = [*CONTENTS.parts["Data parallel and its limits, several devices"], "training_leaderboard"]
+"""Sections that need no measurement."""
+CHINESE, SHOWN_CHINESE = "测 中", "[U+6D4B] [U+4E2D]"
+
+
+class Report:
+    """A finished report and what it was made of."""
+
+    def __init__(self, results: Path):
+        self.results = results
+        self.pdf = results / "writeup.pdf"
+        self.source = results / "writeup.typ"
+        self.text = pdf_text(self.pdf)
+        self.figures = results / "figures"
+        self.tables = {name: load(name, results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
+
+    def says(self, text: str) -> bool:
+        return squeeze(text) in self.text
+
+
+def typeset_again(plan: Plan) -> None:
+    """Fill and typeset the report from the tables, coverage and self-checks that are there."""
+    results = plan.results
+    write(
+        plan=str(results / "plan.json"),
+        tables={name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS},
+        coverage=str(results / "coverage.csv"),
+        checks=str(results / "checks.csv"),
+        digests=DIGESTS,
+        source=str(results / "writeup.typ"),
+        output=str(results / "writeup.pdf"),
+    )
+
+
+def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
+    """Make the report that the pipeline's scripts make of rows, by experiment, and of a trace."""
+    shutil.copytree(ROOT / "report", folder / "report")
+    results = plan.results
+    # A table is read once, though each figure reads its own.
+    with contextlib.chdir(folder), mock.patch("scripts.views.data.read_table", functools.cache(read_table)):
+        tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
+        unplanned = {name: str(results / "unplanned" / f"{name}.csv") for name in EXPERIMENTS}
+        for name, path in tables.items():
+            raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
+            planned = [dataclasses.astuple(cell) for job in plan.jobs[name].values() for cell in job.cells]
+            merge(name, raw, path, plan.machine, planned=planned, unplanned=unplanned[name])
+        keep(plan_to_json(plan), str(results / "plan.json"))
+        (results / "figures").mkdir()
+        for name, figure in CONTENTS.figures.items():
+            output = str(results / "figures" / f"{name}.svg")
+            draw(figure.script, figure.options, output, **figure.sources(tables, trace))
+        both = {name: (tables[name], unplanned[name]) for name in EXPERIMENTS}
+        write_coverage(str(results / "plan.json"), both, str(results / "coverage.csv"))
+        write_checks(tables, str(results / "checks.csv"))
+        typeset_again(plan)
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """The report of the handout's grids on an H200; the words of one failure are nasty."""
+
+    def make(folder):
+        failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
+        origin = provenance(**H200, git_dirty=True, cpu=NASTY)
+        first = planned_cells("end_to_end", "handout")[0]
+        rows = {
+            name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
+            for name in EXPERIMENTS
+        }
+        write_report(folder, H200_PLAN, rows, str(ROOT / "tests" / "traces" / "eager.json.gz"))
+
+    return Report(made_once(tmp_path_factory, "h200", make) / H200_PLAN.results)
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    """The report of the smoke grids on a processor with a nasty name."""
+
+    def make(folder):
+        rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
+        write_report(folder, CPU_PLAN, rows)
+
+    return Report(made_once(tmp_path_factory, "cpu", make) / CPU_PLAN.results)
+
+
+@pytest.fixture(scope="module")
+def nothing(tmp_path_factory):
+    """The report of a machine on which nothing was measured."""
+    folder = made_once(tmp_path_factory, "nothing", lambda folder: write_report(folder, CPU_PLAN, {}))
+    return Report(folder / CPU_PLAN.results)
+
+
+@pytest.fixture(params=["h200", "cpu", "nothing"])
+def report(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_every_report_has_every_section(report):
+    for part in CONTENTS.parts:
+        assert report.says(part)
+    for name in CONTENTS.sections:
+        assert report.says(name)
+    for heading in ("Machine and versions", "Coverage", "Self-checks", "Commands", "References"):
+        assert report.says(heading)
+
+
+def test_no_template_module_or_caption_is_left_over():
+    templates = {path.name.removesuffix(".typ.j2") for path in (ROOT / "report" / "sections").glob("*")}
+    assert templates == set(CONTENTS.sections)
+    assert {path.stem for path in (ROOT / "report" / "captions").glob("*")} == {"figure", "table", "checks"}
+    assert modules("scripts.answers") == sorted(f"scripts.answers.{name}" for name in CONTENTS.sections)
+    used = {f"scripts.figures.{figure.script}" for figure in CONTENTS.figures.values()}
+    assert modules("scripts.figures") == sorted(used)
+
+
+def test_every_picture_is_shown_once_and_drawn(h200, nothing):
+    templates = "".join(path.read_text() for path in (ROOT / "report").rglob("*.j2"))
+    assert sorted(re.findall(r'<< figure\("(\w+)"\) >>', templates)) == sorted(CONTENTS.figures)
+    for name, figure in CONTENTS.figures.items():
+        drawn, note = ((report.figures / f"{name}.svg").read_bytes() for report in (h200, nothing))
+        if figure.closed_form:
+            assert drawn == note
+        else:
+            assert drawn.count(b"<path") > 2 * note.count(b"<path"), name
+        assert b"<image" not in drawn  # vectors only
+        assert h200.says(f"{figure.caption}{'' if figure.closed_form else ', on NVIDIA H200'}.")
+
+
+def test_every_picture_and_table_of_a_section_is_referred_to():
+    for folder in ("sections", "partials"):
+        for path in (ROOT / "report" / folder).glob("*.j2"):
+            text = path.read_text()
+            labels = [f"fig-{name}" for name in re.findall(r'<< figure\("(\w+)"\) >>', text)]
+            tables = re.findall(r"^\] (<|#label\(<< \(\")([\w-]+)", text, re.MULTILINE)
+            assert len(tables) == text.count("#tabulated(") + text.count("kind: table"), path.name
+            labels += [label for _, label in tables]
+            assert [name for name in labels if f"@{name}" not in text and f'#ref(label(<< ("{name}' not in text] == []
+
+
+def test_a_picture_that_is_not_listed_is_told():
+    with pytest.raises(ValueError, match="a template shows the figure 'flash_speed'; allowed: step_phases, "):
+        picture_of(CONTENTS, "x")("flash_speed")
+
+
+def test_a_failures_words_come_out_literally(h200):
+    assert h200.says(NASTY)
+    assert h200.says(f"[31m{SHOWN_CHINESE}")
+    assert h200.says("שלום") or h200.says("שלום"[::-1])
+
+
+def test_a_processors_name_comes_out_literally(cpu):
+    assert cpu.text.count(squeeze(f"CPU ({NASTY}{SHOWN_CHINESE})")) > 10  # title, headers, captions
+    assert cpu.text.count(squeeze(NASTY)) > cpu.text.count(squeeze(f"CPU ({NASTY}"))  # table of versions
+
+
+def test_a_report_of_nothing_says_so(nothing):
+    assert nothing.says("not run")
+    assert nothing.text.count(squeeze("measured on this machine")) >= len(CONTENTS.sections) - len(CLOSED_FORMS) - 2
+    planned = sum(len(planned_cells(name, "smoke")) for name in EXPERIMENTS)
+    assert nothing.says(f"0 of {planned} planned cells measured")
+    assert nothing.says("0 of 0 applicable self-checks passed")
+
+
+def test_the_machine_is_named_and_doubts_are_told(h200, cpu):
+    assert h200.says("Measured on this machine: NVIDIA H200, 2026-01-02, commit 0123abc.")
+    assert h200.says("uncommitted changes")
+    assert not cpu.says("uncommitted changes")
+    assert cpu.says("The smoke scale")
+    assert not h200.says("The smoke scale")
+
+
+def rendered(report: Report, plan: Plan, tables: dict) -> str:
+    """The Typst source of other tables under another plan, with the coverage and self-checks of a report."""
+    coverage, checks = (pandas.read_csv(report.results / f"{name}.csv") for name in ("coverage", "checks"))
+    with contextlib.chdir(ROOT):
+        return render(CONTENTS, plan, tables, coverage, checks, DIGESTS)
+
+
+def test_recorded_results_are_told_from_a_runs_own(h200):
+    text = rendered(h200, dataclasses.replace(H200_PLAN, recorded=True, gpus=0), h200.tables)
+    assert 'Recorded results of #"nvidia-h200";, measured' in text
+    assert "; nothing was measured for this report." in text
+    assert "Measured on this machine" not in text
+    assert '"results/recorded/nvidia-h200"' in text  # where its pictures are
+
+
+def test_rows_of_other_code_than_the_present_are_told(cpu):
+    words = "has changed since some of these rows were measured"
+    assert words not in cpu.source.read_text()
+    flash = cpu.tables["flash"].copy()
+    flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
+    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash})
+    assert f'The code that measures #"flash"; {words}' in text
+    reproduced = re.findall(r'^#reproduce\("(\w+)", .*, (true|false)\)$', text, re.MULTILINE)
+    assert {changed for name, changed in reproduced if name == "flash"} == {"true"}
+    assert {changed for name, changed in reproduced if name != "flash"} == {"false"}
+
+
+def test_several_commits_are_named_in_the_order_of_measurement(cpu):
+    later = cpu.tables["flash"].assign(git_commit="9876543210", utc="2026-01-04T00:00:00+00:00")
+    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": later.assign(git_dirty=None)})
+    assert '#"2026-01-02"; to #"2026-01-04";' in text
+    assert 'commits #"0123abc"; and #"9876543"; (see @versions)' in text
+    without_git = {name: table.assign(git_commit="") for name, table in cpu.tables.items()}
+    assert 'commit #"unknown";' in rendered(cpu, CPU_PLAN, without_git)
+
+
+def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
+    utilization, inflation = "peak, the best utilization of all steps", "how much timing without warm-up inflates"
+    gain, step = ", the fastest library measured", "with our attention kernels"
+    assert [h200.says(text) for text in (utilization, inflation, gain, step)] == [True, False, True, True]
+    assert [cpu.says(text) for text in (utilization, inflation, gain, step)] == [False, True, False, False]
+    tiles = [report.source.read_text().count("\ntile(") for report in (h200, cpu, nothing)]
+    assert tiles == [8, 4, 0]
+
+
+def test_lost_cells_are_counted_and_explained(h200):
+    cells = [cell for name in EXPERIMENTS for cell in planned_cells(name, "handout")]
+    statuses = pandas.concat([table[table["metric"] == WHOLE_CELL]["status"] for table in h200.tables.values()])
+    assert {"oom", "failed"} == set(statuses)
+    assert h200.says(f"{len(cells) - len(statuses)} of {len(cells)} planned cells measured")
+    assert h200.says("CUDA out of memory. Tried to allocate 20.00 GiB")
+    assert h200.says("OOM")
+
+
+def test_every_job_can_be_repeated_by_its_command(h200):
+    for name in EXPERIMENTS:
+        for job in H200_PLAN.jobs[name].values():
+            assert h200.says(job.command)
+
+
+def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
+    shutil.copytree(cpu.pdf.parents[2], tmp_path, dirs_exist_ok=True)
+    again = tmp_path / CPU_PLAN.results / "writeup.pdf"
+    again.unlink()
+    with contextlib.chdir(tmp_path):
+        typeset_again(CPU_PLAN)
+    assert again.read_bytes() == cpu.pdf.read_bytes()
+    assert again.with_suffix(".typ").read_bytes() == cpu.source.read_bytes()
+
+
+def test_an_undefined_name_is_an_error(tmp_path):
+    (tmp_path / "a.j2").write_text("<< summary.machine >> <% if summary.speed %>fast<% endif %>")
+    with pytest.raises(jinja2.UndefinedError, match="speed"):
+        environment(tmp_path).get_template("a.j2").render(summary={"machine": "x"})
+
+
+def test_a_typesetting_error_is_told_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("bad.typ").write_text("= Fine\n#nowhere()\n")
+    with pytest.raises(RuntimeError, match=r"bad\.typ: (?s:.*)unknown variable: nowhere(?s:.*)2"):
+        typeset(Path("bad.typ"), Path("bad.pdf"))
+
+
+def test_results_can_be_a_link_to_another_disk(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("project").mkdir()
+    Path("disk").mkdir()
+    monkeypatch.chdir("project")
+    Path("results").symlink_to(tmp_path / "disk")
+    save_note("not measured", "results/figure.svg")
+    Path("results/writeup.typ").write_text('#image("/results/figure.svg")')
+    typeset(Path("results/writeup.typ"), Path("results/writeup.pdf"))
+    assert (tmp_path / "disk/writeup.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_attentions_memory_grows_with_the_square_of_the_sequence(h200):
+    found = pytorch_attention.answers(h200.tables)
+    assert found["growth"] == pytest.approx(2, abs=0.05)
+    assert found["constant_mib"] == pytest.approx(32)
+    assert found["expected_mib"] == pytest.approx(5 * found["vectors_mib"] + found["scores_mib"])
