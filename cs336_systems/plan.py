@@ -16,13 +16,14 @@ import yaml
 
 from cs336_systems.experiments.base import Experiment, combinations, expand, make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.measure.machine import detect, machine_label
 from cs336_systems.measure.source import source_digest
 from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 OWN_MODEL = "cs336_systems.model:TransformerLM"
-JOB_KEY = "one_job_per"
+JOB_KEY, RECORDED_KEY = "one_job_per", "recorded_only"
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters of which a launch has one value each."""
 SWITCHES = {"true": True, "false": False}
@@ -97,7 +98,13 @@ class Job:
     def modules(self) -> list[str]:
         """The modules whose code, with all that they import, decides what it measures."""
         models = {cell.model.partition(":")[0] for cell in self.cells if hasattr(cell, "model")}
-        return [*measured_modules(self.experiment), *sorted(models)]
+        own = {implementation.module for implementation in self.own_implementations}
+        return [*measured_modules(self.experiment), *sorted(models | own)]
+
+    @property
+    def own_implementations(self) -> tuple[Implementation, ...]:
+        """The user's own that take part in it."""
+        return tuple(dict.fromkeys(own for cell in self.cells for own in own_implementations(cell)))
 
     def source_digest(self, *modules: str) -> str:
         """The digest of that code, and of further modules: when it changes, what was measured is stale."""
@@ -121,7 +128,12 @@ def device_of(cell: Experiment, machine: str) -> str:
 
 def measured_modules(experiment: str) -> list[str]:
     """The modules whose code decides what an experiment measures, whichever model it is given."""
-    return [f"cs336_systems.benchmarks.{experiment}", "cs336_systems.benchmarks.runner"]
+    builders = (contender.builder.partition(":")[0] for contender in getattr(EXPERIMENTS[experiment], "contenders", ()))
+    return [
+        f"cs336_systems.benchmarks.{experiment}",
+        "cs336_systems.benchmarks.runner",
+        *dict.fromkeys(filter(None, builders)),
+    ]
 
 
 def unused_modules(cells: Sequence[Experiment]) -> list[str]:
@@ -137,9 +149,18 @@ def unused_modules(cells: Sequence[Experiment]) -> list[str]:
     ]
 
 
-def recorded_digest(cells: Sequence[Experiment]) -> str:
-    """The digest that the rows of one launch carry: of the code that measures them, whichever model it is given."""
-    return source_digest(*measured_modules(cells[0].name), without=unused_modules(cells))
+def recorded_digest(cells: Sequence[Experiment], own: Implementation | None = None) -> str:
+    """The digest that the rows of one launch carry: of the code that measures them, whichever model it is given.
+
+    Those of a user's own implementation carry one of its code too, which so makes no one else's rows stale.
+    """
+    modules = [*measured_modules(cells[0].name), *([own.module] if own else [])]
+    return source_digest(*modules, without=unused_modules(cells))
+
+
+def recorded_digests(jobs: Iterable[Job]) -> list[str]:
+    """Those that the rows of some jobs carry."""
+    return sorted({recorded_digest(job.cells, own) for job in jobs for own in (None, *job.own_implementations)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,10 +304,11 @@ def _make_plan(config: Mapping[str, Any], recorded: Path) -> Plan:
         nodes=config["nodes"],
         recorded=not measures,
         scale=scale,
-        jobs={name: plan_jobs(name, config, scale) for name in config["experiments"]},
+        jobs={name: plan_jobs(name, config, scale, recorded=not measures) for name in config["experiments"]},
         trace=plan_trace(config, scale),
     )
     check_sizes(plan)
+    check_implementations(plan)
     if measures:
         check_models(plan)
     return plan
@@ -373,6 +395,22 @@ def check_models(plan: Plan) -> None:
             raise Mistake(["model"], f"model is {model!r}: {error}") from None
 
 
+def check_implementations(plan: Plan) -> None:
+    """Check that the source of every implementation of a user's own can be found and read.
+
+    Raises:
+        Mistake: the first one whose source cannot.
+    """
+    for job in plan.all_jobs():
+        for own in job.own_implementations:
+            family = family_of(job.experiment)
+            try:
+                source_digest(own.module)
+            except ValueError as error:
+                path = ["implementations", family, own.name]
+                raise Mistake(path, f"{'.'.join(path)} is {own.path!r}: {error}") from None
+
+
 def check_sizes(plan: Plan) -> None:
     """Check that no shape has two names and no name two shapes: tables and figures tell sizes apart by their names.
 
@@ -399,8 +437,41 @@ def other_models(jobs: Iterable[Job]) -> list[tuple[str, str]]:
     return [pair for pair in dict.fromkeys(asked) if pair[0] != OWN_MODEL]
 
 
-def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[str, Job]:
-    """The jobs of one experiment, by name.
+def own_texts(experiment: str, implementations: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """The implementations of a user's own that take part in an experiment, as its parameter names them.
+
+    Raises:
+        Mistake: a name or a path that is not allowed, or a name that another contender of the experiment has.
+    """
+    taken = {contender.name for contender in getattr(EXPERIMENTS[experiment], "contenders", ())}
+    texts = []
+    family = family_of(experiment)
+    for name, path in implementations.get(family, {}).items():
+        where = ["implementations", family, name]
+        try:
+            texts.append(parse(f"{name}={path}").text)
+        except ValueError as error:
+            raise Mistake(where, f"implementations.{family}: {error}") from None
+        if name in taken:
+            sentence = f"{'.'.join(where)} has a name that is taken; allowed: others than {', '.join(sorted(taken))}"
+            raise Mistake(where, sentence)
+    return texts
+
+
+def with_own(
+    kind: type[Experiment], values: Mapping[str, Sequence[Any]], own: Sequence[str], owner: Mapping[Experiment, str]
+) -> dict[str, Sequence[Any]]:
+    """A grid's values with implementations of a user's own, unless another grid has them for some of its cells."""
+    if not own:
+        return dict(values)
+    if PARAMETER not in values:  # All take part in one cell.
+        return {**values, PARAMETER: [",".join(own)]}
+    extended = {**values, PARAMETER: [*values[PARAMETER], *own]}
+    return dict(values) if any(cell in owner for cell in expand(kind, {**values, PARAMETER: own})) else extended
+
+
+def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorded: bool = False) -> dict[str, Job]:
+    """The jobs of one experiment, by name; grids that are only recorded take part where nothing is measured.
 
     Raises:
         Mistake: a parameter that the experiment does not have, a value it does not allow, a custom size that is
@@ -410,10 +481,14 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str) -> dict[st
     sizes = own_sizes(config["sizes"])
     jobs: dict[str, Job] = {}
     owner: dict[Experiment, str] = {}
+    own = own_texts(experiment, config["implementations"])
     for grid_name, grid in config["experiments"][experiment][scale].items():
+        if grid.get(RECORDED_KEY) and not recorded:
+            continue
         path = ("experiments", experiment, scale, grid_name)
         try:
-            values = {key: items for key, items in grid.items() if key != JOB_KEY}
+            values = {key: items for key, items in grid.items() if key not in (JOB_KEY, RECORDED_KEY)}
+            values = with_own(kind, values, own, owner)
             for job in _grid_jobs(kind, grid_name, values, grid.get(JOB_KEY, []), sizes, config["model"]):
                 for cell in job.cells:
                     if cell in owner:

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.failure import full_disks, places
+from cs336_systems.implementations import family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, other_models, plan_to_json, recorded_digest, set_by, with_switches
+from cs336_systems.plan import AUTO, make_plan, other_models, plan_to_json, recorded_digests, set_by, with_switches
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
@@ -64,6 +65,7 @@ onstart:
     pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
     if workflow.local_exec:
         check_other_models(pending)
+        check_own_implementations(pending)
         test_together(pending)
     PROGRESS.follow(pending)
 
@@ -85,6 +87,17 @@ def check_other_models(jobs):
         checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
         if checked.returncode:
             raise WorkflowError(f"{set_by(SOURCES, ['model'])}: {checked.stderr.strip().splitlines()[-1]}")
+
+
+def check_own_implementations(jobs):
+    """The same of implementations of a user's own."""
+    asked = {(family_of(job.experiment), own) for job in jobs for own in job.own_implementations}
+    for family, own in sorted(asked, key=str):
+        check = [sys.executable, "-m", "cs336_systems.implementations", family, own.text]
+        checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
+        if checked.returncode:
+            source = set_by(SOURCES, ["implementations", family, own.name])
+            raise WorkflowError(f"{source}: implementations.{family}: {checked.stderr.strip().splitlines()[-1]}")
 
 
 def test_together(jobs):

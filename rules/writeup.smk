@@ -34,9 +34,7 @@ rule typeset:
         f"{RESULTS}/logs/writeup.log",
     localrule: True
     params:
-        digests={
-            name: sorted({recorded_digest(job.cells) for job in jobs.values()}) for name, jobs in PLAN.jobs.items()
-        },
+        digests={name: recorded_digests(jobs.values()) for name, jobs in PLAN.jobs.items()},
         source=source_digest("scripts.writeup", *modules("scripts.answers"), *EXPERIMENT_MODULES),
     message:
         "Typesetting {output.pdf}"

@@ -60,6 +60,7 @@ class Declared:
     """Its bucket size, or None where it has no buckets, or only one size takes part."""
     foreign: bool = False
     """Whether it is a library's."""
+    builder: str = ""
     sends: ClosedForm = lambda cell: ()
     """What it sends in a step; nothing where each rank is by itself."""
     copies: float = 0.0

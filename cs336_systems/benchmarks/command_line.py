@@ -27,6 +27,8 @@ from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
+from cs336_systems.implementations import Implementation, family_of, own_implementations
+from cs336_systems.implementations import check as check_implementation
 from cs336_systems.kept_cells import keep, kept_cells
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure import provenance
@@ -39,6 +41,8 @@ from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, l
 from cs336_systems.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
+WHO = {"wrapper", "contender"}
+"""Details that name the contender whose row it is, in experiments whose cells have several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +82,7 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
             for cell in cells:
                 check_processes(cell, rank)
                 check(cell)
+                check_own(cell)
             device = device_of_rank(cells, machine, rank)
             if options.output and rank.number == 0:
                 until_written.enter_context(reserved(options.output, len(cells)))
@@ -97,11 +102,35 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
                 seed=options.seed,
                 startup_seconds=startup_seconds,
             )
-            rows = [make_row(cell, measurement, origin) for cell, found in measured for measurement in found]
+            digests = {own: recorded_digest(cells, own) for cell in cells for own in own_implementations(cell)}
+            rows = [
+                make_row(cell, row, dataclasses.replace(origin, source_digest=digests[own]) if own else origin)
+                for cell, found in measured
+                for row in found
+                for own in [own_of(cell, row)]
+            ]
             if options.output:
                 write_job(options.output, experiment, rows)
             else:
                 print(format_table(experiment, rows))
+
+
+def check_own(cell: Experiment) -> None:
+    """Check that a user's own implementations can be loaded and called.
+
+    Raises:
+        ValueError: one cannot, in one sentence.
+    """
+    for own in own_implementations(cell):
+        check_implementation(family_of(cell.name), own)
+
+
+def own_of(cell: Experiment, row: Measurement) -> Implementation | None:
+    """The user's own implementation that a measurement is of: the cell's, or the one that its details name."""
+    found = own_implementations(cell)
+    if not WHO.intersection(cell.details):
+        return next(iter(found), None)
+    return next((own for own in found if own.name in map(row.details.get, WHO)), None)
 
 
 def measure_all(

@@ -221,4 +221,4 @@ def test_a_gain_is_what_is_improved_over_what_improves_it(name, tables):
 
 def test_legends_are_made_in_one_place():
     makers = [path for path in (ROOT / "scripts").rglob("*.py") if ".legend(" in path.read_text(encoding="utf-8")]
-    assert makers == [ROOT / "scripts" / "style.py"]
+    assert makers == [ROOT / "scripts" / "rendering" / "style.py"]

@@ -1,0 +1,145 @@
+"""Implementations of a user's own, which the configuration or a command line names as NAME=package.module:name.
+
+Each is one more contender in an experiment of its family. No torch here: only what is named may import it.
+
+Launch: python -m cs336_systems.implementations FAMILY NAME=package.module:name
+
+It exits with status 2 and one sentence if that cannot be loaded, or called as its family is.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+FAMILIES = {
+    "attention": "flash",
+    "data_parallel": "data_parallel",
+    "sharded_optimizer": "optimizer_sharding",
+    "fsdp": "fsdp",
+}
+"""What can be one's own, and the experiment in which it takes part."""
+CALLED_WITH = {
+    "attention": ("q", "k", "v", "is_causal"),
+    "data_parallel": ("module",),
+    "sharded_optimizer": ("params", "optimizer_cls"),
+    "fsdp": ("module", "compute_dtype"),
+}
+"""The arguments, by position, that each is called with."""
+PARAMETER = "implementation"
+"""The parameter of these experiments that names one's own."""
+SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
+LONGEST_NAME = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One of a user's own."""
+
+    name: str
+    """What it is called in rows, tables and figures."""
+    path: str
+    """Where it is, as package.module:name."""
+
+    @property
+    def text(self) -> str:
+        """Both, as a command line names it."""
+        return f"{self.name}={self.path}"
+
+    @property
+    def module(self) -> str:
+        """The module that it is in."""
+        return self.path.partition(":")[0]
+
+
+def parse(text: str) -> Implementation:
+    """The implementation that a text names.
+
+    Raises:
+        ValueError: it names none, in one sentence.
+    """
+    if not re.fullmatch(rf"[A-Za-z][\w-]{{0,{LONGEST_NAME - 1}}}=[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text, re.ASCII):
+        raise ValueError(f"{PARAMETER} is {text!r}; allowed: {SHAPE}")
+    name, _, path = text.partition("=")
+    return Implementation(name=name, path=path)
+
+
+def parse_all(text: str) -> tuple[Implementation, ...]:
+    """Those that a text names, separated by commas; none if it is empty.
+
+    Raises:
+        ValueError: one is none, or two have one name, in one sentence.
+    """
+    found = tuple(map(parse, text.split(","))) if text else ()
+    names = [implementation.name for implementation in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{PARAMETER} is {text!r}, where a name comes twice; allowed: each name once")
+    return found
+
+
+def own_implementations(cell: Any) -> tuple[Implementation, ...]:
+    """Those of a user's own that take part in a cell of any experiment, or that a row of a table is of."""
+    text = getattr(cell, PARAMETER, "")
+    return parse_all(text) if "=" in text else ()
+
+
+def family_of(experiment: str) -> str:
+    """The family whose implementations take part in an experiment; empty if none do."""
+    return next((family for family, its_experiment in FAMILIES.items() if its_experiment == experiment), "")
+
+
+def label(text: str) -> str:
+    """What readers call an implementation that has no entry in a registry: its name, without where it is."""
+    return text.partition("=")[0]
+
+
+def load_path(path: str) -> Any:
+    """What package.module:name names; a name may have dots.
+
+    Raises:
+        ValueError: nothing has that name.
+    """
+    module, _, name = path.partition(":")
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{module} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def check(family: str, implementation: Implementation) -> None:
+    """Check that an implementation can be loaded, and takes what it will be called with.
+
+    Raises:
+        ValueError: it cannot, or does not, in one sentence.
+    """
+    try:
+        found = load_path(implementation.path)
+    except (Exception, SystemExit) as error:
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{implementation.text} cannot be loaded: {reason.splitlines()[0]}") from None
+    arguments = CALLED_WITH[family]
+    allowed = f"allowed: what takes {', '.join(arguments)}"
+    if not callable(found):
+        raise ValueError(f"{implementation.text} is of type {type(found).__name__}; {allowed}")
+    # PyTorch's own `apply` takes anything; what it calls with them has its context before.
+    call = getattr(found, "forward", found) if family == "attention" and isinstance(found, type) else found
+    context = (None,) if call is not found else ()
+    try:
+        inspect.signature(call).bind(*context, *arguments)
+    except TypeError as error:
+        raise ValueError(f"{implementation.text} cannot be called: {error}; {allowed}") from None
+    except ValueError:
+        return  # Python knows no signature of it, as of some in C.
+
+
+if __name__ == "__main__":
+    try:
+        family, text = sys.argv[1:]
+        check(family, parse(text))
+    except ValueError as complaint:
+        print(complaint, file=sys.stderr)
+        sys.exit(2)

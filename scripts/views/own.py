@@ -1,0 +1,20 @@
+"""Which rows of a table are of implementations of a user's own."""
+
+from pandas import DataFrame, Series
+
+from cs336_systems.implementations import PARAMETER, parse_all
+
+WHO = ("wrapper", "contender")
+"""Columns that name the contender whose row it is, where a cell has several."""
+
+
+def own_rows(table: DataFrame) -> "Series[bool]":
+    """Whether each row is: of a cell that measures it alone, or of that contender in a cell with others."""
+    if PARAMETER not in table:
+        return Series(False, index=table.index)
+    who = next((column for column in WHO if column in table), None)
+    texts = table[PARAMETER]
+    names = {text: {own.name for own in parse_all(text)} if "=" in text else set() for text in texts.unique()}
+    if who is None:
+        return texts.map(lambda text: bool(names[text]))
+    return Series([name in names[text] for text, name in zip(texts, table[who], strict=True)], table.index, bool)
