@@ -464,10 +464,12 @@ def with_own(
     """A grid's values with implementations of a user's own, unless another grid has them for some of its cells."""
     if not own:
         return dict(values)
-    if PARAMETER not in values:  # All take part in one cell.
+    default = {field.name: field.default for field in dataclasses.fields(kind)}[PARAMETER]
+    if not default:  # All take part in one cell.
         return {**values, PARAMETER: [",".join(own)]}
-    extended = {**values, PARAMETER: [*values[PARAMETER], *own]}
-    return dict(values) if any(cell in owner for cell in expand(kind, {**values, PARAMETER: own})) else extended
+    if any(cell in owner for cell in expand(kind, {**values, PARAMETER: own})):
+        return dict(values)
+    return {**values, PARAMETER: [*values.get(PARAMETER, [default]), *own]}
 
 
 def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorded: bool = False) -> dict[str, Job]:

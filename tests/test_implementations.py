@@ -41,11 +41,11 @@ def test_what_has_its_familys_arguments_passes(family, path):
 @pytest.mark.parametrize(
     ("family", "path", "complaint"),
     [
-        ("fsdp", "nowhere.at_all:FSDP", "mine=nowhere.at_all:FSDP cannot be loaded: ModuleNotFoundError: No module named"),
+        ("fsdp", "nowhere.at_all:FSDP", "nowhere.at_all:FSDP cannot be loaded: ModuleNotFoundError: No module"),
         ("fsdp", "torch.nn:Nothing", "mine=torch.nn:Nothing cannot be loaded: torch.nn has no 'Nothing'"),
         ("attention", "tests.support.raising_model:LM", "cannot be loaded: RuntimeError: of itself"),
         ("data_parallel", "math:pi", "mine=math:pi is of type float; allowed: what takes module"),
-        ("attention", "torch.nn.functional:relu", r"cannot be called: too many .*; allowed: what takes q, k, v, is_causal"),
+        ("attention", "torch.nn.functional:relu", "cannot be called: too many .*; allowed: what takes q, k, v"),
         ("fsdp", "cs336_systems.model:Linear.reset", "cs336_systems.model has no 'Linear.reset'"),
     ],
 )  # fmt: skip
@@ -61,10 +61,10 @@ def test_what_cannot_be_called_is_refused_in_a_sentence(family, path, complaint)
 @pytest.mark.parametrize(
     ("implementations", "complaint"),
     [
-        ({"attention": {"mine": "flash"}}, "config.yaml: implementations.attention: .* is 'mine=flash'; allowed: NAME="),
-        ({"attention": {"triton": "a:b"}}, "implementations.attention.triton has a name that is taken; allowed: others"),
+        ({"attention": {"mine": "flash"}}, "config.yaml: implementations.attention: .* is 'mine=flash'; allowed"),
+        ({"attention": {"triton": "a:b"}}, "implementations.attention.triton has a name that is taken; allowed"),
         ({"ddp": {"mine": "a:b"}}, "unknown key 'ddp' in implementations; allowed: attention, data_parallel"),
-        ({"fsdp": {"mine": "no.where:F"}}, "implementations.fsdp.mine is 'no.where:F': no source file found for module"),
+        ({"fsdp": {"mine": "no.where:F"}}, "implementations.fsdp.mine is 'no.where:F': no source file found"),
     ],
 )  # fmt: skip
 def test_a_wrong_one_in_the_configuration_is_blamed_there(tmp_path, implementations, complaint):
@@ -73,9 +73,9 @@ def test_a_wrong_one_in_the_configuration_is_blamed_there(tmp_path, implementati
 
 
 def test_they_take_part_in_each_grid_but_in_no_cell_twice(tmp_path):
-    own = {"attention": {"before": "cs336_systems.attention:plain_attention", "mine": "math:pi"}}
+    own = {"attention": {"before": "cs336_systems.attention:plain_attention", "mine": "cs336_systems.attention:x"}}
     jobs = make_plan(config(implementations=own, scale="handout"), tmp_path).jobs["flash"]
-    texts = ["before=cs336_systems.attention:plain_attention", "mine=math:pi"]
+    texts = ["before=cs336_systems.attention:plain_attention", "mine=cs336_systems.attention:x"]
     cells = [cell for job in jobs.values() for cell in job.cells]
     assert len(set(cells)) == len(cells)
     for name in ("leaderboard", "training", "libraries", "narrow", "fp32"):
@@ -84,10 +84,10 @@ def test_they_take_part_in_each_grid_but_in_no_cell_twice(tmp_path):
 
 
 def test_they_take_part_in_one_cell_with_all_others(tmp_path):
-    own = {"data_parallel": {"before": "math:pi", "mine": "math:tau"}}
+    own = {"data_parallel": {"before": "cs336_systems.ranges:a", "mine": "cs336_systems.sizes:b"}}
     (job,) = make_plan(config(implementations=own, scale="smoke"), tmp_path).jobs["data_parallel"].values()
-    assert {cell.implementation for cell in job.cells} == {"before=math:pi,mine=math:tau"}
-    assert "math" in job.modules
+    assert {cell.implementation for cell in job.cells} == {"before=cs336_systems.ranges:a,mine=cs336_systems.sizes:b"}
+    assert {"cs336_systems.ranges", "cs336_systems.sizes"} <= set(job.modules)
 
 
 def test_what_is_only_recorded_is_not_measured():
