@@ -4,22 +4,27 @@ Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementatio
 """
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 import torch._functorch.config
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
+from cs336_systems.attention import plain_attention
+from cs336_systems.benchmarks.contest.attention_builders import build
 from cs336_systems.benchmarks.contest.exact_attention import AttentionCall, require_attention
-from cs336_systems.benchmarks.contest.refusal import refuse
-from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, KERNEL_OF, MATMUL, Flash, replayed
+from cs336_systems.benchmarks.contest.refusal import errors_of_own_code, refuse
+from cs336_systems.experiments.flash import (
+    HANDOUT_REP,
+    HANDOUT_WARMUP,
+    MATMUL,
+    AttentionContender,
+    Flash,
+    replayed,
+)
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.gpu_monitor import GpuMonitor
 from cs336_systems.measure.kernel_names import short_name
@@ -28,25 +33,21 @@ from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import time_phases
 
-SDPA = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
-HALF_ONLY = (*SDPA, "flash_attention_4")
-"""On a GPU these take only fp16 and bf16."""
 HOST_ROUNDS, HOST_CALLS = 10, 20
-FOREIGN = (*SDPA, "flex", "flex_autotuned", "flash_attention_4")
-"""Libraries' implementations."""
 LEAST_CALLS = 5
 """So many calls are timed even if they take longer than asked for: a single sample has no spread."""
-COMPILER_MODES = {"flex_autotuned": "max-autotune-no-cudagraphs"}
-"""Tiles chosen by timing them, without CUDA graphs, from which no other implementation is replayed."""
-ON_CPU = ("tiled", "tiled_compiled", "plain", "plain_compiled", "sdpa_flash")
 CPU_WARMUP, CPU_CALLS = 2, 10
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
     """Forward, backward and both; on a GPU also their peak memory, what they cost the host, and which kernels ran."""
+    contender = cell.contender
+    if device.type not in contender.devices:
+        those = (each.name for each in Flash.contenders if device.type in each.devices)
+        raise Unavailable(f"{contender.name} needs a CUDA device; on a CPU: {', '.join(those)}")
     # Chosen here, not in each call, which it would cost the host some microseconds.
-    backend = sdpa_kernel(SDPA[cell.implementation]) if cell.implementation in SDPA else contextlib.nullcontext()
-    with backend:
+    backend = sdpa_kernel(getattr(SDPBackend, contender.backend)) if contender.backend else contextlib.nullcontext()
+    with errors_of_own_code(own=contender.own), backend:
         return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
 
 
@@ -54,8 +55,9 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     """Times by CUDA events around calls with a cold L2 cache."""
     from triton.testing import do_bench
 
-    if cell.implementation in HALF_ONLY and cell.precision == "fp32":
-        raise Unavailable("this backend takes fp16 and bf16 only")
+    contender = cell.contender
+    if cell.precision not in contender.precisions:
+        raise Unavailable(f"on a GPU, {contender.name} takes {' and '.join(contender.precisions)} only")
     # The backward pass is timed by itself, several times for one forward pass.
     torch._functorch.config.donated_buffer = False
     # Not counted for this cell: cuBLAS keeps a workspace for every thread and stream that has multiplied matrices.
@@ -79,8 +81,8 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     forward_backward()
     peak = peak_memory(device, above=workspaces)
     # Not before: first_call compiles, and this takes memory.
-    require_attention(call, (q, k, v), is_causal=cell.causal, foreign=cell.implementation in FOREIGN)
-    launched = own_kernels(cell, forward_backward, device)
+    require_attention(call, (q, k, v), is_causal=cell.causal, foreign=contender.foreign or contender.own)
+    launched = launches(contender, forward_backward, device)
 
     o = forward()
     loss = o.sum()
@@ -104,15 +106,15 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
         measurements += handout_protocol(lambda: call(q, k, v).sum().backward(), device)
     if replayed(cell.batch_size, cell.heads, cell.sequence):
         measurements.append(summarize("host", "us", [1e6 * host_seconds(forward_backward) for _ in range(HOST_ROUNDS)]))
-        measurements.append(summarize("graph", "ms", graph_milliseconds(call, (q, k, v), cell.rep)))
+        measurements.append(replay(cell, call, (q, k, v)))
     return measurements
 
 
-def own_kernels(cell: Flash, step: Callable[[], None], device: torch.device) -> Measurement:
+def launches(contender: AttentionContender, step: Callable[[], None], device: torch.device) -> Measurement:
     """How many kernels, copies and fills a call launches, with their names in the order of their first launch.
 
     Raises:
-        Unavailable: none of them is one that a library's implementation is known by; AssertionError if it is ours.
+        Unavailable: none of them is the one that a library's implementation is known by; AssertionError if it is ours.
     """
     with profiling(device, operators=False) as watching:
         step()
@@ -120,8 +122,8 @@ def own_kernels(cell: Flash, step: Callable[[], None], device: torch.device) -> 
     assert results is not None, "the profile has ended"
     names = [short_name(event.name()) for event in results.events() if event.device_type().name == "CUDA"]
     kernels = ", ".join(dict.fromkeys(names))
-    if KERNEL_OF.get(cell.implementation, "") not in kernels:
-        refuse(f"it launches {kernels}", foreign=cell.implementation in FOREIGN)
+    if contender.kernel not in kernels:
+        refuse(f"it launches {kernels}", foreign=contender.foreign)
     return summarize("launches", "", [len(names)], details={"kernels": kernels})
 
 
@@ -147,6 +149,15 @@ def handout_protocol(step: Callable[[], None], device: torch.device) -> list[Mea
     return [summarize("handout", "ms", laps, keep=False), *meanwhile]
 
 
+def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Measurement:
+    """Device time of forward and backward, ms, or why a user's own code cannot be captured; its other times stay."""
+    try:
+        with errors_of_own_code(own=cell.contender.own):
+            return summarize("graph", "ms", graph_milliseconds(call, inputs, cell.rep))
+    except Unavailable as error:
+        return Measurement(metric="graph", unit="ms", status="skipped", message=str(error))
+
+
 def graph_milliseconds(call: AttentionCall, inputs: tuple[Tensor, ...], rep: int) -> list[float]:
     """Device time of forward and backward, ms: replays of a graph, which leave out what launching costs the host."""
     from triton.testing import do_bench_cudagraph
@@ -170,11 +181,10 @@ def host_seconds(step: Callable[[], None]) -> float:
 
 def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
     """Times by the host's clock."""
-    if cell.implementation not in ON_CPU:
-        raise Unavailable(f"{cell.implementation} needs a CUDA device; on a CPU: {', '.join(ON_CPU)}")
+    contender = cell.contender
     call = build(cell)
     q, k, v = make_inputs(cell, device)
-    require_attention(call, (q, k, v), is_causal=cell.causal, foreign=cell.implementation in FOREIGN)
+    require_attention(call, (q, k, v), is_causal=cell.causal, foreign=contender.foreign or contender.own)
     o: Tensor
 
     def forward() -> None:
@@ -196,101 +206,19 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
 
 
 def make_inputs(cell: Flash, device: torch.device) -> list[Tensor]:
-    """Random q, k and v, [batch, heads, sequence, d] each."""
-    shape = (cell.batch_size, cell.heads, cell.sequence, cell.d)
+    """Random q, k and v, [batch, heads, sequence, d] each; for a user's own code [batch x heads, sequence, d]."""
+    heads = (cell.batch_size * cell.heads,) if cell.contender.own else (cell.batch_size, cell.heads)
+    shape = (*heads, cell.sequence, cell.d)
     return [torch.randn(shape, dtype=DTYPES[cell.precision], device=device, requires_grad=True) for _ in range(3)]
-
-
-def build(cell: Flash) -> AttentionCall:
-    """The implementation as a function of q, k, v, [batch, heads, sequence, d] each.
-
-    Raises:
-        Unavailable: it cannot run these inputs, or is not installed.
-    """
-    call = BUILDERS[cell.implementation](cell)
-    if not cell.compiled_call:
-        return call
-    return torch.compile(call, dynamic=False, mode=COMPILER_MODES.get(cell.implementation))
-
-
-def _tiled(cell: Flash) -> AttentionCall:
-    return lambda q, k, v: TiledFlashAttention.apply(q, k, v, cell.causal)
-
-
-def _tiled_compiled(cell: Flash) -> AttentionCall:
-    return torch.compile(_tiled(cell), dynamic=False)
-
-
-def _triton(cell: Flash) -> AttentionCall:
-    return functools.partial(flash_attention, is_causal=cell.causal)
-
-
-def _triton_compiled_backward(cell: Flash) -> AttentionCall:
-    from cs336_systems.attention.triton_attention import TritonForwardCompiledBackward
-
-    return lambda q, k, v: TritonForwardCompiledBackward.apply(q, k, v, cell.causal)
-
-
-def _plain(cell: Flash) -> AttentionCall:
-    return functools.partial(plain_attention, is_causal=cell.causal)
-
-
-def _plain_compiled(cell: Flash) -> AttentionCall:
-    return torch.compile(_plain(cell), dynamic=False)
-
-
-def _sdpa(cell: Flash) -> AttentionCall:
-    call = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=cell.causal)
-    if not cell.compiled_call:
-        return call
-
-    def with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Compiled, it is part of the graph, or that of another backend would be taken from the compiler's cache.
-        with sdpa_kernel(SDPA[cell.implementation]):
-            return call(q, k, v)
-
-    return with_backend
-
-
-def _flex(cell: Flash) -> AttentionCall:
-    compiled = torch.compile(flex_attention, dynamic=False, mode=COMPILER_MODES.get(cell.implementation))
-    if not cell.causal:
-        return lambda q, k, v: compiled(q, k, v)
-    mask = create_block_mask(
-        lambda _batch, _head, query, key: query >= key, None, None, cell.sequence, cell.sequence, device="cuda"
-    )
-    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
-
-
-def _flash_attention_4(cell: Flash) -> AttentionCall:
-    if find_spec("flash_attn") is None:
-        raise Unavailable("the package flash-attn-4 is not installed")
-    from flash_attn.cute import flash_attn_func
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        # Its layout is [batch, sequence, heads, d].
-        o = flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=cell.causal)
-        return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)
-
-    return call
-
-
-BUILDERS: dict[str, Callable[[Flash], AttentionCall]] = {
-    "tiled": _tiled,
-    "tiled_compiled": _tiled_compiled,
-    "triton": _triton,
-    "triton_compiled_backward": _triton_compiled_backward,
-    "plain": _plain,
-    "plain_compiled": _plain_compiled,
-    "sdpa_flash": _sdpa,
-    "sdpa_cudnn": _sdpa,
-    "flex": _flex,
-    "flex_autotuned": _flex,
-    "flash_attention_4": _flash_attention_4,
-}
 
 
 if __name__ == "__main__":
     from cs336_systems.benchmarks.command_line import main
+    from cs336_systems.implementations import check, own_implementations
 
-    main(Flash, measure)
+    def check_own(cell: Flash) -> None:
+        """See that what a cell names of a user's can be loaded and called."""
+        for implementation in own_implementations(cell):
+            check("attention", implementation)
+
+    main(Flash, measure, check_own)

@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator
 
 from cs336_systems.experiments.base import Experiment, Positive
+from cs336_systems.experiments.contender import Contender
+from cs336_systems.implementations import parse
 
 HOST_BOUND = 4096
 """Sequences up to here keep the host as busy as the device, so device time is taken from a replayed graph too."""
@@ -15,16 +19,146 @@ HANDOUT_WARMUP, HANDOUT_REP = 1000, 10_000
 MATMUL = 4096
 """Rows and columns of the square matrices whose product, timed in every cell, shows what rate matmuls reach."""
 
-KERNEL_OF = {
-    "triton": "forward_kernel",
-    "triton_compiled_backward": "forward_kernel",
-    "sdpa_flash": "flash_fwd_",
-    "sdpa_cudnn": "cudnn",
-    "flex": "flex_attention",
-    "flex_autotuned": "flex_attention",
-    "flash_attention_4": "flash_attncute",
-}
-"""Part of the name of a kernel that each implementation launches on a GPU."""
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionContender(Contender):
+    """An implementation of attention.
+
+    Its builder makes of a cell a function of q, k and v; a user's is called with q, k, v and is_causal itself. Its
+    precisions are those that it takes on a GPU.
+    """
+
+    about: str = ""
+    """What it is, for the help text."""
+    kernel: str = ""
+    """Part of the name of a kernel that it launches on a GPU."""
+    backend: str = ""
+    """The one of PyTorch's scaled_dot_product_attention that runs, by its name in SDPBackend."""
+    compiler_mode: str | None = None
+    """The mode of torch.compile, where it is compiled."""
+    package: str = ""
+    """The column of the version of a library that only it needs."""
+    other_peak_up_to: int = 0
+    """Up to this sequence length its peak memory is not the polynomial that it is above."""
+    emphasized: bool = False
+    """Whether figures draw it with a thick line."""
+
+
+_BUILDERS = "cs336_systems.benchmarks.contest.attention_builders"
+CONTENDERS = (
+    AttentionContender(
+        name="triton",
+        title="ours",
+        about="this project's kernels",
+        builder=f"{_BUILDERS}:ours",
+        devices=("cuda",),
+        kernel="forward_kernel",
+        emphasized=True,
+    ),
+    AttentionContender(
+        name="triton_compiled_backward",
+        title="ours, backward in compiled PyTorch",
+        about="its forward kernel with the backward pass in compiled PyTorch",
+        builder=f"{_BUILDERS}:compiled_backward",
+        devices=("cuda",),
+        kernel="forward_kernel",
+        other_peak_up_to=256,  # where the peak comes before it has all scores
+    ),
+    AttentionContender(name="plain", title="plain", about="the score matrix in memory", builder=f"{_BUILDERS}:plain"),
+    AttentionContender(
+        name="plain_compiled",
+        title="plain, compiled",
+        about="the same, compiled",
+        builder=f"{_BUILDERS}:plain_compiled",
+    ),
+    AttentionContender(
+        name="sdpa_flash",
+        title="SDPA flash",
+        about="a backend of PyTorch's scaled_dot_product_attention",
+        builder=f"{_BUILDERS}:sdpa",
+        foreign=True,
+        precisions=("bf16",),
+        kernel="flash_fwd_",
+        backend="FLASH_ATTENTION",
+        other_peak_up_to=HOST_BOUND,  # where its backward pass divides sequences among idle SMs, with memory for each
+    ),
+    AttentionContender(
+        name="sdpa_cudnn",
+        title="SDPA cuDNN",
+        about="another",
+        builder=f"{_BUILDERS}:sdpa",
+        foreign=True,
+        devices=("cuda",),
+        precisions=("bf16",),
+        kernel="cudnn",
+        backend="CUDNN_ATTENTION",
+    ),
+    AttentionContender(
+        name="flex",
+        title="FlexAttention",
+        about="PyTorch's FlexAttention, compiled",
+        builder=f"{_BUILDERS}:flex",
+        foreign=True,
+        devices=("cuda",),
+        kernel="flex_attention",
+    ),
+    AttentionContender(
+        name="flex_autotuned",
+        title="FlexAttention, autotuned",
+        about="the same, its tiles chosen by timing them",
+        builder=f"{_BUILDERS}:flex",
+        foreign=True,
+        devices=("cuda",),
+        kernel="flex_attention",
+        compiler_mode="max-autotune-no-cudagraphs",  # no other implementation is replayed from CUDA graphs
+    ),
+    AttentionContender(
+        name="flash_attention_4",
+        title="FlashAttention-4",
+        about="its package, if installed",
+        builder=f"{_BUILDERS}:flash_attention_4",
+        foreign=True,
+        devices=("cuda",),
+        precisions=("bf16",),
+        kernel="flash_attncute",
+        package="flash_attn",
+    ),
+    AttentionContender(
+        name="tiled",
+        title="ours (PyTorch)",
+        about="this project's PyTorch version",
+        builder=f"{_BUILDERS}:tiled",
+        emphasized=True,
+    ),
+    AttentionContender(
+        name="tiled_compiled",
+        title="ours (PyTorch), compiled",
+        about="the same, compiled",
+        builder=f"{_BUILDERS}:tiled_compiled",
+    ),
+)
+"""In the order of tables and legends."""
+
+
+def contender_of(implementation: str) -> AttentionContender:
+    """The contender that a cell, or a row, names.
+
+    Raises:
+        ValueError: it names none, in one sentence.
+    """
+    if "=" in implementation:
+        own = parse(implementation)
+        return AttentionContender(name=own.text, title=own.name, builder=own.path, own=True)
+    known = {contender.name: contender for contender in Flash.contenders}
+    if implementation not in known:
+        allowed = f"{', '.join(known)}, or one of your own as NAME=package.module:name"
+        raise ValueError(f"implementation is {implementation!r}; allowed: {allowed}")
+    return known[implementation]
+
+
+def _known(implementation: str) -> str:
+    contender_of(implementation)
+    return implementation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +181,11 @@ class Flash(Experiment):
         "launches": "",
     }
     details: ClassVar[tuple[str, ...]] = ("kernels",)
+    contenders: ClassVar[tuple[AttentionContender, ...]] = CONTENDERS
+    more_help: ClassVar[Mapping[str, str]] = {
+        "implementation": "; ".join(f"{contender.name}: {contender.about}" for contender in CONTENDERS)
+        + "; NAME=package.module:name: a function or an autograd.Function of your own."
+    }
     timed: ClassVar[str] = "forward_backward"
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "attention.test_attention",
@@ -72,23 +211,13 @@ class Flash(Experiment):
     handout's protocol too."""
     rep: Positive = 100
     """Milliseconds of timed calls that do_bench aims for; on a CPU, ten calls are timed."""
-    implementation: Literal[
-        "tiled",
-        "tiled_compiled",
-        "triton",
-        "triton_compiled_backward",
-        "plain",
-        "plain_compiled",
-        "sdpa_flash",
-        "sdpa_cudnn",
-        "flex",
-        "flex_autotuned",
-        "flash_attention_4",
-    ] = "triton"
-    """tiled and tiled_compiled: this project's PyTorch version; triton: its kernels; triton_compiled_backward: its
-    forward kernel with the backward pass in compiled PyTorch; plain and plain_compiled: the score matrix in memory;
-    sdpa_flash and sdpa_cudnn: backends of PyTorch's scaled_dot_product_attention; flex: FlexAttention, compiled;
-    flex_autotuned: the same, its tiles chosen by timing them; flash_attention_4: its package, if installed."""
+    implementation: Annotated[str, AfterValidator(_known)] = "triton"
+    """The implementation; one of your own is called with q, k, v, [batch x heads, sequence, d], and is_causal."""
+
+    @property
+    def contender(self) -> AttentionContender:
+        """The implementation, by what is known of it without running it."""
+        return contender_of(self.implementation)
 
 
 def replayed(batch_size: Any, heads: Any, sequence: Any) -> Any:

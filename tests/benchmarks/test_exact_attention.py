@@ -93,7 +93,7 @@ def test_what_rounds_as_its_dtype_does_is_timed(dtype):
 
 @pytest.mark.parametrize(("implementation", "error"), [("plain", AssertionError), ("sdpa_flash", Unavailable)])
 def test_a_wrong_implementation_has_no_times(implementation, error, monkeypatch):
-    monkeypatch.setitem(flash.BUILDERS, implementation, lambda cell: plain_attention)
+    monkeypatch.setattr(flash, "build", lambda cell: plain_attention)
     with pytest.raises(error, match="off from that of causal attention"):
         flash.measure(Flash(sequence=40, d=16, implementation=implementation), CPU)
 

@@ -1,9 +1,12 @@
 """The experiment on attention implementations."""
 
+import re
+
 import pytest
 import torch
 
 from cs336_systems.benchmarks import flash
+from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
 
@@ -25,8 +28,67 @@ def test_flash_measures_time_on_a_cpu(implementation):
     assert metrics["peak_memory"].status == "skipped"
 
 
+OWN = "tests.support.own_attention"
+
+
+@pytest.mark.parametrize(("path", "compiled"), [("right", "False"), ("right", "True"), ("Right", "False")])
+def test_a_users_own_is_measured_as_the_others(launch, path, compiled):
+    text = f"mine={OWN}:{path}"
+    shape = ("--sequence", "40", "--d", "16", "--heads", "2", "--batch-size", "2", "--compiled-call", compiled)
+    (metrics,) = launch("flash", *shape, "--implementation", text)
+    assert {metrics[name].n for name in ("forward", "backward", "forward_backward")} == {flash.CPU_CALLS}
+    assert {row.implementation for row in metrics.values()} == {text}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "message"),
+    [
+        (
+            "WrongKeys",
+            "skipped",
+            r"not timed: its dk is off from that of causal attention by 0\.\d\d? of it, most in head 3, rows 64 to 127",
+        ),
+        ("raising", "skipped", "not timed: it raises ValueError: cannot do 4 heads"),
+        ("unsupported", "skipped", "not timed: it has no mask"),
+        ("transposed", "skipped", r"not timed: its o is Tensor of shape .*\[4, 16, 192\].*, and q has shape .*"),
+        ("too_much", "oom", "CUDA out of memory.*"),
+    ],
+)
+def test_a_users_own_that_is_wrong_has_a_reason_instead(launch, path, status, message):
+    shape = ("--sequence", "192", "--d", "16", "--heads", "2", "--batch-size", "2")
+    wrong, ours = launch("flash", *shape, "--implementation", f"mine={OWN}:{path}", "tiled")
+    assert wrong["cell"].status == status
+    assert re.fullmatch(message, wrong["cell"].message)
+    assert "forward" in ours, "the contest goes on without it"
+
+
+@pytest.mark.parametrize(
+    ("implementation", "complaint"),
+    [
+        ("tritn", "implementation is 'tritn'; allowed: triton, triton_compiled_backward, plain, plain_compiled, sdpa_"),
+        ("mine=nowhere", "implementation is 'mine=nowhere'; allowed: NAME=package.module:name"),
+        ("mine=no.such:F", "mine=no.such:F cannot be loaded: ModuleNotFoundError: No module named 'no'"),
+        (f"mine={OWN}:Wrong", f"mine={OWN}:Wrong cannot be loaded: {OWN} has no 'Wrong'"),
+        ("mine=math:sqrt", "mine=math:sqrt cannot be called: "),
+    ],
+)
+def test_what_is_no_attention_is_one_sentence(command, capsys, implementation, complaint):
+    with pytest.raises(SystemExit) as status:
+        command("flash", "--implementation", implementation)
+    assert status.value.code == 2
+    assert capsys.readouterr().err.startswith(f"flash: {complaint}")
+
+
+def test_help_lists_the_registry(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "3000")
+    with pytest.raises(SystemExit):
+        parse_command_line(Flash, ["--help"])
+    text = capsys.readouterr().out
+    assert all(f"{contender.name}: {contender.about}" in text for contender in Flash.contenders)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("implementation", ["triton", "plain"])
+@pytest.mark.parametrize("implementation", ["triton", "plain", f"mine={OWN}:Right"])
 def test_flash_measures_time_and_memory_on_a_gpu(implementation):
     cell = Flash(sequence=256, d=64, implementation=implementation, rep=5)
     torch._C._cuda_clearCublasWorkspaces()  # As before the first cell of a job.
@@ -38,7 +100,7 @@ def test_flash_measures_time_and_memory_on_a_gpu(implementation):
 @pytest.mark.gpu
 def test_each_implementation_runs_kernels_of_its_own():
     kernels = {}
-    for implementation in flash.BUILDERS:
+    for implementation in (contender.name for contender in Flash.contenders):
         cell = Flash(sequence=256, heads=2, implementation=implementation)
         inputs = flash.make_inputs(cell, torch.device("cuda"))
         try:

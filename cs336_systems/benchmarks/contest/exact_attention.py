@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,6 +73,9 @@ def require_attention(call: AttentionCall, inputs: Sequence[Tensor], *, is_causa
         AssertionError: one of this project does.
     """
     o = call(*inputs)
+    shape = getattr(o, "shape", None)
+    if shape != inputs[0].shape:
+        refuse(f"its o is {type(o).__name__} of shape {shape}, and q has shape {inputs[0].shape}", foreign=foreign)
     grad_o = torch.randn_like(inputs[0], requires_grad=False)
     gradients = torch.autograd.grad(o, inputs, grad_o)
     found = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
@@ -98,22 +102,46 @@ def require_close(
     for name, result in found.items():
         if result.dtype != dtype:
             refuse(f"its {name} is {result.dtype}, and its inputs {dtype}", foreign=foreign)
-        error = relative_error(result, exact[name], inputs[3])
-        if not error <= TOLERANCE[dtype]:  # NaN is not, either
+        worst = largest_error(result, exact[name], inputs[3])
+        if not worst.error <= TOLERANCE[dtype]:  # NaN is not, either
             masked = "causal attention" if is_causal else "attention"
-            refuse(f"its {name} is off from that of {masked} by {error:.1g} of it", foreign=foreign)
+            refuse(f"its {name} is off from that of {masked} by {worst.error:.2g} of it, {worst}", foreign=foreign)
 
 
-def relative_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> float:
+class Worst(NamedTuple):
+    """The largest error, relative to what is compared, and where it is."""
+
+    error: float
+    head: int
+    """Of batch x heads."""
+    heads: int
+    """How many there are."""
+    first: int
+    """Row."""
+    last: int
+    """Row."""
+
+    def __str__(self) -> str:
+        """Where it is, in words."""
+        head = f"head {self.head}, " if self.heads > 1 else ""
+        return f"most in {head}rows {self.first} to {self.last}"
+
+
+def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
     """The largest error among parts of some rows, relative to the norm of the part.
 
     Gradients that cancel out, as those of a query that sees one key, are compared with what they consist of.
     """
     rows = exact.shape[-2]
-    worst = torch.zeros((), dtype=torch.float64, device=exact.device)
-    parts = (x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o))
-    for part, right, gradient in zip(*parts, strict=True):
-        norm, terms = (x.double().norm(dim=(-2, -1)) for x in (right, gradient))
-        error = (part.double() - right).norm(dim=(-2, -1)) / (norm + terms / rows)
-        worst = torch.maximum(worst, error.max())  # which never loses a NaN
-    return worst.item()
+    parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o)]
+    errors = torch.stack([_relative_errors(*part, rows) for part in zip(*parts, strict=True)])
+    part, head = divmod(int(errors.argmax()), errors.shape[1])  # which takes NaN for the largest
+    lengths = [each.shape[-2] for each in parts[1]]
+    first = sum(lengths[:part])
+    return Worst(float(errors[part, head]), head, errors.shape[1], first, first + lengths[part] - 1)
+
+
+def _relative_errors(found: Tensor, exact: Tensor, grad_o: Tensor, rows: int) -> Tensor:
+    """Those of one part, [batch x heads], of so many rows in all."""
+    norm, terms = (x.double().norm(dim=(-2, -1)) for x in (exact, grad_o))
+    return ((found.double() - exact).norm(dim=(-2, -1)) / (norm + terms / rows)).flatten()

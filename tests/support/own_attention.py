@@ -1,0 +1,61 @@
+"""Attention as users bring it: right, wrong in one place, and what raises."""
+
+import torch
+from torch import Tensor
+
+from cs336_systems.attention import plain_attention
+
+
+def right(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Attention."""
+    return plain_attention(q, k, v, is_causal)
+
+
+class Right(torch.autograd.Function):
+    """The same with its backward pass, as the handout asks for it."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        """Saves the inputs."""
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal = is_causal
+        return plain_attention(q, k, v, is_causal)
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """By recomputation."""
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            o = plain_attention(*inputs, ctx.is_causal)
+        return *torch.autograd.grad(o, inputs, grad_o), None
+
+
+class WrongKeys(Right):
+    """The gradient of 64 keys of the fourth head is half of what it should be."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Wrong."""
+        dq, dk, dv, _ = Right.backward(ctx, grad_o)
+        dk[3, 64:128] *= 0.5
+        return dq, dk, dv, None
+
+
+def raising(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Raises."""
+    raise ValueError(f"cannot do {len(q)} heads")
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Says what it does not do."""
+    raise NotImplementedError("it has no mask")
+
+
+def transposed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Gives its output in another shape."""
+    return plain_attention(q, k, v, is_causal).mT
+
+
+def too_much(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Runs out of memory."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
