@@ -15,7 +15,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.benchmarks.contest.exact_attention import AttentionCall
 from cs336_systems.experiments.flash import Flash
-from cs336_systems.implementations import call_of, load_path
+from cs336_systems.implementations import load_path
 from cs336_systems.measure.memory import Unavailable
 
 
@@ -27,7 +27,8 @@ def build(cell: Flash) -> AttentionCall:
     """
     contender = cell.contender
     found = load_path(contender.builder)
-    call = _masked(call_of("attention", found), cell) if contender.own else found(cell)
+    # A user's may be an autograd.Function.
+    call = _masked(getattr(found, "apply", found), cell) if contender.own else found(cell)
     return torch.compile(call, dynamic=False, mode=contender.compiler_mode) if cell.compiled_call else call
 
 
