@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
+from cs336_systems.implementations import label
 from cs336_systems.measure.peaks import Peak
 from scripts.checks import Check, Timing, conclude, outside, under_the_roofline
 from scripts.views.attention_calls import PASSES
@@ -83,4 +84,4 @@ def name_flash(row: Series) -> str:
     batch = f"{row['batch_size']} × " if row["batch_size"] > 1 else ""
     mask = "" if row["causal"] else ", not causal"
     shape = f"{batch}{row['heads']} × {row['sequence']} tokens, d {row['d']}"
-    return f"{row['implementation']}, {shape}, {row['precision']}{mask}"
+    return f"{label(row['implementation'])}, {shape}, {row['precision']}{mask}"

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import Provenance, parameters
 from scripts.checks import Check, conclude
@@ -17,7 +18,7 @@ ONE_EACH = (
     *("cpu", "gpu_memory", "seed"),
 )
 """What rows that are compared with each other must share."""
-NEEDED_BY = {"flash_attn": "flash_attention_4"}
+NEEDED_BY = {contender.package: contender.name for contender in Flash.contenders if contender.package}
 """Libraries that one implementation needs: where others alone are measured, they need not be installed."""
 
 

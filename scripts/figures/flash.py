@@ -1,7 +1,7 @@
 """Attention implementations against sequence length: latency, throughput or peak memory."""
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.rendering.attention_looks import LOOKS
+from scripts.rendering.attention_looks import looks
 from scripts.rendering.style import legend, log_scale, powers, save, save_note, subplots
 from scripts.views.data import load, select
 
@@ -16,21 +16,22 @@ def draw(table: str, output: str, quantity: str) -> None:
     """Two panels, head dimensions 64 and 128; bf16, causal, batch 1, one head."""
     metric, label = QUANTITIES[quantity]
     one_head = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
-    data = select(load("flash", table), metric=metric, precision="bf16", **one_head)
+    rows = load("flash", table)
+    data = select(rows, metric=metric, precision="bf16", **one_head)
     if not len(data):
         save_note("not measured", output)
         return
     figure, panels = subplots(2, height=3.3)
     for axes, d in zip(panels, (64, 128), strict=True):
-        for name, look in LOOKS.items():
-            rows = select(data, d=d, implementation=name).sort_values("sequence")
-            if not len(rows):
+        for name, look in looks(rows).items():
+            own = select(data, d=d, implementation=name).sort_values("sequence")
+            if not len(own):
                 continue
-            values = list(rows["median"])
+            values = list(own["median"])
             if quantity == "throughput":
-                flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in rows["sequence"]]
+                flops = [flash_flops(metric, 1, 1, sequence, d, causal=True) for sequence in own["sequence"]]
                 values = [operations / value / 1e9 for operations, value in zip(flops, values, strict=True)]
-            axes.plot(rows["sequence"], values, **look)
+            axes.plot(own["sequence"], values, **look)
         powers(axes.xaxis, 2)
         if quantity != "throughput":
             log_scale(axes.yaxis)

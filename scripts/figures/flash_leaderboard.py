@@ -1,7 +1,7 @@
 """The leaderboard's cell as bars."""
 
 from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
-from scripts.views.attention_calls import NAMES
+from scripts.views.attention_calls import titles
 from scripts.views.data import load, select, statistic
 
 
@@ -11,13 +11,13 @@ def draw(table: str, output: str) -> None:
     if not len(rows):
         save_note("not measured", output)
         return
-    names = [name for name in NAMES if name in set(rows["implementation"])]
+    names = titles(rows)
     series = {
         f"d = {d}": [statistic(rows, "median", implementation=name, d=d) for name in names]
         for d in sorted(set(rows["d"]))
     }
     figure, (axes,) = subplots(height=2.3)
-    grouped_bars(axes, [NAMES[name] for name in names], series)
+    grouped_bars(axes, list(names.values()), series)
     axes.set_ylabel("forward + backward / ms")
     axes.margins(y=0.15)
     legend([axes], ncols=2)

@@ -1,7 +1,7 @@
 """Throughput of attention implementations on shapes with many heads."""
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.rendering.attention_looks import LOOKS
+from scripts.rendering.attention_looks import looks
 from scripts.rendering.style import legend, save, save_note, subplots
 from scripts.views.data import load, select
 
@@ -10,7 +10,8 @@ BOTH = "forward_backward"
 
 def draw(table: str, output: str) -> None:
     """A panel per mask and head dimension; along the axis the shapes, short sequences first."""
-    data = select(load("flash", table), metric=BOTH, precision="bf16", compiled_call=False)
+    table_rows = load("flash", table)
+    data = select(table_rows, metric=BOTH, precision="bf16", compiled_call=False)
     data = data[data["batch_size"] * data["heads"] > 1]
     if not len(data):
         save_note("not measured", output)
@@ -23,7 +24,7 @@ def draw(table: str, output: str) -> None:
     figure, panels = subplots(min(2, len(shown)), rows=rows, height=0.9 + 2.2 * rows)
     for axes, (whole, d) in zip(panels, shown, strict=False):
         cells = select(data, causal=not whole, d=d)
-        for name, look in LOOKS.items():
+        for name, look in looks(table_rows).items():
             of_name = select(cells, implementation=name)
             for length in sorted(set(of_name["sequence"])):
                 own = select(of_name, sequence=length).sort_values("sequences")

@@ -4,30 +4,28 @@ from typing import Any
 
 from pandas import DataFrame, MultiIndex, Series
 
-from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.measure.kernel_names import categorize
 from cs336_systems.measure.record import parameters
 from scripts.views.data import select, statistic
+from scripts.views.own import own_rows
 
 PASSES = ["forward", "backward", "forward_backward"]
-NAMES = {
-    "triton": "ours",
-    "triton_compiled_backward": "ours, backward in compiled PyTorch",
-    "plain": "plain",
-    "plain_compiled": "plain, compiled",
-    "sdpa_flash": "SDPA flash",
-    "sdpa_cudnn": "SDPA cuDNN",
-    "flex": "FlexAttention",
-    "flex_autotuned": "FlexAttention, autotuned",
-    "flash_attention_4": "FlashAttention-4",
-    "tiled": "ours (PyTorch)",
-    "tiled_compiled": "ours (PyTorch), compiled",
-}
-
-
 OURS = "triton"
 HOPPER_KERNEL = "attention_forward_kernel"
 """The forward kernel for Hopper; Triton's is `forward_kernel`."""
+
+
+def titles(table: DataFrame) -> dict[str, str]:
+    """What readers call each implementation that has rows: those of the registry in its order, then a user's own."""
+    present = set(table["implementation"])
+    known = [contender.name for contender in Flash.contenders if contender.name in present]
+    return {name: contender_of(name).title for name in [*known, *sorted(present.difference(known))]}
+
+
+def without_own(table: DataFrame) -> DataFrame:
+    """The rows that are not of a user's own implementation."""
+    return table[~own_rows(table)]
 
 
 def with_kernels_for_hopper(table: DataFrame) -> DataFrame:

@@ -112,7 +112,7 @@ def reason(table: DataFrame, **wanted: Any) -> str:
         return "not measured: not run"
     if row["status"] == "oom":
         return "not measured: out of memory"
-    return f"not measured: {row['message']}"
+    return f"not measured: {row['message'].removeprefix('not timed: ')}"
 
 
 def size_order(table: DataFrame) -> list[str]:

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash import HOST_BOUND
 from scripts.rendering.markup import Table, fixed_point
-from scripts.views.attention_calls import NAMES, OURS, with_kernels_for_hopper
+from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper, without_own
 from scripts.views.data import select
 
 LONG = 1024
@@ -26,10 +26,10 @@ def rivalry(table: DataFrame) -> dict[str, Any]:
     rows = select(table, **ONE_HEAD)
     gains = ratios(rows[rows["sequence"] >= LONG])
     body = []
-    for rival, precision in itertools.product(NAMES, sorted(set(gains["precision"]))):
+    for (rival, title), precision in itertools.product(titles(gains).items(), sorted(set(gains["precision"]))):
         own = select(gains, implementation=rival, precision=precision)
         if len(own):
-            line = [NAMES[rival], precision]
+            line = [title, precision]
             for metric in ("forward_backward", "device"):
                 ratios_ = own[metric].dropna()
                 line += (
@@ -68,7 +68,7 @@ def losses(gains: DataFrame) -> list[dict[str, Any]]:
     The passes are those of lengths at which the device sets the pace of each by itself.
     """
     found = []
-    for rival, precision in itertools.product(NAMES, sorted(set(gains["precision"]))):
+    for (rival, title), precision in itertools.product(titles(gains).items(), sorted(set(gains["precision"]))):
         own = select(gains, implementation=rival, precision=precision).dropna(subset=["device"])
         lost = own[own["device"] < 1]
         if not len(lost):
@@ -76,7 +76,7 @@ def losses(gains: DataFrame) -> list[dict[str, Any]]:
         long = lost[lost["sequence"] > HOST_BOUND]
         found.append(
             {
-                "name": f"{NAMES[rival]} in {precision}",
+                "name": f"{title} in {precision}",
                 "cells": len(lost),
                 "of": len(own),
                 "lengths": sorted({int(length) for length in lost["sequence"]}),
@@ -102,17 +102,19 @@ def training_answers(table: DataFrame) -> dict[str, Any]:
     if not len(gains):
         return {"training": None, "training_all": None, "training_shapes": None, "for_hopper": {}}
     body = []
-    for rival, causal, d in itertools.product(NAMES, (True, False), sorted(set(gains["d"]))):
+    for (rival, title), causal, d in itertools.product(titles(gains).items(), (True, False), sorted(set(gains["d"]))):
         own = select(gains, implementation=rival, causal=causal, d=d)["device"].dropna()
         if len(own):
             mask = "causal" if causal else "none"
             numbers = [f"{(own > 1).sum()} of {len(own)}", f"{own.min():.2f}×", f"{own.max():.2f}×"]
-            body.append([NAMES[rival], mask, str(d), *numbers])
+            body.append([title, mask, str(d), *numbers])
     return {
         "training": Table(["against", "mask", "d", "faster in", "smallest", "largest"], body, text_columns=2),
         "training_all": training_table(many),
         "training_sequences": sorted({int(b * h) for b, h in zip(gains["batch_size"], gains["heads"], strict=True)}),
-        "training_shapes": heads_matter(gains, ratios(select(rows, batch_size=1, heads=1))),
+        "training_shapes": heads_matter(
+            *(without_own(each) for each in (gains, ratios(select(rows, batch_size=1, heads=1))))
+        ),
         "for_hopper": {
             "many heads": ran_for_hopper(many),
             "one head": ran_for_hopper(select(rows, batch_size=1, heads=1)),
@@ -129,7 +131,7 @@ def ran_for_hopper(rows: DataFrame) -> tuple[int, int]:
 def training_table(many: DataFrame) -> Table:
     """Every shape with many heads: both passes of each implementation, medians."""
     times = select(many, metric="forward_backward")
-    names = [name for name in NAMES if name in set(times["implementation"])]
+    names = titles(times)
     keys = ["causal", "d", "sequence", "batch_size", "heads"]
     by_name = times.pivot_table(index=keys, columns="implementation", values="median")
     body = [
@@ -140,7 +142,7 @@ def training_table(many: DataFrame) -> Table:
         ]
         for _, own in by_name.reset_index().iterrows()
     ]
-    header = ["mask", "d", "sequence", "batch × heads", *(NAMES[name] for name in names)]
+    header = ["mask", "d", "sequence", "batch × heads", *names.values()]
     return Table(header, body)
 
 

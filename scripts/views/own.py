@@ -16,5 +16,5 @@ def own_rows(table: DataFrame) -> "Series[bool]":
     texts = table[PARAMETER]
     names = {text: {own.name for own in parse_all(text)} if "=" in text else set() for text in texts.unique()}
     if who is None:
-        return texts.map(lambda text: bool(names[text]))
+        return texts.map(lambda text: bool(names[text])).astype(bool)
     return Series([name in names[text] for text, name in zip(texts, table[who], strict=True)], table.index, bool)

@@ -2,38 +2,27 @@
 
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.accounting.units import MIB
-from cs336_systems.benchmarks.flash import HALF_ONLY, ON_CPU
 from cs336_systems.experiments.flash import Flash, replayed
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
 from tests.samples import NEEDS_GPU, NO_CPU_MEMORY, OOM, PEAK, jittered
 
-PEAKS = {
-    "plain": 0.1,
-    "plain_compiled": 0.15,
-    "tiled": 0.2,
-    "tiled_compiled": 0.25,
-    "triton_compiled_backward": 0.34,
-    "flex": 0.36,
-    "flex_autotuned": 0.37,
-    "sdpa_flash": 0.38,
-    "sdpa_cudnn": 0.4,
-    "flash_attention_4": 0.42,
-    "triton": 0.45,
-}
-"""The share of an H200's peak that each implementation reaches."""
+LEAST, MOST = 0.1, 0.45
+"""The shares of an H200's peak that the last implementation of the registry and the first one reach."""
 KERNELS = {"triton": "attention_forward_kernel, attention_prepare_kernel, attention_backward_d64_kernel"}
 
 
 def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
     """Contenders at 10 to 45 % of an H200's peak, what cannot run skipped; on a CPU times alone."""
-    if not on_gpu and cell.implementation not in ON_CPU:
+    contender = cell.contender
+    if not on_gpu and "cpu" not in contender.devices:
         return [NEEDS_GPU]
-    if cell.implementation in HALF_ONLY and cell.precision == "fp32":
-        return [Measurement(metric=WHOLE_CELL, status="skipped", message="this backend takes fp16 and bf16 only")]
+    if on_gpu and cell.precision not in contender.precisions:
+        return [Measurement(metric=WHOLE_CELL, status="skipped", message="on a GPU, it takes bf16 only")]
     if cell.implementation == "plain" and cell.sequence > 32_768:
         return [OOM]
-    rate = PEAKS[cell.implementation] * PEAK.flops(cell.precision)
-    launching = (0.005 + 1e-5 * cell.sequence) / PEAKS[cell.implementation] / 2
+    share = share_of_peak(cell)
+    rate = share * PEAK.flops(cell.precision)
+    launching = (0.005 + 1e-5 * cell.sequence) / share / 2
     medians = {
         name: launching
         + 1e3 * flash_flops(name, cell.batch_size, cell.heads, cell.sequence, cell.d, causal=cell.causal) / rate
@@ -49,9 +38,16 @@ def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
         summarize("first_call", "s", jittered(cell, "first_call", 0.3, 1)),
         summarize("matmul", "ms", jittered(cell, "matmul", 0.2, 20)),
         *(by_the_handout(cell, medians["forward_backward"]) if cell.compiled_call else []),
-        summarize("launches", "", [3], details={"kernels": KERNELS.get(cell.implementation, "kernel")}),
+        summarize("launches", "", [3], details={"kernels": KERNELS.get(contender.name, contender.kernel or "kernel")}),
         *(replays(cell, medians["forward_backward"]) if replayed(cell.batch_size, cell.heads, cell.sequence) else []),
     ]
+
+
+def share_of_peak(cell: Flash) -> float:
+    """What its implementation reaches of an H200's peak; a user's is in the middle."""
+    names = [contender.name for contender in cell.contenders]
+    place = names.index(cell.implementation) if cell.implementation in names else len(names) / 2
+    return MOST - (MOST - LEAST) * place / (len(names) - 1)
 
 
 def by_the_handout(cell: Flash, median: float) -> list[Measurement]:

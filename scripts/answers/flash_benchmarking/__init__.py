@@ -10,6 +10,7 @@ from scripts.answers.flash_benchmarking.calls import disturbed, short_answers
 from scripts.answers.flash_benchmarking.grid import grid_table, tiled_table
 from scripts.answers.flash_benchmarking.in_the_model import model_answers
 from scripts.answers.flash_benchmarking.leaderboard import leaderboard_answers
+from scripts.answers.flash_benchmarking.own import own_answers
 from scripts.rendering.markup import LONGEST_TABLE, Tile, Typst, milliseconds, times
 from scripts.views.attention_calls import availability, kind_of_call
 from scripts.views.data import ratio, select, statistic
@@ -31,12 +32,14 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     grids = {precision: grid_table(select(alone, precision=precision)) for precision in ("bf16", "fp32")}
     tiled = tiled_table(alone)
     training = training_answers(table)
+    own = own_answers(table)
     return {
         **found,
         "grids": {precision: grid for precision, grid in grids.items() if grid},
         "longest_table": LONGEST_TABLE,
         "long_tables": any(grid and len(grid.rows) > LONGEST_TABLE for grid in grids.values())
-        or bool(training["training"]),
+        or bool(training["training"])
+        or own["own_is_long"],
         "marks": legend(*grids.values(), tiled),
         "tiled": tiled,
         "rep": min(table["rep"]),
@@ -58,6 +61,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **leaderboard_answers(table, ablations),
         **rivalry(table),
         **training,
+        **own,
         **short_answers(alone),
         **model_answers(tables["end_to_end"]),
     }

@@ -5,10 +5,11 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.flash import contender_of
 from scripts.checks.attention import name_flash
 from scripts.checks.attention_calls import adds_up, calls, needed_for_device_bound
 from scripts.rendering.markup import Table, significant
-from scripts.views.attention_calls import NAMES
+from scripts.views.attention_calls import titles, without_own
 from scripts.views.backward_ways import share
 from scripts.views.data import select, statistic
 from scripts.views.steps import HOST_BOUND
@@ -23,7 +24,9 @@ def short_answers(rows: DataFrame) -> dict[str, Any]:
         for cell in sorted(set(zip(rows["sequence"], rows["d"], strict=True)))
         if len(select(rows, sequence=cell[0], d=cell[1], implementation="sdpa_flash"))
     ]
-    names = [name for name in ("triton", "sdpa_flash", "plain") if name in set(rows["implementation"])]
+    present = titles(rows)
+    own = [name for name in present if name not in titles(without_own(rows))]
+    names = [name for name in ("triton", "sdpa_flash", "plain", *own) if name in present]
     if not cells or "triton" not in names:
         return {"short": None}
     medians = {
@@ -43,7 +46,7 @@ def short_answers(rows: DataFrame) -> dict[str, Any]:
         ]
         for cell in cells
     ]
-    titles = [NAMES[name] for name in names]
+    columns = [present[name] for name in names]
     groups = [("", 2), ("device / µs", len(names)), ("host / µs", len(names))]
 
     def against_sdpa(metric: str) -> list[float]:
@@ -52,7 +55,7 @@ def short_answers(rows: DataFrame) -> dict[str, Any]:
 
     device, host = against_sdpa("graph"), against_sdpa("host")
     return {
-        "short": Table(["sequence", "d", *titles * 2], body, text_columns=0, groups=groups),
+        "short": Table(["sequence", "d", *columns * 2], body, text_columns=0, groups=groups),
         "short_device_least": min(device, default=None),
         "short_device_most": max(device, default=None),
         "short_host": 1 / min(host) if host else None,
@@ -65,7 +68,7 @@ def waiting(rows: DataFrame, name: str, cells: Iterable[tuple[int, int]]) -> dic
     own = select(rows, implementation=name)
     shares = [share(select(own, sequence=sequence, d=d)) for sequence, d in cells]
     known = [part for part in shares if part is not None]
-    return {"name": NAMES[name], "cells": sum(part < HOST_BOUND for part in known), "of": len(known)}
+    return {"name": contender_of(name).title, "cells": sum(part < HOST_BOUND for part in known), "of": len(known)}
 
 
 def disturbed(table: DataFrame) -> list[dict[str, Any]]:

@@ -8,12 +8,13 @@ from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP, MATMUL
 from scripts.rendering.markup import Table, fixed_point
 from scripts.views.attention_calls import (
-    NAMES,
     OURS,
     PASSES,
     median_time,
     our_attention_kernels,
+    titles,
     with_kernels_for_hopper,
+    without_own,
 )
 from scripts.views.data import one, ratio, reason, select, statistic
 from scripts.views.spread import legend, marked
@@ -55,10 +56,8 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
     for d in sorted(rows["d"].unique()):
         cell = select(rows, d=d)
         fastest = fastest_library(cell)
-        for name, title in NAMES.items():
+        for name, title in titles(cell).items():
             own = select(cell, implementation=name)
-            if not len(own):
-                continue
             line = [title, str(d)]
             median = median_time(own, "forward_backward")
             if median is None:
@@ -86,15 +85,15 @@ def leaderboard_table(rows: DataFrame) -> Table | None:
 
 
 def fastest_library(cell: DataFrame) -> dict[str, Any] | None:
-    """Of one head dimension the implementation, not ours, with the least time: its name, ms, and that over ours."""
-    rows = select(cell, metric="forward_backward")
+    """Of one head dimension the library with the least time: its name, ms, and that over ours."""
+    rows = without_own(select(cell, metric="forward_backward"))
     others = rows[rows["implementation"] != OURS]
     if not len(others):
         return None
     best = others.sort_values("median").iloc[0]
     ours = statistic(rows, "median", implementation=OURS)
     return {
-        "name": NAMES[best["implementation"]],
+        "name": titles(rows)[best["implementation"]],
         "median": float(best["median"]),
         "gain": ratio(float(best["median"]), ours),
     }
