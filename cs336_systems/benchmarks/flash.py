@@ -122,7 +122,7 @@ def launches(contender: AttentionContender, step: Callable[[], None], device: to
     assert results is not None, "the profile has ended"
     names = [short_name(event.name()) for event in results.events() if event.device_type().name == "CUDA"]
     kernels = ", ".join(dict.fromkeys(names))
-    if contender.kernel not in kernels:
+    if contender.kernel not in kernels.lower():
         refuse(f"it launches {kernels}", foreign=contender.foreign)
     return summarize("launches", "", [len(names)], details={"kernels": kernels})
 

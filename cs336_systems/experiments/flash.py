@@ -31,7 +31,7 @@ class AttentionContender(Contender):
     about: str = ""
     """What it is, for the help text."""
     kernel: str = ""
-    """Part of the name of a kernel that it launches on a GPU."""
+    """Part of the name of a kernel that it launches on a GPU, in small letters; several have it in common."""
     backend: str = ""
     """The one of PyTorch's scaled_dot_product_attention that runs, by its name in SDPBackend."""
     compiler_mode: str | None = None
@@ -64,7 +64,13 @@ CONTENDERS = (
         kernel="forward_kernel",
         other_peak_up_to=256,  # where the peak comes before it has all scores
     ),
-    AttentionContender(name="plain", title="plain", about="the score matrix in memory", builder=f"{_BUILDERS}:plain"),
+    AttentionContender(
+        name="plain",
+        title="plain",
+        about="the score matrix in memory",
+        builder=f"{_BUILDERS}:plain",
+        kernel="softmax",
+    ),
     AttentionContender(
         name="plain_compiled",
         title="plain, compiled",

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series, isna
 
-from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.measure.record import parameters
 from scripts.checks import TOLERANCE, Check, conclude
 from scripts.checks.attention import name_flash
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
-from scripts.views.data import measured_gpu
+from scripts.views.data import measured_gpu, select
 from scripts.views.steps import HOST_BOUND
 
 DEVICE_BOUND_MS = 1.0
@@ -29,6 +29,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield phases_add_up(cells)
     yield replays_are_no_slower(cells)
     yield short_phases_add_up(cells)
+    yield kernels_are_its_own(tables["flash"])
 
 
 def calls(table: DataFrame) -> DataFrame:
@@ -101,6 +102,18 @@ def short_phases_add_up(cells: DataFrame) -> Check:
     )
     summary = f"{len(short)} cells, of which the host paces {host_bound}" if len(short) else NOT_APPLICABLE
     return conclude(check, complaints, len(short), summary)
+
+
+def kernels_are_its_own(table: DataFrame) -> Check:
+    """Each implementation has launched a kernel that it is known by."""
+    rows = select(table, metric="launches")
+    complaints = [
+        f"{name_flash(row)} launched {row['kernels']}"
+        for _, row in rows.iterrows()
+        if contender_of(row["implementation"]).kernel not in row["kernels"].lower()
+    ]
+    check = "each attention implementation launched a kernel that it is known by"
+    return conclude(check, complaints, len(rows), f"{len(rows)} cells" if len(rows) else "seen on GPUs only")
 
 
 def paced_by_host(row: Series) -> bool:

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.flash import contender_of
 from scripts.checks import Check, conclude
 from scripts.checks.attention import name_flash, name_plain
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
@@ -19,7 +19,6 @@ WORKSPACE_TOLERANCE = 1.0
 PEAK_TOLERANCE = 0.05
 TERMS = 4
 FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision", "for_hopper"]
-SHORT = {contender.name: contender.other_peak_up_to for contender in Flash.contenders}
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -60,7 +59,7 @@ def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
     complaints, worst, examined = [], 0.0, 0
     plain = select(plain, metric="peak_memory", status="ok")
     flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory", status="ok")
-    flash = flash[flash["sequence"] > flash["implementation"].map(SHORT)]
+    flash = flash[flash["sequence"] > flash["implementation"].map(lambda name: contender_of(name).other_peak_up_to)]
     # Those for Hopper take 16-bit numbers; of rows of earlier code it is not known which kernels ran.
     flash = flash[flash["told"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]
     groups = [

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import Provenance, parameters
 from scripts.checks import Check, conclude
@@ -18,8 +17,6 @@ ONE_EACH = (
     *("cpu", "gpu_memory", "seed"),
 )
 """What rows that are compared with each other must share."""
-NEEDED_BY = {contender.package: contender.name for contender in Flash.contenders if contender.package}
-"""Libraries that one implementation needs: where others alone are measured, they need not be installed."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -41,7 +38,7 @@ def one_version_each(tables: Mapping[str, DataFrame]) -> Check:
         f"{name}: {column} {' and '.join(str(value) or 'unknown' for value in rows[column].unique())}"
         for name, table in measured.items()
         for column in ONE_EACH
-        for rows in compared_rows(column, table)
+        for rows in compared_rows(name, column, table)
         if rows.loc[rows[column] != "", column].nunique(dropna=False) > 1
         or (rows.groupby("source_digest")[column].nunique(dropna=False) > 1).any()
     ]
@@ -49,11 +46,16 @@ def one_version_each(tables: Mapping[str, DataFrame]) -> Check:
     return conclude(check, complaints, len(measured), f"{len(measured)} experiments: {', '.join(ONE_EACH)}")
 
 
-def compared_rows(column: str, table: DataFrame) -> list[DataFrame]:
-    """The rows that must have one version, in groups: all of a table, or those that need a library."""
-    if column not in NEEDED_BY or "implementation" not in table:
+def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
+    """The rows of an experiment that must have one version, in groups: all, or of the contenders that need a library.
+
+    Where others alone are measured, it need not be installed.
+    """
+    contenders = getattr(EXPERIMENTS[name], "contenders", ())
+    needing = [contender.name for contender in contenders if getattr(contender, "package", None) == column]
+    if not needing:
         return [table]
-    rows = table[table["implementation"] == NEEDED_BY[column]]
+    rows = table[table["implementation"].isin(needing)]
     return [group for _, group in rows.groupby(kind_of_call(rows))]
 
 

@@ -242,7 +242,6 @@ FAULTS = {
 """What was changed, and how."""
 
 UNNOTICED = {
-    "libraries exchanged": "two libraries of one algorithm differ by less in time and memory than a check could demand",
     "stages exchanged": "where the host sets the pace, a stage can take any time from what its kernels take",
 }
 """What no check notices so far, and why."""

@@ -14,12 +14,13 @@ from scripts.views.own import own_rows
 from scripts.views.spread import legend, marked
 
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
+ORDER = [PARAMETER, "compiled_call", "precision", "causal", "d", "sequence", "batch_size", "heads"]
 
 
 def own_answers(table: DataFrame) -> dict[str, Any]:
     """Every cell of theirs, those without a time with the reason, and how each compares at one shape."""
     rows = table[own_rows(table)]
-    cells = rows.drop_duplicates([*SHAPE, PARAMETER]).sort_values([PARAMETER, *SHAPE])
+    cells = rows.drop_duplicates([*SHAPE, PARAMETER]).sort_values(ORDER)
     shown = own_table(table, cells) if len(cells) else None
     return {
         "own": shown,
@@ -39,14 +40,13 @@ def own_table(table: DataFrame, cells: DataFrame) -> Table:
             *(cell["precision"], "causal" if cell["causal"] else "none"),
             *(str(cell["d"]), str(cell["sequence"]), f"{cell['batch_size']} × {cell['heads']}"),
         ]
-        fastest = fastest_other(table, cell)
-        if median_time(own, "forward_backward") is None:
-            line += [reason(own)] * len(PASSES)
-        else:
-            line += [marked(one(own, metric=timed_pass)) or "–" for timed_pass in PASSES]
+        median, fastest = median_time(own, "forward_backward"), fastest_other(table, cell)
+        if median is None:
+            body.append([*line, *[reason(own)] * (len(PASSES) + 3)])
+            continue
+        line += [marked(one(own, metric=timed_pass)) or "–" for timed_pass in PASSES]
         line += [fastest["name"], fixed_point(fastest["median"], 3)] if fastest else ["–", "–"]
-        gain = ratio(fastest["median"], median_time(own, "forward_backward")) if fastest else None
-        body.append([*line, fixed_point(gain, 2, "×")])
+        body.append([*line, fixed_point(ratio(fastest["median"], median) if fastest else None, 2, "×")])
     header = ["", "precision", "mask", "d", "sequence", "batch × heads", "forward", "backward", "both"]
     groups = [("", 6), ("yours / ms", 3), ("fastest of the others", 2), ("", 1)]
     return Table([*header, "", "both / ms", "theirs / yours"], body, text_columns=3, groups=groups)

@@ -1,0 +1,95 @@
+"""Registries of contenders, and that one more takes its code, its entry in the registry and its test."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cs336_systems.benchmarks import flash
+from cs336_systems.benchmarks.contest.exact_attention import require_attention
+from cs336_systems.experiments.base import make_cell
+from cs336_systems.experiments.contender import Contender
+from cs336_systems.experiments.flash import AttentionContender, Flash
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.implementations import load_path
+from cs336_systems.plan import recorded_digest
+from scripts.answers import flash_benchmarking
+from scripts.checks.attention_calls import kernels_are_its_own
+from scripts.self_checks import all_checks
+from scripts.views.data import frame
+from tests.samples import H200, planned_cells, provenance, rows_of
+from tests.scripts.test_figures import figure_of
+from tests.scripts.test_flash_report import words
+
+CODE = """
+from cs336_systems.attention import plain_attention
+
+
+def build(cell):
+    return lambda q, k, v: plain_attention(q, k, v, cell.causal)
+"""
+ENTRY = AttentionContender(
+    name="newest", title="the newest", about="for a test", builder="newest_attention:build", kernel="newest_kernel"
+)
+
+
+def entries():
+    """Every contender of every experiment, by its experiment's name."""
+    for name, experiment in EXPERIMENTS.items():
+        for contender in getattr(experiment, "contenders", ()):
+            if isinstance(contender, Contender):
+                yield name, contender
+
+
+@pytest.mark.parametrize(("experiment", "contender"), list(entries()), ids=lambda part: getattr(part, "name", part))
+def test_each_has_a_builder_a_title_and_an_identity(experiment, contender):
+    assert callable(load_path(contender.builder))
+    assert contender.title
+    assert not contender.own
+    others = [other for other in EXPERIMENTS[experiment].contenders if other is not contender]
+    key = getattr(contender, "key", contender.name)
+    assert key not in [getattr(other, "key", other.name) for other in others]
+    # What PyTorch runs for ours on a GPU has no name of its own; a library's would be another if it fell back.
+    if experiment == Flash.name and contender.foreign:
+        assert contender.kernel
+
+
+@pytest.fixture
+def newest(monkeypatch, tmp_path):
+    """A registry with one more entry, whose code is in a module of its own."""
+    (tmp_path / "newest_attention.py").write_text(CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(Flash, "contenders", (*Flash.contenders, ENTRY))
+    return make_cell(Flash, {"sequence": 40, "d": 16, "implementation": "newest"})
+
+
+def test_one_more_is_measured(newest):
+    cpu = torch.device("cpu")
+    require_attention(flash.build(newest), flash.make_inputs(newest, cpu), is_causal=True)  # its test
+    metrics = {row.metric: row for row in flash.measure(newest, cpu)}
+    assert metrics["forward_backward"].n == flash.CPU_CALLS
+    assert metrics["forward_backward"].mean > 0
+
+
+def test_its_code_makes_rows_stale(newest, tmp_path):
+    digest = recorded_digest([newest])
+    (tmp_path / "newest_attention.py").write_text(f"{CODE}\n\nmore = 1\n")
+    assert recorded_digest([newest]) != digest
+
+
+def test_one_more_is_in_tables_figures_legends_and_checks(newest):
+    planned = planned_cells("flash", "handout")
+    cells = [replace(cell, implementation="newest") for cell in planned if cell.implementation == "triton"]
+    rows = rows_of([*planned, *cells], provenance(**H200))
+    tables = {name: frame(name, rows if name == "flash" else []) for name in EXPERIMENTS}
+    answers = flash_benchmarking.answers(tables)
+    for name in ("leaderboard", "against", "training"):
+        assert "the newest" in [line[0] for line in answers[name].rows], name
+    assert "the newest" in answers["training_all"].columns
+    for name in ("flash_latency", "flash_throughput", "flash_memory", "flash_training", "flash_leaderboard"):
+        assert "the newest" in words(figure_of(name, tables)), name
+    assert [check for check in all_checks(tables) if check.outcome == "failed"] == []
+    table = tables["flash"]
+    its_own = table["implementation"] == "newest"
+    table.loc[its_own & (table["metric"] == "launches"), "kernels"] = "another"
+    assert kernels_are_its_own(table).detail.startswith("newest, 16 × 16384 tokens")
