@@ -153,9 +153,20 @@ def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Meas
     """Device time of forward and backward, ms, or why a user's own code cannot be captured; its other times stay."""
     try:
         with errors_of_own_code(own=cell.contender.own):
+            if cell.contender.own:
+                require_no_waiting(call, inputs)
             return summarize("graph", "ms", graph_milliseconds(call, inputs, cell.rep))
     except Unavailable as error:
         return Measurement(metric="graph", unit="ms", status="skipped", message=str(error))
+
+
+def require_no_waiting(call: AttentionCall, inputs: tuple[Tensor, ...]) -> None:
+    """Raise RuntimeError where a call waits for the device: a capture that fails of it leaves no random numbers."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.autograd.grad(call(*inputs).sum(), inputs)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def graph_milliseconds(call: AttentionCall, inputs: tuple[Tensor, ...], rep: int) -> list[float]:

@@ -59,3 +59,8 @@ def transposed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 def too_much(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     """Runs out of memory."""
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def waiting(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    """Waits for the device."""
+    return plain_attention(q, k, v, is_causal) if q.isfinite().all().item() else q
