@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cs336_systems.attention.autocast import autocast_inputs
 from cs336_systems.attention.differentiation import backward_by, refuse_forward_mode, save_for_backward
-from cs336_systems.attention.operators import define_operators
+from cs336_systems.attention.operators import define_operators, softmax_scale
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS and Windows
@@ -131,7 +131,7 @@ def _attend_reshaped(
     """As _attend, with any leading axes, and for v of another width than q and k."""
     rows, d, d_v = q.shape[:-1], q.shape[-1], v.shape[-1]
     if d != d_v:
-        scale = 1 / math.sqrt(d) if scale is None else scale
+        scale = softmax_scale(d, scale)
         q, k, v = (torch.nn.functional.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x[None] if x.dim() < 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     o, lse = _attend(q, k, v, is_causal, scale, return_lse)

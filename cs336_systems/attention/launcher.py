@@ -4,7 +4,6 @@ A short sequence takes the device less time than its launch takes the host. So w
 alone is worked out once per problem and cached, and a compiled kernel is found again without looking at each argument.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
@@ -163,11 +162,6 @@ def largest_group(limit: int | None, batch_heads: int) -> int:
     """The largest number of heads up to a limit of which all groups can be alike; all heads if there is no limit."""
     limit = batch_heads if limit is None else min(limit, batch_heads)
     return max(size for size in range(1, limit + 1) if batch_heads % size == 0)
-
-
-def softmax_scale(d: int, scale: float | None) -> float:
-    """The factor of the scores: 1 / √d unless another one is given."""
-    return 1 / math.sqrt(d) if scale is None else float(scale)
 
 
 def cdiv(a: int, b: int) -> int:

@@ -1,5 +1,6 @@
 """Attention as PyTorch operators, which torch.compile keeps whole in its graphs and vmap turns into larger batches."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,11 @@ def empty_output(x: Tensor) -> Tensor:
     """An uninitialized tensor like x, in its memory layout if the last axis is contiguous there."""
     output = torch.empty_like(x)
     return output if output.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def softmax_scale(d: int, scale: float | None) -> float:
+    """The factor of the scores: 1 / √d unless another one is given."""
+    return 1 / math.sqrt(d) if scale is None else float(scale)
 
 
 def _forward_shapes(

@@ -1,6 +1,5 @@
 """FlashAttention-2 in plain PyTorch: the algorithm, tile by tile, for reading and for devices without Triton."""
 
-import math
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from cs336_systems.attention.autocast import without_autocast
 from cs336_systems.attention.differentiation import Gradients, once
-from cs336_systems.attention.operators import empty_output
+from cs336_systems.attention.operators import empty_output, softmax_scale
 from cs336_systems.attention.recomputation import attention_gradients
 
 BLOCK_M = 64  # queries per tile
@@ -97,7 +96,7 @@ def tiled_backward(
         scale: as in tiled_forward.
         grad_lse: gradient of L; zero if None.
     """
-    scale = _softmax_scale(q, scale)
+    scale = softmax_scale(q.shape[-1], scale)
     dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
     dk, dv = empty_output(k), empty_output(v)
     delta = (o.to(lse.dtype) * grad_o).sum(-1)  # D = rowsum(O * dO)
@@ -127,10 +126,6 @@ def _accumulator_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _softmax_scale(q: Tensor, scale: float | None) -> float:
-    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-
-
 def _forward_tile(
     q_tile: Tensor, k: Tensor, v: Tensor, is_causal: bool, start_m: int, scale: float | None
 ) -> tuple[Tensor, Tensor]:
@@ -140,7 +135,7 @@ def _forward_tile(
         The output tile, [..., rows, d], and its log-sum-exp L, [..., rows], natural logarithm.
     """
     n_keys = min(k.shape[-2], start_m + q_tile.shape[-2]) if is_causal else k.shape[-2]
-    q_tile = q_tile.to(_accumulator_dtype(q_tile)) * _softmax_scale(q_tile, scale)
+    q_tile = q_tile.to(_accumulator_dtype(q_tile)) * softmax_scale(q_tile.shape[-1], scale)
     acc = torch.zeros_like(q_tile)  # output before its division by row_sum
     row_max = torch.full(q_tile.shape[:-1], -torch.inf, dtype=q_tile.dtype, device=q_tile.device)  # m
     row_sum = torch.zeros_like(row_max)  # l

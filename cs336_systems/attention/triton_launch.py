@@ -25,10 +25,9 @@ from cs336_systems.attention.launcher import (
     largest_group,
     outer_strides,
     shape_4d,
-    softmax_scale,
     sum_shared,
 )
-from cs336_systems.attention.operators import empty_output
+from cs336_systems.attention.operators import empty_output, softmax_scale
 from cs336_systems.attention.tile_config import (
     BackwardTiles,
     ForwardTiles,

@@ -31,10 +31,9 @@ from cs336_systems.attention.launcher import (
     largest_group,
     outer_strides,
     shape_4d,
-    softmax_scale,
     sum_shared,
 )
-from cs336_systems.attention.operators import empty_output
+from cs336_systems.attention.operators import empty_output, softmax_scale
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
