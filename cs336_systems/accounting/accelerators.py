@@ -23,5 +23,3 @@ class Accelerator:
 
 TPU_V5P = Accelerator(name="TPU v5p", flops=4.6e14, bandwidth=2 * 9e10, memory=95e9)
 """Rates of the handout and of Austin et al. 2025, "How to Scale Your Model", chapter 2."""
-H100_MEMORY = 80e9
-"""Bytes of an H100."""

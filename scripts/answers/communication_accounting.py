@@ -7,16 +7,18 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.accelerators import H100_MEMORY, TPU_V5P
+from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
+from cs336_systems.measure.gpus import listed
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.parallelism import MESH
 from scripts.views.units import GB, GIB
 
 STAGES, MICRO_BATCHES = 4, 16
 """Of the pipeline in (d)."""
+H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

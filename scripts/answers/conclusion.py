@@ -8,8 +8,8 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import step_flops
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import WHOLE_CELL, parse_samples
-from cs336_systems.measure.peaks import peak_of
 from cs336_systems.sizes import parse_size
 from scripts.rendering.markup import Table, significant
 from scripts.views.communication import WIDE_SPREAD
@@ -132,7 +132,7 @@ def numbers(setting: Setting, step: Series, rows: DataFrame) -> dict[str, Any]:
     batch, context = int(step["batch_size"]), int(step["context"])
     seconds = step["median"] / 1e3
     flops = step_flops("train_step", parse_size(step["size"]), int(step["vocab_size"]), batch, context)
-    peak = peak_of(step["gpu"])
+    peak = gpu_of(step["gpu"])
     same = {name: step[name] for name in ("wrapper", "bucket_mb") if name in rows}
     return {
         "title": setting.title,

@@ -5,8 +5,8 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.measure.peaks import peak_of
 from scripts.rendering.markup import Table, significant
 from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
 from scripts.views.data import measured_gpu, reason, select
@@ -157,7 +157,7 @@ def cell_name(row: Series) -> str:
 
 def share_of_the_link(cells: DataFrame, gpu: str) -> dict[str, Any] | None:
     """The best bus bandwidth between GPUs as a share of their link's, where that is listed."""
-    peak, rows = peak_of(gpu), select(cells, backend="nccl").dropna(subset="bus_bandwidth")
+    peak, rows = gpu_of(gpu), select(cells, backend="nccl").dropna(subset="bus_bandwidth")
     if peak is None or peak.link is None or not len(rows):
         return None
     best = rows.sort_values("bus_bandwidth").iloc[-1]

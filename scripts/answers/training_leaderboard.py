@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.accounting import leaderboard
-from cs336_systems.measure.peaks import PEAKS
+from cs336_systems.measure.gpus import listed
 from scripts.rendering.markup import Table
 from scripts.views.units import GB
 
@@ -18,7 +18,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     flops = leaderboard.step_flops()
     total = sum(flops.values())
-    least = {gpu: total / (leaderboard.GPUS * PEAKS[gpu].bf16) for gpu in (leaderboard.GPU, OTHER_GPU)}
+    least = {gpu: total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU)}
     return {
         "given": leaderboard,
         "flops": total,
@@ -26,7 +26,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "head_share": flops["head"] / total,
         "memory": memory_table(),
         "gpu": leaderboard.GPU,
-        "peak": PEAKS[leaderboard.GPU],
+        "peak": listed(leaderboard.GPU),
         "least": least[leaderboard.GPU],
         "other_gpu": OTHER_GPU,
         "other_least": least[OTHER_GPU],

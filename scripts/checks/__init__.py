@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pandas import Series
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.measure.peaks import Peak, peak_of
+from cs336_systems.measure.gpus import Gpu, gpu_of
 from scripts.rendering.markup import NOT_MEASURED, fixed_point
 
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
@@ -63,10 +63,10 @@ def conclude(check: str, complaints: list[str], examined: int, summary: str) -> 
 
 
 def under_the_roofline(
-    check: str, gpu: str, timings: Iterable[Timing], ceiling: Callable[[Peak, str], float] = Peak.flops
+    check: str, gpu: str, timings: Iterable[Timing], ceiling: Callable[[Gpu, str], float] = Gpu.flops
 ) -> Check:
     """Check that no timing is faster than its matrix multiplies at the GPU's peak: `ceiling` by precision, FLOP/s."""
-    peak = peak_of(gpu)
+    peak = gpu_of(gpu)
     if peak is None:
         return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
     shares = [(t.cell, t.flops / (t.milliseconds / 1e3) / ceiling(peak, t.precision)) for t in timings]

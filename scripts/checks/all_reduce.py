@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.measure.peaks import peak_of
+from cs336_systems.measure.gpus import gpu_of
 from scripts.checks import Check, conclude
 from scripts.views.communication import BACKENDS
 from scripts.views.data import measured_gpu, select
@@ -54,7 +54,7 @@ def nothing_beats_the_link(table: DataFrame) -> Check:
     a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
     """
     check = "no bus bandwidth is above the data sheet's link, or what a switch that adds makes of it"
-    peak = peak_of(measured_gpu({"": table}))
+    peak = gpu_of(measured_gpu({"": table}))
     rows = select(table, metric="bus_bandwidth", status="ok", backend="nccl")
     if peak is None or peak.link is None or not len(rows):
         return Check(check, "not applicable", "no GPU's link was measured, or no peak rate is listed for it")

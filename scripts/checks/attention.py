@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
 from cs336_systems.implementations import label
-from cs336_systems.measure.peaks import Peak
+from cs336_systems.measure.gpus import Gpu
 from scripts.checks import Check, Timing, conclude, outside, under_the_roofline
 from scripts.views.attention_calls import PASSES
 from scripts.views.data import measured_gpu, select
@@ -49,7 +49,7 @@ def timed(table: DataFrame) -> DataFrame:
     return table[table["metric"].isin(PASSES) & (table["status"] == "ok")]
 
 
-def ceiling(peak: Peak, precision: str) -> float:
+def ceiling(peak: Gpu, precision: str) -> float:
     """The most FLOP/s that attention can reach: in fp32 also with six bf16 products, which are as accurate."""
     return peak.bf16 if precision == "bf16" else max(peak.fp32, peak.bf16 / 6)
 

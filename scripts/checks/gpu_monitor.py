@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.checks import Check, conclude, told
 from scripts.views.cells import in_words
-from scripts.views.data import select
+from scripts.views.data import measured_gpu, select
 
 INTERVAL = 0.1
 """Seconds between two samples, at least."""
@@ -18,20 +19,6 @@ LATE = 3
 MISSED = 3
 """Samples that there may be fewer."""
 NO_MONITOR = "a GPU's clock is sampled where its driver reports it"
-POWER_LIMITS = {
-    "NVIDIA A10": 150,
-    "NVIDIA A100-SXM4-40GB": 400,
-    "NVIDIA A100-SXM4-80GB": 400,
-    "NVIDIA A100 80GB PCIe": 300,
-    "NVIDIA H100 PCIe": 350,
-    "NVIDIA H100 80GB HBM3": 700,
-    "NVIDIA H200": 700,
-    "NVIDIA B200": 1000,
-    "NVIDIA L4": 72,
-    "NVIDIA L40S": 350,
-    "NVIDIA GeForce RTX 4090": 450,
-}
-"""Watts, by the data sheets that `measure.peaks` names."""
 ABOVE = 0.1
 """Share of its limit by which a GPU's power may be above it for a moment."""
 IDLE = 0.02
@@ -94,11 +81,18 @@ def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Check:
     complaints, examined = [], 0
     for name, table in tables.items():
         for _, row in select(table, metric=POWER).iterrows():
-            if not (limit := POWER_LIMITS.get(row["gpu"])):
+            if not (gpu := gpu_of(row["gpu"])):
                 continue
             examined += 1
+            limit = gpu.power_limit
             if not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit:
                 cell = in_words(EXPERIMENTS[name], tuple(row[parameters(EXPERIMENTS[name])]))
-                complaints.append(f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit} W")
+                complaints.append(f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W")
     check = "a GPU's power is within its data sheet's limit"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
+    return conclude(check, complaints, examined, f"{examined} cells" if examined else no_limit(tables))
+
+
+def no_limit(tables: Mapping[str, DataFrame]) -> str:
+    """Why no power can be held to a limit."""
+    gpu = measured_gpu(tables)
+    return f"no power limit is listed for {gpu}" if gpu and not gpu_of(gpu) else NO_MONITOR

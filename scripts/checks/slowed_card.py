@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import POWER, SM_CLOCK
 from cs336_systems.measure.record import parameters
 from scripts.checks import Check, conclude
 from scripts.checks.attention import name_flash
-from scripts.checks.gpu_monitor import NO_MONITOR, POWER_LIMITS
+from scripts.checks.gpu_monitor import no_limit
 from scripts.views.data import select
 
 SLOWED = 0.05
@@ -34,13 +35,14 @@ def only_power_holds_the_clock_back(flash: DataFrame) -> Check:
     highest = flash[flash["metric"].isin([SM_CLOCK, f"handout_{SM_CLOCK}"])].groupby("gpu")["median"].max()
     complaints, examined = [], 0
     for _, row in long.iterrows():
-        if not (limit := POWER_LIMITS.get(row["gpu"])):
+        if not (gpu := gpu_of(row["gpu"])):
             continue
         examined += 1
+        limit = gpu.power_limit
         if row["clock"] < (1 - SLOWED) * highest[row["gpu"]] and row["power"] < (1 - NEAR_LIMIT) * limit:
-            complaints.append(f"{name_flash(row)}: {row['clock']:.0f} MHz at {row['power']:.0f} W of {limit} W")
+            complaints.append(f"{name_flash(row)}: {row['clock']:.0f} MHz at {row['power']:.0f} W of {limit:g} W")
     check = "where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
+    return conclude(check, complaints, examined, f"{examined} cells" if examined else no_limit({Flash.name: flash}))
 
 
 def the_product_takes_the_usual_time(flash: DataFrame) -> Check:

@@ -8,8 +8,8 @@ import pandas
 from pandas import DataFrame
 
 from cs336_systems.experiments.base import Experiment
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import WALL
-from cs336_systems.measure.peaks import peak_of
 from cs336_systems.plan import Plan
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
@@ -53,7 +53,7 @@ def summarize(
         "results": plan.results.as_posix(),
         "scale": plan.scale,
         "gpu": gpu,
-        "peak": peak_of(gpu),
+        "peak": gpu_of(gpu),
         **model_settings(tables["end_to_end"]),
         **origin(tables),
         "outdated": outdated(tables, digests),

@@ -6,8 +6,8 @@ A module for each part of the report; here, what makes a table of a few rows and
 import re
 from functools import cache
 
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import summarize
-from cs336_systems.measure.peaks import peak_of
 from cs336_systems.measure.record import make_row
 from scripts.rendering.markup import Typst
 from scripts.views.data import frame
@@ -62,7 +62,7 @@ def prose(section, answers, origin):
     return filled(
         f"sections/{section}",
         a=answers,
-        summary={"machine": "M", "gpu": origin.gpu, "peak": peak_of(origin.gpu), "traced": "T"},
+        summary={"machine": "M", "gpu": origin.gpu, "peak": gpu_of(origin.gpu), "traced": "T"},
         figure=lambda name: Typst(f"<fig-{name}>"),
         reproduce=lambda *arguments: Typst(""),
     )

@@ -10,8 +10,8 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.gpus import listed
 from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.peaks import PEAKS
 from cs336_systems.measure.record import make_row
 from cs336_systems.sizes import parse_size
 from scripts.answers import (
@@ -26,7 +26,7 @@ from scripts.views.steps import step_table
 from tests.prose import CPU, GPU, end_to_end, prose, step, table
 from tests.samples import OOM
 
-H200_PEAK = PEAKS[GPU.gpu]
+H200_PEAK = listed(GPU.gpu)
 
 
 def test_what_compiling_gains_costs_and_when_it_pays():

@@ -148,7 +148,7 @@ def test_figures_beside_those_of_the_recorded_machine():
             True,
             "dense peak of NVIDIA H200: 989 TFLOP/s in bf16, 67.0 TFLOP/s in fp32 (NVIDIA H200 data sheet, SXM).",
         ),
-        (UNLISTED, True, ""),
+        (UNLISTED, True, "_NVIDIA Unknown is not listed: utilization, and the self-checks that need its peak rates"),
         (CPU, False, ""),
     ],
 )
@@ -157,7 +157,8 @@ def test_how_it_was_measured(origin, tf32, peak):
     assert "random tokens, batch 4, vocabulary 10\u202f000. Times".replace("\u202f", " ") in text
     assert ("_fp32_ has TF32 off, _bf16_ is autocast" in text) == tf32
     assert peak in text
-    assert ("Utilization (MFU" in text) == bool(peak)
+    assert ("Utilization (MFU" in text) == (origin == GPU)
+    assert ("is not listed" in text) == (origin == UNLISTED)
 
 
 def test_code_that_has_changed_since():

@@ -13,7 +13,7 @@ from cs336_systems.measure.machine import machine_label
 from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
 from cs336_systems.sizes import parse_size
-from scripts.checks import all_experiments, attention, attention_calls, end_to_end, slowed_card
+from scripts.checks import all_experiments, attention, attention_calls, end_to_end, gpu_monitor, slowed_card
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_version_each
 from scripts.coverage import cover, losses
@@ -299,6 +299,15 @@ def test_clocks_of_long_repetitions_are_compared_without_those_of_cells_too(soun
     flash = sound["flash"]
     found = slowed_card.only_power_holds_the_clock_back(flash[flash["metric"] != "sm_clock"])
     assert (found.outcome, found.detail) == ("passed", "12 cells")
+
+
+def test_power_of_a_gpu_that_is_not_listed(sound):
+    flash = sound["flash"].assign(gpu="NVIDIA Unknown")
+    for found in (
+        slowed_card.only_power_holds_the_clock_back(flash),
+        gpu_monitor.power_is_within_the_limit({"flash": flash}),
+    ):
+        assert (found.outcome, found.detail) == ("not applicable", "no power limit is listed for NVIDIA Unknown")
 
 
 @pytest.mark.parametrize(("times", "outcome"), [(1.2, "passed"), (1.6, "failed")])

@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import parameters, step_flops
-from cs336_systems.measure.peaks import peak_of
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.sizes import parse_size
 from scripts.answers.benchmarking_script.memory import memory_answers
 from scripts.answers.benchmarking_script.warmup import NOTICEABLE, warmup_answers
@@ -146,7 +146,7 @@ def inference_share(eager: DataFrame) -> dict[str, Any] | None:
 
 def utilization(step: Series) -> float | None:
     """FLOPs of a step's matrix multiplies over its median time and the GPU's dense peak; None where none is known."""
-    peak = peak_of(step["gpu"])
+    peak = gpu_of(step["gpu"])
     if peak is None:
         return None
     flops = step_flops(step["mode"], parse_size(step["size"]), step["vocab_size"], step["batch_size"], step["context"])
