@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.metrics import METRICS, SECONDS
 from cs336_systems.measure.measurement import COMMON_UNITS, SAMPLE_DIGITS, WHOLE_CELL, Status, parse_samples
 from cs336_systems.measure.trace import STAGES
 
@@ -20,15 +21,6 @@ ROUNDING = 1e-9
 """Relative slack of statistics that are compared with each other."""
 SAMPLE_ROUNDING = 10.0 ** (1 - SAMPLE_DIGITS)
 """Relative slack of statistics that are compared with the kept samples."""
-CLOCKED = ("ms", "s", "us")
-MAY_TAKE_NO_TIME = (
-    # Parts of a step that it may lack, and times from the beginning of something.
-    *("communication", "hidden", "forward_gathers", "forward_hidden", "stage_idle", "rank_spread", "warmup"),
-    *("gather_begins", "gather_ends", "needed", "begins", "lifetime"),
-    # Of a CPU: an operator less those that it called.
-    "kernel",
-)
-"""The metrics in units of time that may be zero: any other is of work that a clock was read before and after."""
 CLOCK_SKEW = timedelta(minutes=10)
 """How far ahead the clock of the machine that measured may be."""
 
@@ -37,6 +29,7 @@ class Row(BaseModel, extra="forbid", allow_inf_nan=False, frozen=True):
     """A row of any experiment. `row_model` adds its columns; declared here are those that are checked in every row."""
 
     if TYPE_CHECKING:
+        experiment: str
         metric: str
         unit: str
         n: int
@@ -100,7 +93,8 @@ def _detail_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
 
 def _takes_time(row: Row) -> bool:
     """Whether a row times work, so that a clock stood later after it."""
-    return row.unit in CLOCKED and row.metric not in MAY_TAKE_NO_TIME
+    metric = METRICS.get(row.experiment, {}).get(row.metric)
+    return row.unit in SECONDS and not (metric and metric.zero)
 
 
 def _impossible(row: Row, value: float) -> bool:

@@ -6,6 +6,7 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.kernel_profile import KernelProfile
+from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.measure.record import parameters
 from scripts.checks import TOLERANCE, Check, between_cells, conclude
 from scripts.views.cells import in_words
@@ -25,8 +26,6 @@ BUSY_TOLERANCE = 0.05
 """Share by which kernels may take longer under the profiler than their stage without it."""
 INSTRUMENTS = 0.02
 """Relative difference of the device's time in a phase between the two instruments that measure it."""
-BETWEEN_STAGES = {("step", "stage"): 0.05, ("step_profiled", "stage_profiled"): 0.25}
-"""Share of a step that may lie between its stages; the profiler works there too."""
 GPUS_ONLY = "the device's own time is measured on GPUs only"
 
 
@@ -60,14 +59,16 @@ def stages_make_up_the_step(table: DataFrame) -> Check:
     """The stages of a step, by the device's events, add up to the step by the host's clock."""
     disturbed = 0.0 if measured_gpu({"": table}) else TOLERANCE["CPU"]
     complaints, examined = [], 0
-    for (whole, part), between in BETWEEN_STAGES.items():
+    for part, metric in metrics_of(KernelProfile).items():
+        if not (whole := metric.part_of):
+            continue
         steps = select(table, metric=whole, status="ok").set_index(CELL)["mean"]
         stages = select(table, metric=part, status="ok").groupby(CELL)["mean"].sum().reindex(steps.index)
         shares = (stages / steps).dropna()
         examined += len(shares)
         complaints += [
             f"{in_words(KernelProfile, cell)}: {part}s are {share:.0%} of {whole}"
-            for cell, share in shares[(shares - 1).abs() > max(between, disturbed)].items()
+            for cell, share in shares[(shares - 1).abs() > max(metric.between, disturbed)].items()
         ]
     check = "the stages of a step add up to the step, but for what lies between them, with the profiler and without"
     return conclude(check, complaints, examined, f"{examined} steps")

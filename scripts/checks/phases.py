@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import PHASES
+from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
@@ -34,13 +34,15 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 def steps_of(experiment: str, table: DataFrame) -> DataFrame:
     """A row per contender and cell: medians of its step and phases, ms.
 
-    Beside them: `contender`, `cell`, and `setting`, which is the cell but for its precision.
+    Beside them: `contender`, `cell`, and `setting`, which is the cell but for its precision; and `phases`, what the
+    phases add up to.
     """
+    phases = [name for name, metric in metrics_of(EXPERIMENTS[experiment]).items() if metric.part_of == "step"]
     rows = select(table, status="ok")
-    rows = rows[rows["metric"].isin(["step", *PHASES])].assign(contender=contenders_of)
+    rows = rows[rows["metric"].isin(["step", *phases])].assign(contender=contenders_of)
     cell = parameters(EXPERIMENTS[experiment])
     wide = rows.pivot(index=[*cell, "contender"], columns="metric", values="median")
-    wide = wide.reindex(columns=["step", *PHASES]).reset_index()
+    wide = wide.reindex(columns=["step", *phases]).assign(phases=lambda steps: steps[phases].sum(axis=1)).reset_index()
     compiled = wide["compiled"].map({True: ", compiled", False: ""}) if "compiled" in wide else ""
     wide["setting"] = wide["size"].map(size_name) + ", " + wide["processes"].astype(str) + " processes" + compiled
     wide["cell"] = wide["setting"] + ", " + wide["precision"]
@@ -57,12 +59,11 @@ def phases_make_the_step(tables: list[DataFrame]) -> Check:
     check = "the phases of training on several GPUs, timed apart, add up to about a step"
     complaints, examined = [], 0
     for table in tables:
-        total = table[list(PHASES)].sum(axis=1)
-        known = table[table["step"].notna() & table["forward"].notna()]
+        known = table[table["step"].notna() & (table["phases"] > 0)]
         examined += len(known)
-        ratio = total[known.index] / known["step"]
-        for index in known.index[(ratio < LEAST) | (ratio > MOST)]:
-            complaints.append(f"{named(known.loc[index])}: {total[index]:.1f} of {known['step'][index]:.1f} ms")
+        ratio = known["phases"] / known["step"]
+        for _, row in known[(ratio < LEAST) | (ratio > MOST)].iterrows():
+            complaints.append(f"{named(row)}: {row['phases']:.1f} of {row['step']:.1f} ms")
     return conclude(check, complaints, examined, f"{examined} steps, {LEAST} to {MOST} times" if examined else ON_GPUS)
 
 

@@ -5,22 +5,15 @@ from collections.abc import Iterator, Mapping
 import numpy
 from pandas import DataFrame
 
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.metrics import wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
 from scripts.checks import Check, conclude
-from scripts.views.cells import in_words, side_by_side
-from scripts.views.data import PHASES, select
+from scripts.views.cells import in_words
+from scripts.views.data import select
 
-BUSY = [f"{phase}_busy" for phase in PHASES]
-SUMS = [
-    ("end_to_end", "step", PHASES),
-    ("end_to_end", "device_busy", BUSY),
-    ("checkpointing", "step", PHASES),
-]
-"""Experiment, metric, and the metrics whose means it is the sum of, as far as a cell has them."""
-STEPS = [("end_to_end", "step"), ("checkpointing", "step")]
-"""Experiment and metric of whose samples, which are in order, each is the sum of its phases'."""
 ROUNDING = 1e-9
 SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
@@ -33,31 +26,37 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield first_step_is_the_first_sample(tables["end_to_end"])
 
 
-def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
-    """A step's mean is the sum of its phases' means, and so is the device's time in it."""
-    complaints, examined = [], 0
-    for experiment, metric, parts in SUMS:
+def sums(tables: Mapping[str, DataFrame]) -> Iterator[tuple[type[Experiment], DataFrame, str, list[str]]]:
+    """Each metric that is a sum: its experiment, the experiment's measured rows, its name, and its parts."""
+    for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
-        cells = side_by_side(tables[experiment], kind).reindex(columns=[metric, *parts])
-        cells = cells[cells[metric].notna()]
+        for whole, parts in wholes(kind).items():
+            yield kind, select(table, status="ok"), whole, parts
+
+
+def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
+    """A step's mean is the sum of its phases' means; so is all else that has parts, such as the device's time in it."""
+    complaints, examined = [], 0
+    for kind, table, whole, parts in sums(tables):
+        rows = table[table["metric"].isin(parts)]
+        cells = table[table["metric"] == whole].set_index(parameters(kind))["mean"].to_frame("whole")
+        cells["parts"] = rows.groupby(parameters(kind))["mean"].sum()
         examined += len(cells)
-        wrong = cells[(cells[parts].sum(axis=1) - cells[metric]).abs() > ROUNDING * cells[metric]]
+        wrong = cells[~((cells["parts"] - cells["whole"]).abs() <= ROUNDING * cells["whole"])]
         complaints += [
-            f"{in_words(kind, cell)}: {metric} {row[metric]:.3f} ms, parts {row[parts].sum():.3f} ms"
+            f"{in_words(kind, cell)}: {whole} {row['whole']:.3f} {kind.metrics[whole]}, parts {row['parts']:.3f}"
             for cell, row in wrong.iterrows()
         ]
-    check = "a step's mean is the sum of its phases' means, and the device's time in a step that of its phases"
+    check = "what has parts, such as a step, the device's time in it or the memory at its peak, is their sum"
     return conclude(check, complaints, examined, f"{examined} sums, to the digit")
 
 
 def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Check:
     """Step by step, too, a step's time is the sum of its phases' times: the samples are in the order of the steps."""
     complaints, examined = [], 0
-    for experiment, whole in STEPS:
-        kind = EXPERIMENTS[experiment]
-        table = tables[experiment]
-        rows = table[table["metric"].isin([whole, *PHASES]) & (table["samples"] != "")]
-        texts = rows.pivot(index=parameters(kind), columns="metric", values="samples").reindex(columns=[whole, *PHASES])
+    for kind, table, whole, parts in sums(tables):
+        rows = table[table["metric"].isin([whole, *parts]) & (table["samples"] != "")]
+        texts = rows.pivot(index=parameters(kind), columns="metric", values="samples").reindex(columns=[whole, *parts])
         for cell, of_cell in texts.dropna(subset=whole).iterrows():
             step, *phases = (numpy.array(parse_samples(text)) for text in of_cell.dropna())
             examined += len(step)

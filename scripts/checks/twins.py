@@ -7,6 +7,7 @@ import numpy
 from numpy.typing import NDArray
 from pandas import DataFrame
 
+from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from scripts.checks import Check, conclude
@@ -15,9 +16,6 @@ from scripts.views.cells import in_words, side_by_side
 APART = 0.006
 """Two cells that differ in what follows are suspect where all their times agree within this share."""
 SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "context", "sequence", "megabytes")
-EXPECTED_TWINS = ("matmul", "optimizer", "optimizer_busy")
-"""Times that do not depend on these parameters."""
-CLOCKED = ("ms", "s", "us")
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -36,7 +34,7 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Check:
         kind = EXPERIMENTS[experiment]
         # Left out are rows that details tell apart, and what the device's clock says of one step: a few kernels do take
         # equally long by it.
-        by_host = table["unit"].isin(CLOCKED) & ~table["metric"].str.endswith("_busy")
+        by_host = table["unit"].isin(list(SECONDS)) & ~table["metric"].str.endswith("_busy")
         means, spreads = (side_by_side(table[by_host], kind, column) for column in ("mean", "std"))
         for metric in means:
             times = DataFrame({"mean": means[metric], "std": spreads.get(metric)}).dropna(subset="mean")
@@ -53,7 +51,7 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
         times = side_by_side(table[table["unit"] == "ms"], kind, "median")
-        times = times.drop(columns=[name for name in EXPECTED_TWINS if name in times])
+        times = times.drop(columns=[name for name, of in metrics_of(kind).items() if of.unaffected and name in times])
         keys = parameters(kind)
         for differs in set(SETS_APART) & set(keys):
             for _, group in times.groupby([name for name in keys if name != differs]):

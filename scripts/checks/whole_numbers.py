@@ -5,22 +5,13 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from scripts.checks import Check, conclude
 from scripts.views.cells import in_words
 
 BYTES = {"B": 1, "MiB": MIB}
-COUNTS = (
-    "launches",
-    "device_allocations",
-    "compiled_graphs",
-    "block_calls",
-    "stage_events",
-    "residual_tensors",
-    "wrong_numbers",
-)
-"""Metrics without a unit that count something."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -33,7 +24,8 @@ def counts_are_whole(tables: Mapping[str, DataFrame]) -> Check:
     complaints, examined = [], 0
     for name, table in tables.items():
         once = table[(table["status"] == "ok") & (table["n"] == 1)]
-        rows = once[once["unit"].isin(list(BYTES)) | once["metric"].isin(COUNTS)]
+        counts = [metric for metric, of in metrics_of(EXPERIMENTS[name]).items() if of.counts]
+        rows = once[once["unit"].isin(list(BYTES)) | once["metric"].isin(counts)]
         examined += len(rows)
         broken = rows[(rows["mean"] * rows["unit"].map(BYTES).fillna(1)) % 1 != 0]
         complaints += [

@@ -20,6 +20,7 @@ from pypdfium2 import PdfDocument
 from cs336_systems.accounting.contenders import gradients
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.metrics import SECONDS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import listed
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL, Measurement, summarize
@@ -29,7 +30,6 @@ from cs336_systems.plan import plan_jobs
 ROOT = Path(__file__).parents[2]
 PEAK = listed("NVIDIA H200")
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 SAMPLED_EVERY = 0.2
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")
 NO_CPU_MEMORY = Measurement(metric="peak_memory", unit="MiB", status="skipped", message="on CUDA devices only")

@@ -1,0 +1,287 @@
+"""What each metric means: its unit, whether it is a time that was spent, and what it is a part of. No torch here.
+
+Checks, validation and the data dictionary (docs/data-dictionary.md) read it. It stands apart from the experiments'
+modules, and neither they nor benchmarks may import it: their rows carry a digest of all that they import, and a better
+sentence here must not make measurements stale. tests/test_metrics.py holds it to the names and units of each
+experiment.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cs336_systems.experiments.base import Experiment
+
+SECONDS: Mapping[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+"""The units of time."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What one metric of an experiment is."""
+
+    unit: str
+    """Unit of its statistics, as in the rows."""
+    meaning: str
+    """One sentence without its full stop."""
+    timed: bool = False
+    """Whether its samples were timed one after another: at least n times its mean was spent in the cell, apart from
+    what other timed metrics took."""
+    part_of: str = ""
+    """The metric of the same unit that it is a part of; all its parts add up to it. If the part is timed as well, it
+    was timed apart, in other steps, and they add up to about as much."""
+    between: float = 0.0
+    """Share of the whole that may lie between its parts; 0: they add up to the digit."""
+    counts: bool = False
+    """Whether it counts something, in whole numbers."""
+    unaffected: bool = False
+    """Whether it is the same for another implementation, compiled or not, at any length: times may agree."""
+    zero: bool = False
+    """Whether it may be zero although it is a time: it may not have happened, or happen at the beginning."""
+
+
+def metrics_of(experiment: type[Experiment]) -> Mapping[str, Metric]:
+    """The metrics of an experiment; without an entry in METRICS, nothing but their units is known."""
+    known = METRICS.get(experiment.name, {})
+    return {name: known.get(name, Metric(unit, "")) for name, unit in experiment.metrics.items()}
+
+
+def timed(experiment: type[Experiment]) -> list[str]:
+    """The metrics of an experiment that took time of their own."""
+    return [name for name, metric in metrics_of(experiment).items() if metric.timed]
+
+
+def wholes(experiment: type[Experiment]) -> dict[str, list[str]]:
+    """The metrics of an experiment that are sums, and the parts that add up to them to the digit."""
+    found: dict[str, list[str]] = {}
+    for name, metric in metrics_of(experiment).items():
+        if metric.part_of and not metric.timed and not metric.between:
+            found.setdefault(metric.part_of, []).append(name)
+    return found
+
+
+COMMON: Mapping[str, Metric] = {
+    "cell": Metric("", "The one row of a cell that could not be measured: its status and message say why"),
+    "wall": Metric("s", "The cell from its beginning to its end, with what is not timed: building, compiling, release"),
+    "sm_clock": Metric("MHz", "Clock of the GPU's SMs, sampled during the whole cell"),
+    "power": Metric("W", "Power of the GPU, sampled during the whole cell"),
+}
+"""Metrics that every experiment has."""
+
+_PHASES = {
+    "forward": Metric("ms", "Forward pass and loss", part_of="step"),
+    "backward": Metric("ms", "Backward pass", part_of="step"),
+    "optimizer": Metric("ms", "The optimizer's update", part_of="step", unaffected=True),
+    "step": Metric("ms", "A step, by the host's clock, from an idle device to an idle device", timed=True),
+}
+_PASSES_BUSY = {
+    "forward_busy": Metric("ms", "Time in which the device works in the forward pass", part_of="device_busy"),
+    "backward_busy": Metric("ms", "Time in which the device works in the backward pass", part_of="device_busy"),
+}
+_BUSY = {
+    "device_busy": Metric("ms", "Time in which the device works in one more step, from a profile"),
+    "launches": Metric("", "Kernels, copies and fills that this step launches", counts=True),
+}
+_PEAK = {"peak_memory": Metric("MiB", "Most memory in use at any time, by PyTorch's allocator")}
+_WARMUP = {"warmup": Metric("s", "All warm-up steps together", timed=True, zero=True)}
+
+# Of training on several ranks.
+_STEPS = {
+    "step": Metric("ms", "A step by the slowest rank, in the order of the rounds", timed=True),
+    "forward": Metric("ms", "Forward pass and loss, by the slowest rank", timed=True, part_of="step"),
+    "backward": Metric("ms", "Backward pass, by the slowest rank", timed=True, part_of="step"),
+    "synchronization": Metric(
+        "ms", "What is left of the gradients' communication after the backward pass", timed=True, part_of="step"
+    ),
+    "optimizer": Metric(
+        "ms", "The optimizer's update, and its communication, by the slowest rank", timed=True, part_of="step"
+    ),
+}
+_PROFILE = {
+    "device_busy": Metric("ms", "Time in which rank 0's device works in one more step, from a profile"),
+    "compute": Metric("ms", "Time in which something else than communication runs in that step"),
+    "communication": Metric("ms", "Time in which collectives run in that step", zero=True),
+    "hidden": Metric("ms", "Time in which collectives run beside computation in that step", zero=True),
+    "timeline": Metric("share", "Of each of 200 equal parts of that step, the share in which this kind of work runs"),
+    "timeline_length": Metric("ms", "That step, with the profiler"),
+}
+_OBSERVED = {
+    "collectives": Metric("", "Collectives of floating-point numbers in a step before any is timed", counts=True),
+    "collective_bytes": Metric("B", "Bytes that rank 0 contributes to these collectives"),
+    "tokens": Metric("", "Tokens that the model is called with in that step", counts=True),
+    "written": Metric("B", "Bytes that PyTorch's operators write in that step, but for the update"),
+}
+_OUTSIDE = {
+    "outside_memory": Metric(
+        "MiB", "Memory of the device that is in use, but not by PyTorch's allocator, above the baseline's"
+    )
+}
+
+METRICS: dict[str, dict[str, Metric]] = {
+    "accumulation": {
+        "sum": Metric("", "The sum"),
+        "relative_error": Metric("", "Its difference from the exact sum, over the exact sum"),
+        "rounded_addend": Metric("", "0.01 in the addend's type"),
+        "last_step": Metric("", "By how much the last addition raised the sum"),
+    },
+    "all_reduce": {
+        "wrong_numbers": Metric("", "Numbers of the result that are not the exact sum, on the worst rank", counts=True),
+        "time": Metric("ms", "An all-reduce, from a barrier to an idle device, by the slowest rank", timed=True),
+        "rank_spread": Metric("ms", "The slowest rank's time less the fastest rank's", zero=True),
+        "algorithm_bandwidth": Metric("GB/s", "Bytes that a rank contributes, over the time"),
+        "bus_bandwidth": Metric("GB/s", "The same times 2 (n - 1) / n: what a ring sends over each link"),
+    },
+    "attention": {
+        "forward": Metric("ms", "Forward pass, by the host's clock, from an idle device to an idle device", timed=True),
+        "backward": Metric("ms", "Backward pass, in the same way", timed=True),
+        **_WARMUP,
+        "memory_before_backward": Metric("MiB", "Memory in use when the backward pass begins"),
+        **_PEAK,
+        **_PASSES_BUSY,
+        **_BUSY,
+    },
+    "autocast_dtypes": {
+        "parameters": Metric("dtype", "Of the parameters"),
+        "fc1_output": Metric("dtype", "Of the first linear layer's output"),
+        "norm_output": Metric("dtype", "Of the layer norm's output"),
+        "logits": Metric("dtype", "Of the logits"),
+        "loss": Metric("dtype", "Of the loss"),
+        "gradients": Metric("dtype", "Of the parameters' gradients"),
+    },
+    "block_memory": {
+        "saved": Metric(
+            "MiB", "Activations of one shape and type that an operator saves for backward", part_of="saved_activations"
+        ),
+        "saved_activations": Metric("MiB", "All activations that the block saves for its backward pass"),
+        "saved_weight_copies": Metric("MiB", "Copies of weights in a lower precision that it saves"),
+        "parameter_gradients": Metric("MiB", "Gradients of the block's parameters"),
+        "input_gradient": Metric("MiB", "Gradient of the block's input"),
+        "left_by_forward": Metric("MiB", "By how much the forward pass raises the memory in use"),
+        "left_by_backward": Metric("MiB", "By how much both passes raise the memory in use"),
+    },
+    "checkpointing": {
+        **_PHASES,
+        **_WARMUP,
+        **_PEAK,
+        "peak_forward": Metric("MiB", "Most memory in use during the forward pass of one more step"),
+        "peak_backward": Metric("MiB", "Most memory in use during its backward pass"),
+        "peak_optimizer": Metric("MiB", "Most memory in use during its update"),
+        "memory_before_step": Metric("MiB", "Memory in use when that step begins"),
+        "memory_before_backward": Metric("MiB", "Memory in use when its backward pass begins"),
+        "saved_for_backward": Metric("MiB", "What autograd saves in its forward pass, but for parameters"),
+        "block_calls": Metric("", "Forward passes of a block in that step, those of checkpoints included", counts=True),
+    },
+    "data_parallel": {
+        **_STEPS,
+        **_PROFILE,
+        **_OBSERVED,
+        **_PEAK,
+        **_OUTSIDE,
+        "gradient_error": Metric("", "Difference of the gradients from the mean over the ranks, over the mean"),
+        "communicated": Metric("MB", "Bytes that a rank contributes in a step, by what the wrapper says"),
+        "messages": Metric("", "Collectives that carry them, by what the wrapper says", counts=True),
+    },
+    "end_to_end": {
+        **_PHASES,
+        "first_step": Metric("ms", "The first of the timed steps"),
+        **_PASSES_BUSY,
+        "optimizer_busy": Metric(
+            "ms", "Time in which the device works in the update", part_of="device_busy", unaffected=True
+        ),
+        **_BUSY,
+        "build": Metric("s", "Making the model and moving it to the device", timed=True),
+        **_WARMUP,
+        **_PEAK,
+        "device_allocations": Metric("", "Allocations that the timed steps asked of the driver", counts=True),
+        "compiled_graphs": Metric("", "Graphs that torch.compile captured", counts=True),
+        "logits_dtype": Metric("dtype", "Of the logits"),
+    },
+    "flash": {
+        "forward": Metric("ms", "Forward pass, by do_bench; on a CPU by the host's clock", timed=True),
+        "backward": Metric("ms", "Backward pass, in the same way", timed=True),
+        "forward_backward": Metric("ms", "Both in one call; on a CPU the sum of the two", timed=True),
+        **_PEAK,
+        "first_call": Metric("s", "The first call, which compiles", timed=True),
+        "matmul": Metric("ms", "A product of two square matrices of 4096 rows", timed=True, unaffected=True),
+        "host": Metric("us", "What a call costs the host when it does not wait for the device", timed=True),
+        "graph": Metric("ms", "Both passes replayed from a CUDA graph: what they take the device", timed=True),
+        "handout": Metric("ms", "Both passes by the handout's protocol for its leaderboard", timed=True),
+        "handout_sm_clock": Metric("MHz", "Clock of the GPU's SMs meanwhile"),
+        "handout_power": Metric("W", "Power of the GPU meanwhile"),
+        "launches": Metric("", "Kernels, copies and fills that both passes launch", counts=True),
+    },
+    "flash_ablation": {
+        "forward": Metric("ms", "Forward pass, by do_bench", timed=True),
+        "backward": Metric("ms", "Backward pass from random gradients of the output", timed=True),
+        "backward_of_sum": Metric("ms", "Backward pass from the gradients of a sum, which are all one", timed=True),
+    },
+    "fsdp": {
+        **_STEPS,
+        **_OBSERVED,
+        **_PROFILE,
+        "forward_length": Metric("ms", "A forward pass by itself, with the profiler"),
+        "forward_gathers": Metric("ms", "Time in which all-gathers run in it", zero=True),
+        "forward_hidden": Metric("ms", "Time in which all-gathers run beside computation in it", zero=True),
+        "gather_begins": Metric("ms", "When each all-gather begins, from the beginning of that pass", zero=True),
+        "gather_ends": Metric("ms", "When each all-gather ends", zero=True),
+        "needed": Metric("ms", "When the device is ready for what needs each all-gather", zero=True),
+        "begins": Metric("ms", "When the device begins what needs each all-gather", zero=True),
+        **_PEAK,
+        "between_steps": Metric("MiB", "Memory in use between two steps: weights and the optimizer's state"),
+        **_OUTSIDE,
+    },
+    "kernel_profile": {
+        "kernel": Metric("us", "Each launch of a kernel; on a CPU each call of an operator", zero=True),
+        "stage": Metric("ms", "A stage of a step, by the device's events", part_of="step", between=0.05),
+        "stage_profiled": Metric("ms", "The same with the profiler", part_of="step_profiled", between=0.25),
+        "stage_busy": Metric("ms", "Time in which the device works in a stage, from the trace"),
+        "stage_idle": Metric("ms", "Time without work from a stage's beginning to its last kernel's end", zero=True),
+        "step": Metric("ms", "A step, by the host's clock", timed=True),
+        "step_profiled": Metric("ms", "The same with the profiler"),
+        "unattributed": Metric("", "Share of the kernels' time of which the stage or the range is not known"),
+        "profile": Metric("s", "Recording the profiled steps, and writing and reading their trace", timed=True),
+    },
+    "memory_profile": {
+        "peak_allocated": Metric("B", "Most memory in use during the step, by PyTorch's counter"),
+        "peak_replayed": Metric("B", "The same by its recorded allocations"),
+        "peak_stage": Metric("stage", "The stage in which this is"),
+        "at_peak": Metric("B", "What a category has in use then", part_of="peak_replayed"),
+        "most": Metric("B", "The most that a category has in use at any time"),
+        "stage_peak": Metric("B", "Most memory in use during a stage"),
+        "stage_end": Metric("B", "What a category has in use at a stage's end"),
+        "stage_events": Metric("", "Allocations and frees of a stage", counts=True),
+        "active": Metric("MiB", "What a category has in use, sampled over a stage in the order of time"),
+        "allocation": Metric("B", "One of the largest allocations; alike ones are samples of one row"),
+        "lifetime": Metric("ms", "How long these lasted, if they were freed in the step", zero=True),
+        "residual_tensors": Metric("", "Allocations of the forward pass of the residual stream's size", counts=True),
+    },
+    "optimizer_sharding": {
+        **_STEPS,
+        "held": Metric("MiB", "Memory that tensors of a kind lie in, a sample per rank"),
+        "allocated": Metric("MiB", "All memory in use, that which peers reach included, a sample per rank"),
+        "peak_memory": Metric("MiB", "Most memory in use since the moment before, a sample per rank"),
+        **_PROFILE,
+        **_OBSERVED,
+    },
+}
+"""By experiment and metric."""
+
+DETAILS: Mapping[str, str] = {
+    "bucket_mb": "Size of the wrapper's buckets, 10⁶ bytes; empty for a wrapper without a choice of it",
+    "category": "What the memory or the kernel is for, such as weights or matmul",
+    "code": "The source line as text",
+    "contender": "Name of the optimizer",
+    "freed": "The stage in which it is freed; empty if not in the step",
+    "kernel": "Short name of the kernel; those that take little time share a row",
+    "kernels": "Names of the kernels that a call launches, in the order of their first launch",
+    "kind": "Kind of work in a profile; or the part of the step that a collective belongs to, and its name",
+    "moment": "When memory is looked at: initialized, before_update or after_update",
+    "operator": "The operator that makes the tensor",
+    "part": "What the memory is for: parameters, gradients or optimizer_state",
+    "range": "The module whose forward pass it belongs to, without numbers",
+    "rank": "Place among the largest allocations, from 1",
+    "source": "File and line of the code that makes it",
+    "stage": "Part of the step: forward, loss, backward or optimizer",
+    "tensor": "Type and shape",
+    "wrapper": "Name of the wrapper",
+}
+"""What detail columns mean, in all experiments that have them."""

@@ -1,0 +1,27 @@
+"""What metrics mean is said of each metric that an experiment has, in the units of its rows."""
+
+import pytest
+
+from cs336_systems.experiments.metrics import COMMON, DETAILS, METRICS
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import COMMON_UNITS
+
+WHERE = "cs336_systems/experiments/metrics.py"
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_each_metric_has_a_meaning(kind):
+    assert kind.name in METRICS, f"{kind.name} has no entry in METRICS of {WHERE}: say what each of its metrics means"
+    said = METRICS[kind.name]
+    assert {name: metric.unit for name, metric in said.items()} == dict(kind.metrics), f"METRICS[{kind.name!r}]"
+    for name, metric in said.items():
+        assert metric.meaning, f"METRICS[{kind.name!r}][{name!r}] has no meaning"
+        assert not metric.part_of or metric.unit == said[metric.part_of].unit, name
+    missing = set(kind.details) - DETAILS.keys()
+    assert not missing, f"DETAILS of {WHERE} does not say what the columns {missing} of {kind.name} mean"
+
+
+def test_nothing_is_said_of_what_is_not_there():
+    assert METRICS.keys() <= EXPERIMENTS.keys()
+    assert DETAILS.keys() == {column for kind in EXPERIMENTS.values() for column in kind.details}
+    assert {name: metric.unit for name, metric in COMMON.items()} == COMMON_UNITS
