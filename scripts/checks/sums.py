@@ -28,10 +28,9 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 def sums(tables: Mapping[str, DataFrame]) -> Iterator[tuple[type[Experiment], DataFrame, str, list[str]]]:
     """Each metric that is a sum: its experiment, the experiment's measured rows, its name, and its parts."""
-    for experiment, table in tables.items():
-        kind = EXPERIMENTS[experiment]
+    for name, kind in EXPERIMENTS.items():
         for whole, parts in wholes(kind).items():
-            yield kind, select(table, status="ok"), whole, parts
+            yield kind, select(tables[name], status="ok"), whole, parts
 
 
 def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:

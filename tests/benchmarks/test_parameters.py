@@ -1,6 +1,7 @@
 """Every parameter of every experiment changes what runs: operators, their shapes and types, graphs, calls, processes.
 
-Nothing here looks at rows, which repeat the parameters whatever has run. A new parameter needs an entry in EFFECTS.
+Nothing here looks at rows, which repeat the parameters whatever has run. A new parameter needs an entry in EFFECTS, and
+a new experiment one in BASE too.
 """
 
 import contextlib
@@ -52,7 +53,7 @@ BASE = {
     "optimizer_sharding": MODEL | ONE_STEP | {"rounds": 1},
 }
 """Cells that take milliseconds."""
-ON_RANKS = ("all_reduce", "data_parallel", "fsdp", "optimizer_sharding")
+ON_RANKS = {name for name, kind in EXPERIMENTS.items() if any(x.name == "processes" for x in dataclasses.fields(kind))}
 
 
 def only_the_first(experiment):
@@ -399,14 +400,29 @@ EFFECTS = {
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_each_parameter_has_an_effect_to_be_seen(experiment):
     fields = {field.name for field in dataclasses.fields(EXPERIMENTS[experiment])}
+    where = "tests/benchmarks/test_parameters.py"
+    assert experiment in BASE, f"{experiment} has no entry in BASE of {where}: add the parameters of a tiny cell"
+    missing = fields - EFFECTS.get(experiment, {}).keys()
+    assert not missing, (
+        f"{experiment} has no entry in EFFECTS of {where} for {missing}: add what shows that each counts"
+    )
     assert EFFECTS[experiment].keys() == fields
     for parameter, effect in EFFECTS[experiment].items():
         seen = [str(value) for value in effect.expected.values()]
         assert len(set(seen)) > 1, parameter
 
 
+def test_an_experiment_without_an_entry_fails_one_test(monkeypatch):
+    monkeypatch.delitem(EFFECTS, "accumulation")
+    with pytest.raises(
+        AssertionError, match=r"accumulation has no entry in EFFECTS of \S+ for \{.*'cast'.*\}: add what"
+    ):
+        test_each_parameter_has_an_effect_to_be_seen("accumulation")
+    assert "accumulation" not in {case.values[0] for case in cases(on_ranks=False)}
+
+
 def cases(*, on_ranks):
-    for experiment in EXPERIMENTS:
+    for experiment in sorted(EXPERIMENTS.keys() & EFFECTS.keys() & BASE.keys()):
         if (experiment in ON_RANKS) == on_ranks:
             for parameter, effect in EFFECTS[experiment].items():
                 yield pytest.param(experiment, parameter, marks=pytest.mark.gpu if effect.gpu else ())

@@ -86,6 +86,9 @@ def add_toy_experiment(folder: Path) -> None:
     contents = yaml.safe_load((folder / "report/contents.yaml").read_text())
     merged = {key: contents[key] | additions["contents"][key] for key in contents}
     edit_yaml(folder / "report/contents.yaml", **merged)
+    for name, entries in additions["entries"].items():
+        for entry in entries:
+            edit(folder / name, f"\n{entry['after']}\n", f"\n{entry['after']}\n{entry['lines']}")
 
 
 def replace_tests_of_instruments(folder: Path) -> None:
@@ -107,8 +110,13 @@ def environment(folder: Path, gpus: int = 0) -> dict[str, str]:
 
 def snakemake(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) -> str:
     """Run Snakemake in a project and return all that it prints."""
+    return python(folder, *SNAKEMAKE[1:], *arguments, check=check, gpus=gpus)
+
+
+def python(folder: Path, *arguments: str, check: bool = True, gpus: int = 0) -> str:
+    """Run Python in a project and return all that it prints."""
     done = subprocess.run(
-        [*SNAKEMAKE, *arguments], cwd=folder, env=environment(folder, gpus), text=True, stdout=subprocess.PIPE,
+        [sys.executable, *arguments], cwd=folder, env=environment(folder, gpus), text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert not check or done.returncode == 0, done.stdout

@@ -1,12 +1,13 @@
 """CONTRIBUTING's steps, from end to end: an experiment of two processes, a figure, a section, a tile and a check."""
 
 import csv
+import re
 
 import pytest
 
 from tests.samples import pdf_text, squeeze
 from tests.support.made_once import made_once
-from tests.workflow.project import NO_CELLS, TOY, add_toy_experiment, copy_project, snakemake
+from tests.workflow.project import NO_CELLS, TOY, add_toy_experiment, copy_project, python, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -53,5 +54,15 @@ def test_its_figure_is_drawn(project):
 
 
 def test_its_steps_are_few():
-    # Two more are lists that it is added to: config.yaml and report/contents.yaml.
-    assert sum(path.suffix in (".py", ".j2") for path in TOY.rglob("*")) + 2 <= 12
+    # The others are lists that it is added to: config.yaml, report/contents.yaml, metrics and effects of parameters.
+    assert sum(path.suffix in (".py", ".j2") for path in TOY.rglob("*")) + 4 <= 12
+
+
+def test_the_projects_own_tests_know_it(project):
+    python(project, "-m", "scripts.data_dictionary")
+    which = ["test_experiments", "test_plan", "benchmarks/test_parameters", "benchmarks/test_command_line"]
+    modules = [f"tests/{name}.py" for name in (*which, "scripts/test_data_dictionary", "test_ping")]
+    printed = python(
+        project, "-m", "pytest", "-q", "-n0", *modules, "-k", "ping or up_to_date or module_that_measures_it"
+    )
+    assert re.search(r"^1\d passed", printed, re.M), printed

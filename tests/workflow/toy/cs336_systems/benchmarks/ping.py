@@ -1,6 +1,6 @@
 """Time an all-reduce between processes.
 
-Launch: python -m cs336_systems.benchmarks.ping --processes 1
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping
 """
 
 import torch

@@ -1,10 +1,11 @@
-"""What metrics mean is said of each metric that an experiment has, in the units of its rows."""
+"""What every experiment has besides its modules, so that checks, report and readers know it."""
 
 import pytest
 
 from cs336_systems.experiments.metrics import COMMON, DETAILS, METRICS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import COMMON_UNITS
+from tests.samples import ROOT, measurements_of
 
 WHERE = "cs336_systems/experiments/metrics.py"
 
@@ -25,3 +26,11 @@ def test_nothing_is_said_of_what_is_not_there():
     assert METRICS.keys() <= EXPERIMENTS.keys()
     assert DETAILS.keys() == {column for kind in EXPERIMENTS.values() for column in kind.details}
     assert {name: metric.unit for name, metric in COMMON.items()} == COMMON_UNITS
+
+
+@pytest.mark.parametrize("kind", EXPERIMENTS.values(), ids=EXPERIMENTS)
+def test_each_experiment_has_made_up_measurements(kind):
+    path = f"tests/samples/{kind.name}.py"
+    assert (ROOT / path).exists(), f"{kind.name} has no {path}: add made-up measurements of a cell"
+    known = {**kind.metrics, **COMMON_UNITS}
+    assert {found.metric for found in measurements_of(kind(), None, on_gpu=True)} <= known.keys()
