@@ -134,7 +134,9 @@ def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
     """
     rows = exact.shape[-2]
     parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o)]
-    errors = torch.stack([_relative_errors(*part, rows) for part in zip(*parts, strict=True)])
+    errors = torch.stack(
+        [_relative_errors(x, right, gradient, rows) for x, right, gradient in zip(*parts, strict=True)]
+    )
     part, head = divmod(int(errors.argmax()), errors.shape[1])  # which takes NaN for the largest
     lengths = [each.shape[-2] for each in parts[1]]
     first = sum(lengths[:part])
