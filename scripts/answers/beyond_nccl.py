@@ -6,11 +6,10 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
 from scripts.rendering.markup import Table, Tile, escape, times
-from scripts.views.data import select
-from scripts.views.data_parallel import PYTORCH, TRIED, cells_of, contenders, fastest
-from scripts.views.wrappers import (
+from scripts.views.comparison import OWN, TRIED, cells_of, contenders, device_bound, fastest
+from scripts.views.comparison_tables import (
     COLUMNS,
     OUTSIDE,
     Column,
@@ -19,10 +18,11 @@ from scripts.views.wrappers import (
     fixed,
     missing,
     number,
-    progress,
     setting,
-    verdict,
 )
+from scripts.views.data import select
+from scripts.views.data_parallel import PYTORCH
+from scripts.views.progress import progress, verdict, yours
 
 TRIED_AT = "100"
 """The bucket size at which all that was tried stands beside plain buckets, MB."""
@@ -42,26 +42,28 @@ PARTS = {
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["data_parallel"]
-    rows = contenders(table)
+    rows = contenders(DataParallelTraining, table)
     if not len(rows):
         return {"steps": None, "missing": missing(table)}
     shown = [row.name for cell in cells_of(rows) for row in candidates(cell)]
-    ours = select(rows.loc[shown], wrapper="peer_memory")
+    ours = select(rows.loc[shown], contender="peer_memory")
+    names = ["bucketed", "peer_memory", *PYTORCH]
     return {
-        "steps": contender_table(table, rows.loc[shown], ["bucketed", "peer_memory", *PYTORCH], [*COLUMNS, OUTSIDE]),
-        "s": setting(table, rows),
+        "steps": contender_table(DataParallelTraining, table, rows.loc[shown], [*COLUMNS, OUTSIDE], names),
+        "s": setting(DataParallelTraining, table, rows),
         "ours": bool(len(ours)),
-        "gain": progress(rows, PYTORCH, ["peer_memory"]),
-        "over_bucketed": progress(rows, ["bucketed"], ["peer_memory"]),
-        "exposed": extremes(ours, "exposed"),
-        **parts(rows),
+        "gain": progress(DataParallelTraining, rows, PYTORCH, ["peer_memory"]),
+        "over_bucketed": progress(DataParallelTraining, rows, ["bucketed"], ["peer_memory"]),
+        "yours": yours(DataParallelTraining, rows),
+        "exposed": extremes(device_bound(ours), "exposed"),
+        **parts(device_bound(rows)),
         **tried(table, rows),
     }
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """How much faster our step over copy engines is than PyTorch's best, at best and at worst."""
-    if not found["steps"] or not found["s"]["gpu"] or not found["gain"]:
+    if not found["steps"] or not found["s"]["gpu"] or not found["gain"] or not found["gain"]["cells"]:
         return []
     (least, where), (most, elsewhere) = found["gain"]["least"], found["gain"]["most"]
     worst = f" (the least: {times(least)}, {where})" if where != elsewhere else ""
@@ -70,10 +72,10 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 
 
 def candidates(cell: DataFrame) -> list[Series]:
-    """The floor, the best of our buckets, peer memory, and PyTorch's wrapper: as it comes, and at its best."""
+    """The floor, the best of our buckets, peer memory, PyTorch's wrapper as it comes and at its best, the reader's own."""
     kinds = [[FLOOR], ["bucketed"], ["peer_memory"], ["ddp"], PYTORCH]
-    found = {row.name: row for kind in kinds if (row := fastest(cell, *kind)) is not None}
-    return list(found.values())
+    found = {row.name: row for kind in kinds if (row := fastest(cell, kind)) is not None}
+    return [*found.values(), *(row for _, row in select(cell, family=OWN).iterrows())]
 
 
 def parts(rows: DataFrame) -> dict[str, Any]:
@@ -83,7 +85,8 @@ def parts(rows: DataFrame) -> dict[str, Any]:
     stretched: list[tuple[float, float]] = []
     for cell in cells_of(rows):
         profiled = cell[cell["longer"].notna()]
-        found = [fastest(profiled, *kinds) for kinds in (["bucketed"], ["peer_memory"], PYTORCH)]
+        found = [fastest(profiled, kinds) for kinds in (["bucketed"], ["peer_memory"], PYTORCH)]
+        found += [row for _, row in select(profiled, family=OWN).iterrows()]
         shown = [row for row in found if row is not None]
         if shown:
             body.append([shown[0]["cell"]])
@@ -111,29 +114,30 @@ def tried(table: DataFrame, rows: DataFrame) -> dict[str, Any]:
     """What else was tried, beside plain buckets of the same size: which of it is faster, and than peer memory too."""
     shown, outcomes = [], []
     for cell in cells_of(rows):
-        plain = fastest(select(cell, bucket_mb=TRIED_AT), "bucketed")
-        variations = cell[cell["wrapper"].isin(TRIED)]
+        plain = fastest(select(cell, bucket_mb=TRIED_AT), ["bucketed"])
+        variations = cell[cell["contender"].isin(TRIED)]
         if plain is None or not len(variations):
             continue
         both = pandas.concat([cell.loc[[plain.name]], variations])
         shown.append(both.assign(over_bucketed=both["median"] / plain["median"]))
-        ours = fastest(cell, "peer_memory")
-        for _, row in variations.iterrows():
+        ours = fastest(cell, ["peer_memory"])
+        for _, row in device_bound(variations).iterrows():
             outcomes.append(
                 verdict(plain, row)
                 | {"title": row["title"], "ahead_of_ours": ours is not None and row["median"] < ours["median"]}
             )
     if not shown:
         return {"tried": None}
-    found = pandas.concat(shown)
+    found, cells = pandas.concat(shown), len({row["cell"] for row in outcomes})
     return {
-        "tried": contender_table(table, found, ["bucketed", *TRIED], TRIED_COLUMNS),
+        "tried": contender_table(DataParallelTraining, table, found, TRIED_COLUMNS, ["bucketed", *TRIED]),
         "tried_at": TRIED_AT,
+        "tried_told": bool(outcomes),
         "outcomes": {
-            result: in_which_cells([row for row in outcomes if row["verdict"] == result], len(shown))
+            result: in_which_cells([row for row in outcomes if row["verdict"] == result], cells)
             for result in ("faster", "same", "slower")
         },
-        "ahead_of_ours": in_which_cells([row for row in outcomes if row["ahead_of_ours"]], len(shown)),
+        "ahead_of_ours": in_which_cells([row for row in outcomes if row["ahead_of_ours"]], cells),
         "error": extremes(found, "gradient_error"),
     }
 

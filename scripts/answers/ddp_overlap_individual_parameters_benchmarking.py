@@ -5,9 +5,12 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from scripts.views.comparison import contenders, device_bound, traced_cell
+from scripts.views.comparison_tables import COLUMNS, contender_table, covered, extremes, missing
 from scripts.views.data import select
-from scripts.views.data_parallel import contenders, shown_in_timelines, traced_cell
-from scripts.views.wrappers import contender_table, extremes, missing, progress
+from scripts.views.data_parallel import shown_in_timelines
+from scripts.views.progress import progress
 
 WRAPPERS = ["naive", "flat", "overlapped"]
 
@@ -15,30 +18,15 @@ WRAPPERS = ["naive", "flat", "overlapped"]
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["data_parallel"]
-    rows = contenders(table)
+    rows = contenders(DataParallelTraining, table)
     if not len(rows):
         return {"steps": None, "missing": missing(table)}
-    overlapped = select(rows, wrapper="overlapped")
+    overlapped = select(device_bound(rows), contender="overlapped")
     return {
-        "steps": contender_table(table, rows, WRAPPERS),
-        "gain": progress(rows, ["flat"], ["overlapped"]),
-        "over_naive": progress(rows, ["naive"], ["overlapped"]),
+        "steps": contender_table(DataParallelTraining, table, rows, COLUMNS, WRAPPERS),
+        "gain": progress(DataParallelTraining, rows, ["flat"], ["overlapped"]),
+        "over_naive": progress(DataParallelTraining, rows, ["naive"], ["overlapped"]),
         "hidden": extremes(overlapped, "hidden_share"),
         "stretch": extremes(overlapped, "stretch"),
-        "traces": traces(table),
-    }
-
-
-def traces(table: DataFrame) -> dict[str, Any] | None:
-    """What the drawn timelines show, in words."""
-    cell = traced_cell(table)
-    if not len(cell):
-        return None
-    return {
-        "cell": cell["cell"].iloc[0],
-        "shares": [
-            {"title": row["title"], "hidden": row["hidden_share"], "communication": row["communication"]}
-            for row in shown_in_timelines(cell)
-            if row["communication"] > 0
-        ],
+        "traces": covered(shown_in_timelines(traced_cell(rows)), {"communication": "hidden_share"}),
     }

@@ -6,42 +6,56 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
-from scripts.rendering.markup import Tile, escape, times
-from scripts.views.data import select, size_order
-from scripts.views.fsdp import OURS, SHARDED, cells_of, contenders, setting_name, sharded, traced_cell, whole_weights
-from scripts.views.sharded_steps import against_pytorch, contender_table, ours_beside, setting, summary_of
-from scripts.views.wrappers import (
+from scripts.rendering.markup import Tile, escape
+from scripts.rendering.markup import times as ratio
+from scripts.views.comparison import cells_of, contenders, device_bound, ranks_of, setting_name, traced_cell
+from scripts.views.comparison_tables import (
+    EXPOSED,
+    OUTSIDE,
+    STEP,
     Column,
+    contender_table,
+    covered,
     extremes,
     fixed,
-    gib,
-    marked_step,
+    memory,
     missing,
-    share,
+    setting,
+    shares,
+    times,
 )
+from scripts.views.data import select, size_order
+from scripts.views.fsdp import OURS, PYTORCH, sharded, whole_weights
+from scripts.views.progress import progress, yours
 
 COLUMNS = [
-    Column("median", "step / ms", marked_step, "median"),
-    Column("p20–p80", "step / ms", lambda row: f"{fixed(row['p20'])}–{fixed(row['p80'])}", "p20"),
-    Column("exposed", "step / ms", lambda row: fixed(row["exposed"]), "exposed"),
-    Column("forward", "phases / ms", lambda row: fixed(row["forward"]), "forward"),
+    *STEP,
+    EXPOSED,
+    times("forward", "phases / ms", "forward"),
     # Synchronization is NaN where there is none apart from the pass.
-    Column("backward", "phases / ms", lambda row: fixed(row[["backward", "synchronization"]].sum()), "backward"),
-    Column("optimizer", "phases / ms", lambda row: fixed(row["optimizer"]), "optimizer"),
-    Column("peak", "GiB", lambda row: gib(row["peak_memory"]), "peak_memory"),
-    Column("outside", "GiB", lambda row: gib(row["outside_memory"]), "outside_memory"),
+    Column(
+        "backward", "phases / ms", lambda row: fixed(row[["backward", "synchronization"]].sum(min_count=1)), "backward"
+    ),
+    times("optimizer", "phases / ms", "optimizer"),
+    memory("peak", "peak_memory"),
+    OUTSIDE,
 ]
 PROFILE = [
-    Column("ms", "all-gathers", lambda row: fixed(row["gather"]), "gather"),
-    Column("hidden / %", "all-gathers", share("gather_hidden"), "gather_hidden"),
-    Column("ms", "reduce-scatters", lambda row: fixed(row["scatter"]), "scatter"),
-    Column("hidden / %", "reduce-scatters", share("scatter_hidden"), "scatter_hidden"),
-    Column("ms", "all communication", lambda row: fixed(row["communication"]), "communication"),
-    Column("hidden / %", "all communication", share("hidden_share"), "hidden_share"),
-    Column("busy / %", "device", share("busy_share"), "busy_share"),
-    Column("hidden / %", "forward alone", share("forward_share"), "forward_share"),
+    times("ms", "all-gathers", "gather"),
+    shares("hidden / %", "all-gathers", "gather_hidden"),
+    times("ms", "reduce-scatters", "scatter"),
+    shares("hidden / %", "reduce-scatters", "scatter_hidden"),
+    times("ms", "all communication", "communication"),
+    shares("hidden / %", "all communication", "hidden_share"),
+    shares("busy / %", "device", "busy_share"),
+    shares("hidden / %", "forward alone", "forward_share"),
 ]
+OF_COLLECTIVES = {"gather": "gather_hidden", "scatter": "scatter_hidden"}
+WHOLE = ["peer_memory", "sharded_optimizer"]
+"""Those with whole weights."""
+BEST = "our FSDP at its best"
 STATES = 4
 """Weights, gradients, and two moments."""
 
@@ -49,69 +63,53 @@ STATES = 4
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["fsdp"]
-    rows = contenders(table)
+    rows = contenders(FullyShardedTraining, table)
     limits = {"ahead": AHEAD, "reductions": REDUCTIONS}
     if not len(rows):
         return {"steps": None, "missing": missing(table), **limits}
     compared, *larger = size_order(rows)
     shown = select(rows, size=compared)
-    ours = rows[rows["wrapper"].isin(OURS)]
-    profiled = shown[shown["timeline_length"].notna() & (shown["wrapper"] != FLOOR)]
+    told = device_bound(rows)
+    ours = told[told["contender"].isin(OURS)]
+    drawn = traced_cell(rows)
+    sharding = drawn[~drawn["contender"].isin([FLOOR, *WHOLE])]
+    profiled = shown[shown["timeline_length"].notna() & (shown["contender"] != FLOOR)]
     return {
-        "steps": contender_table(select(table, size=compared), shown, COLUMNS),
-        "profile": contender_table(table.iloc[:0], profiled, PROFILE),
+        "steps": contender_table(FullyShardedTraining, select(table, size=compared), shown, COLUMNS),
+        "profile": contender_table(FullyShardedTraining, table.iloc[:0], profiled, PROFILE),
         "label": shown["label"].iloc[0],
-        "s": setting(table, rows),
+        "s": setting(FullyShardedTraining, table, rows),
         **limits,
-        "pytorch": against_pytorch(rows),
-        "whole": summary_of(ours_beside(shown, "peer_memory", "sharded_optimizer")),
+        "pytorch": progress(FullyShardedTraining, rows, [PYTORCH], OURS, ("fully_shard", BEST)),
+        "whole": progress(FullyShardedTraining, shown, WHOLE, OURS, ("the faster with whole weights", BEST)),
+        "yours": yours(FullyShardedTraining, rows),
         "hidden": extremes(ours, "forward_share"),
-        "traces": traces(rows),
+        "traces": covered(sharding, OF_COLLECTIVES),
         "largest": largest(table, rows, larger[-1]) if larger else None,
     }
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """How much faster our fully sharded step is than PyTorch's, at worst."""
-    if not found["steps"] or not found["s"]["gpu"] or not found["pytorch"]:
+    if not found["steps"] or not found["s"]["gpu"] or not found["pytorch"] or not found["pytorch"]["cells"]:
         return []
-    least, most = (1 / ratio for ratio in reversed(found["pytorch"]["step"]))
-    best = f" (at best {times(most)})" if times(most) != times(least) else ""
-    return [Tile(times(least), escape(f"as fast as PyTorch's fully_shard, at worst{best}"), "gain over fully_shard")]
-
-
-def traces(rows: DataFrame) -> dict[str, Any] | None:
-    """What the drawn timelines show, in words."""
-    cell = traced_cell(rows)
-    shown = cell[cell["wrapper"].isin(SHARDED)]
-    if not len(shown):
-        return None
-    return {
-        "cell": shown["cell"].iloc[0],
-        "shares": [
-            {
-                "title": row["title"],
-                "gather": row["gather"],
-                "gather_hidden": row["gather_hidden"],
-                "scatter": row["scatter"],
-                "scatter_hidden": row["scatter_hidden"],
-            }
-            for _, row in shown.iterrows()
-        ],
-    }
+    least, most = (ratio(found["pytorch"][end][0]) for end in ("least", "most"))
+    best = f" (at best {most})" if most != least else ""
+    return [Tile(least, escape(f"as fast as PyTorch's fully_shard, at worst{best}"), "gain over fully_shard")]
 
 
 def largest(table: DataFrame, rows: DataFrame, size: str) -> dict[str, Any]:
     """Whether the largest model trains, on how many processes, and what of its state one of them holds."""
     shown = select(rows, size=size)
     first = shown.iloc[0]
+    trained = [cell.iloc[0] for cell in cells_of(shown) if cell["contender"].isin(OURS).any()]
     memory = float(first["gpu_memory"] or 0)
     return {
         "label": first["label"],
-        "steps": contender_table(select(table, size=size), shown, COLUMNS),
+        "steps": contender_table(FullyShardedTraining, select(table, size=size), shown, COLUMNS),
         "state": STATES * whole_weights(first) / 1e9,
         "memory": memory / 1e9,
         "too_large": bool(memory) and STATES * whole_weights(first) > memory,
         "shards": [(f"{cell['processes'].iloc[0]}", sharded(cell.iloc[0]).state / 1e9) for cell in cells_of(shown)],
-        "trained": [setting_name(cell.iloc[0]) for cell in cells_of(shown) if cell["wrapper"].isin(OURS).any()],
+        "trained": [f"{ranks_of(cell)}, {setting_name(cell)}" for cell in trained],
     }

@@ -11,16 +11,17 @@ from cs336_systems.accounting.fsdp_memory import peak_bytes
 from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD
 from cs336_systems.sizes import parse_size
 from scripts.rendering.markup import Table, significant
+from scripts.views.comparison import OWN, cells_of, contenders, device_bound, marked, ranks_of
+from scripts.views.comparison_tables import NONE, Column, contender_table, extremes, fixed, missing, setting
 from scripts.views.data import select
 from scripts.views.fsdp import (
     OURS,
     PYTORCH,
     SHARDED,
-    cells_of,
-    contenders,
     forward_pass,
     measured_rates,
     sharded,
@@ -28,9 +29,7 @@ from scripts.views.fsdp import (
     unsharded,
     whole_weights,
 )
-from scripts.views.sharded_steps import contender_table, setting
 from scripts.views.units import memory_unit
-from scripts.views.wrappers import NONE, Column, extremes, fixed, missing
 
 NEAR = 0.05
 """Relative difference between a measured saving and the closed form's that counts as agreement."""
@@ -48,15 +47,15 @@ MEMORY = {
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["fsdp"]
-    rows = contenders(table)
+    rows = contenders(FullyShardedTraining, table)
     if not len(rows):
         return {"memory": None, "missing": missing(table)}
-    kept = with_closed_forms(rows[rows["wrapper"].isin([FLOOR, *SHARDED])])
+    kept = with_closed_forms(rows[rows["contender"].isin([FLOOR, *SHARDED]) | (rows["family"] == OWN)])
     unit = memory_unit(MIB * kept["expected_peak"].max())
     return {
-        "memory": contender_table(table.iloc[:0], kept, columns(*unit)),
+        "memory": contender_table(FullyShardedTraining, table.iloc[:0], kept, columns(*unit)),
         "unit": unit[0],
-        "s": setting(table, rows),
+        "s": setting(FullyShardedTraining, table, rows),
         "example": example(kept, unit[1]),
         "saved": saved(kept, unit[1]),
         "in_time": in_time(table, tables["all_reduce"], rows),
@@ -69,9 +68,11 @@ def with_closed_forms(rows: DataFrame) -> DataFrame:
 
 
 def expected(row: Series) -> dict[str, float]:
-    """The closed forms of a contender's memory, bytes."""
+    """The closed forms of a contender's memory, bytes; none is known of the reader's own."""
+    if row["family"] == OWN:
+        return dict.fromkeys(("kept", "gradients", "passing", "expected_peak"), nan)
     step, weights = unsharded(row), whole_weights(row)
-    if row["wrapper"] == FLOOR:
+    if row["contender"] == FLOOR:
         kept = weights + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
         return {"kept": kept, "gradients": weights, "passing": 0, "expected_peak": step.peak}
     model = sharded(row)
@@ -94,7 +95,7 @@ def columns(name: str, unit: int) -> list[Column]:
 
 def example(rows: DataFrame, unit: int) -> dict[str, Any]:
     """The state of the smallest model with its whole state and sharded, in a unit of so many bytes."""
-    ours = rows[rows["wrapper"].isin(OURS)]
+    ours = rows[rows["contender"].isin(OURS)]
     row = ours.iloc[0] if len(ours) else rows.iloc[0]
     return {
         "label": row["label"],
@@ -112,8 +113,8 @@ def saved(rows: DataFrame, unit: int) -> dict[str, Any] | None:
     """
     found = []
     for cell in cells_of(select(rows, precision="fp32")):
-        for _, floor in select(cell, wrapper=FLOOR).iterrows():
-            for _, row in cell[cell["wrapper"].isin(OURS)].iterrows():
+        for _, floor in select(cell, contender=FLOOR).iterrows():
+            for _, row in cell[cell["contender"].isin(OURS)].iterrows():
                 less = float(floor["peak_memory"] - row["peak_memory"])
                 share = less / float(floor["expected_peak"] - row["expected_peak"])
                 found.append({"cell": f"{row['cell']}, {row['title']}", "saved": less * MIB / unit, "ratio": share})
@@ -130,25 +131,25 @@ def saved(rows: DataFrame, unit: int) -> dict[str, Any] | None:
 
 def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> dict[str, Any]:
     """Whether all-gathers are done when their units' turn comes: by closed form from measured rates, and measured."""
-    found = rows[rows["wrapper"].isin(SHARDED)]
+    found = rows[rows["contender"].isin(SHARDED)]
     found = found.assign(waited=[waited(table, row) for _, row in found.iterrows()])
     body: list[list[str]] = []
     used: dict[str, None] = {}
     expectations = []
     for cell in cells_of(rows):
-        floors = select(cell, wrapper=FLOOR)
+        floors = select(cell, contender=FLOOR)
         sharding = found.loc[found.index.intersection(cell.index)]
         rates = measured_rates(all_reduces, floors.iloc[0]) if len(floors) else None
         if rates is None or not len(sharding):
             continue
-        each = "GPUs" if floors["gpu"].iloc[0] else "processes"
-        used[f"{significant(rates.bandwidth / 1e9)} GB/s with {floors['processes'].iloc[0]} {each}"] = None
-        body.append([cell["cell"].iloc[0]])
+        used[f"{significant(rates.bandwidth / 1e9)} GB/s with {ranks_of(floors.iloc[0])}"] = None
+        body.append([marked(cell.iloc[0])])
         for _, row in sharding.iterrows():
             times = sharded(row).forward(tokens_of(row), rates)
             largest = max(times, key=lambda unit: unit.communication)
             first = sum(unit.communication for unit in times[: 1 + AHEAD])
-            expectations.append(bool(waiting_seconds(times) <= first))
+            if not row["host_bound"]:
+                expectations.append(bool(waiting_seconds(times) <= first))
             seconds = [largest.compute, largest.communication, waiting_seconds(times)]
             measured = [row["waited"], 100 * row["forward_share"]]
             body.append([row["title"], *(shown(value) for value in [*(1e3 * each for each in seconds), *measured])])
@@ -157,14 +158,15 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> dict[s
     drawn = bool(found["waited"].notna().any())
     if not drawn:
         body, titles, groups = [line[:4] for line in body], titles[:4], [*groups[:2], ("waiting / ms", 1)]
-    ours = found[found["wrapper"].isin(OURS)]
+    told = device_bound(found)
+    ours = told[told["contender"].isin(OURS)]
     return {
         "table": Table(titles, body, groups=groups) if body else None,
         "bandwidths": list(used),
         "expected": sum(expectations),
         "cases": len(expectations),
         "hidden": extremes(ours, "forward_share"),
-        "theirs": extremes(select(found, wrapper=PYTORCH), "forward_share"),
+        "theirs": extremes(select(told, contender=PYTORCH), "forward_share"),
         "waited": extremes(ours, "waited"),
         "drawn": drawn,
     }

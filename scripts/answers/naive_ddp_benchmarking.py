@@ -6,12 +6,11 @@ from typing import Any
 from numpy import nan
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
 from scripts.views.bucket_sizes import fitted_line
 from scripts.views.communication import MB
-from scripts.views.data import select
-from scripts.views.data_parallel import contenders
-from scripts.views.wrappers import (
+from scripts.views.comparison import contenders, device_bound
+from scripts.views.comparison_tables import (
     APART,
     COLUMNS,
     contender_table,
@@ -20,6 +19,8 @@ from scripts.views.wrappers import (
     missing,
     setting,
 )
+from scripts.views.data import select
+from scripts.views.host import host_table
 
 NEAR = 0.15
 """Relative difference between a measured time and the line's that counts as agreement."""
@@ -28,19 +29,21 @@ NEAR = 0.15
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["data_parallel"]
-    rows = contenders(table)
+    rows = contenders(DataParallelTraining, table)
     if not len(rows):
         return {"steps": None, "missing": missing(table)}
-    naive = select(rows, wrapper="naive")
-    exposed = naive.assign(exposed_share=naive["exposed"] / naive["median"])
+    naive = select(rows, contender="naive")
+    told = device_bound(naive)
+    exposed = told.assign(exposed_share=told["exposed"] / told["median"])
     return {
-        "steps": contender_table(table, rows, [FLOOR, "naive"], [*COLUMNS, *APART]),
-        "s": setting(table, rows),
+        "steps": contender_table(DataParallelTraining, table, rows, [*COLUMNS, *APART], [FLOOR, "naive"]),
+        "s": setting(DataParallelTraining, table, rows),
         "messages": first(naive["messages"]),
         "size": first(naive["communicated"]),
-        "share": extremes(naive, "synchronization_share"),
+        "share": extremes(told, "synchronization_share"),
         "exposed": extremes(exposed, "exposed_share"),
-        "expected": against_the_line(tables["all_reduce"], naive),
+        "expected": against_the_line(tables["all_reduce"], told),
+        "host": host_table(table),
     }
 
 

@@ -6,9 +6,10 @@ from typing import Any
 from pandas import DataFrame, isna
 
 from scripts.rendering.markup import Table
+from scripts.views.comparison import FOREIGN, OURS, OWN
+from scripts.views.comparison_tables import missing
 from scripts.views.data import select
-from scripts.views.optimizer_sharding import AFTER_UPDATE, OURS, memory
-from scripts.views.wrappers import missing
+from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -20,7 +21,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     rows = rows.drop_duplicates(["size", "context", "processes", "contender"])
     if not len(rows):
         return {"state": None, "missing": missing(table)}
-    sharded = rows[rows["contender"] != "unsharded"]
+    sharded = rows[rows["contender"] != UNSHARDED]
     return {"state": state_table(rows), "size": rows["label"].iloc[0], "uneven": uneven(sharded)}
 
 
@@ -29,7 +30,7 @@ def state_table(rows: DataFrame) -> Table:
     gpu = bool(rows["gpu"].iloc[0])
     body = []
     for _, row in rows.iterrows():
-        copies = row["processes"] if row["contender"] == "unsharded" else 1
+        copies = row["processes"] if row["contender"] == UNSHARDED else 1
         whole = row["whole_state"] / copies
         ends = [row["least_state"], row["optimizer_state"]]
         body.append(
@@ -49,8 +50,7 @@ def state_table(rows: DataFrame) -> Table:
 
 
 def uneven(rows: DataFrame) -> dict[str, float | None]:
-    """How much more than an equal share our sharded optimizer's and PyTorch's fullest ranks have, at most."""
+    """How much more than an equal share the fullest rank has at most, by family."""
     excess = rows["optimizer_state"] * rows["processes"] / rows["whole_state"] - 1
-    ours = rows["contender"].isin(OURS)
-    most = {"ours": excess[ours].max(), "pytorch": excess[~ours].max()}
-    return {name: None if isna(value) else float(value) for name, value in most.items()}
+    most = {family: excess[rows["family"] == family].max() for family in (OURS, FOREIGN, OWN)}
+    return {family: None if isna(value) else float(value) for family, value in most.items()}

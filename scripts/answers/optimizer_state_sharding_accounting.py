@@ -1,30 +1,39 @@
 """Answers to `optimizer_state_sharding_accounting`: memory, time and communication of sharded optimizers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
 from scripts.rendering.markup import Table, Typst, significant
+from scripts.views.comparison import (
+    FOREIGN,
+    OURS,
+    OWN,
+    PHASES,
+    cells_of,
+    contenders,
+    device_bound,
+    fastest,
+    names_in,
+    outcome,
+)
+from scripts.views.comparison_tables import NONE, STEP, contender_table, extremes, missing, setting, shares, times
 from scripts.views.data import select
 from scripts.views.optimizer_sharding import (
     BEFORE_UPDATE,
     CELL,
-    CONTENDERS,
     INITIALIZED,
-    PYTORCH,
-    SHARDED,
-    contenders,
+    UNSHARDED,
     memory,
     memory_unit_of,
     peaks,
 )
-from scripts.views.sharded_state import step_table
 from scripts.views.units import GIB
-from scripts.views.wrappers import NONE, common_setting, extremes, missing
 
 HANDOUT_SIZE, HANDOUT_VOCABULARY = "xl", 10_000
 RANKS = (2, 4)
@@ -37,31 +46,38 @@ FORMULAS = {
 }
 """Bytes of a rank's training state, and what it sends in a step; step counters, a few bytes, are left out."""
 COMPARED = [
-    *((name, "PyTorch's fastest", PYTORCH) for name in SHARDED),
-    ("sharded", CONTENDERS["unsharded"], ["unsharded"]),
-    ("sharded_peer_memory", CONTENDERS["sharded"], ["sharded"]),
-    ("sharded_gradients", CONTENDERS["sharded"], ["sharded"]),
+    ("sharded", UNSHARDED),
+    ("sharded_peer_memory", "sharded"),
+    ("sharded_gradients", "sharded"),
 ]
-"""Whose steps are compared with whose: a contender, what the others are called, and who they are."""
+"""Whose steps are compared with whose, besides everybody's with PyTorch's fastest."""
+COLUMNS = [
+    *STEP,
+    *(times({"synchronization": "sync."}.get(phase, phase), "timed apart / ms", phase) for phase in PHASES),
+    times("comm.", "profile / ms", "communication"),
+    shares("hidden / %", "profile / ms", "hidden_share"),
+    times("compute", "profile / ms", "compute"),
+]
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section."""
     table = tables["optimizer_sharding"]
-    rows = contenders(table)
+    rows = contenders(OptimizerSharding, table)
+    told = device_bound(rows) if len(rows) else rows
     found: dict[str, Any] = {"schemes": schemes_table(), "ranks": RANKS, "size": HANDOUT_SIZE}
     if not len(rows):
         return found | {"steps": None, "missing": missing(table)}
     return found | {
-        "s": common_setting(rows) | {"bf16": bool((rows["precision"] == "bf16").any())},
+        "s": setting(OptimizerSharding, table, rows),
         **memory_answers(memory(table)),
-        "steps": step_table(table, rows),
-        "against": steps_against(rows),
+        "steps": contender_table(OptimizerSharding, table, rows, COLUMNS),
+        "against": steps_against(told),
         "updates": {
-            name: extremes(select(rows, contender=name), "optimizer")
-            for name in ("unsharded", "sharded", "sharded_peer_memory")
+            name: extremes(select(told, contender=name), "optimizer")
+            for name in (UNSHARDED, "sharded", "sharded_peer_memory")
         },
-        "communication": communication(rows),
+        "communication": communication(told) if len(told) else None,
     }
 
 
@@ -120,7 +136,7 @@ def amount(mib: float, unit: float) -> str:
 
 def share_of_unsharded(found: DataFrame, column: str, contender: str) -> dict[str, tuple[float, str]] | None:
     """The least and the most of a contender's memory over the unsharded one's, by cell."""
-    whole = select(found, contender="unsharded").set_index(CELL)[column].rename("whole")
+    whole = select(found, contender=UNSHARDED).set_index(CELL)[column].rename("whole")
     own = select(found, contender=contender).join(whole, on=CELL)
     return extremes(own.assign(share=own[column] / own["whole"]), "share")
 
@@ -128,7 +144,7 @@ def share_of_unsharded(found: DataFrame, column: str, contender: str) -> dict[st
 def least_peak(found: DataFrame) -> dict[str, Any] | None:
     """The peak of our sharded optimizer, in each of its modes, over the least of PyTorch's, by cell."""
     known = found[found["peak"].notna()]
-    theirs = known[known["contender"].isin(PYTORCH)].groupby(CELL)["peak"].min().rename("theirs")
+    theirs = known[known["family"] == FOREIGN].groupby(CELL)["peak"].min().rename("theirs")
     ratios = {}
     for name in ("sharded", "sharded_gradients"):
         own = select(known, contender=name).join(theirs, on=CELL)
@@ -138,34 +154,36 @@ def least_peak(found: DataFrame) -> dict[str, Any] | None:
 
 def steps_against(rows: DataFrame) -> Table | None:
     """Median steps over those of other contenders, each at its fastest, cell by cell; None where there are no two."""
-    cells = dict(list(rows.groupby("cell", sort=False)))
+    titles = dict(zip(rows["contender"], rows["title"], strict=True))
+    sharded = [name for name in names_in(rows, OURS) if name != UNSHARDED]
+    own, theirs = names_in(rows, OWN), names_in(rows, FOREIGN)
+    pairs = [
+        *((name, "PyTorch's fastest", theirs) for name in [*sharded, *own]),
+        *((name, titles.get(other, ""), [other]) for name, other in COMPARED),
+        *((name, "our fastest sharded", sharded) for name in own),
+        *((name, before, [before]) for place, name in enumerate(own) for before in own[:place]),
+    ]
     body = []
-    for name, title, others in COMPARED:
-        ratios = [over(fastest(cell, [name]), fastest(cell, others)) for cell in cells.values()]
+    for name, title, others in pairs:
+        ratios = [over(fastest(cell, [name]), fastest(cell, others)) for cell in cells_of(rows)]
         if any(ratios):
-            body.append([CONTENDERS[name], title, *(ratio or NONE for ratio in ratios)])
-    return Table(["step of", "over that of", *map(str, cells)], body, text_columns=2) if body else None
+            body.append([titles[name], title, *(ratio or NONE for ratio in ratios)])
+    cells = [str(cell["cell"].iloc[0]) for cell in cells_of(rows)]
+    return Table(["step of", "over that of", *cells], body, text_columns=2) if body else None
 
 
 def over(own: Series | None, other: Series | None) -> str | None:
-    """The ratio of two median steps as text, marked where the middle three fifths of the steps overlap."""
+    """The ratio of two median steps as text, marked where neither is faster."""
     if own is None or other is None:
         return None
-    apart = own["p80"] < other["p20"] or own["p20"] > other["p80"]
-    return f"{'' if apart else '≈ '}{own['median'] / other['median']:.2f}"
-
-
-def fastest(rows: DataFrame, names: Sequence[str]) -> Series | None:
-    """The contender with the shortest median step among some, or None where none of them was measured."""
-    found = rows[rows["contender"].isin(names)]
-    return None if not len(found) else found.sort_values("median", kind="stable").iloc[0]
+    return f"{'≈ ' if outcome(other, own) == 'same' else ''}{own['median'] / other['median']:.2f}"
 
 
 def communication(rows: DataFrame) -> list[dict[str, Any]] | None:
     """How long our sharded modes communicate in the profiled step, over the unsharded one, beside the bytes' ratio."""
     found = []
     whole = fp32_adamw(parse_size(rows["size"].iloc[0]), int(rows["vocab_size"].iloc[0]))
-    base = select(rows, contender="unsharded").set_index(CELL)["communication"].rename("base")
+    base = select(rows, contender=UNSHARDED).set_index(CELL)["communication"].rename("base")
     for name, scheme in (("sharded", "sharded optimizer"), ("sharded_gradients", "ZeRO-2")):
         own = select(rows, contender=name).join(base, on=CELL)
         ratio = extremes(own.assign(ratio=own["communication"] / own["base"]), "ratio")

@@ -7,20 +7,13 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.sizes import parse_size
 from scripts.checks import Check, conclude, outside, told
 from scripts.checks.data_parallel import NO_PROFILES, ROUNDING
+from scripts.views.comparison import OWN, contenders, series
 from scripts.views.data import measured_gpu, select
-from scripts.views.fsdp import (
-    CELL,
-    SERIES,
-    SHARDED,
-    contenders,
-    forward_pass,
-    series,
-    sharded,
-    whole_weights,
-)
+from scripts.views.fsdp import SERIES, SHARDED, forward_pass, sharded, whole_weights
 
 DIGITS = 1e-4
 """Of the longest of some times: what the digits kept of them may make of the others."""
@@ -31,7 +24,7 @@ WORKSPACES_MIB = 512
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of the experiment."""
     table = tables["fsdp"]
-    rows = contenders(table)
+    rows = contenders(FullyShardedTraining, table)
     yield nothing_beats_the_passes(rows)
     yield profile_adds_up(rows)
     yield each_communicates_as_it_should(rows)
@@ -42,7 +35,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 def name_contender(row: Series) -> str:
     """A contender in a cell, in words."""
-    return f"{row['wrapper']}, {row['cell']}"
+    return f"{row['contender']}, {row['cell']}"
 
 
 def nothing_beats_the_passes(rows: DataFrame) -> Check:
@@ -52,8 +45,8 @@ def nothing_beats_the_passes(rows: DataFrame) -> Check:
     """
     check = "no fp32 training step, sharded or not, is shorter than the passes without communication"
     fp32 = select(rows, precision="fp32")
-    floors = select(fp32, wrapper=FLOOR).assign(passes=lambda floor: floor["p20"] - floor["optimizer"])
-    others = fp32[fp32["wrapper"] != FLOOR].join(floors.set_index(CELL)["passes"], on=CELL, how="inner")
+    floors = select(fp32, contender=FLOOR).assign(passes=lambda floor: floor["p20"] - floor["optimizer"])
+    others = fp32[fp32["contender"] != FLOOR].join(floors.set_index("cell")["passes"], on="cell", how="inner")
     if not measured_gpu({"": rows}):
         return conclude(check, [], 0, "judged on GPUs only: on a CPU other programs may hold a floor up for longer")
     complaints = [
@@ -87,10 +80,10 @@ def profile_adds_up(rows: DataFrame) -> Check:
 def each_communicates_as_it_should(rows: DataFrame) -> Check:
     """Sharded weights are gathered and their gradients scattered; without communication there is none."""
     check = "profiles show all-gathers and reduce-scatters where weights are sharded, and nothing of the floor's"
-    found = rows[rows["timeline_length"].notna()]
-    is_sharded = found["wrapper"].isin(SHARDED)
+    found = rows[rows["timeline_length"].notna() & (rows["family"] != OWN)]
+    is_sharded = found["contender"].isin(SHARDED)
     wrong = is_sharded & ~((found["gather"] > 0) & (found["scatter"] > 0))
-    wrong |= (found["communication"] > 0) != (found["wrapper"] != FLOOR)
+    wrong |= (found["communication"] > 0) != (found["contender"] != FLOOR)
     complaints = [
         f"{name_contender(row)}: "
         f"{told(row['gather'], 2)}, {told(row['scatter'], 2)} of {told(row['communication'], 2)} ms"
@@ -105,7 +98,7 @@ def weights_arrive_before_they_are_used(table: DataFrame, rows: DataFrame) -> Ch
     complaints, examined = [], 0
     for _, row in rows.iterrows():
         units = forward_pass(table, row)
-        known = max(len(series(table, row, metric)) for metric in SERIES)
+        known = max(len(series(FullyShardedTraining, table, row, metric)) for metric in SERIES)
         if known > len(units):
             complaints.append(f"{name_contender(row)}: not all times of {known} units are there")
         examined += known
@@ -118,10 +111,10 @@ def weights_arrive_before_they_are_used(table: DataFrame, rows: DataFrame) -> Ch
 def kept_is_the_closed_form(rows: DataFrame) -> Check:
     """Weights and moments take what the closed forms say, between steps."""
     check = "memory between the steps of sharded training is the closed form's, but for libraries' workspaces"
-    found = rows[rows["between_steps"].notna() & rows["wrapper"].isin([FLOOR, *SHARDED])]
+    found = rows[rows["between_steps"].notna() & rows["contender"].isin([FLOOR, *SHARDED])]
     complaints = []
     for _, row in found.iterrows():
-        if row["wrapper"] == FLOOR:
+        if row["contender"] == FLOOR:
             kept = whole_weights(row) + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
         else:
             kept = sharded(row).weights + sharded(row).moments
@@ -134,9 +127,9 @@ def kept_is_the_closed_form(rows: DataFrame) -> Check:
 def peaks_are_possible(rows: DataFrame) -> Check:
     """Peak memory holds the state of the weights, and fits into the device."""
     check = "the peak memory of sharded training is between the closed form of the state and the device's memory"
-    found = rows[rows["peak_memory"].notna() & rows["wrapper"].isin([FLOOR, *SHARDED])]
+    found = rows[rows["peak_memory"].notna() & rows["contender"].isin([FLOOR, *SHARDED])]
     complaints = []
     for _, row in found.iterrows():
-        state = 4 * whole_weights(row) if row["wrapper"] == FLOOR else round((1 - ROUNDING) * sharded(row).state)
+        state = 4 * whole_weights(row) if row["contender"] == FLOOR else round((1 - ROUNDING) * sharded(row).state)
         complaints += outside(row.rename({"mean": "step", "peak_memory": "mean"}), name_contender(row), state)
     return conclude(check, complaints, len(found), f"{len(found)} contenders" if len(found) else "counted on GPUs only")

@@ -9,7 +9,8 @@ from cs336_systems.accounting.transformer import parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.sizes import parse_size
 from scripts.checks import Check, conclude, told
-from scripts.views.optimizer_sharding import HELD, REST, memory, peaks, predicted
+from scripts.views.comparison import OWN
+from scripts.views.optimizer_sharding import HELD, REST, UNSHARDED, memory, peaks, predicted
 
 PADDING = 0.05
 """Of the closed form: what buckets may add so that all ranks' parts are of one size."""
@@ -61,9 +62,9 @@ def state_adds_up(rows: DataFrame) -> Check:
     """Ranks that shard have all of the optimizer state together, once."""
     check = "the ranks' shards make up the whole optimizer state"
     complaints, examined = [], 0
-    for _, row in rows[rows["whole_state"] > 0].iterrows():
+    for _, row in rows[(rows["whole_state"] > 0) & (rows["family"] != OWN)].iterrows():
         state = fp32_adamw(parse_size(row["size"]), int(row["vocab_size"])).optimizer_state / MIB
-        copies = row["processes"] if row["contender"] == "unsharded" else 1
+        copies = row["processes"] if row["contender"] == UNSHARDED else 1
         examined += 1
         if abs(row["whole_state"] / (copies * state) - 1) > ROUNDING:
             complaints.append(f"{name(row)}: {row['whole_state']:.1f} of {copies * state:.1f} MiB")

@@ -6,19 +6,20 @@ from matplotlib.axes import Axes
 from matplotlib.axes._secondary_axes import SecondaryAxis
 from numpy import add
 
+from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
 from scripts.views.bucket_sizes import bucket_model, predicted
+from scripts.views.comparison import cells_of, contenders, device_bound, marked
 from scripts.views.data import load_at_one_setting, select
-from scripts.views.data_parallel import cells_of, contenders
 
 COLUMNS = 3
 
 
 def draw(table: str, beside: str, output: str) -> None:
     """One panel per cell; `beside` is the table of all-reduces, from whose fit the model has its constants."""
-    rows = contenders(load_at_one_setting("data_parallel", table))
+    rows = contenders(DataParallelTraining, load_at_one_setting("data_parallel", table))
     all_reduce = load_at_one_setting("all_reduce", beside)
-    cells = [cell for cell in cells_of(rows) if select(cell, wrapper="bucketed")["exposed"].notna().any()]
+    cells = [cell for cell in cells_of(rows) if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
         save_note("not measured", output)
         return
@@ -26,18 +27,18 @@ def draw(table: str, beside: str, output: str) -> None:
     lines = -(-len(cells) // columns)
     figure, panels = subplots(columns, rows=lines, height=0.9 + 1.9 * lines, sharey=False)
     for index, (axes, cell) in enumerate(zip(panels, cells, strict=False)):
-        sizes = select(cell, wrapper="bucketed")
+        sizes = select(cell, contender="bucketed")
         places = range(len(sizes))
         errors = [sizes["exposed"] - sizes["exposed_least"], sizes["exposed_most"] - sizes["exposed"]]
         axes.errorbar(
             places, sizes["exposed"], yerr=errors, color=COLOURS[0], marker=MARKERS[0], capsize=2, label="measured"
         )
-        if model := bucket_model(all_reduce, cell):
+        if len(device_bound(cell)) and (model := bucket_model(all_reduce, cell)):
             expected = [predicted(model, row) for _, row in sizes.iterrows()]
             axes.plot(places, expected, color=COLOURS[1], marker=MARKERS[1], linestyle="--", label="model")
         axes.set_xticks(places, sizes["bucket_mb"])
         axes.set_xlabel("bucket / MB")
-        axes.set_title(f"{cell['cell'].iloc[0]}", fontsize=8.5)
+        axes.set_title(marked(cell.iloc[0]), fontsize=8.5)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         step = step_axis(axes, float(sizes["floor"].iloc[0]))
         if index % columns == 0:

@@ -1,14 +1,16 @@
 """When each unit's weights are gathered in a forward pass, and when they are needed."""
 
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.rendering.style import COLOURS, legend, save, save_note, subplots
+from scripts.views.comparison import contenders, marked, traced_cell
 from scripts.views.data import load_at_one_setting
-from scripts.views.fsdp import contenders, forward_pass, traced_cell
+from scripts.views.fsdp import forward_pass
 
 
 def draw(table: str, output: str) -> None:
     """One panel per contender: a bar for each all-gather, and a line through the times at which units begin."""
     measured = load_at_one_setting("fsdp", table)
-    cell = traced_cell(contenders(measured))
+    cell = traced_cell(contenders(FullyShardedTraining, measured))
     shown = [(row, found) for _, row in cell.iterrows() if len(found := forward_pass(measured, row))]
     if not shown:
         save_note("no forward pass with all-gathers was profiled on this machine", output)
@@ -25,6 +27,6 @@ def draw(table: str, output: str) -> None:
         axes.set_ylabel("unit")
         axes.tick_params(labelbottom=axes is panels[-1])
     panels[-1].set_xlabel("ms since the forward pass began")
-    figure.suptitle(cell["cell"].iloc[0], fontsize="medium")
+    figure.suptitle(marked(cell.iloc[0]), fontsize="medium")
     legend(panels, ncols=3)
     save(figure, output)

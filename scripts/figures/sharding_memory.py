@@ -3,12 +3,14 @@
 from matplotlib.axes import Axes
 from pandas import DataFrame, Series, notna
 
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.rendering.style import legend, look, save, save_note, subplots
+from scripts.views.comparison import ranks_of
+from scripts.views.comparison import titles as titles_of
 from scripts.views.data import PRECISIONS, load_at_one_setting, select
 from scripts.views.optimizer_sharding import (
     AFTER_UPDATE,
     BEFORE_UPDATE,
-    CONTENDERS,
     HELD,
     INITIALIZED,
     REST,
@@ -42,6 +44,8 @@ def draw(table: str, output: str) -> None:
         return
     rows = select(rows, precision=max(rows["precision"], key=PRECISIONS.index))
     unit, mib = memory_unit_of(rows)
+    called = titles_of(OptimizerSharding, rows)
+    rows = rows.assign(position=rows["contender"].map(list(called).index))
     at_peak = peaks(rows)
     at_peak = at_peak[at_peak["peak"].notna()]
     titles = [*TITLES.values(), *([PEAK] if len(at_peak) else [])]
@@ -56,20 +60,20 @@ def draw(table: str, output: str) -> None:
             moment = list(TITLES)[titles.index(title)]
             draw_moment(axes, select(rows, processes=processes, moment=moment), mib)
         measured = set(select(rows, processes=processes)["contender"])
-        for position, contender in enumerate(CONTENDERS):
+        for position, contender in enumerate(called):
             if contender not in measured:
                 axes.annotate(" n/m", (0, position), va="center", fontsize=6)
-        axes.set_ylim(len(CONTENDERS) - 0.5, -0.5)
+        axes.set_ylim(len(called) - 0.5, -0.5)
         axes.set_xlim(0, 1.03 * most)
         axes.grid(axis="y", visible=False)
-        axes.set_yticks(range(len(CONTENDERS)), list(CONTENDERS.values()), fontsize=7)
+        axes.set_yticks(range(len(called)), list(called.values()), fontsize=7)
         axes.tick_params(axis="x", labelsize=7)
         if processes == numbers[0]:
             axes.set_title(title, fontsize=8)
         if processes == numbers[-1]:
             axes.set_xlabel(unit)
         if title == titles[0]:
-            axes.set_ylabel(f"{processes} {'GPUs' if rows['gpu'].iloc[0] else 'processes'}")
+            axes.set_ylabel(ranks_of(select(rows, processes=processes).iloc[0]))
     legend(panels, ncols=4, fontsize=8)
     save(figure, output)
 
@@ -85,20 +89,17 @@ def draw_peaks(axes: Axes, rows: DataFrame, mib: float) -> None:
     """What is held at the peak; how much of the rest are gradients is not known there."""
     for _, row in rows.iterrows():
         held = {part: row[part] / mib for part in ("parameters", "optimizer_state")}
-        form = {part: predicted(row)[part] / mib for part in held}
-        stack(
-            axes,
-            row,
-            held | {REST: row["peak"] / mib - sum(held.values())},
-            form | {REST: row["predicted_peak"] / mib - sum(form.values())} if notna(row["predicted_peak"]) else {},
-        )
+        form = {}
+        if notna(row["predicted_peak"]):
+            form = {part: predicted(row)[part] / mib for part in held}
+            form[REST] = row["predicted_peak"] / mib - sum(form.values())
+        stack(axes, row, held | {REST: row["peak"] / mib - sum(held.values())}, form)
 
 
 def stack(axes: Axes, row: Series, measured: dict[str, float], form: dict[str, float]) -> None:
     """Two bars of a contender: measured, and the closed form in paler colours."""
-    position = list(CONTENDERS).index(row["contender"])
     for parts, side, alpha in ((measured, -0.5, 1.0), (form, 0.5, 0.45)):
         left = 0.0
         for part, size in parts.items():
-            axes.barh(position + side * HEIGHT * 1.1, size, HEIGHT, left=left, alpha=alpha, **LOOKS[part])
+            axes.barh(row["position"] + side * HEIGHT * 1.1, size, HEIGHT, left=left, alpha=alpha, **LOOKS[part])
             left += size

@@ -8,8 +8,8 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.bucketing import BucketedReduction
 from cs336_systems.experiments.data_parallel import FLOOR
 from scripts.views.communication import MB, Line, all_reduce_table, lines
+from scripts.views.comparison import backend_of
 from scripts.views.data import select
-from scripts.views.data_parallel import backend_of
 
 
 def fitted_line(all_reduce: DataFrame, row: Series) -> Line | None:
@@ -23,7 +23,7 @@ def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | 
     None where one of them was not measured, or where the line leaves no overhead to a call: then nothing speaks for
     few buckets.
     """
-    bucketed, floor = select(cell, wrapper="bucketed"), select(cell, wrapper=FLOOR)
+    bucketed, floor = select(cell, contender="bucketed"), select(cell, contender=FLOOR)
     if not len(bucketed) or not len(floor):
         return None
     line = fitted_line(all_reduce, bucketed.iloc[0])

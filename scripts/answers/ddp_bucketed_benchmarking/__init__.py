@@ -6,12 +6,14 @@ from typing import Any
 
 from pandas import DataFrame, notna
 
+from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.answers.ddp_bucketed_benchmarking.bucket_model import bucket_answers
 from scripts.rendering.markup import Table, significant
 from scripts.views.bucket_sizes import bucket_model, predicted
+from scripts.views.comparison import cells_of, contenders, device_bound, fastest, outcome
+from scripts.views.comparison_tables import COLUMNS, contender_table, fixed, missing
 from scripts.views.data import select
-from scripts.views.data_parallel import cells_of, contenders, fastest
-from scripts.views.wrappers import contender_table, fixed, missing, progress, verdict
+from scripts.views.progress import progress
 
 PROGRESSION = ["naive", "flat", "overlapped", "bucketed"]
 
@@ -19,18 +21,18 @@ PROGRESSION = ["naive", "flat", "overlapped", "bucketed"]
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """Values and tables of the section; the derivation needs none."""
     table = tables["data_parallel"]
-    rows = contenders(table)
+    rows = contenders(DataParallelTraining, table)
     if not len(rows):
         return {"steps": None, "missing": missing(table), "buckets": bucket_answers(None)}
-    models = [(cell, bucket_model(tables["all_reduce"], cell)) for cell in cells_of(rows)]
+    models = [(cell, bucket_model(tables["all_reduce"], cell)) for cell in cells_of(device_bound(rows))]
     fitted = [(cell, model) for cell, model in models if model is not None]
     return {
-        "steps": contender_table(table, rows, ["bucketed"]),
+        "steps": contender_table(DataParallelTraining, table, rows, COLUMNS, ["bucketed"]),
         "exposed": bool(rows["exposed"].notna().any()),
-        "swept": bool(select(rows, wrapper="bucketed")["exposed"].notna().any()),
-        **best_sizes(rows),
-        "gain": progress(rows, ["overlapped"], ["bucketed"]),
-        "order": order(rows),
+        "swept": bool(select(rows, contender="bucketed")["exposed"].notna().any()),
+        **best_sizes(device_bound(rows)),
+        "gain": progress(DataParallelTraining, rows, ["overlapped"], ["bucketed"]),
+        "order": order(device_bound(rows)),
         "buckets": bucket_answers(fitted[0][1] if fitted else None),
         "first": fitted[0][0]["cell"].iloc[0] if fitted else "",
         **against_the_model(fitted),
@@ -40,20 +42,19 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 def best_sizes(rows: DataFrame) -> dict[str, Any]:
     """The cells in which each bucket size has the shortest step, and the number of those in which another is as good.
 
-    That is one whose steps are no further away than the middle three fifths of the samples reach. `whole_from` is the
-    smallest bucket that holds all gradients, if larger ones were measured too.
+    `whole_from` is the smallest bucket that holds all gradients, if larger ones were measured too.
     """
     best: dict[str, list[str]] = {}
     as_good = cells = 0
     for cell in cells_of(rows):
-        winner = fastest(cell, "bucketed")
+        winner = fastest(cell, ["bucketed"])
         if winner is None:
             continue
         cells += 1
         best.setdefault(winner["bucket_mb"], []).append(winner["cell"])
-        others = select(cell, wrapper="bucketed").drop(winner.name)
-        as_good += bool((others["beyond_p20"] <= winner["beyond_p80"]).any())
-    bucketed = select(rows, wrapper="bucketed")
+        others = select(cell, contender="bucketed").drop(winner.name)
+        as_good += any(outcome(winner, other) == "same" for _, other in others.iterrows())
+    bucketed = select(rows, contender="bucketed")
     whole = sorted(set(select(bucketed, messages=1)["bucket_mb"]), key=float)
     return {
         "best": best,
@@ -65,14 +66,14 @@ def best_sizes(rows: DataFrame) -> dict[str, Any]:
 
 def order(rows: DataFrame) -> dict[str, Any]:
     """In how many cells each of the four is faster than the one before it, buckets at least as fast; where not."""
-    complete = [cell for cell in cells_of(rows) if set(PROGRESSION) <= set(cell["wrapper"])]
+    complete = [cell for cell in cells_of(rows) if set(PROGRESSION) <= set(cell["contender"])]
     broken: dict[str, list[str]] = {}
     for cell in complete:
         for first, second in pairwise(PROGRESSION):
-            earlier, later = fastest(cell, first), fastest(cell, second)
+            earlier, later = fastest(cell, [first]), fastest(cell, [second])
             assert earlier is not None
             assert later is not None
-            found = verdict(earlier, later)["verdict"]
+            found = outcome(earlier, later)
             if found == "slower" or (found == "same" and second != "bucketed"):
                 broken.setdefault(f"{first} and {second}", []).append(earlier["cell"])
     failed = {cell for cells in broken.values() for cell in cells}
@@ -85,12 +86,12 @@ def against_the_model(fitted: list[tuple[DataFrame, Any]]) -> dict[str, Any]:
     errors: list[dict[str, Any]] = []
     sizes_right = 0
     for cell, model in fitted:
-        sizes = select(cell, wrapper="bucketed")
+        sizes = select(cell, contender="bucketed")
         sizes = sizes.assign(predicted=[predicted(model, row) for _, row in sizes.iterrows()])
         expected = sizes.sort_values("predicted", kind="stable").iloc[0]
         best = sizes.sort_values("median", kind="stable").iloc[0]
         error = best["exposed"] - best["predicted"]
-        sizes_right += bool(expected["beyond_p20"] <= best["beyond_p80"])
+        sizes_right += outcome(best, expected) != "slower"
         errors.append({"error": error, **{name: best[name] for name in ("cell", "exposed", "stretched")}})
         body.append(
             [

@@ -1,0 +1,292 @@
+"""The contenders of data_parallel, optimizer_sharding and fsdp, one row each, and the one rule by which two compare.
+
+A contender whose name the experiment does not list is the reader's own: it is in every table, figure and verdict.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas
+from numpy import array, float64, median, nan, percentile
+from numpy.typing import NDArray
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
+from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.measure.record import parameters
+from scripts.views.communication import STATISTICS, WIDE_SPREAD
+from scripts.views.data import PRECISIONS, one, select, size_order
+from scripts.views.steps import HOST_BOUND
+
+Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
+TRIED = ["grouped", "small_last", "priority", "bf16_wire", "optimizer_overlap"]
+OURS, FOREIGN, OWN = "ours", "foreign", "own"
+"""The families of contenders: this project's, a library's, the reader's own."""
+CELL = ["size", "context", "processes", "compiled", "precision"]
+"""What tells apart the cells that the report compares; of those, an experiment has what it varies."""
+VARIANTS = ["tried", "implementation"]
+"""Parameters by which one cell may be measured again, with other contenders."""
+PHASES = ["forward", "backward", "synchronization", "optimizer"]
+"""Of a step in which the device is idle after each of them."""
+ADD_UP = 0.1
+"""Relative difference between the sum of a contender's phases and its step from which on they are not parts of it.
+
+On two H200s they are within 0.03 where the device sets the pace of both, and from 0.19 up where the step is captured
+and its phases are launched call by call.
+"""
+UNSTEADY = 0.5
+"""Relative difference of the floor's medians between rounds from which on nothing is said of what is beyond it."""
+COLLECTIVES = {"all_gather": "gather", "reduce_scatter": "scatter"}
+"""The kinds of communication that have columns of their own, and what these begin with."""
+OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
+"""Metrics that only some of the experiments have, for the columns that all have."""
+BEYOND_FLOOR = ["floor", "exposed", "exposed_least", "exposed_most", "stretch", "longer", "stretched", "uncovered"]
+BEYOND_FLOOR += ["idle"]
+"""The columns of `contenders` that compare a contender with the floor of its cell."""
+
+
+def contenders(kind: Kind, table: DataFrame) -> DataFrame:
+    """One row per measured contender of each cell that `compared` leaves: small models, few processes, fp32 first.
+
+    Columns: the parameters, `label`, `gpu` and `gpu_memory`, and those of `described`; STATISTICS of the step, ms;
+    `wide`, whether its steps are more than WIDE_SPREAD apart; the medians of the other metrics, as measured, NaN where
+    they were not, and of PHASES where they do not `add_up` to the step; `memory`, MiB: the peak, and what lies outside
+    of the allocator; `synchronization_share`, that of the step whose phases were timed.
+    From the profiled step: `hidden_share` of its communication, `busy_share`, `gather` and `scatter`, ms, with the
+    shares `gather_hidden` and `scatter_hidden` of them; `forward_share`, that of the hidden all-gathers in the profiled
+    forward pass; `host_bound`, whether in the median of the cell's contenders the device is busy for less than
+    HOST_BOUND of the step: the median, since one contender alone may wait for something else than the host.
+    Against the floor of the cell, NaN where there is none: those of `beside_the_floor`.
+    """
+    table = compared(kind, table)
+    keys = [*parameters(kind), "label", "contender", "bucket_mb"]
+    steps = select(table, metric="step", status="ok").set_index(keys)
+    numeric = table[table["median"].notna() & (table["metric"] != "step") & (table["moment"] == "")]
+    metrics = [name for name in dict.fromkeys([*kind.metrics, *OTHERS]) if name != "step"]
+    wide = select(numeric, kind="").pivot(index=keys, columns="metric", values="median")
+    wide = wide.reindex(index=steps.index, columns=metrics)
+    for name, column in COLLECTIVES.items():
+        of_kind = select(numeric, kind=name).pivot(index=keys, columns="metric", values="median")
+        of_kind = of_kind.reindex(index=steps.index, columns=["communication", "hidden"])
+        wide[column] = of_kind["communication"]
+        wide[f"{column}_hidden"] = of_kind["hidden"] / of_kind["communication"].replace(0, nan)
+    wide = steps[[*STATISTICS, "samples", "mean", "gpu", "gpu_memory"]].join(wide).reset_index()
+    wide = described(kind, wide)
+    wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD
+    wide["add_up"] = phases_add_up(wide)
+    wide[PHASES] = wide[PHASES].where(wide["add_up"])
+    wide["synchronization_share"] = wide["synchronization"] / wide[PHASES].sum(axis=1, skipna=False)
+    wide["memory"] = wide["peak_memory"] + wide["outside_memory"].fillna(0)
+    wide["hidden_share"] = wide["hidden"] / wide["communication"].replace(0, nan)
+    wide["forward_share"] = wide["forward_hidden"] / wide["forward_gathers"].replace(0, nan)
+    wide["busy_share"] = wide["device_busy"] / wide["timeline_length"]
+    wide["busy"] = wide.groupby("cell")["busy_share"].transform("median")
+    wide["host_bound"] = wide["busy"] < HOST_BOUND
+    return beside_the_floor(kind, wide)
+
+
+def compared(kind: Kind, table: DataFrame) -> DataFrame:
+    """The rows that the report compares, with `contender`, `bucket_mb` and `moment` in every experiment's.
+
+    The largest model at its longest context, but for fsdp, which shows every size; of a cell measured again with other
+    contenders, the time with most of them.
+    """
+    table = table.rename(columns={"wrapper": "contender"})
+    table = table.assign(**{name: "" for name in ("bucket_mb", "moment") if name not in table})
+    if len(table) and kind is not FullyShardedTraining:
+        table = select(table, size=size_order(table)[-1])
+        table = select(table, context=table["context"].max())
+    cell, variants = ([name for name in names if name in table] for names in (CELL, VARIANTS))
+    if not variants:
+        return table
+    times = table.groupby([*cell, *variants])["contender"].nunique().reset_index()
+    most = times.sort_values("contender", kind="stable").drop_duplicates(cell, keep="last")
+    return table.merge(most[[*cell, *variants]], on=[*cell, *variants])
+
+
+def described(kind: Kind, rows: DataFrame) -> DataFrame:
+    """Rows of contenders in the order of tables, with `title`, `family` and `cell` in words."""
+    declared = {each.name: each for each in kind.contenders}
+    names = [*declared, *(name for name in dict.fromkeys(rows["contender"]) if name not in declared)]
+    families = {each.name: FOREIGN if each.foreign else OURS for each in kind.contenders}
+    rows = rows.assign(
+        title=[title(kind, row) for _, row in rows.iterrows()],
+        family=[families.get(name, OWN) for name in rows["contender"]],
+        cell=[cell_name(kind, row) for _, row in rows.iterrows()],
+    )
+    order = rows.assign(
+        contender=rows["contender"].map(names.index),
+        precision=rows["precision"].map(PRECISIONS.index),
+        size=rows["size"].map(size_order(rows).index),
+        bucket_mb=pandas.to_numeric(rows["bucket_mb"]),
+    )
+    by = [*(name for name in CELL if name in rows), "contender", "bucket_mb"]
+    return rows.loc[order.sort_values(by, kind="stable").index]
+
+
+def title(kind: Kind, row: Series) -> str:
+    """A contender in words, an own one by its name; what was tried has one bucket size."""
+    declared = {each.name: each for each in kind.contenders}.get(row["contender"])
+    if declared is None:
+        return str(row["contender"])
+    sized = row["bucket_mb"] and row["contender"] not in TRIED
+    return declared.title + (f", {row['bucket_mb']} {'MiB' if declared.foreign else 'MB'}" if sized else "")
+
+
+def titles(kind: Kind, rows: DataFrame) -> dict[str, str]:
+    """All contenders that an experiment lists, and the reader's own among rows, by name: what pictures call them."""
+    return {each.name: each.title for each in kind.contenders} | {name: name for name in names_in(rows, OWN)}
+
+
+def cell_name(kind: Kind, row: Series) -> str:
+    """A cell in words, as in "2 GPUs, bf16, compiled"; where several sizes are shown, "2.7B, 2 GPUs, bf16"."""
+    size = f"{row['label']}, " if kind is FullyShardedTraining else ""
+    return f"{size}{ranks_of(row)}, {setting_name(row)}"
+
+
+def ranks_of(row: Series) -> str:
+    """How many ranks train, as in "2 GPUs"."""
+    return f"{row['processes']} {'GPUs' if row['gpu'] else 'processes'}"
+
+
+def setting_name(row: Series) -> str:
+    """What cells with the same number of processes differ in, in words."""
+    return row["precision"] + (", compiled" if row.get("compiled", False) else "")
+
+
+def backend_of(row: Series) -> str:
+    """What a contender communicates with, as `all_reduce` names it."""
+    return "nccl" if row["gpu"] else "gloo"
+
+
+def phases_add_up(rows: DataFrame) -> Series:
+    """Whether the phases of each contender are parts of its step; those that are not known are not judged."""
+    apart = (rows[PHASES].sum(axis=1) / rows["median"] - 1).abs()
+    return ~((apart > ADD_UP) & rows[["forward", "backward"]].notna().all(axis=1))
+
+
+def beside_the_floor(kind: Kind, rows: DataFrame) -> DataFrame:
+    """Add what each contender takes beyond the floor of its cell, in ms.
+
+    `exposed`, `exposed_least` and `exposed_most`: the median, least and most over the rounds of its median step less
+    the floor's, NaN where that is unsteady; where optimizers differ, less what its own takes longer. Of the profiled
+    step: `stretch`, its compute over the floor's, and `longer`, which is `stretched` (compute) + `uncovered`
+    (communication beside no compute) + `idle`.
+    """
+    added: list[dict[str, Any]] = []
+    floors = {row["cell"]: row for _, row in select(rows, contender=FLOOR).iterrows()}
+    for _, row in rows.iterrows():
+        floor = floors.get(row["cell"])
+        if floor is None or row["contender"] == FLOOR:
+            added.append({})
+            continue
+        update = row["optimizer"] - floor["optimizer"] if kind is FullyShardedTraining else 0.0
+        exposed = median(samples_by_round(row), axis=1) - median(samples_by_round(floor), axis=1) - update
+        if not steady(floor):
+            exposed = exposed + nan
+        longer = row["timeline_length"] - floor["timeline_length"]
+        stretched = row["compute"] - floor["compute"]
+        uncovered = row["communication"] - row["hidden"]
+        added.append(
+            {
+                "floor": floor["median"],
+                "exposed": median(exposed),
+                "exposed_least": exposed.min(),
+                "exposed_most": exposed.max(),
+                "stretch": row["compute"] / floor["compute"],
+                "longer": longer,
+                "stretched": stretched,
+                "uncovered": uncovered,
+                "idle": longer - stretched - uncovered,
+            }
+        )
+    return rows.join(DataFrame(added, index=rows.index, columns=BEYOND_FLOOR, dtype=float))
+
+
+def samples_by_round(row: Series) -> NDArray[float64]:
+    """The steps of a contender, ms, a row per round."""
+    return array(parse_samples(row["samples"]) or [row["mean"]]).reshape(-1, row["steps"])
+
+
+def steady(floor: Series) -> bool:
+    """Whether the medians of a contender's rounds are close enough together."""
+    rounds = median(samples_by_round(floor), axis=1)
+    return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
+
+
+def unsteady_cells(rows: DataFrame) -> list[str]:
+    """The cells whose floor is not steady."""
+    return [row["cell"] for _, row in select(rows, contender=FLOOR).iterrows() if not steady(row)]
+
+
+def outcome(first: Series, second: Series) -> str:
+    """Whether the second contender of a cell is "faster" or "slower" than the first one, or the "same".
+
+    Both had their turns in the same rounds, so each step of one is divided by each of the other's in its round: what
+    slows a round down slows both. They are the same where the middle three fifths of these ratios, and that of the
+    medians, reach over 1.
+    """
+    ratios = samples_by_round(second)[:, :, None] / samples_by_round(first)[:, None, :]
+    reach = [*percentile(ratios, [20, 80]), second["median"] / first["median"]]
+    return "faster" if max(reach) < 1 else "slower" if min(reach) > 1 else "same"
+
+
+def fastest(rows: DataFrame, names: Sequence[str]) -> Series | None:
+    """The contender with the shortest median step among some, or None where none of them was measured."""
+    found = rows[rows["contender"].isin(names)]
+    return None if not len(found) else found.sort_values("median", kind="stable").iloc[0]
+
+
+def names_in(rows: DataFrame, family: str) -> list[str]:
+    """The contenders of a family that were measured, in the order of tables."""
+    return list(dict.fromkeys(select(rows, family=family)["contender"]))
+
+
+def cells_of(rows: DataFrame) -> list[DataFrame]:
+    """The contenders of each cell, in order."""
+    return [cell for _, cell in rows.groupby("cell", sort=False)]
+
+
+def device_bound(rows: DataFrame) -> DataFrame:
+    """The rows of cells whose pace the device sets, as far as that is known: conclusions are drawn from no others."""
+    return rows[~rows["host_bound"].astype(bool)]
+
+
+def marked(row: Series) -> str:
+    """A cell in words, and whether the host sets its pace."""
+    return f"{row['cell']}{', host-bound' if row['host_bound'] else ''}"
+
+
+def traced_cell(rows: DataFrame) -> DataFrame:
+    """The contenders of the cell whose profiles are drawn, or no rows where none of their steps was profiled.
+
+    One that is device-bound, compiled, with most contenders, few processes, and bf16 before fp32, in which
+    communication weighs less.
+    """
+    profiled = cells_of(rows[rows["timeline_length"].notna()])
+    if not profiled:
+        return rows.iloc[:0]
+
+    def preference(cell: DataFrame) -> tuple[int, ...]:
+        first = cell.iloc[0]
+        compiled, precision = bool(first.get("compiled", False)), PRECISIONS.index(first["precision"])
+        return (int(first["host_bound"]), -int(compiled), -len(cell), int(first["processes"]), -precision)
+
+    return min(profiled, key=preference)
+
+
+def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "") -> list[float]:
+    """The samples of a contender's metric, in order, or those of one kind of work; none where it was not measured."""
+    details = {"wrapper": row["contender"], "contender": row["contender"], "bucket_mb": row["bucket_mb"], "kind": of}
+    wanted = {name: row[name] for name in parameters(kind)} | {name: details.get(name, "") for name in kind.details}
+    found = one(table, metric=metric, status="ok", **wanted)
+    return [] if found is None else parse_samples(found["samples"]) or [float(found["mean"])]
+
+
+def timeline(kind: Kind, table: DataFrame, row: Series) -> dict[str, list[float]]:
+    """The share of each part of a contender's profiled step in which work of each kind ran."""
+    kinds = kind.vocabulary["kind"]
+    found = {of: series(kind, table, row, "timeline", of) for of in kinds}
+    return {of: shares for of, shares in found.items() if shares}
