@@ -72,7 +72,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 
 
 def candidates(cell: DataFrame) -> list[Series]:
-    """The floor, the best of our buckets, peer memory, PyTorch's wrapper as it comes and at its best, the reader's own."""
+    """The floor, our best buckets, peer memory, PyTorch's wrapper as it comes and at its best, and the reader's own."""
     kinds = [[FLOOR], ["bucketed"], ["peer_memory"], ["ddp"], PYTORCH]
     found = {row.name: row for kind in kinds if (row := fastest(cell, kind)) is not None}
     return [*found.values(), *(row for _, row in select(cell, family=OWN).iterrows())]

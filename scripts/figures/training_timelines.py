@@ -4,9 +4,8 @@ from matplotlib.axes import Axes
 from numpy import array, linspace
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from cs336_systems.experiments.registry import EXPERIMENTS
 from scripts.rendering.style import HATCHES, legend, look, save, save_note, subplots
-from scripts.views.comparison import contenders, marked, timeline, traced_cell
+from scripts.views.comparison import KINDS, contenders, marked, timeline, traced_cell
 from scripts.views.data import load_at_one_setting
 from scripts.views.data_parallel import shown_in_timelines
 
@@ -25,7 +24,7 @@ LOOKS = {kind: look(name, index, HATCHES[index]) for index, (kind, name) in enum
 
 def draw(table: str, output: str, *, experiment: str) -> None:
     """One panel per contender, all with the same time axis; of data-parallel wrappers, the fastest of each kind."""
-    kind = EXPERIMENTS[experiment]
+    kind = KINDS[experiment]
     measured = load_at_one_setting(experiment, table)
     cell = traced_cell(contenders(kind, measured))
     if not len(cell):

@@ -21,6 +21,7 @@ from scripts.views.data import PRECISIONS, one, select, size_order
 from scripts.views.steps import HOST_BOUND
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (DataParallelTraining, OptimizerSharding, FullyShardedTraining)}
 TRIED = ["grouped", "small_last", "priority", "bf16_wire", "optimizer_overlap"]
 OURS, FOREIGN, OWN = "ours", "foreign", "own"
 """The families of contenders: this project's, a library's, the reader's own."""

@@ -101,6 +101,8 @@ def contender_table(
     lost = compared(kind, table)
     lost = described(kind, lost[(lost["metric"] == "step") & (lost["status"] != "ok")])
     both = rows.assign(message="") if not len(lost) else pandas.concat([rows.assign(message=""), lost])
+    if not len(both):
+        return None
     shown = described(kind, both)
     if names is not None:
         shown = shown[shown["contender"].isin(names) | (shown["family"] == OWN)]
@@ -115,8 +117,6 @@ def contender_table(
             why = f"not measured: {row['message']}"
             texts = [why] * max(len(columns), 1) if row["message"] else [column.text(row) for column in columns]
             body.append([row["title"], *texts])
-    if not body:
-        return None
     groups = [("", 1), *((group, len(list(same))) for group, same in groupby(columns, lambda column: column.group))]
     return Table(["", *([column.title for column in columns] or [""])], body, groups=groups if columns else [])
 

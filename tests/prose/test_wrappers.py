@@ -13,9 +13,9 @@ from scripts.answers import (
     ddp_overlap_individual_parameters_benchmarking,
     naive_ddp_benchmarking,
 )
+from scripts.views.comparison import contenders
 from scripts.views.data import frame
-from scripts.views.data_parallel import contenders
-from scripts.views.wrappers import progress
+from scripts.views.progress import progress
 from tests.prose import CPU, EVEN, GPU, NANO, UNEVEN, contest, filled, prose, table, took, training
 
 
@@ -81,7 +81,10 @@ def test_a_step_of_the_progression(later, sentence):
 
 def against(*cells):
     """What is said of the flat wrapper against the naive one."""
-    return filled("partials/progress", g=progress(contenders(trained(*cells)), ["naive"], ["flat"]))
+    return filled(
+        "partials/progress",
+        g=progress(DataParallelTraining, contenders(DataParallelTraining, trained(*cells)), ["naive"], ["flat"]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,16 +180,47 @@ def test_a_floor_that_differs_between_rounds():
     assert "They take turns in 1 round: in" in naive({"none": 100.0})
 
 
-def test_who_sets_the_pace_of_a_floor():
-    # 90 ms of work in 100 or 120 ms.
+def test_who_sets_the_pace():
+    # 90 ms of work in 100 or 120 ms; one contender that waits does not make its cell wait for the host.
     busy, waiting = profiled(100.0, idle=10.0), profiled(120.0, idle=30.0)
-    text = naive({"none": busy}, {"none": waiting})
+    text = naive({"none": busy, "naive": busy, "flat": waiting}, {"none": waiting, "naive": waiting, "flat": busy})
     assert (
-        "With 4 GPUs, fp32 the host sets the pace: even the floor's device is busy for only 75 % of its step." in text
+        "With 4 GPUs, fp32 the host sets the pace: in the median of the contenders a device is busy for only 75 % of the "
+        "profiled step. These cells are _host-bound_: their times are shown, but nothing is concluded from them."
+        in text
     )
-    assert "the host sets the pace" not in naive({"none": busy})
+    assert "4 GPUs, fp32, host-bound; floor 120.0 ms" in text
+    assert "Against the floor, 0 % of the step is exposed" in text
+    assert "the host sets the pace" not in naive({"none": busy, "naive": busy})
+    assert "nothing is concluded from them, so it cannot be told here what is faster." in naive({"none": waiting})
     assert "One more step is recorded by the profiler" in text
     assert "One more step is recorded by the profiler" not in naive({"none": 100.0})
+
+
+def test_what_is_measured_in_host_bound_cells_only_cannot_be_told():
+    waiting = {
+        "none": profiled(120.0, idle=30.0),
+        "naive": profiled(150.0, idle=60.0),
+        "flat": profiled(90.0, idle=30.0),
+    }
+    busy = {"none": FLOOR, "naive": profiled(120.0), "flat": profiled(120.0)}
+    told = "Whether _flat_ is faster than _naive_ cannot be told: it was measured in host-bound cells only."
+    assert told in against(waiting)
+    text = against(waiting, busy)
+    assert "_flat_ is not faster. The two steps are no further apart" in text
+    assert told not in text
+    tried = {"none": profiled(120.0, idle=30.0), "bucketed 100": profiled(150.0, idle=60.0)}
+    text = beyond(tried | {"grouped 100": profiled(130.0, idle=40.0)}, tried=True)
+    assert "Which of them is faster cannot be told: all were measured in host-bound cells only." in text
+    assert "han plain buckets than the samples" not in text
+
+
+@pytest.mark.parametrize(("backward", "parts"), [(50.0, True), (80.0, False)])
+def test_phases_that_do_not_add_up_are_no_parts_of_the_step(backward, parts):
+    phases = {"forward": 20.0, "backward": backward, "synchronization": 20.0, "optimizer": 10.0}
+    text = naive({"none": 80.0, "naive": took(100.0, **phases)})
+    assert ("Timed by itself, communication takes 20 % of the step." in text) == parts
+    assert ("add up to the step within 10 %, they are not parts of it and are left out." in text) != parts
 
 
 @pytest.mark.parametrize(("apart", "marked"), [(EVEN, False), (UNEVEN, True)])

@@ -17,9 +17,9 @@ from scripts.rendering.contents import read_contents
 from scripts.rendering.markup import Typst
 from scripts.tables import merge
 from scripts.views.bucket_sizes import bucket_model, predicted
+from scripts.views.comparison import contenders, fastest, traced_cell, unsteady_cells
 from scripts.views.data import load, one, select
-from scripts.views.data_parallel import contenders, fastest, traced_cell, unsteady_cells
-from scripts.views.wrappers import verdict
+from scripts.views.progress import verdict
 from scripts.writeup import environment, picture_of, typeset
 from tests.samples import H200, ROOT, pdf_text, provenance, squeeze, write_raw
 
@@ -58,7 +58,7 @@ def contender(wrapper, bucket_mb, waits, *, hidden=0.0, stretched=0.0, gpu=True)
     rows = [summarize("step", "ms", [time + waits for time in FLOOR], details=details)]
     rows += [
         summarize(phase, "ms", [milliseconds] * PHASE_STEPS, details=details)
-        for phase, milliseconds in {"forward": 30.0, "backward": 50.0, "optimizer": 10.0}.items()
+        for phase, milliseconds in {"forward": 40.0, "backward": 50.0, "optimizer": 10.0}.items()
     ]
     if wrapper != "none":
         rows.append(summarize("synchronization", "ms", [float(waits)] * PHASE_STEPS, details=details))
@@ -164,12 +164,10 @@ def test_exposed_communication_is_that_of_the_same_round(tmp_path):
     found = everyone()
     steps = [131.0, 133.0, 171.0, 173.0, 126.0, 128.0]  # rounds' medians: 132, 172, 127
     found["naive", ""][0] = summarize("step", "ms", steps, details={"wrapper": "naive", "bucket_mb": ""})
-    naive = one(contenders(training(tmp_path, found)), wrapper="naive")
+    naive = one(contenders(DataParallelTraining, training(tmp_path, found)), contender="naive")
     assert [naive[name] for name in ("exposed", "exposed_least", "exposed_most")] == [36, 31, 41]
-    beyond = sorted([30, 32, 40, 42, 35, 37])
-    assert (naive["beyond_p20"], naive["beyond_p80"]) == (beyond[1], beyond[4])
     assert naive["median"] - 101 != 36  # What the medians over all rounds would say.
-    assert math.isnan(one(contenders(training(tmp_path, found)), wrapper="none")["exposed"])
+    assert math.isnan(one(contenders(DataParallelTraining, training(tmp_path, found)), contender="none")["exposed"])
 
 
 def test_nothing_is_beyond_a_floor_that_is_unsteady(tmp_path):
@@ -180,41 +178,31 @@ def test_nothing_is_beyond_a_floor_that_is_unsteady(tmp_path):
         "flat": [181, 182] * 3,
     }.items():
         found[wrapper, ""][0] = summarize("step", "ms", steps, details={"wrapper": wrapper, "bucket_mb": ""})
-    rows = contenders(training(tmp_path, found))
+    rows = contenders(DataParallelTraining, training(tmp_path, found))
     assert rows["exposed"].isna().all()
     assert unsteady_cells(rows) == ["2 GPUs, fp32"]
-    assert verdict(one(rows, wrapper="naive"), one(rows, wrapper="flat"))["verdict"] == "faster"
+    assert verdict(one(rows, contender="naive"), one(rows, contender="flat"))["verdict"] == "faster"
 
 
 def test_a_profiled_step_is_taken_apart(tmp_path):
     found = everyone() | {("ddp_view", "100"): contender("ddp_view", "100", 10, hidden=12, stretched=4)}
     table = training(tmp_path, found)
-    row = one(contenders(table), wrapper="ddp_view")
+    row = one(contenders(DataParallelTraining, table), contender="ddp_view")
     assert (row["stretched"], row["uncovered"], row["idle"], row["longer"]) == (4, 6, 0, 10)
     assert row["stretch"] == pytest.approx(94 / 90)
     assert row["hidden_share"] == pytest.approx(12 / 18)
     assert row["busy_share"] == pytest.approx(100 / 110)
-    assert one(contenders(table), wrapper="naive")["synchronization_share"] == pytest.approx(40 / 130)
+    assert one(contenders(DataParallelTraining, table), contender="naive")["synchronization_share"] == pytest.approx(
+        40 / 140
+    )
     parts = beyond_nccl.answers({"data_parallel": table})["parts"]
     assert parts.rows[-1] == ["PyTorch's, view, 100 MiB", "10.0", "4.00", "6.00", "0.00"]
-    assert fastest(traced_cell(table), "ddp", "ddp_view")["bucket_mb"] == "100"
-
-
-@pytest.mark.parametrize(("length", "busy"), [(100.0, None), (120.0, 0.75)])
-def test_cells_are_named_in_which_the_host_sets_the_pace(tmp_path, all_reduce, length, busy):
-    """The floor's device works for 90 ms."""
-    slow = [
-        summarize("timeline_length", "ms", [length], details=row.details) if row.metric == "timeline_length" else row
-        for row in contender("none", "", 0)
-    ]
-    table = training(tmp_path, everyone() | {("none", ""): slow})
-    found = naive_ddp_benchmarking.answers({"data_parallel": table, "all_reduce": all_reduce()})["s"]["host_paced"]
-    assert found == (busy and {"cells": ["2 GPUs, fp32"], "busy": (busy, busy)})
+    assert fastest(traced_cell(contenders(DataParallelTraining, table)), ["ddp", "ddp_view"])["bucket_mb"] == "100"
 
 
 def test_the_models_constants_and_predictions(tmp_path, all_reduce):
     table = training(tmp_path, everyone())
-    cell = contenders(table)
+    cell = contenders(DataParallelTraining, table)
     model = bucket_model(all_reduce(), cell)
     assert (model.size, model.backward) == (200e6, pytest.approx(0.05))
     assert (model.call_seconds, model.bandwidth) == (
@@ -225,7 +213,7 @@ def test_the_models_constants_and_predictions(tmp_path, all_reduce):
         expected = 1e3 * (
             OVERHEAD + 200e6 / calls / BANDWIDTH
         )  # 50 ms of backward pass: a call is done before the next one
-        assert predicted(model, one(cell, wrapper="bucketed", bucket_mb=size)) == pytest.approx(expected, rel=1e-3)
+        assert predicted(model, one(cell, contender="bucketed", bucket_mb=size)) == pytest.approx(expected, rel=1e-3)
     found = ddp_bucketed_benchmarking.answers({"data_parallel": table, "all_reduce": all_reduce()})
     name, backward, *_, best, exposed, left, error = found["comparison"].rows[0]
     assert (name, backward, best, exposed, left) == ("2 GPUs, fp32", "50.0", "100", "12.0", "0.55")
@@ -339,6 +327,6 @@ def test_of_a_cell_measured_twice_all_that_was_tried_is_shown(tmp_path):
     plain, tried = DataParallelTraining(**CELL), DataParallelTraining(**CELL, tried=True)
     rows = [(cell, row) for cell in (plain, tried) for rows in everyone().values() for row in rows]
     rows += [(tried, row) for row in contender("grouped", "100", 9)]
-    found = contenders(table_of(tmp_path, "data_parallel", rows))
+    found = contenders(DataParallelTraining, table_of(tmp_path, "data_parallel", rows))
     assert len(found) == 2 + len(WAITS)
-    assert len(select(found, wrapper="grouped")) == 1
+    assert len(select(found, contender="grouped")) == 1

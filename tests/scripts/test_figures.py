@@ -17,11 +17,11 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 
 from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.optimizer_sharding import CONTENDERS
 from cs336_systems.measure.measurement import parse_samples
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.views.communication import BACKENDS
-from scripts.views.optimizer_sharding import CONTENDERS
 from tests.samples import ROOT
 from tests.support.faults import NUMBERS, recorded
 
@@ -45,7 +45,7 @@ CALLED = {
     "processes": {count: rf"\b{count} GPUs|\bn = {count}\b" for count in (2, 4, 8)},
     "backend": {name: rf"\b{title}\b" for name, title in BACKENDS.items()},
     "implementation": {each.name: rf"^{re.escape(each.title)}$" for each in Flash.contenders},
-    "contender": {name: rf"^{re.escape(title)}$" for name, title in CONTENDERS.items() if name != "none"},
+    "contender": {each.name: rf"^{re.escape(each.title)}$" for each in CONTENDERS},
     "label": {size: rf"^{re.escape(size)}(\s|$)" for size in ("small", "medium", "large", "xl", "2.7B", "10B")},
     "compiled": {True: r"\bcompiled$", False: r"\beager$"},
 }

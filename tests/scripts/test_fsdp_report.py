@@ -9,6 +9,7 @@ from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.fsdp_memory import peak_bytes
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.sizes import SIZES
 from scripts.answers import fsdp as fsdp_answers
@@ -16,8 +17,8 @@ from scripts.answers import fsdp_accounting
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.tables import merge
+from scripts.views.comparison import contenders
 from scripts.views.data import load, select
-from scripts.views.fsdp import contenders
 from scripts.writeup import environment, picture_of, typeset
 from tests.samples import H200, ROOT, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 
@@ -61,7 +62,7 @@ def sections(folder, tables, gpu):
     (folder / "text.typ").write_text("\n".join([*text, '#bibliography("/references.bib")']), encoding="utf-8")
     with contextlib.chdir(folder):
         for name in shown:
-            draw(CONTENTS.figures[name].script, {}, f"{name}.svg", table="fsdp.csv")
+            draw(CONTENTS.figures[name].script, CONTENTS.figures[name].options, f"{name}.svg", table="fsdp.csv")
         typeset(folder / "text.typ", folder / "text.pdf")
     return pdf_text(folder / "text.pdf").replace("'", "’"), shown
 
@@ -85,8 +86,8 @@ def test_a_gpus_sections_say_what_was_measured(h200):
 
 
 def test_exposed_communication_leaves_the_optimizer_out(h200):
-    rows = contenders(h200[1]["fsdp"])
-    cell = select(rows, size="2.7B", processes=2, precision="fp32").set_index("wrapper")
+    rows = contenders(FullyShardedTraining, h200[1]["fsdp"])
+    cell = select(rows, size="2.7B", processes=2, precision="fp32").set_index("contender")
     floor, ours = cell.loc["none"], cell.loc["fsdp"]
     assert ours["optimizer"] < 0.6 * floor["optimizer"]
     longer = ours["median"] - floor["median"] + floor["optimizer"] - ours["optimizer"]
@@ -113,7 +114,9 @@ def test_the_peak_of_2_7b_on_two_ranks():
 
 def test_waiting_is_that_of_units_whose_weights_are_late(h200):
     table = h200[1]["fsdp"]
-    row = select(contenders(table), wrapper="fsdp", size="2.7B", processes=2, precision="fp32").iloc[0]
+    row = select(
+        contenders(FullyShardedTraining, table), contender="fsdp", size="2.7B", processes=2, precision="fp32"
+    ).iloc[0]
     needed, begins = (
         [
             float(x)
