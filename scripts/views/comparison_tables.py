@@ -9,7 +9,7 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.measurement import WHOLE_CELL
-from scripts.rendering.markup import Table, fixed_point, significant
+from scripts.rendering.markup import NOT_MEASURED, Table, fixed_point, significant
 from scripts.views.communication import BACKENDS, WIDE_SPREAD
 from scripts.views.comparison import (
     ADD_UP,
@@ -114,7 +114,7 @@ def contender_table(
         floor = measured["floor"].dropna() if names is not None else Series()
         body.append([f"{header}; floor {fixed(floor.iloc[0])} ms" if len(floor) else header])
         for _, row in cell.iterrows():
-            why = f"not measured: {row['message']}"
+            why = f"{NOT_MEASURED}: {row['message'].removeprefix('not timed: ')}"
             texts = [why] * max(len(columns), 1) if row["message"] else [column.text(row) for column in columns]
             body.append([row["title"], *texts])
     groups = [("", 1), *((group, len(list(same))) for group, same in groupby(columns, lambda column: column.group))]

@@ -185,8 +185,8 @@ def test_who_sets_the_pace():
     busy, waiting = profiled(100.0, idle=10.0), profiled(120.0, idle=30.0)
     text = naive({"none": busy, "naive": busy, "flat": waiting}, {"none": waiting, "naive": waiting, "flat": busy})
     assert (
-        "With 4 GPUs, fp32 the host sets the pace: in the median of the contenders a device is busy for only 75 % of the "
-        "profiled step. These cells are _host-bound_: their times are shown, but nothing is concluded from them."
+        "With 4 GPUs, fp32 the host sets the pace: in the median of the contenders a device is busy for only 75 % of "
+        "the profiled step. These cells are _host-bound_: their times are shown, but nothing is concluded from them."
         in text
     )
     assert "4 GPUs, fp32, host-bound; floor 120.0 ms" in text
