@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from cs336_systems.accounting.contender_memory import WHOLE, Needed
 from cs336_systems.accounting.fsdp import FullySharded, Unit
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
+from cs336_systems.experiments.contender import Contender
 from cs336_systems.parallel.limits import ALIGNMENT, EVEN, PATIENCE
 from cs336_systems.sizes import parse_size
 
@@ -49,22 +51,30 @@ ClosedForm = Callable[[Any], tuple[Sent, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
-    """A contender, by what identifies it."""
+class Declared(Contender):
+    """One that trains on several ranks, by what identifies it.
 
-    name: str
-    """Its name in the experiment's rows."""
-    title: str
-    """What readers call it."""
+    Its builder is called with a model, this entry, a cell and AdamW's hyperparameters; it returns what the model is
+    called as from then on, and an optimizer, or raises `Unavailable`. `contest.builders.own` calls a user's own.
+    """
+
     bucket_mb: int | None = None
     """Its bucket size, or None where it has no buckets, or only one size takes part."""
-    foreign: bool = False
-    """Whether it is a library's."""
-    builder: str = ""
     sends: ClosedForm = lambda cell: ()
     """What it sends in a step; nothing where each rank is by itself."""
     copies: float = 0.0
     """How often, at the most, it writes all gradients or weights in a step, besides what a rank by itself writes."""
+    needed: Needed = WHOLE
+    """The memory that it takes on each rank."""
+    wire: float = 1.0
+    """The share of the gradients' bytes that it sends."""
+    tolerance: float = 2.0**-10
+    """The error of a gradient that is allowed, relative to the mean over the ranks. What is wrong is off by far more;
+    in another order of additions it is off by less."""
+    updates: bool = False
+    """Whether the optimizer's step is part of its synchronization."""
+    autocasts: bool = True
+    """Whether bf16 is autocast's, or that of the gathered weights."""
 
     @property
     def key(self) -> str:
@@ -72,7 +82,7 @@ class Declared:
         return self.name if self.bucket_mb is None else f"{self.name} {self.bucket_mb}"
 
 
-def names_of(contenders: Sequence[Declared]) -> tuple[str, ...]:
+def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:
     """Their names; those of one name with several bucket sizes once."""
     return tuple(dict.fromkeys(declared.name for declared in contenders))
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
+from pydantic import AfterValidator
 
+from cs336_systems.accounting.contender_memory import whole
 from cs336_systems.accounting.contenders import (
     PART_OF_STEP,
     PASSES,
@@ -19,9 +22,12 @@ from cs336_systems.accounting.contenders import (
     to_peers,
 )
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.implementations import parse_all
 
 PHASE_STEPS = 3
 """Steps of which each phase is timed."""
+HOST_STEPS = 10
+"""Steps of which is timed how long the host needs to issue them."""
 TIMELINE_PARTS = 200
 """Equal parts of a step, of each of which the timeline says how busy the device was."""
 WORK = ("compute", "communication", "optimizer")
@@ -32,7 +38,8 @@ PHASES = ("forward", "backward", "synchronization", "optimizer")
 STEP_METRICS = {
     # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
     "step": "ms",
-    # From steps in which the device is idle after each phase.
+    # From steps in which the device is idle after each phase; of a compiled step on a GPU, from one that is replayed
+    # as a whole, by when its phases end on the device.
     **dict.fromkeys(PHASES, "ms"),
 }
 """What experiments on several ranks time."""
@@ -66,51 +73,87 @@ DDP_VIEW_MB = (25, 100, 400)
 PEER_MB = (100, 400)
 
 
-def _varied(name: str, title: str, **traits: Any) -> Declared:
-    """A variation of the bucketed wrapper."""
-    return Declared(name=name, title=title, bucket_mb=VARIATION_MB, **{"sends": in_buckets(VARIATION_MB)} | traits)
+BUILDERS = "cs336_systems.benchmarks.contest.builders"
 
 
+def _ours(name: str, title: str, **traits: Any) -> Declared:
+    """A wrapper of this project, whose builder has its name."""
+    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.data_parallel:{name}"} | traits)
+
+
+def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declared:
+    """One with buckets."""
+    common = {"bucket_mb": megabytes, "sends": in_buckets(megabytes), "needed": whole(1), "copies": 1}
+    return _ours(name, title, **common | traits)
+
+
+_varied = partial(_in_buckets, megabytes=VARIATION_MB, tried=True)
 CONTENDERS = (
-    Declared(name=FLOOR, title="no communication"),
-    Declared(name="naive", title="naive", sends=one_by_one(SYNCHRONIZATION)),
-    Declared(name="flat", title="flat", sends=at_once, copies=1),
-    Declared(name="overlapped", title="overlapped", sends=one_by_one(PASSES)),
-    *(Declared(name="bucketed", title="bucketed", bucket_mb=mb, sends=in_buckets(mb), copies=1) for mb in BUCKETS_MB),
-    # To the owner and back, each half of it; into messages, and the means.
-    *(Declared(name="peer_memory", title="peer memory", bucket_mb=mb, sends=to_peers(mb), copies=4) for mb in PEER_MB),
+    _ours(FLOOR, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
+    _ours("naive", "naive", sends=one_by_one(SYNCHRONIZATION)),
+    _ours("flat", "flat", sends=at_once, copies=1, needed=whole(1)),
+    _ours("overlapped", "overlapped", sends=one_by_one(PASSES)),
+    *(_in_buckets("bucketed", "bucketed", mb) for mb in BUCKETS_MB),
+    # To the owner and back, each half of it; into messages, and the means. Its own buckets, and those that peers fill.
+    *(_in_buckets("peer_memory", "peer memory", mb, sends=to_peers(mb), copies=4, needed=whole(2)) for mb in PEER_MB),
     # Divided into its buckets, and copied back.
     Declared(
         name="ddp",
         title="PyTorch's",
+        builder=f"{BUILDERS}.pytorch:ddp",
         bucket_mb=DDP_MB,
         foreign=True,
         sends=ddp(DDP_MB, broadcasts=True),
         copies=2,
+        needed=whole(1),
     ),
     *(
         Declared(
             name="ddp_view",
             title="PyTorch's, view",
+            builder=f"{BUILDERS}.pytorch:ddp_view",
             bucket_mb=mb,
             foreign=True,
             sends=ddp(mb, broadcasts=False),
             copies=1,
+            needed=whole(1),
         )
         for mb in DDP_VIEW_MB
     ),
-    _varied("grouped", "grouped, no copies"),
-    _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True), copies=1),
-    _varied("priority", "high-priority stream", copies=1),
-    _varied("bf16_wire", "bf16 on the wire", sends=in_buckets(VARIATION_MB, wire=0.5), copies=2.5),
-    _varied("optimizer_overlap", "update per bucket", copies=1),
+    _varied("grouped", "grouped, no copies", copies=0, needed=whole()),
+    _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
+    _varied("priority", "high-priority stream"),
+    # Its buckets, and what is sent, which is rounded on each rank, and when it is added and divided.
+    _varied(
+        "bf16_wire",
+        "bf16 on the wire",
+        sends=in_buckets(VARIATION_MB, wire=0.5),
+        wire=0.5,
+        tolerance=2.0**-6,
+        copies=2.5,
+        needed=whole(2),
+    ),
+    _varied("optimizer_overlap", "update per bucket", updates=True),
 )
 """All that take part, in the order of tables; the last ones where variations are tried."""
 
 
+def own_beside(contenders: Sequence[Declared]) -> AfterValidator:
+    """What a parameter that names a user's own implementations has to pass: none has the name of another contender."""
+
+    def check(text: str) -> str:
+        for own in parse_all(text):
+            if own.name in (taken := names_of(contenders)):
+                raise ValueError(f"implementation is {text!r}; allowed: other names than {', '.join(taken)}")
+        return text
+
+    return AfterValidator(check)
+
+
 def planned_steps(cell: Any, metric: str) -> int | None:
     """Each timed step is a sample, each time that a phase ran, and each part of the timeline."""
-    planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS} | dict.fromkeys(PHASES, PHASE_STEPS)
+    planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS, "host": HOST_STEPS}
+    planned |= dict.fromkeys(PHASES, PHASE_STEPS)
     return planned.get(metric)
 
 
@@ -130,6 +173,10 @@ class DataParallelTraining(Experiment):
         # Bytes that a rank contributes in a step, and the collectives that carry them.
         "communicated": "MB",
         "messages": "",
+        # Of rank 0 on a GPU. launches: of kernels, copies, fills and graphs by the host in a step; host: how long it
+        # takes to issue a step, the device being idle at first.
+        "launches": "",
+        "host": "ms",
     }
     details: ClassVar[tuple[str, ...]] = ("wrapper", "bucket_mb", "kind")
     contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
@@ -141,6 +188,7 @@ class DataParallelTraining(Experiment):
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_ddp_equivalence", "parallel.test_data_parallel")
+    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
     size: Size = "xl"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
@@ -169,6 +217,9 @@ class DataParallelTraining(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be compiled it
     needs its blocks in `blocks`."""
+    implementation: Annotated[str, own_beside(CONTENDERS)] = ""
+    """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
+    module, and bucket_size_mb=100 if it takes that; finish_gradient_synchronization() follows the backward pass."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
+from cs336_systems.accounting.contender_memory import shares, whole
 from cs336_systems.accounting.contenders import Declared, by_block, by_layer, fully_shard, names_of, to_peers
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 from cs336_systems.experiments.data_parallel import (
+    BUILDERS,
     FLOOR,
     OBSERVED_METRICS,
     PARTS,
@@ -16,16 +19,44 @@ from cs336_systems.experiments.data_parallel import (
     STEP_METRICS,
     VARIATION_MB,
     WORK,
+    own_beside,
     planned_steps,
 )
 
+
+def _ours(name: str, title: str, **traits: Any) -> Declared:
+    """A way to train of this project, whose builder has its name."""
+    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.fsdp:{name}"} | traits)
+
+
+_sharded = partial(_ours, autocasts=False, copies=2)
 CONTENDERS = (
-    Declared(name=FLOOR, title="no communication"),
-    Declared(name="peer_memory", title="data parallel", sends=to_peers(VARIATION_MB), copies=4),
-    Declared(name="sharded_optimizer", title="sharded optimizer", sends=to_peers(VARIATION_MB), copies=5),
-    Declared(name="fsdp", title="FSDP, by layer", sends=by_layer, copies=2),
-    Declared(name="fsdp_blocks", title="FSDP, by block", sends=by_block, copies=2),
-    Declared(name="fully_shard", title="fully_shard", foreign=True, sends=fully_shard, copies=2),
+    _ours(FLOOR, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
+    _ours(
+        "peer_memory",
+        "data parallel",
+        builder=f"{BUILDERS}.data_parallel:peer_memory",
+        sends=to_peers(VARIATION_MB),
+        copies=4,
+        needed=whole(2),
+    ),
+    _ours(
+        "sharded_optimizer",
+        "sharded optimizer",
+        sends=to_peers(VARIATION_MB),
+        copies=5,
+        needed=whole(2, shares_state=True),
+    ),
+    _sharded("fsdp", "FSDP, by layer", sends=by_layer, needed=shares(by_block=False)),
+    _sharded("fsdp_blocks", "FSDP, by block", sends=by_block, needed=shares(by_block=True)),
+    _sharded(
+        "fully_shard",
+        "fully_shard",
+        builder=f"{BUILDERS}.pytorch:by_block",
+        foreign=True,
+        sends=fully_shard,
+        needed=shares(by_block=True),
+    ),
 )
 """All that take part, in the order of tables."""
 COLLECTIVES = ("all_gather", "reduce_scatter")
@@ -69,6 +100,7 @@ class FullyShardedTraining(Experiment):
         "parallel.test_sharded_optimizer",
         "parallel.test_ddp_equivalence",
     )
+    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
     size: Size = "2.7B"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
@@ -93,6 +125,10 @@ class FullyShardedTraining(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be sharded by
     blocks it needs these in `blocks`."""
+    implementation: Annotated[str, own_beside(CONTENDERS)] = ""
+    """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
+    module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those
+    of gather_full_parameters() or gather_full_params(), or of its parameters."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
+from cs336_systems.accounting.contender_memory import whole
 from cs336_systems.accounting.contenders import (
     PASSES,
     UPDATE,
@@ -19,6 +20,7 @@ from cs336_systems.accounting.contenders import (
 )
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 from cs336_systems.experiments.data_parallel import (
+    BUILDERS,
     DDP_MB,
     OBSERVED_METRICS,
     PARTS,
@@ -26,6 +28,7 @@ from cs336_systems.experiments.data_parallel import (
     STEP_METRICS,
     VARIATION_MB,
     WORK,
+    own_beside,
     planned_steps,
 )
 
@@ -38,32 +41,52 @@ REDUCED = in_buckets(VARIATION_MB)
 SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
 SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)
 DDP = ddp(DDP_MB, broadcasts=True)
+
+
+def _ours(name: str, title: str, **traits: Any) -> Declared:
+    """An optimizer of this project, whose builder has its name."""
+    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.sharded_optimizer:{name}"} | traits)
+
+
+def _theirs(name: str, title: str, **traits: Any) -> Declared:
+    """One of PyTorch's."""
+    return Declared(name=name, title=title, builder=f"{BUILDERS}.pytorch:{name}", foreign=True, **traits)
+
+
 CONTENDERS = (
-    Declared(name="unsharded", title="unsharded", sends=REDUCED, copies=1),
-    Declared(name="sharded", title="sharded", sends=together(REDUCED, SHARED), copies=1),
-    Declared(name="sharded_peer_memory", title="sharded, peer memory", sends=REDUCED, copies=2),
-    Declared(name="sharded_gradients", title="sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
-    Declared(name="sharded_gradients_peer_memory", title="gradients too, peer memory", sends=SCATTERED, copies=3),
-    Declared(
-        name="zero_redundancy",
-        title="PyTorch's, default",
-        foreign=True,
+    _ours(
+        "unsharded",
+        "unsharded",
+        builder=f"{BUILDERS}.data_parallel:bucketed",
+        sends=REDUCED,
+        copies=1,
+        needed=whole(1),
+    ),
+    _ours("sharded", "sharded", sends=together(REDUCED, SHARED), copies=1, needed=whole(1)),
+    _ours("sharded_peer_memory", "sharded, peer memory", sends=REDUCED, copies=2, needed=whole(1)),
+    _ours("sharded_gradients", "sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
+    _ours("sharded_gradients_peer_memory", "gradients too, peer memory", sends=SCATTERED, copies=3),
+    _theirs(
+        "zero_redundancy",
+        "PyTorch's, default",
         sends=together(DDP, broadcasts(views=False)),
         copies=2,
+        needed=whole(2),
     ),
-    Declared(
-        name="zero_redundancy_view",
-        title="PyTorch's, views",
-        foreign=True,
+    _theirs(
+        "zero_redundancy_view",
+        "PyTorch's, views",
         sends=together(DDP, broadcasts(views=True)),
         copies=2,
+        needed=whole(1),
     ),
-    Declared(
-        name="zero_redundancy_views",
-        title="PyTorch's, views of both",
-        foreign=True,
+    # Gradients, too, are views of buckets: PyTorch at its fastest.
+    _theirs(
+        "zero_redundancy_views",
+        "PyTorch's, views of both",
         sends=together(ddp(VARIATION_MB, broadcasts=False), broadcasts(views=True)),
         copies=1,
+        needed=whole(2),
     ),
 )
 """All that take part, in the order of tables, the one that shards nothing first."""
@@ -97,6 +120,7 @@ class OptimizerSharding(Experiment):
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "parallel.test_sharded_optimizer")
+    added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
     size: Size = "xl"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
@@ -119,6 +143,9 @@ class OptimizerSharding(Experiment):
     """Steps timed in each turn."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
+    implementation: Annotated[str, own_beside(CONTENDERS)] = ""
+    """Sharded optimizers of your own that take part, as NAME=package.module:name, separated by commas. Each is called
+    with the parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -11,6 +11,10 @@ OF_COMMUNICATION = ("nccl", "Memcpy PtoP", "symmetric_memory", "LerpFunctor")
 """In the names of NCCL's kernels, of copies between GPUs, of barriers in peers' memory, and of the averages there.
 Nothing else in a training step with fused AdamW has such a name."""
 
+ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
+OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}
+"""Parts of the names of NCCL's kernels."""
+
 Interval = tuple[float, float]
 
 
@@ -26,12 +30,24 @@ class DeviceEvent:
     """When it ended."""
 
 
-def by_kind(events: Sequence[DeviceEvent]) -> dict[str, list[Interval]]:
-    """When a device computes, communicates and runs the optimizer: disjoint intervals of each."""
-    found: dict[str, list[Interval]] = {COMPUTE: [], COMMUNICATION: [], OPTIMIZER: []}
+def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[str, list[Interval]]:
+    """When a device computes, communicates and runs the optimizer: disjoint intervals of each.
+
+    Args:
+        events: what runs on it.
+        apart: collectives that are kinds of their own, of those in `OF_COLLECTIVES`.
+    """
+    found: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
     for event in events:
-        found[kind_of(event.name)].append((event.start, event.end))
+        collective = collective_of(event.name)
+        kind = collective if collective in apart else kind_of(event.name)
+        found[kind].append((event.start, event.end))
     return {kind: merge(intervals) for kind, intervals in found.items()}
+
+
+def collective_of(name: str) -> str:
+    """The collective that a kernel belongs to, if it is one of `OF_COLLECTIVES`; else nothing."""
+    return next((collective for part, collective in OF_COLLECTIVES.items() if part in name), "")
 
 
 def kind_of(name: str) -> str:

@@ -91,8 +91,8 @@ def row_model(experiment: type[Experiment]) -> type[Row]:
             if field.name == "details":
                 columns |= dict.fromkeys(experiment.details, (str, ""))
                 continue
-            # A parameter left out of a CSV is an error, not its default.
-            required = part is experiment or field.default is dataclasses.MISSING
+            # A parameter left out of a CSV is an error, not its default, unless that is an empty text.
+            required = field.default is dataclasses.MISSING or (part is experiment and field.default != "")
             columns[field.name] = (hints[field.name], ... if required else field.default)
     return create_model(f"{experiment.__name__}Row", __base__=Row, **columns)
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import METRICS, SECONDS
+from cs336_systems.implementations import own_implementations
 from cs336_systems.measure.measurement import COMMON_UNITS, SAMPLE_DIGITS, WHOLE_CELL, Status, parse_samples
 from cs336_systems.measure.trace import STAGES
 
@@ -82,10 +83,11 @@ def _metric_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
 
 def _detail_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
     vocabulary = {"stage": STAGES, **getattr(experiment, "vocabulary", {})}
+    own = [implementation.name for implementation in own_implementations(row)]
     for column in experiment.details:
         value = getattr(row, column)
         # The kind of a collective is the part of a step, and its name.
-        if value and column in vocabulary and value.partition(" ")[0] not in vocabulary[column]:
+        if value and column in vocabulary and value.partition(" ")[0] not in (*vocabulary[column], *own):
             yield f"{column} is {value!r}; allowed: {', '.join(vocabulary[column])}"
         if value and column in NUMBERED and not re.fullmatch("[1-9][0-9]*", value):
             yield f"{column} is {value!r}; allowed: a whole number from 1"

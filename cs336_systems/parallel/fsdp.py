@@ -110,6 +110,8 @@ class FullyShardedDataParallel(nn.Module):
         sharded = shard_weights(module, compute_dtype, mesh)
         self._weights = list(dict.fromkeys(sharded.values()))
         modules, self._units = divide(module, tuple(together), sharded)
+        self.units = tuple(modules)
+        """The modules whose weights are gathered together, in the order in which the module has them."""
         self._lane = Lane(device)
         self._training, self._evaluation = Timeline(), Timeline()
         self._timeline = self._training

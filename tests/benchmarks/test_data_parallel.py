@@ -3,53 +3,57 @@
 import gc
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
+from functools import partial
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
 
-from cs336_systems.benchmarks import data_parallel
+from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.contest import agreement
 from cs336_systems.benchmarks.contest import trial as contest_trial
 from cs336_systems.benchmarks.contest.agreement import (
+    available_on_all_ranks,
+    check_memory,
     fits_on_all_ranks,
     quick_collections,
     together,
-    wrap_on_all_ranks,
 )
-from cs336_systems.benchmarks.contest.contenders import Contender, contenders
-from cs336_systems.benchmarks.contest.small_training import HYPERPARAMETERS, require_same_training
-from cs336_systems.benchmarks.contest.trial import Trial, phases_of, run
-from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
-from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.benchmarks.contest.builders import data_parallel as builders
+from cs336_systems.benchmarks.contest.gradients import own_gradients
+from cs336_systems.benchmarks.contest.measure import contenders_of
+from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
-from cs336_systems.parallel.data_parallel import DataParallel, NaiveDataParallel, average
-from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
-from tests.parallel.test_ddp_equivalence import Summing, Unsynchronized
+from cs336_systems.parallel.data_parallel import NaiveDataParallel, average
 from tests.samples import ROOT
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=2, steps=2)
 OPTIONS = "--size {size} --context 7 --batch-size 3 --vocab-size 101 --tried True --rounds 2 --steps 2"
-PHASES = ("forward", "backward", "synchronization", "optimizer")
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+LAUNCHES = [("cpu", False), *(pytest.param(("cuda", compiled), marks=pytest.mark.gpu) for compiled in (False, True))]
+
+
+@pytest.fixture(scope="module", params=LAUNCHES, ids=str)
 def rows(request, tmp_path_factory):
     """All rows of a launch, by wrapper, bucket size, kind and metric."""
-    if request.param == "cuda" and torch.cuda.device_count() < 2:
+    device, compiled = request.param
+    if device == "cuda" and torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
     output = tmp_path_factory.mktemp("launch") / "rows.csv"
     command = [
         *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-        *["-m", "cs336_systems.benchmarks.data_parallel", "--device", request.param],
+        *["-m", "cs336_systems.benchmarks.data_parallel", "--device", device, "--compiled", str(compiled)],
         *OPTIONS.format(size=ODD).split(),
         *["--output", str(output)],
     ]
@@ -72,10 +76,9 @@ def of(rows, metric, **wanted):
 def test_every_contender_is_timed_or_says_why_not(rows):
     steps = of(rows, "step")
     lost = {key[:2] for key, row in rows.items() if key[3] == "step" and row.status == "skipped"}
-    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters())
-    planned = {tuple(contender.details.values()) for contender in contenders(CELL, optimizer)}
+    planned = {(contender.name, str(contender.bucket_mb or "")) for contender in contenders_of(CELL)}
     assert steps.keys() | lost == planned
-    assert len(planned) == 19
+    assert len(planned) == len(CONTENDERS) == 19
     on_gpu = next(iter(rows.values())).gpu_count > 0
     assert lost <= {("peer_memory", size) for size in ("100", "400")} if on_gpu else lost == {("priority", "100")}
 
@@ -91,6 +94,14 @@ def test_phases_are_those_that_a_contender_has(rows):
     for (wrapper, _), found in phases.items():
         assert found == set(PHASES) - without.get(wrapper, set())
     assert {row.n for row in of(rows, "backward").values()} == {PHASE_STEPS}
+
+
+def test_phases_of_a_replayed_step_add_up_to_it(rows):
+    for contender, step in of(rows, "step").items():
+        if not (step.compiled and step.gpu_count):
+            pytest.skip("launched call by call")
+        phases = [of(rows, phase)[contender].median for phase in PHASES if contender in of(rows, phase)]
+        assert 0.5 < sum(phases) / step.median < 1.1, contender
 
 
 def test_bytes_and_messages_are_counted(rows):
@@ -118,14 +129,13 @@ def test_what_a_cpu_cannot_tell_is_said_once(rows):
         assert {row.n for row in of(rows, "timeline", kind="optimizer").values()} == {200}
         communicating = {contender for contender, row in of(rows, "communication").items() if row.mean > 0}
         assert communicating == of(rows, "step").keys() - {("none", "")}
+        assert of(rows, "host").keys() == of(rows, "step").keys()
+        for row in of(rows, "launches").values():
+            assert row.mean == 1 if row.compiled else row.mean > 10
     else:
         for metric in ("device_busy", "peak_memory"):
             assert rows["", "", "", metric].status == "skipped"
             assert not of(rows, metric)
-
-
-def gradients(model):
-    return [parameter.grad.clone() for parameter in model.parameters()]
 
 
 def make_trial(device, **changes):
@@ -133,8 +143,13 @@ def make_trial(device, **changes):
     return Trial(replace(CELL, **changes), device)
 
 
-def find(trial, wrapper):
-    return next(found for found in contenders(trial.cell, trial.optimizer) if found.wrapper == wrapper)
+def find(wrapper):
+    return next(found for found in CONTENDERS if found.name == wrapper)
+
+
+def new(wrap, **traits):
+    """A contender that is not in the list, of a builder in this file."""
+    return Declared(name="new", title="new", builder=f"{__name__}:{wrap}", **traits)
 
 
 @on_all_ranks
@@ -142,24 +157,35 @@ def test_no_contender_leaves_a_trace(device):
     """Each makes the mean of the gradients that ranks make alone, to the rounding, and the floor at last those."""
     torch._dynamo.reset()
     whole = torch.compile
-    with mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")):  # in seconds
+    started = []
+
+    def start(contender, model, *rest, **hyperparameters):
+        started.append(weakref.ref(model))
+        return contest_start(contender, model, *rest, **hyperparameters)
+
+    contest_start = contest_trial.start
+    with (
+        mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")),  # in seconds
+        mock.patch.object(contest_trial, "start", start),
+        quick_collections(),
+        no_garbage_collection(),
+    ):
         trial = make_trial(device, compiled=True)
-    floor, *others = contenders(trial.cell, trial.optimizer)
-    groups = len(dist.distributed_c10d._world.pg_map)
-    with torch._dynamo.config.patch(error_on_recompile=True), quick_collections(), no_garbage_collection():
-        for contender in others:
-            try:
-                trial.check(contender)
-            except Unavailable:
-                assert contender.wrapper in ("priority", "peer_memory")
-                continue
-            assert same_on_all_ranks(gradients(trial.model)), contender
-            assert trial.errors[contender].worst <= (2**-6 if contender.wrapper == "bf16_wire" else 2**-20), contender
-        trial.check(floor)
-        assert trial.errors[floor].worst == 0
-        assert len(dist.distributed_c10d._world.pg_map) == groups
-        assert not any(parameter._post_accumulate_grad_hooks for parameter in trial.model.parameters())
-        assert not any(isinstance(found, DistributedDataParallel) for found in gc.get_objects())
+        groups = len(dist.distributed_c10d._world.pg_map)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for contender in [*contenders_of(trial.cell)[1:], find("none")]:
+                try:
+                    trial.check(contender)
+                except Unavailable:
+                    assert contender.name in ("priority", "peer_memory")
+                    continue
+                exact = {"bf16_wire": 2**-6, "none": 0}.get(contender.name, 2**-20)
+                assert trial.errors[contender].worst <= exact, contender
+    assert len(dist.distributed_c10d._world.pg_map) == groups
+    agreement.free_memory(device)
+    assert len(started) >= len(trial.errors)
+    assert not any(model() for model in started)
+    assert not any(isinstance(found, DistributedDataParallel) for found in gc.get_objects())
 
 
 @on_all_ranks
@@ -167,16 +193,7 @@ def test_a_step_is_timed_by_the_slowest_rank(device):
     trial = make_trial(device)
     laps = [[1.0, 4.0], [2.0, 3.0]]
     with mock.patch.object(contest_trial, "time_steps", return_value=laps[dist.get_rank()]):
-        assert trial.turn(find(trial, "naive")).seconds == [2.0, 4.0]
-
-
-class Forgetful(DataParallel):
-    """One weight's gradient stays at home."""
-
-    def _average_gradients(self):
-        for name, parameter in zip(self._names, self._trainable, strict=True):
-            if name != "final_norm.weight":
-                average(parameter.grad).wait()
+        assert trial.turn(find("naive")).seconds == [2.0, 4.0]
 
 
 class Apart(NaiveDataParallel):
@@ -188,69 +205,59 @@ class Apart(NaiveDataParallel):
             module.final_norm.weight.mul_(1 + dist.get_rank())
 
 
-@pytest.mark.parametrize("wrap", [Unsynchronized, Summing, Forgetful])
+class Overflowing(NaiveDataParallel):
+    """Large gradients stay at home: larger ones than those of the small model."""
+
+    def _average_gradients(self):
+        for parameter in self._trainable:
+            if parameter.numel() <= 2000:
+                average(parameter.grad).wait()
+
+
+def frozen(model, contender, cell, *, lr, **hyperparameters):
+    """Learns what a small model has to learn, and nothing at the size that is timed."""
+    return NaiveDataParallel(model), AdamW(model.parameters(), lr=lr if lr > 1e-3 else 0.0, **hyperparameters)
+
+
+apart, overflowing = partial(builders.whole, wrap=Apart), partial(builders.whole, wrap=Overflowing)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "why"),
+    [
+        ("overflowing", r"^its gradient of \S+ is off from the mean over the ranks by"),
+        ("apart", "ranks begin with different weights"),
+        ("frozen", "it leaves weights as they are"),
+    ],
+)
 @on_all_ranks
-def test_what_does_not_average_gradients_is_not_timed(device, wrap):
+def test_what_is_wrong_at_the_size_that_is_timed_is_not_timed(device, wrap, why):
     trial = make_trial(device)
-    contender = Contender(wrapper="new", wrap=wrap)
-    with pytest.raises(AssertionError, match=r"^its gradient of \S+ is off from the mean over the ranks by"):
-        trial.check(contender)
-    rows = data_parallel_rows(trial, replace(contender, foreign=True))
-    assert [(row.metric, row.status) for row in rows] == [("step", "skipped")]
-    assert rows[0].message.startswith("not timed: its gradient of ")
-
-
-def data_parallel_rows(trial, contender):
-    """What the experiment reports of a contender beside the floor."""
-    both = find(trial, "none"), contender
-    with (
-        mock.patch.object(data_parallel, "Trial", return_value=trial),
-        mock.patch.object(data_parallel, "contenders", return_value=both),
-    ):
-        return [row for row in data_parallel.measure(trial.cell, trial.device) if row.details == contender.details]
-
-
-@on_all_ranks
-def test_what_begins_with_other_weights_or_leaves_them_is_not_timed(device):
-    trial = make_trial(device)
-    with pytest.raises(AssertionError, match="ranks begin with different weights"):
-        trial.check(Contender(wrapper="new", wrap=Apart))
-    for wrapper in ("none", "naive"):
-        with (
-            mock.patch.object(trial.optimizer, "step"),
-            pytest.raises(AssertionError, match="it leaves weights as they are"),
-        ):
-            trial.check(find(trial, wrapper))
+    with pytest.raises(AssertionError, match=why):
+        trial._check_gradients(new(wrap))
+    with pytest.raises(Unavailable, match="not timed: "):
+        trial._check_gradients(new(wrap, foreign=True))
 
 
 @on_all_ranks
 def test_what_a_model_draws_is_no_error(device):
     trial = make_trial(device, model="tests.support.models:DropoutLM")
-    trial.check(find(trial, "naive"))
-    cell = FullyShardedTraining(model="tests.support.models:DropoutLM")
-    require_same_training(
-        lambda model, tokens: (
-            phases_of(model, tokens, "fp32", torch.optim.AdamW(model.parameters(), **HYPERPARAMETERS)),
-            lambda: dict(model.named_parameters()),
-        ),
-        cell,
-        device,
-        alone=True,
-        foreign=False,
-    )
+    trial.check(find("none"))
+    trial.check(find("naive"))
 
 
 @on_all_ranks
 def test_the_error_is_that_of_the_mean_of_all_ranks(device):
     trial = make_trial(device)
-    contender = find(trial, "bf16_wire")
-    trial.check(contender)
-    found = torch.cat([gradient.flatten() for gradient in gradients(trial.model)]).double().cpu()
-    trial.optimizer.zero_grad()
+    trainings = []
+    start = contest_trial.start
+    with mock.patch.object(contest_trial, "start", lambda *a, **k: trainings.append(start(*a, **k)) or trainings[-1]):
+        trial.check(contender := find("bf16_wire"))
+    model = trainings[-1].model
+    found = torch.cat([weight.grad.flatten() for weight in model.parameters()]).double().cpu()
     everyone = [None] * dist.get_world_size()
-    with mock.patch.object(trial.optimizer, "step"):  # what moved by 1e-6 has about the same gradients
-        run(trial._phases(find(trial, "none"), trial.model))
-    dist.all_gather_object(everyone, torch.cat([own.flatten() for own in gradients(trial.model)]).double().cpu())
+    own = own_gradients(model, trial.tokens, trial.cell.precision)  # what moved by 1e-6 has about the same gradients
+    dist.all_gather_object(everyone, torch.cat([gradient.flatten() for gradient in own.values()]).double().cpu())
     mean = sum(everyone) / len(everyone)
     assert trial.errors[contender].overall == pytest.approx(((found - mean).norm() / mean.norm()).item(), rel=1e-2)
     assert 2**-11 < trial.errors[contender].overall < trial.errors[contender].worst < 2**-6
@@ -275,16 +282,13 @@ def test_all_ranks_give_up_when_one_runs_out_of_memory(device):
 
 
 @on_all_ranks
-def test_all_ranks_do_without_a_wrapper_that_one_cannot_have(device):
-    model = nn.Linear(5, 3).to(device)
-    refused = Contender(wrapper="new", wrap=on_rank_1(Unavailable("no way to rank 0")))
+def test_all_ranks_do_without_what_one_cannot_have(device):
     with pytest.raises(Unavailable, match=r"^no way to rank 0$"):
-        wrap_on_all_ranks(refused, model, 0, 0)
-    large = Contender(wrapper="new", wrap=lambda model: model, copies=2)
+        available_on_all_ranks(on_rank_1(Unavailable("no way to rank 0")))
     with mock.patch.object(agreement, "spare_memory", return_value=[9e9, 5e9][dist.get_rank()]):
-        assert wrap_on_all_ranks(large, model, int(2e9), int(1e9)) is model
+        check_memory(int(5e9), device)
         with pytest.raises(Unavailable, match=r"^each process needs 5\.5 GB of memory, and 5\.0 GB are free$"):
-            wrap_on_all_ranks(large, model, int(2e9), int(1.5e9))
+            check_memory(int(5.5e9), device)
 
 
 def test_memory_that_runs_out_among_others_is_no_result():

@@ -7,29 +7,25 @@ from unittest import mock
 
 import pytest
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import AdamW
 
-from cs336_systems.benchmarks import fsdp
+from cs336_systems.accounting.contender_memory import step_memory
 from cs336_systems.benchmarks.contest import agreement, gathers
-from cs336_systems.benchmarks.contest.sharded_contenders import SLACK, ShardedContender, sharded_contenders
-from cs336_systems.benchmarks.contest.sharded_trial import ShardedTrial
-from cs336_systems.benchmarks.contest.trial import run
-from cs336_systems.experiments.data_parallel import FLOOR, PHASE_STEPS
-from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.measure.overlap import DeviceEvent
+from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.benchmarks.contest.profile import Profile, profile_rows
+from cs336_systems.benchmarks.contest.training import run
+from cs336_systems.benchmarks.contest.trial import SLACK, Trial
+from cs336_systems.experiments.data_parallel import FLOOR, PHASE_STEPS, PHASES
+from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
+from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER, DeviceEvent
 from cs336_systems.measure.record import read_jobs
-from cs336_systems.parallel.data_parallel import NaiveDataParallel
-from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from scripts.views.fsdp import WRAPPERS
 from tests.samples import ROOT
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = FullyShardedTraining(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=1, warmup=1, steps=2)
-OPTIONS = "--size {size} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --warmup 1 --steps 2"
-PHASES = ("forward", "backward", "synchronization", "optimizer")
+OPTIONS = "--size {size} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --warmup 1 --steps 2 "
+OPTIONS += "--implementation mine=tests.support.own:FSDP"
 UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1}
 
 
@@ -47,8 +43,9 @@ def test_a_launch_measures_what_is_planned(device, tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     rows = {(row.wrapper, row.kind, row.metric): row for row in read_jobs(FullyShardedTraining, [output])}
-    assert {wrapper for wrapper, _, metric in rows if metric == "step"} == WRAPPERS.keys()
-    for wrapper in WRAPPERS:
+    contenders = {contender.name for contender in CONTENDERS} | {"mine"}
+    assert {wrapper for wrapper, _, metric in rows if metric == "step"} == contenders
+    for wrapper in contenders:
         phases = {phase for phase in PHASES if (wrapper, "", phase) in rows}
         without = {"synchronization"} if wrapper in (FLOOR, "fully_shard") else set()
         assert phases == set(PHASES) - without
@@ -66,62 +63,35 @@ def test_a_launch_measures_what_is_planned(device, tmp_path):
         assert rows[wrapper, "", "between_steps"].mean < rows[FLOOR, "", "between_steps"].mean
 
 
-class Halved(AdamW):
-    """Learns half as much."""
-
-    def __init__(self, parameters, lr, **hyperparameters):
-        super().__init__(parameters, lr=lr / 2, **hyperparameters)
-
-
-WRONG = {
-    "no communication": {"wrapper": "new", "wrap": nn.Module.train},  # which gives it back as it is
-    "another optimizer": {"wrapper": "new", "wrap": FullyShardedDataParallel, "optimizer": Halved},
-    "a floor that communicates": {"wrapper": FLOOR, "wrap": NaiveDataParallel},
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-@on_all_ranks
-def test_what_trains_otherwise_than_one_process_is_not_timed(device, wrong):
-    contender = ShardedContender(**WRONG[wrong], needed=0)
-    trial = ShardedTrial(CELL, device)
-    with pytest.raises(AssertionError, match=r"^after 3 steps \S+ is off from one process's by"):
-        trial.check(contender)
-    with mock.patch.object(fsdp, "sharded_contenders", return_value=[replace(contender, foreign=True)]):
-        rows = fsdp.measure(CELL, device)
-    (row,) = [row for row in rows if row.details]
-    assert (row.metric, row.status) == ("step", "skipped")
-    assert row.message.startswith("not timed: after 3 steps ")
-
-
 @on_all_ranks
 def test_bf16_is_that_of_the_weights_where_they_are_sharded(device):
     cell = replace(CELL, precision="bf16")
-    trial = ShardedTrial(cell, device)
-    for contender in sharded_contenders(cell, device):
+    trial = Trial(cell, device)
+    for contender in CONTENDERS:
         trial.check(contender)  # the launch's is fp32
         seen = []
-        _, wrapped, phases = trial._start(contender)
-        model = getattr(wrapped, "module", wrapped)
+        training = trial._start(contender)
+        model = training.model
         model.final_norm.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].dtype))
         model.lm_head.register_forward_hook(lambda *parts, seen=seen: seen.append(parts[-1].dtype))
-        phases["forward"]()
+        training.phases["forward"]()
         residual = torch.float32 if contender.autocasts else torch.bfloat16
-        assert seen == [residual, torch.bfloat16], contender.wrapper
+        assert seen == [residual, torch.bfloat16], contender.name
 
 
 @on_all_ranks
 def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
-    needed = {contender.wrapper: contender.needed for contender in sharded_contenders(CELL, device)}
+    step = step_memory(CELL, on_gpu=device.type == "cuda")
+    needed = {contender.name: contender.needed(CELL, step) for contender in CONTENDERS}
     least = needed.pop("fsdp")
     between = SLACK * (least + min(needed.values())) / 2
     with mock.patch.object(agreement, "spare_memory", return_value=between):
-        rows = fsdp.measure(CELL, device)
+        rows = measure(CELL, device)
     lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
     assert lost.keys() == needed.keys()
     assert all("GB are free" in message for message in lost.values())
     assert [row.details["wrapper"] for row in rows if row.metric == "step" and row.status == "ok"] == ["fsdp"]
-    rows = fsdp.measure(replace(CELL, model="tests.support.models:ConvolutionLM"), device)
+    rows = measure(replace(CELL, model="tests.support.models:ConvolutionLM"), device)
     lost = {row.details["wrapper"]: row.message for row in rows if row.metric == "step" and row.status == "skipped"}
     assert lost.keys() == {"fsdp_blocks", "fully_shard"}
     assert all(message.startswith("ConvolutionLM has no `blocks`") for message in lost.values())
@@ -134,25 +104,25 @@ def numbers_there(unit):
 
 @on_all_ranks
 def test_marks_are_before_and_after_the_wait_for_each_unit(device):
-    trial = ShardedTrial(CELL, device)
-    for contender in sharded_contenders(CELL, device):
-        if contender.wrapper not in UNITS:
+    trial = Trial(CELL, device)
+    for contender in CONTENDERS:
+        if contender.name not in UNITS:
             continue
-        _, wrapped, phases = trial._start(contender)
-        run(phases)
-        units, seen = contender.units(wrapped), []
+        training = trial._start(contender)
+        run(training.phases)
+        units, seen = gathers.units_of(training), []
 
         def profile(phases, device):
             phases["forward"]()
-            return [], 1.0
+            return Profile(events=[], milliseconds=1.0, launches=0)
 
         with (
-            mock.patch.object(gathers, "device_events", profile),
+            mock.patch.object(gathers, "profile_step", profile),
             mock.patch.object(gathers, "mark", lambda unit, _, seen=seen: seen.append((unit, numbers_there(unit)))),
         ):
-            gathers.forward_rows(phases["forward"], units, device, {})
-        run(phases)
-        assert len(units) == UNITS[contender.wrapper]
+            gathers.forward_rows(training.phases["forward"], units, device, {})
+        run(training.phases)
+        assert len(units) == UNITS[contender.name]
         assert [unit for unit, _ in seen] == [unit for unit in units for _ in range(2)]
         assert all(before < after for (_, before), (_, after) in zip(seen[::2], seen[1::2], strict=True))
 
@@ -184,11 +154,16 @@ def test_a_forward_pass_is_described_unit_by_unit():
 
 def test_a_profile_tells_collectives_apart():
     copy_to_peer = event("Memcpy PtoP (Device -> Device)", 9, 10)
-    with mock.patch.object(gathers, "device_events", return_value=([*FORWARD, copy_to_peer], 10.0)):
-        rows = gathers.profile_rows({}, torch.device("cpu"), {"wrapper": "fsdp"})
+    step = Profile(events=[*FORWARD, copy_to_peer], milliseconds=10.0, launches=0)
+    rows = profile_rows(step, {"wrapper": "fsdp"}, apart=(ALL_GATHER, REDUCE_SCATTER))
     found = {(row.metric, row.details.get("kind", "")): row.mean for row in rows}
     assert [found["communication", kind] for kind in ("", "all_gather", "reduce_scatter")] == [9, 5, 7]
     assert found["hidden", "all_gather"] == pytest.approx(1.9 + 0.1)  # here marks compute
     assert found["timeline", "communication"] == pytest.approx(0.1)
     assert found["timeline", "reduce_scatter"] == pytest.approx(0.7)
     assert (found["device_busy", ""], found["timeline_length", ""]) == (pytest.approx(9.1), 10)
+    together = {(row.metric, row.details.get("kind", "")): row.mean for row in profile_rows(step, {})}
+    kinds = {kind for metric, kind in together if metric == "timeline"}
+    assert kinds == {"compute", "communication", "optimizer"}
+    assert together["communication", ""] == 9
+    assert together["timeline", "communication"] == pytest.approx(0.9)

@@ -1,5 +1,6 @@
 """What contenders are held to: wrappers, peers and baselines that do something else than their label says are found."""
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -10,34 +11,26 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW
 
 from cs336_systems.accounting import contenders as contenders_accounting
 from cs336_systems.accounting.contenders import Sent, differences
-from cs336_systems.benchmarks import data_parallel, fsdp, optimizer_sharding
-from cs336_systems.benchmarks.contest.contenders import Contender, contenders
+from cs336_systems.benchmarks.contest.builders import data_parallel as builders
 from cs336_systems.benchmarks.contest.observed import Watch
-from cs336_systems.benchmarks.contest.optimizer_trial import OptimizerTrial
-from cs336_systems.benchmarks.contest.optimizers import CONTENDERS, unsharded
-from cs336_systems.benchmarks.contest.sharded_contenders import sharded_contenders
-from cs336_systems.benchmarks.contest.sharded_trial import ShardedTrial
 from cs336_systems.benchmarks.contest.trial import Trial
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
-from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
+from cs336_systems.experiments.base import make_cell
+from cs336_systems.experiments.data_parallel import CONTENDERS
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.implementations import load_path
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel import ownership
-from cs336_systems.parallel.data_parallel import (
-    BucketedDataParallel,
-    FlatDataParallel,
-    NaiveDataParallel,
-    OverlappedDataParallel,
-)
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from cs336_systems.parallel.variations import Bf16WireDataParallel
 from tests.support.ranks import on_all_ranks
 
 SHAPE = {"size": "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3", "context": 7, "batch_size": 3, "vocab_size": 101}
 ROUNDS = {"rounds": 1, "warmup": 0, "steps": 1}
+TRAINED = ("data_parallel", "optimizer_sharding", "fsdp")
 
 
 class Casting(nn.Module):
@@ -57,171 +50,128 @@ def doubled(state, bucket):
     return allreduce_hook(state, bucket)
 
 
-def handicapped(model):
+def at_its_best(model, megabytes=25):
+    """PyTorch's wrapper."""
+    return DistributedDataParallel(
+        model, bucket_cap_mb=megabytes, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
+
+
+def with_copies(model):
     """PyTorch's wrapper at its best, but for the copies."""
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True, broadcast_buffers=False)
+    wrapped = at_its_best(model)
     wrapped.register_comm_hook(None, doubled)
     return wrapped
 
 
-def in_small_buckets(model):
-    """PyTorch's wrapper with other buckets than it is called after."""
-    return DistributedDataParallel(model, bucket_cap_mb=0.01, gradient_as_bucket_view=True, broadcast_buffers=False)
-
-
-def not_resharded(model):
+def kept(model):
     """PyTorch's, which keeps its weights for the backward pass."""
     for block in model.blocks:
         fully_shard(block, reshard_after_forward=False)
     return fully_shard(model)
 
 
-def by_block(model):
-    """Ours, with each block as a unit."""
-    return FullyShardedDataParallel(model, together=(type(model.blocks[0]),))
+def frozen(model, contender, cell, **hyperparameters):
+    """Updates nothing."""
+    return BucketedDataParallel(model, 100), AdamW(model.parameters(), **hyperparameters | {"lr": 0.0})
 
 
-bucketed = partial(BucketedDataParallel, bucket_size_mb=100)
+handicapped = partial(builders.whole, wrap=with_copies)
+in_small_buckets = partial(builders.whole, wrap=partial(at_its_best, megabytes=0.01))
+not_resharded = partial(builders.whole, wrap=kept)
+in_fp32 = partial(builders.whole, wrap=FullyShardedDataParallel)
+casting = partial(builders.whole, wrap=Casting)
 WRONG = {
-    "a baseline that communicates": (
-        {"wrapper": FLOOR, "wrap": NaiveDataParallel},
-        "30 × all_reduce in synchronization, and none",
-    ),
-    "flat as naive": ({"wrapper": "naive", "wrap": FlatDataParallel}, "1 × all_reduce in synchronization, and 30"),
-    "naive as flat": ({"wrapper": "flat", "wrap": NaiveDataParallel}, "30 × all_reduce in synchronization, and 1 "),
-    "overlapped as naive": ({"wrapper": "naive", "wrap": OverlappedDataParallel}, "0 × all_reduce in synchronization"),
-    "one without communication": ({"wrapper": "naive", "wrap": nn.Module.train}, "0 × all_reduce"),
+    # Experiment, whose label it has, what it is, and what is said of it.
+    "a baseline that communicates": ("data_parallel", "none", "naive", "30 × all_reduce in synchronization, and none"),
+    "flat as naive": ("data_parallel", "naive", "flat", "1 × all_reduce in synchronization, and 30"),
+    "naive as flat": ("data_parallel", "flat", "naive", "30 × all_reduce in synchronization, and 1 "),
+    "overlapped as naive": ("data_parallel", "naive", "overlapped", "0 × all_reduce in synchronization"),
+    "one without communication": ("data_parallel", "naive", "none", "0 × all_reduce"),
     "another dtype on the wire": (
-        {"wrapper": "bucketed", "bucket_mb": 100, "wrap": partial(Bf16WireDataParallel, bucket_size_mb=100)},
+        "data_parallel",
+        "bucketed 100",
+        "bf16_wire 100",
         "39840 bytes by all_reduce in passes, and 79680 declared",
     ),
-    "another bucket size": (
-        {"wrapper": "ddp_view", "bucket_mb": 25, "wrap": in_small_buckets},
-        "× all_reduce in passes",
+    "another bucket size": ("data_parallel", "ddp_view 25", in_small_buckets, "× all_reduce in passes"),
+    "buffers broadcast": ("data_parallel", "ddp_view 25", "ddp 25", "1 × broadcast in passes, and none declared"),
+    "copies": ("data_parallel", "ddp_view 25", handicapped, "times besides, and 1 times declared"),
+    "no update": ("data_parallel", "bucketed 100", frozen, "it leaves weights as they are"),
+    "whole as sharded": ("optimizer_sharding", "sharded", "unsharded", " in update, and "),
+    "sharded as whole": ("optimizer_sharding", "unsharded", "sharded", " in update, and none"),
+    "other views": (
+        "optimizer_sharding",
+        "zero_redundancy",
+        "zero_redundancy_view",
+        "2 × broadcast in update, and 30 ",
     ),
-    "buffers broadcast": (
-        {"wrapper": "ddp_view", "bucket_mb": 25, "wrap": DistributedDataParallel},
-        "1 × broadcast in passes, and none declared",
-    ),
-    "copies": (
-        {"wrapper": "ddp_view", "bucket_mb": 25, "wrap": handicapped},
-        "times besides, and 1 times declared",
-    ),
-    "one that declares nothing": ({"wrapper": "new", "wrap": bucketed}, "does not declare what it sends"),
+    "by block as by layer": ("fsdp", "fsdp", "fsdp_blocks", "8 × all_gather in passes, and 44 declared"),
+    "weights kept": ("fsdp", "fully_shard", not_resharded, "4 × all_gather in passes, and 7 "),
+    "weights in fp32": ("fsdp", "fsdp", in_fp32, "139968 bytes by all_gather"),
+    "one unit": ("fsdp", "fully_shard", casting, "× all_gather in passes, and 7 "),
 }
-"""Contenders of data parallelism, and what is said of them."""
+IN_BF16 = ("weights in fp32", "one unit")
 
 
-def make_trial(device, **changes):
+def make_trial(device, experiment="data_parallel", **changes):
     torch.manual_seed(3)
-    return Trial(DataParallelTraining(**SHAPE, **ROUNDS, tried=True, **changes), device)
+    return Trial(make_cell(EXPERIMENTS[experiment], SHAPE | ROUNDS | changes), device)
 
 
-def floor_of(trial):
-    return next(contenders(trial.cell, trial.optimizer))
+def find(experiment, key):
+    return next(found for found in EXPERIMENTS[experiment].contenders if found.key == key)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 @on_all_ranks
-def test_what_sends_otherwise_than_it_declares_is_not_timed(device, wrong):
-    traits, why = WRONG[wrong]
-    trial = make_trial(device)
-    trial.turn(floor_of(trial))
-    trial.witness.seen.clear()
-    with pytest.raises(Unavailable, match=r"^not timed: it ") as raised:
-        trial.turn(Contender(**traits))
+def test_what_does_something_else_than_it_declares_is_not_timed(device, wrong):
+    experiment, label, what, why = WRONG[wrong]
+    trial = make_trial(device, experiment, precision="bf16" if wrong in IN_BF16 else "fp32")
+    contender = find(experiment, label)
+    if isinstance(what, str):
+        contender = replace(contender, builder=find(experiment, what).builder)
+        built = contextlib.nullcontext()
+    else:
+        built = mock.patch("cs336_systems.benchmarks.contest.builders.own.load_path", return_value=what)
+    with built, pytest.raises(Unavailable, match=r"^not timed: it ") as raised:
+        trial.turn(contender)
     assert why in str(raised.value)
+    assert not trial.witness.seen
 
 
 @on_all_ranks
-def test_a_baseline_that_does_less_is_not_timed(device):
+def test_a_baseline_that_trains_on_less_is_not_timed(device):
     trial = make_trial(device)
     with (
         mock.patch.object(trial, "tokens", trial.tokens[:1]),
         pytest.raises(Unavailable, match=r"7 tokens .* has 21"),
     ):
-        trial.turn(floor_of(trial))
-    with (
-        mock.patch.object(trial.optimizer, "step"),
-        pytest.raises(Unavailable, match="it leaves weights as they are"),
-    ):
-        trial.turn(floor_of(trial))
-    trial.turn(floor_of(trial))
-    assert trial.witness.seen.keys() == {FLOOR}
-
-
-WRONGLY_SHARDED = {
-    "by block as by layer": (
-        {
-            "wrapper": "fsdp",
-            "wrap": lambda model: FullyShardedDataParallel(model, None, together=(type(model.blocks[0]),)),
-        },
-        "fp32",
-        "8 × all_gather in passes, and 44 declared",
-    ),
-    "weights kept": ({"wrapper": "fully_shard", "wrap": not_resharded}, "fp32", "4 × all_gather in passes, and 7 "),
-    "weights in fp32": ({"wrapper": "fsdp", "wrap": FullyShardedDataParallel}, "bf16", "139968 bytes by all_gather"),
-    "one unit": ({"wrapper": "fully_shard", "wrap": Casting}, "bf16", "× all_gather in passes, and 7 "),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONGLY_SHARDED)
-@on_all_ranks
-def test_what_shards_otherwise_than_it_declares_is_not_timed(device, wrong):
-    traits, precision, why = WRONGLY_SHARDED[wrong]
-    cell = FullyShardedTraining(**SHAPE, **ROUNDS, precision=precision)
-    honest = {contender.wrapper: contender for contender in sharded_contenders(cell, device)}
-    contender = replace(honest[traits["wrapper"]], **traits)
-    with pytest.raises(Unavailable) as raised:
-        ShardedTrial(cell, device).turn(contender)
-    assert why in str(raised.value)
-
-
-@on_all_ranks
-def test_optimizers_with_exchanged_labels_are_not_timed(device):
-    trial = OptimizerTrial(OptimizerSharding(**SHAPE, **ROUNDS), device)
-    by_name = {contender.name: contender for contender in CONTENDERS}
-    for one, other in [("sharded", "unsharded"), ("zero_redundancy", "zero_redundancy_view")]:
-        for label, maker in [(one, other), (other, one)]:
-            with pytest.raises(Unavailable, match=r"^not timed: it sends .* in update, and "):
-                trial.turn(replace(by_name[maker], name=label))
-
-    def frozen(model, **hyperparameters):
-        wrapped, optimizer = unsharded(model, **hyperparameters)
-        optimizer.param_groups[0]["lr"] = 0.0
-        return wrapped, optimizer
-
-    with pytest.raises(Unavailable, match="it leaves weights as they are"):
-        trial.turn(replace(by_name["unsharded"], make=frozen))
+        trial.turn(CONTENDERS[0])
+    trial.turn(CONTENDERS[0])
+    assert [*trial.witness.seen] == [CONTENDERS[0]]
 
 
 @on_all_ranks
 def test_other_models_are_held_to_what_needs_no_closed_form(device):
     trial = make_trial(device, model="tests.support.models:ConvolutionLM")
-    floor, naive, flat, *_ = contenders(trial.cell, trial.optimizer)
-    for contender in (floor, replace(naive, wrap=flat.wrap)):
+    floor, naive, flat, *_ = CONTENDERS
+    for contender in (floor, replace(naive, builder=flat.builder)):
         trial.turn(contender)
     with pytest.raises(Unavailable, match="it sends 1 × all_reduce in synchronization, and none declared"):
-        make_trial(device, model="tests.support.models:ConvolutionLM").turn(replace(floor, wrap=flat.wrap))
+        trial.turn(replace(floor, title="flat", builder=flat.builder))
 
 
-def test_all_contenders_declare_what_they_send():
-    """The lists without torch and those that the benchmarks go through are of the same contenders, in one order."""
-    model, cell = nn.Linear(2, 2), DataParallelTraining(tried=True)
-    built = list(data_parallel.contenders(cell, torch.optim.AdamW(model.parameters())))
-    made = [*fsdp.sharded_contenders(FullyShardedTraining(), torch.device("cpu"))]
-    assert [(" ".join(filter(None, c.details.values())), c.foreign) for c in built] == keys(DataParallelTraining)
-    assert [(c.wrapper, c.foreign) for c in made] == keys(FullyShardedTraining)
-    assert [(c.name, c.foreign) for c in optimizer_sharding.CONTENDERS] == keys(OptimizerSharding)
+@pytest.mark.parametrize("experiment", TRAINED)
+def test_each_contender_has_a_builder_and_a_key_of_its_own(experiment):
+    contenders = EXPERIMENTS[experiment].contenders
+    assert len({contender.key for contender in contenders}) == len(contenders)
+    assert all(callable(load_path(contender.builder)) for contender in contenders)
 
 
 def test_closed_forms_of_sharded_buckets_know_their_settings():
     ours = contenders_accounting.ALIGNMENT, contenders_accounting.EVEN, contenders_accounting.PATIENCE
     assert ours == (ownership.ALIGNMENT, ownership.EVEN, ownership.PATIENCE)
-
-
-def keys(experiment):
-    return [(declared.key, declared.foreign) for declared in experiment.contenders]
 
 
 def test_what_operators_write_is_counted():

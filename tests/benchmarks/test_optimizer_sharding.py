@@ -8,15 +8,14 @@ from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import AdamW
 
-from cs336_systems.benchmarks import optimizer_sharding
 from cs336_systems.benchmarks.contest.agreement import free_memory
-from cs336_systems.benchmarks.contest.optimizer_trial import OptimizerTrial, storage_bytes
-from cs336_systems.benchmarks.contest.optimizers import CONTENDERS, Contender, unsharded
-from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
+from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.benchmarks.contest.memory import storage_bytes
+from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.experiments.contender import Contender
+from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import read_jobs
 from cs336_systems.parallel import peer_memory_optimizer
@@ -25,7 +24,8 @@ from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = OptimizerSharding(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=2, warmup=1, steps=2)
-OPTIONS = "--context 7 --batch-size 3 --vocab-size 101 --rounds 2 --warmup 1 --steps 2"
+OWN = "mine=tests.support.own:ShardedOptimizer"
+OPTIONS = f"--context 7 --batch-size 3 --vocab-size 101 --rounds 2 --warmup 1 --steps 2 --implementation {OWN}"
 WEIGHTS = 3 * (4 * 24**2 + 3 * 24 * 37 + 2 * 24) + 2 * 101 * 24 + 24
 TENSORS = 3 * 9 + 3
 
@@ -59,15 +59,17 @@ def near(count):
 
 
 def test_every_contender_is_timed_by_step_and_phase(rows):
-    for contender in CONTENDERS:
-        assert rows[contender.name, "", "", "", "step"].n == 4
-        phases = {key[4] for key in rows if key[0] == contender.name} & {"forward", "backward", "optimizer"}
+    for name in (*(contender.name for contender in CONTENDERS), "mine"):
+        assert rows[name, "", "", "", "step"].n == 4
+        phases = {key[4] for key in rows if key[0] == name} & {"forward", "backward", "optimizer"}
         assert len(phases) == 3
-        ours = not contender.name.startswith("zero")
-        assert ((contender.name, "", "", "", "synchronization") in rows) == ours
+        assert ((name, "", "", "", "synchronization") in rows) == (not name.startswith("zero"))
 
 
-@pytest.mark.parametrize("contender", CONTENDERS, ids=lambda contender: contender.name)
+MINE = Contender(name="mine", title="mine", builder=OWN.partition("=")[2], own=True)
+
+
+@pytest.mark.parametrize("contender", [*CONTENDERS, MINE], ids=lambda contender: contender.name)
 def test_memory_is_counted_to_the_byte(rows, contender):
     initialized, *trained = MOMENTS
     assert mib(rows, contender, initialized, "held", "gradients") == [0, 0]
@@ -109,7 +111,7 @@ def test_a_check_leaves_no_trace(device):
     """Neither of the contenders, all of which it passes, nor in the numbers that are drawn after it."""
     from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of its own imports
 
-    trial = OptimizerTrial(replace(CELL, precision="bf16"), device)  # the launch's is fp32
+    trial = Trial(replace(CELL, precision="bf16"), device)  # the launch's is fp32
     drawn = torch.get_rng_state()
     for contender in CONTENDERS:
         trial.check(contender)
@@ -117,47 +119,6 @@ def test_a_check_leaves_no_trace(device):
     free_memory(device)
     left = (DistributedDataParallel, ZeroRedundancyOptimizer)
     assert not any(isinstance(alive, left) for alive in gc.get_objects())
-
-
-def without_communication(model, **hyperparameters):
-    return model, AdamW(model.parameters(), **hyperparameters)
-
-
-def without_updates(model, **hyperparameters):
-    wrapped, optimizer = unsharded(model, **hyperparameters)
-    optimizer.step = lambda: None
-    return wrapped, optimizer
-
-
-def without_state(model, **hyperparameters):
-    wrapped, optimizer = unsharded(model, **hyperparameters)
-    update = optimizer.step
-
-    def step():
-        optimizer.state.clear()
-        update()
-
-    optimizer.step = step
-    return wrapped, optimizer
-
-
-def without_the_others_updates(model, **hyperparameters):
-    wrapped, _ = unsharded(model)
-    return wrapped, AdamW(list(model.parameters())[dist.get_rank() :: 2], **hyperparameters)
-
-
-@pytest.mark.parametrize("make", [without_communication, without_updates, without_state, without_the_others_updates])
-@on_all_ranks
-def test_what_trains_otherwise_than_one_process_is_not_timed(device, make):
-    trial = OptimizerTrial(CELL, device)
-    contender = Contender(name="new", make=make, copies=0)
-    with pytest.raises(AssertionError, match=r"^after 3 steps \S+ is off from one process's by"):
-        trial.check(contender)
-    with mock.patch.object(optimizer_sharding, "CONTENDERS", [CONTENDERS[0], replace(contender, foreign=True)]):
-        rows = optimizer_sharding.measure(CELL, device)
-    (row,) = [row for row in rows if row.details.get("contender") == "new"]
-    assert (row.metric, row.status) == ("step", "skipped")
-    assert row.message.startswith("not timed: after 3 steps ")
 
 
 def test_a_storage_is_counted_once():
@@ -171,8 +132,8 @@ def test_without_peer_memory_the_contest_goes_on(device):
         peer_memory_optimizer, "allocate", side_effect=RuntimeError("the ranks cannot reach each other's memory: far")
     )
     over_peer_memory = next(contender for contender in CONTENDERS if contender.name == "sharded_peer_memory")
-    with unreachable, mock.patch.object(optimizer_sharding, "CONTENDERS", [CONTENDERS[0], over_peer_memory]):
-        rows = optimizer_sharding.measure(CELL, device)
+    with unreachable, mock.patch.object(OptimizerSharding, "contenders", (CONTENDERS[0], over_peer_memory)):
+        rows = measure(CELL, device)
     (row,) = [row for row in rows if row.details.get("contender") == over_peer_memory.name]
     assert (row.metric, row.status) == ("step", "skipped")
     assert row.message == "the ranks cannot reach each other's memory: far"

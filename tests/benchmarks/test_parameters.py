@@ -17,15 +17,16 @@ import torch
 import torch.distributed as dist
 
 from cs336_systems.attention.tile_config import forward_tiles
-from cs336_systems.benchmarks import data_parallel, flash_ablation, fsdp, memory_profile
-from cs336_systems.benchmarks import optimizer_sharding as optimizers
+from cs336_systems.benchmarks import data_parallel, flash_ablation, memory_profile
 from cs336_systems.benchmarks.command_line import check_processes, device_of_rank, resolve_device
+from cs336_systems.benchmarks.contest.trial import Trial
 from cs336_systems.benchmarks.runner import measure_cells
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel import process_group
 from cs336_systems.parallel.process_group import Rank
+from tests.support import own
 from tests.support.operators import Operators
 from tests.support.ranks import on_all_ranks
 
@@ -58,14 +59,10 @@ ON_RANKS = {name for name, kind in EXPERIMENTS.items() if any(x.name == "process
 
 def only_the_first(experiment):
     """Has only the first contender take part, the floor where there is one: the others get the same parameters."""
-    if experiment == "optimizer_sharding":
-        return mock.patch.object(optimizers, "CONTENDERS", optimizers.CONTENDERS[:1])
-    benchmark = {"data_parallel": data_parallel, "fsdp": fsdp}.get(experiment)
-    if not benchmark:
+    kind = EXPERIMENTS[experiment]
+    if experiment not in ON_RANKS or not hasattr(kind, "contenders"):
         return contextlib.nullcontext()
-    name = {"data_parallel": "contenders", "fsdp": "sharded_contenders"}[experiment]
-    every = getattr(benchmark, name)
-    return mock.patch.object(benchmark, name, lambda *given: list(every(*given))[:1])
+    return mock.patch.object(kind, "contenders", kind.contenders[:1])
 
 
 def measure(cell, device=CPU):
@@ -195,11 +192,23 @@ def contenders_checked(cell, device):
         raise Unavailable("asked")
 
     with (
-        mock.patch.object(data_parallel.Trial, "check", check),
+        mock.patch.object(Trial, "check", check),
         pytest.raises(Unavailable, match="asked"),
     ):
         data_parallel.measure(cell, device)
     return len(checked)
+
+
+def own_made(cell, device):
+    """What of a user's own implementations has been made."""
+    own.MADE.clear()
+    measure(cell, device)
+    return {kind.__name__ for kind in own.MADE}
+
+
+def own_of(name):
+    """The parameter that names a user's own implementations."""
+    return {"implementation": Effect(own_made, {"": set(), f"mine=tests.support.own:{name}": {name}})}
 
 
 def inputs_of_kernels(fact):
@@ -336,6 +345,7 @@ EFFECTS = {
         **OF_RANKS,
         "compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.support.models:BlocksLM"}),
         "tried": Effect(contenders_checked, {False: 14, True: 19}),
+        **own_of("DDP"),
     },
     "end_to_end": {
         **OF_A_MODEL,
@@ -377,7 +387,7 @@ EFFECTS = {
             },
         ),
     },
-    "fsdp": OF_RANKS,
+    "fsdp": OF_RANKS | own_of("FSDP"),
     "kernel_profile": {
         **OF_A_MODEL,
         **MODEL_CLASS,
@@ -393,7 +403,7 @@ EFFECTS = {
         **ATTENTION,
         "mode": modes("inference", "forward", "train_step"),
     },
-    "optimizer_sharding": OF_RANKS | {"warmup": Effect(passes, {0: 0, 2: 2}, added=True)},
+    "optimizer_sharding": OF_RANKS | own_of("ShardedOptimizer"),
 }
 
 

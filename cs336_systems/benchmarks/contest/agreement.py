@@ -3,14 +3,12 @@
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import psutil
 import torch
 import torch.distributed as dist
-from torch import nn
 
-from cs336_systems.benchmarks.contest.contenders import Contender
 from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
 from cs336_systems.parallel.gather import gather
 
@@ -38,38 +36,36 @@ def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
     return result
 
 
-def wrap_on_all_ranks(contender: Contender, model: nn.Module, gradient_bytes: int, step_bytes: int) -> nn.Module:
-    """A model wrapped by a contender.
-
-    Args:
-        contender: how.
-        model: what; it is left with rank 0's weights.
-        gradient_bytes: the size of its gradients.
-        step_bytes: what a step without communication takes besides weights and optimizer state.
-
-    Raises:
-        Unavailable: on all ranks, if a rank cannot have it, or has no memory for it.
-    """
-    device = next(model.parameters()).device
-    check_memory(step_bytes + contender.copies * gradient_bytes, device)
-    return available_on_all_ranks(lambda: contender.wrap(model))
-
-
-def available_on_all_ranks(attempt: Callable[[], T]) -> T:
+def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
     """What an attempt returns.
 
+    Args:
+        attempt: which raises `Unavailable` if it cannot be made here.
+        own: whether it is of a user's code, of which any exception is a reason to go on without it.
+
     Raises:
-        Unavailable: on all ranks, if it did on any.
+        Unavailable: on all ranks, if an attempt failed on any.
     """
     reason, result = "", None
     try:
         result = attempt()
     except Unavailable as error:
         reason = str(error)
+    except Exception as error:
+        if not own:
+            raise
+        reason = raised(error)
     if reason := first_of_all_ranks(reason):
         raise Unavailable(reason)
-    assert result is not None
-    return result
+    return cast(T, result)
+
+
+def raised(error: Exception) -> str:
+    """What a user's code does not support, or that it raises an exception, in one line."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, NotImplementedError):
+        return text or "not implemented"
+    return f"not timed: it raises {type(error).__name__}" + (f": {text}" if text else "")
 
 
 def first_of_all_ranks(reason: str) -> str:

@@ -1,50 +1,27 @@
-"""What a device does during one step whose weights are gathered, and in a forward pass, when for which of its units."""
+"""What a device does in a forward pass whose weights are gathered, and when for which of its units."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
-from cs336_systems.benchmarks.contest.profile import device_events
-from cs336_systems.experiments.data_parallel import TIMELINE_PARTS
+from cs336_systems.benchmarks.contest.profile import profile_step
+from cs336_systems.benchmarks.contest.training import Training
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.measurement import Measurement, summarize
-from cs336_systems.measure.overlap import COMMUNICATION, COMPUTE, OPTIMIZER, DeviceEvent, kind_of, overlap, shares
+from cs336_systems.measure.overlap import ALL_GATHER, COMPUTE, DeviceEvent, collective_of, kind_of, overlap
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 
-ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
-OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}
-"""Parts of the names of NCCL's kernels."""
 MARK = "spin_kernel"
 """Part of the name of the kernel that `mark` launches, and that nothing else does."""
 
 
-def profile_rows(
-    phases: Mapping[str, Callable[[], None]], device: torch.device, details: Mapping[str, str]
-) -> list[Measurement]:
-    """What this CUDA device does in one more step. All ranks run it with the profiler: none waits for the others."""
-    events, milliseconds = device_events(phases, device)
-    kinds = [collective_kind(event.name) for event in events]
-    found = {
-        kind: [(event.start, event.end) for event, its_kind in zip(events, kinds, strict=True) if its_kind == kind]
-        for kind in (COMPUTE, OPTIMIZER, COMMUNICATION, ALL_GATHER, REDUCE_SCATTER)
-    }
-    computing = found[COMPUTE] + found[OPTIMIZER]
-    sending = {kind: found[kind] for kind in (ALL_GATHER, REDUCE_SCATTER)}
-    sending[""] = [interval for kind in (COMMUNICATION, ALL_GATHER, REDUCE_SCATTER) for interval in found[kind]]
-    times = {
-        "device_busy": covered(computing + sending[""]),
-        "compute": covered(computing),
-        "timeline_length": milliseconds,
-    }
-    rows = [summarize(metric, "ms", [value], details=details) for metric, value in times.items()]
-    for kind, intervals in sending.items():
-        named = {**details, "kind": kind}
-        rows.append(summarize("communication", "ms", [covered(intervals)], details=named))
-        rows.append(summarize("hidden", "ms", [overlap(computing, intervals)], details=named))
-    for kind, intervals in found.items():
-        parts = shares(intervals, 0, milliseconds, TIMELINE_PARTS)
-        rows.append(summarize("timeline", "share", parts, details={**details, "kind": kind}))
-    return rows
+def units_of(training: Training) -> list[nn.Module]:
+    """The modules whose weights are gathered by themselves, in the order of the forward pass."""
+    if isinstance(training.wrapped, FullyShardedDataParallel):
+        return list(training.wrapped.units)
+    return [module for module in training.wrapped.modules() if isinstance(module, FSDPModule)]
 
 
 def forward_rows(
@@ -64,10 +41,10 @@ def forward_rows(
         for unit in units
         for first in (True, False)
     ]
-    events, milliseconds = device_events({"forward": forward}, device)
+    found = profile_step({"forward": forward}, device)
     for hook in hooks:
         hook.remove()
-    return describe_forward(events, milliseconds, len(units), details)
+    return describe_forward(found.events, found.milliseconds, len(units), details)
 
 
 def describe_forward(
@@ -77,7 +54,7 @@ def describe_forward(
 
     When the device is ready for the last unit, weights may already be gathered again for the backward pass.
     """
-    gathers = sorted((event.start, event.end) for event in events if collective_kind(event.name) == ALL_GATHER)
+    gathers = sorted((event.start, event.end) for event in events if collective_of(event.name) == ALL_GATHER)
     marks = sorted(event.start for event in events if MARK in event.name)
     computing = [
         (event.start, event.end) for event in events if kind_of(event.name) == COMPUTE and MARK not in event.name
@@ -98,8 +75,3 @@ def describe_forward(
 def mark(*_: object) -> None:
     """Launch a kernel of a name of its own, which does nothing."""
     torch.cuda._sleep(1)
-
-
-def collective_kind(name: str) -> str:
-    """What a kernel or copy is for, all-gathers and reduce-scatters told apart from other communication."""
-    return next((kind for part, kind in OF_COLLECTIVES.items() if part in name), None) or kind_of(name)

@@ -21,9 +21,9 @@ class GradientErrors:
     """How far a contender's gradients are from what they should be, by the relative 2-norm."""
 
     name: str
-    """The weight whose gradient is farthest on this rank."""
+    """The weight whose gradient is farthest on any rank."""
     worst: float
-    """The error of a weight's gradient that is largest on all ranks."""
+    """How far."""
     overall: float
     """The error of all this rank's gradients together."""
 

@@ -15,7 +15,7 @@ def relative(error: Tensor, whole: Tensor) -> float:
 
 
 def largest(errors: Mapping[str, float], device: torch.device) -> tuple[str, float]:
-    """The name of the largest of a rank's errors, and the largest of all ranks; no number is larger than NaN."""
-    mine = torch.tensor(list(errors.values()), dtype=torch.float64)
-    name = list(errors)[int(mine.argmax())]
-    return name, torch.tensor(gather([mine.max().item()], device)).max().item()
+    """The largest of all ranks' errors, and its name; all have the same names. No number is larger than NaN."""
+    everyones = torch.tensor(gather(list(errors.values()), device), dtype=torch.float64)
+    position = int(everyones.argmax())
+    return list(errors)[position % len(errors)], everyones.flatten()[position].item()

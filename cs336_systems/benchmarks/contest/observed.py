@@ -5,23 +5,22 @@ project, of C++ as well as of Python. Nothing of it is there any more while step
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Found, differences
+from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Declared, Found, differences
 from cs336_systems.benchmarks.contest.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.contest.gradients import sample_weights, some_stay
+from cs336_systems.benchmarks.contest.training import Phases, Training, run
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
-
-Phases = Mapping[str, Callable[[], None]]
 
 STEPS_BEFORE = 2
 """At its second step PyTorch's wrapper rebuilds its buckets, and ours has learned in which order layers are used."""
@@ -50,6 +49,11 @@ class Observed:
     """Bytes that PyTorch's operators wrote, those of the optimizer's update left out."""
     weights_stay: bool
     """Whether a weight has not moved on some rank."""
+
+    @property
+    def sent(self) -> tuple[float, float]:
+        """All collectives, and their bytes."""
+        return sum(count for count, _ in self.collectives.values()), sum(size for _, size in self.collectives.values())
 
 
 class Watch(TorchDispatchMode):
@@ -111,99 +115,76 @@ def watched(phases: Phases) -> Watch:
     return watch
 
 
-def observe(model: nn.Module, phases: Phases, device: torch.device) -> Observed:
-    """Watch one step of a model, after some others. All ranks call it.
-
-    Args:
-        model: what is trained, as it is called with tokens, [batch, context].
-        phases: those of a step.
-        device: this rank's.
-    """
+def observe(training: Training, device: torch.device) -> Observed:
+    """Watch one step of a training, after some others. All ranks call it."""
     for _ in range(STEPS_BEFORE):
-        for phase in phases.values():
-            phase()
+        run(training.careful)
     tokens: list[int] = []
-    hook = model.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0].numel()))
-    before = sample_weights(model)
-    watch = watched(phases)
+    hook = training.model.register_forward_pre_hook(
+        lambda _, inputs, named: tokens.append(tree_leaves([inputs, named])[0].numel()), with_kwargs=True
+    )
+    before = sample_weights(training.wrapped)
+    watch = watched(training.careful)
     hook.remove()
     return Observed(
         collectives={key: (calls, watch.bytes[key]) for key, calls in watch.calls.items()},
         tokens=sum(tokens),
         written=watch.written,
-        weights_stay=some_stay(before, sample_weights(model), device),
+        weights_stay=some_stay(before, sample_weights(training.wrapped), device),
     )
 
 
 class Witness:
     """Observes each contender once, and keeps from being timed what does something else than it declares."""
 
-    def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None = None):
+    def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None):
         """See to the contenders of a cell.
 
         Args:
-            cell: of an experiment that lists its contenders.
+            cell: of an experiment on several ranks.
             gradient_bytes: those of all gradients together.
             device: this rank's.
-            alone: a step of a rank by itself, where none of the contenders is; without it, nobody's copies are counted
-                until the floor has been seen.
+            alone: a step of a rank by itself; None where there is no memory for one: then nobody's copies are counted.
         """
         self.cell = cell
         self.gradient_bytes = gradient_bytes
         self.device = device
-        self._written_alone = None if alone is None else alone.written
-        self.seen: dict[str, Observed] = {}
-        self._declared = {declared.key: declared for declared in cell.contenders}
+        self.alone = alone
+        self.seen: dict[Declared, Observed] = {}
 
-    def see(self, details: Mapping[str, str], model: nn.Module, phases: Phases) -> None:
+    def see(self, contender: Declared, training: Training) -> None:
         """Observe a contender, the first time that it has its turn. All ranks call it.
-
-        Args:
-            details: what tells its rows apart.
-            model: what it trains.
-            phases: those of its step, as they are timed.
 
         Raises:
             Unavailable: on all ranks, if it does something else than it declares on any of them; the others go on.
         """
-        key = " ".join(filter(None, details.values()))
-        if key in self.seen:
+        if contender in self.seen:
             return
-        found = observe(model, phases, self.device)
-        if why := first_of_all_ranks(next(self._faults(key, found), "")):
+        found = observe(training, self.device)
+        if why := first_of_all_ranks(next(self._faults(contender, found), "")):
             raise Unavailable(f"not timed: {why}")
-        self.seen[key] = found
-        if self._sends_nothing(key):
-            self._written_alone = found.written
+        self.seen[contender] = found
 
-    def _sends_nothing(self, key: str) -> bool:
-        return not self._declared[key].sends(self.cell)
-
-    def _faults(self, key: str, found: Observed) -> Iterator[str]:
+    def _faults(self, contender: Declared, found: Observed) -> Iterator[str]:
         cell = self.cell
-        if key not in self._declared:
-            yield "it does not declare what it sends"
-            return
         if (tokens := cell.batch_size * cell.context) != found.tokens:
             yield f"its model sees {found.tokens} tokens in a step, and the batch has {tokens}"
         if found.weights_stay:
             yield "it leaves weights as they are"
-        declared = self._declared[key]
-        if cell.model != type(cell).model and not self._sends_nothing(key):
-            return  # Closed forms are those of this project's model.
-        yield from (f"it sends {difference}" for difference in differences(declared.sends(cell), found.collectives))
-        if self._written_alone is not None:
-            copies = (found.written - self._written_alone) / self.gradient_bytes
-            if copies > declared.copies + COPY_SLACK:
-                yield f"it writes all gradients {copies:.1f} times besides, and {declared.copies:g} times declared"
+        declared = contender.sends(cell)
+        if contender.own or (cell.model != type(cell).model and declared):
+            return  # It declares nothing, or closed forms are those of this project's model.
+        yield from (f"it sends {difference}" for difference in differences(declared, found.collectives))
+        if self.alone is not None:
+            copies = (found.written - self.alone.written) / self.gradient_bytes
+            if copies > contender.copies + COPY_SLACK:
+                yield f"it writes all gradients {copies:.1f} times besides, and {contender.copies:g} times declared"
 
-    def rows(self, details: Mapping[str, str]) -> Iterator[Measurement]:
+    def rows(self, contender: Declared, details: Mapping[str, str]) -> Iterator[Measurement]:
         """What was seen of a contender, on this rank."""
-        found = self.seen[" ".join(filter(None, details.values()))]
-        calls = sum(count for count, _ in found.collectives.values())
-        sizes = sum(size for _, size in found.collectives.values())
+        found = self.seen[contender]
         each = {f"{part} {what}": numbers for (part, what), numbers in found.collectives.items()}
-        for kind, (count, size) in {"": (calls, sizes), **each}.items():
+        for kind, (count, size) in {"": found.sent, **each}.items():
             named = {**details, **({"kind": kind} if kind else {})}
             yield summarize("collectives", "", [count], details=named)
             yield summarize("collective_bytes", "B", [size], details=named)

@@ -1,7 +1,8 @@
 """What a device does during one step: computation and communication, and how much of them at the same time."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -13,37 +14,56 @@ from cs336_systems.measure.overlap import COMMUNICATION, COMPUTE, OPTIMIZER, Dev
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import synchronize
 
+LAUNCHES = tuple(
+    f"{library}{call}"
+    for library in ("cuda", "cu")
+    for call in ("LaunchKernel", "LaunchCooperative", "Memcpy", "Memset", "GraphLaunch")
+)
+"""What the names of the host's calls begin with that have a device do something."""
 
-def profile_step(
-    phases: Mapping[str, Callable[[], None]], device: torch.device, details: Mapping[str, str]
-) -> list[Measurement]:
-    """What this CUDA device does in one more step. All ranks run it with the profiler: none waits for the others."""
-    events, milliseconds = device_events(phases, device)
-    found = by_kind(events)
-    computing = [*found[COMPUTE], *found[OPTIMIZER]]
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One step of this rank."""
+
+    events: list[DeviceEvent]
+    """What ran on the device, in milliseconds from the step's start."""
+    milliseconds: float
+    """How long the step took."""
+    launches: int
+    """Kernels, copies, fills and graphs that the host launched."""
+
+
+def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequence[str] = ()) -> list[Measurement]:
+    """What a CUDA device does in a step.
+
+    Args:
+        profile: the step's.
+        details: what tells the rows apart.
+        apart: collectives that are also told by themselves.
+    """
+    found = by_kind(profile.events, apart)
+    computing = found[COMPUTE] + found[OPTIMIZER]
+    sending = {kind: found[kind] for kind in apart}
+    sending[""] = [interval for kind in (COMMUNICATION, *apart) for interval in found[kind]]
     times = {
-        "device_busy": covered([*computing, *found[COMMUNICATION]]),
+        "device_busy": covered(computing + sending[""]),
         "compute": covered(computing),
-        "communication": covered(found[COMMUNICATION]),
-        "hidden": overlap(computing, found[COMMUNICATION]),
-        "timeline_length": milliseconds,
+        "timeline_length": profile.milliseconds,
     }
-    return [
-        *(summarize(metric, "ms", [value], details=details) for metric, value in times.items()),
-        *(
-            summarize(
-                "timeline",
-                "share",
-                shares(intervals, 0, milliseconds, TIMELINE_PARTS),
-                details={**details, "kind": kind},
-            )
-            for kind, intervals in found.items()
-        ),
-    ]
+    rows = [summarize(metric, "ms", [value], details=details) for metric, value in times.items()]
+    for kind, intervals in sending.items():
+        named = {**details, **({"kind": kind} if kind else {})}
+        rows.append(summarize("communication", "ms", [covered(intervals)], details=named))
+        rows.append(summarize("hidden", "ms", [overlap(computing, intervals)], details=named))
+    for kind, intervals in found.items():
+        parts = shares(intervals, 0, profile.milliseconds, TIMELINE_PARTS)
+        rows.append(summarize("timeline", "share", parts, details={**details, "kind": kind}))
+    return rows
 
 
-def device_events(phases: Mapping[str, Callable[[], None]], device: torch.device) -> tuple[list[DeviceEvent], float]:
-    """What runs on a CUDA device during a step, in milliseconds from its start, and how long the step takes."""
+def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device) -> Profile:
+    """One more step on a CUDA device. All ranks run it with the profiler: none waits for the others."""
     with profiling(device, operators=False) as watching:
         dist.barrier()
         synchronize(device)
@@ -54,13 +74,12 @@ def device_events(phases: Mapping[str, Callable[[], None]], device: torch.device
         end = time.time_ns()
     results = watching.profiler.kineto_results if watching.profiler else None
     assert results is not None, "the profile has ended"
+    during = [event for event in results.events() if start < event.end_ns() <= end]
     events = [
-        DeviceEvent(
-            name=event.name(),
-            start=(event.start_ns() - start) / 1e6,
-            end=(event.end_ns() - start) / 1e6,
-        )
-        for event in results.events()
-        if event.device_type().name == "CUDA" and start < event.end_ns() <= end
+        DeviceEvent(name=event.name(), start=(event.start_ns() - start) / 1e6, end=(event.end_ns() - start) / 1e6)
+        for event in during
+        if event.device_type().name == "CUDA"
     ]
-    return events, (end - start) / 1e6
+    launched = sum(event.device_type().name == "CPU" and event.name().startswith(LAUNCHES) for event in during)
+    # Without the host's calls in the profile, those of a step that is launched call by call are what the device ran.
+    return Profile(events=events, milliseconds=(end - start) / 1e6, launches=launched or len(events))

@@ -5,18 +5,20 @@ or state are sharded is never whole at the size that is timed, where there may b
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW
 
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.contest.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.contest.largest import largest, relative
-from cs336_systems.benchmarks.contest.observed import Phases
 from cs336_systems.benchmarks.contest.refusal import refuse
-from cs336_systems.benchmarks.contest.trial import everyones_tokens, new_model, own_part, phases_of, run
+from cs336_systems.benchmarks.contest.training import everyones_tokens, new_model, own_part, phases_of, run, start
+from cs336_systems.experiments.data_parallel import FLOOR
 
 SMALL: Mapping[str, Any] = {
     "size": "checked:d_model=32,d_ff=48,num_layers=2,num_heads=2",
@@ -31,23 +33,18 @@ HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
 TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-2}
 """Errors of weights' movements that are allowed, relative to these. bf16: autocast against weights in bf16."""
 
-Start = Callable[[nn.Module, Tensor], tuple[Phases, Callable[[], Mapping[str, Tensor]]]]
-"""From a model and this rank's tokens to the phases of a step, and a function that gives the whole weights by name."""
 
-
-def require_same_training(start: Start, cell: Any, device: torch.device, *, alone: bool, foreign: bool) -> None:
+def require_same_training(contender: Declared, cell: Any, device: torch.device) -> None:
     """Let a contender and one process train the same model for some steps, and compare where the weights end.
 
     Args:
-        start: how the contender begins.
+        contender: the baseline trains on each rank by itself, on its part of the batch.
         cell: decides model class, precision and number of processes.
         device: this rank's.
-        alone: whether each rank trains by itself, on its part of the batch.
-        foreign: whether the contender is a library's.
 
     Raises:
-        Unavailable: on all ranks, if a library's trains otherwise.
-        AssertionError: on all ranks, if one of this project does.
+        Unavailable: on all ranks, if it cannot be had on one, or is not this project's and trains otherwise.
+        AssertionError: on all ranks, if it is, and does.
     """
     small = replace(cell, **SMALL)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # what is timed draws as if this were not
@@ -55,17 +52,34 @@ def require_same_training(start: Start, cell: Any, device: torch.device, *, alon
         reference = new_model(small, device).eval()  # dropout would draw other numbers for other batches
         tokens = everyones_tokens(small, device)
     before = {name: weight.detach().clone() for name, weight in reference.named_parameters()}
-    phases, weights = start(copy.deepcopy(reference), own_part(tokens))
+    training = start(contender, copy.deepcopy(reference), own_part(tokens), small, **HYPERPARAMETERS)
+    alone = contender.name == FLOOR
     optimizer = AdamW(reference.parameters(), **HYPERPARAMETERS)
     right = phases_of(reference, own_part(tokens) if alone else tokens, small.precision, optimizer)
     for _ in range(STEPS):
-        run(phases)
+        run(training.careful)
         run(right)
-    found = weights()
-    errors = {
-        name: relative(found[name] - weight.detach(), weight.detach() - before[name])
-        for name, weight in reference.named_parameters()
-    }
+    found = training.whole_weights()
+    moved = {name: (before[name], weight.detach()) for name, weight in reference.named_parameters()}
+    wrong = next(filter(None, (shape_fault(name, found.get(name), there) for name, (_, there) in moved.items())), "")
+    if wrong := first_of_all_ranks(wrong):
+        refuse(wrong, foreign=not_ours(contender))
+    errors = {name: relative(found[name] - there, there - here) for name, (here, there) in moved.items()}
     name, worst = largest(errors, device)
-    if not worst <= TOLERANCE[small.precision]:
-        refuse(f"after {STEPS} steps {name} is off from one process's by {worst:.1g} of its way", foreign=foreign)
+    if not worst <= max(TOLERANCE[small.precision], contender.tolerance):
+        why = f"after {STEPS} steps {name} is off from one process's by {worst:.2g} of its way"
+        refuse(why, foreign=not_ours(contender))
+
+
+def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
+    """What is wrong with a weight that cannot be compared, if it cannot."""
+    if found is None:
+        return f"after {STEPS} steps there is no {name}"
+    if found.shape != right.shape:
+        return f"after {STEPS} steps {name} has the shape {tuple(found.shape)}, and one process's {tuple(right.shape)}"
+    return ""
+
+
+def not_ours(contender: Declared) -> bool:
+    """Whether what is wrong with a contender costs only its rows."""
+    return contender.foreign or contender.own

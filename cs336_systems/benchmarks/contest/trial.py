@@ -1,17 +1,19 @@
-"""The training that all contenders take over in turn: one model, one optimizer, one batch per rank."""
+"""A contender's turn at training on several ranks: each begins with a new model."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from cs336_systems.benchmarks.contest.agreement import fits_on_all_ranks, free_memory, wrap_on_all_ranks
-from cs336_systems.benchmarks.contest.contenders import Contender
+from cs336_systems.accounting.contender_memory import step_memory
+from cs336_systems.accounting.contenders import Declared, gradients
+from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.contest.agreement import (
+    check_memory,
+    fits_on_all_ranks,
+    free_memory,
+)
+from cs336_systems.benchmarks.contest.gathers import forward_rows, units_of
 from cs336_systems.benchmarks.contest.gradients import (
     GradientErrors,
     differ_among_ranks,
@@ -20,255 +22,205 @@ from cs336_systems.benchmarks.contest.gradients import (
     sample_weights,
     some_stay,
 )
-from cs336_systems.benchmarks.contest.observed import Phases, Witness
-from cs336_systems.benchmarks.contest.profile import profile_step
+from cs336_systems.benchmarks.contest.memory import memory_outside, memory_rows
+from cs336_systems.benchmarks.contest.observed import Watch, Witness, watched
+from cs336_systems.benchmarks.contest.profile import profile_rows, profile_step
 from cs336_systems.benchmarks.contest.refusal import refuse
+from cs336_systems.benchmarks.contest.small_training import not_ours, require_same_training
+from cs336_systems.benchmarks.contest.timing import captured, host_row, phase_rows, slowest, time_steps
+from cs336_systems.benchmarks.contest.training import (
+    Phases,
+    Training,
+    compile_blocks,
+    everyones_tokens,
+    new_model,
+    own_part,
+    run,
+    start,
+)
 from cs336_systems.benchmarks.contest.turns import Turn
-from cs336_systems.experiments.data_parallel import PHASE_STEPS, DataParallelTraining
+from cs336_systems.experiments.data_parallel import BUILDERS, FLOOR
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
-from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
-from cs336_systems.model import build_model
+from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB
-from cs336_systems.parallel.gather import gather
-from cs336_systems.parallel.variations import Bf16WireDataParallel
-from cs336_systems.sizes import parse_size
-from cs336_systems.training_step import TrainingStep
 
-STEPS_BEFORE_CAPTURE = 11
-"""PyTorch's wrapper looks at events of its first ten steps, which a capture forbids."""
+SLACK = 1.05
+"""For libraries' workspaces, and what the allocator cannot use."""
 STEPS_BEFORE_CHECK = 2
 """At its second step PyTorch's wrapper rebuilds its buckets."""
 LEARNING_RATE = 1e-6
 """So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
+ALONE = Declared(name=FLOOR, title="no communication", builder=f"{BUILDERS}.data_parallel:alone")
 
 
 class Trial:
-    """The training, and a contender's turn at it."""
+    """The batch that all contenders of a cell train on, and their turns.
 
-    def __init__(self, cell: DataParallelTraining, device: torch.device):
-        """Build the model, the same on all ranks, and train it for a step, without communication.
+    What is looked at besides steps, phases and collectives is what the experiment has metrics for.
+    """
+
+    def __init__(self, cell: Any, device: torch.device):
+        """Draw the batch, and see what a rank does that trains by itself, if there is memory for that.
 
         Raises:
-            MemoryError: on all ranks, if that does not fit on any.
+            MemoryError: on all ranks, if on any it runs out against expectation, as other models may.
             Unavailable: the model has no blocks to compile.
         """
         self.cell = cell
         self.device = device
-        self.errors: dict[Contender, GradientErrors] = {}
-        self.replays = cell.compiled and device.type == "cuda"
+        self.errors: dict[Declared, GradientErrors] = {}
+        self.replays = getattr(cell, "compiled", False) and device.type == "cuda"
         if self.replays:
             torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
-        reset_peak(device)
-        self.model, self.tokens, self.optimizer = fits_on_all_ranks(self._start, device)
-        self.gradient_bytes = sum(parameter.nbytes for parameter in self.model.parameters() if parameter.requires_grad)
-        self.step_bytes = most_in_use(device) - in_use(device)
-        self.witness = Witness(cell, self.gradient_bytes, device)
+        self.tokens = own_part(everyones_tokens(cell, device))
+        self.gradient_bytes = gradients(cell)
+        try:
+            self._make_room(ALONE)
+        except Unavailable:
+            alone = None
+        else:
+            alone, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
+        self.witness = Witness(cell, self.gradient_bytes, device, alone)
 
-    def _start(self) -> tuple[nn.Module, Tensor, Optimizer]:
-        cell = self.cell
-        model = new_model(cell, self.device)
-        if cell.compiled:
-            # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
-            compile_blocks(model)
-        tokens = own_part(everyones_tokens(cell, self.device))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True, capturable=self.replays)
-        run(TrainingStep(model, tokens, precision=cell.precision, optimizer=optimizer).phases("train_step"))
-        model.zero_grad()
-        return model, tokens, optimizer
+    def _rehearse(self) -> tuple[Watch, int]:
+        """A step of a rank by itself, and the bytes of its gradients."""
+        training = self._begin(ALONE)
+        run(training.phases)  # In the first one there is no state yet.
+        watch = watched(training.phases)
+        return watch, sum(weight.nbytes for weight in training.model.parameters() if weight.requires_grad)
 
-    def check(self, contender: Contender) -> None:
-        """See that all ranks begin with the same weights, that a step's gradients are the mean of those that ranks make
-        alone, and that it updates the weights. The floor's gradients are its own.
+    def details(self, contender: Declared) -> dict[str, str]:
+        """What tells a contender's rows apart."""
+        column, *others = self.cell.details
+        sized = {"bucket_mb": "" if contender.bucket_mb is None else str(contender.bucket_mb)}
+        return {column: contender.name} | (sized if "bucket_mb" in others else {})
+
+    def check(self, contender: Declared) -> None:
+        """Have a contender train a small model as one process does, and, where that is asked for, average gradients.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
+            Unavailable: on all ranks, if one cannot have it, or it is not this project's and wrong.
+            AssertionError: on all ranks, if it is this project's and wrong.
         """
-        wrapped = self._wrap(contender, beside=self.gradient_bytes)
-        communicates = wrapped is not self.model
-        if communicates and differ_among_ranks(sample_weights(self.model)):
-            refuse("ranks begin with different weights", foreign=contender.foreign)
-        phases = self._timed(contender, wrapped)
+        require_same_training(contender, self.cell, self.device)
+        if "gradient_error" in self.cell.metrics:
+            self._check_gradients(contender)
+
+    def _check_gradients(self, contender: Declared) -> None:
+        """See that, at the size that is timed, all ranks begin with the same weights, that a step's gradients are the
+        mean of those that ranks make alone, and that it updates the weights. The floor's gradients are its own."""
+        training = self._start(contender, beside=self.gradient_bytes)
+        model, communicates = training.model, contender.name != FLOOR
+        if communicates and differ_among_ranks(sample_weights(model)):
+            refuse("ranks begin with different weights", foreign=not_ours(contender))
+        phases = self._as_timed(training)
         for _ in range(STEPS_BEFORE_CHECK):
             run(phases)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # the step draws the same
-            own = own_gradients(self.model, self.tokens, self.cell.precision)
-        before = sample_weights(self.model)
+            own = own_gradients(model, self.tokens, self.cell.precision)
+        before = sample_weights(model)
         run(phases)
-        after = sample_weights(self.model)
-        errors = self.errors[contender] = gradient_errors(self.model, own, averaged=communicates)
+        after = sample_weights(model)
+        errors = self.errors[contender] = gradient_errors(model, own, averaged=communicates)
         if not errors.worst <= contender.tolerance:
-            why = f"its gradient of {errors.name} is off from the mean over the ranks by {errors.worst:.1g} of it"
-            refuse(why, foreign=contender.foreign)
+            why = f"its gradient of {errors.name} is off from the mean over the ranks by {errors.worst:.2g} of it"
+            refuse(why, foreign=not_ours(contender))
         if some_stay(before, after, self.device):
-            refuse("it leaves weights as they are", foreign=contender.foreign)
+            refuse("it leaves weights as they are", foreign=not_ours(contender))
 
-    def turn(self, contender: Contender) -> Turn:
-        """A contender's turn: wrap the model, see what a step does, warm up, time some, and drop the wrapper.
+    def turn(self, contender: Declared) -> Turn:
+        """A contender's turn: begin, see what a step does, warm up, time some, and drop it all.
 
         Raises:
             Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
         """
-        wrapped = self._wrap(contender)
-        phases = self._phases(contender, wrapped)
-        self.witness.see(contender.details, self.model, phases)
-        phases = self._as_timed(phases)
-        seconds = slowest(time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps), self.device)
+        training = self._start(contender)
+        self.witness.see(contender, training)
+        phases = self._as_timed(training)
+        laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
+        seconds = slowest(laps, self.device)
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
-    def inspect(self, contender: Contender) -> list[Measurement]:
+    def inspect(self, contender: Declared) -> list[Measurement]:
         """What else there is to know about a contender, from a turn that is not timed as a whole.
 
         Raises:
             Unavailable: it cannot have its turn, on any rank.
         """
-        wrapped = self._wrap(contender)
-        phases = self._phases(contender, wrapped)
+        details, metrics = self.details(contender), self.cell.metrics
+        free_memory(self.device)
+        base = in_use(self.device)
+        training = self._start(contender, from_scratch="held" in metrics)
+        rows = memory_rows(training, self.device, base, details) if "held" in metrics else []
         for _ in range(self.cell.warmup):
-            run(phases)
-        details = contender.details
-        rows = [*self.witness.rows(details), *phase_rows(phases, self.device, details)]
+            run(training.careful)
+        rows += self.witness.rows(contender, details)
+        if "communicated" in metrics and contender.name != FLOOR:
+            rows += self._messages(contender, training, details)
+        rows += phase_rows(training.phases, self.device, type(self.cell), details, replays=self.replays)
         if self.device.type == "cuda":
-            rows += profile_step(self._timed(contender, wrapped), self.device, details)
-        if wrapped is not self.model:
-            sent = contender.sent * self.gradient_bytes / MB
-            rows.append(summarize("communicated", "MB", [sent], details=details))
-        if (messages := getattr(wrapped, "messages", None)) is not None:
-            rows.append(summarize("messages", "", [messages], details=details))
-        if isinstance(wrapped, Bf16WireDataParallel):
-            rows.append(summarize("gradient_error", "", [self.errors[contender].overall], details=details))
+            if self.replays:  # Wrappers are not made to run call by call again after they were captured.
+                del training
+                training = self._start(contender)
+            rows += self._on_the_device(training, details)
         return rows
 
-    def _wrap(self, contender: Contender, beside: int = 0) -> nn.Module:
-        """The model wrapped, if besides the step there is so much memory."""
-        self.model.zero_grad()
-        free_memory(self.device)
+    def _messages(self, contender: Declared, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
+        """What a data-parallel wrapper sends; of a user's own, as observed."""
+        calls, size = self.witness.seen[contender].sent
+        sent = size if contender.own else contender.wire * self.gradient_bytes
+        messages = calls if contender.own else getattr(training.wrapped, "messages", None)
+        yield summarize("communicated", "MB", [sent / MB], details=details)
+        if messages is not None:
+            yield summarize("messages", "", [messages], details=details)
+        if contender.wire < 1:
+            yield summarize("gradient_error", "", [self.errors[contender].overall], details=details)
+
+    def _on_the_device(self, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
+        """What a GPU does in a step that is timed, what the host does, and when weights are gathered."""
+        metrics = self.cell.metrics
+        phases = self._as_timed(training)
+        profile = profile_step(phases, self.device)
+        gathers = "gather_begins" in metrics
+        yield from profile_rows(profile, details, apart=(ALL_GATHER, REDUCE_SCATTER) if gathers else ())
+        if "host" in metrics:
+            yield summarize("launches", "", [profile.launches], details=details)
+            yield host_row(phases, self.device, details)
+        if gathers:
+            training.wrapped.zero_grad()
+            yield summarize("between_steps", "MiB", [in_use(self.device) / MIB], details=details)
+            if units := units_of(training):
+                yield from forward_rows(training.phases["forward"], units, self.device, details)
+
+    def _begin(self, contender: Declared) -> Training:
+        """A new model, and a contender that begins to train it."""
+        model = new_model(self.cell, self.device)
+        if getattr(self.cell, "compiled", False):
+            # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
+            compile_blocks(model)
+        graphs = {"capturable": True} if self.replays else {}
+        return start(contender, model, self.tokens, self.cell, lr=LEARNING_RATE, fused=True, **graphs)
+
+    def _start(self, contender: Declared, *, beside: int = 0, from_scratch: bool = False) -> Training:
+        """The same, if there is memory for it, and for so much besides; the peak is counted from then on, or before."""
+        self._make_room(contender, beside)
         reset_peak(self.device)
-        return wrap_on_all_ranks(contender, self.model, self.gradient_bytes, self.step_bytes + beside)
+        training = self._begin(contender)
+        if not from_scratch:
+            reset_peak(self.device)
+        return training
 
-    def _phases(self, contender: Contender, wrapped: nn.Module) -> Phases:
-        """The phases of a contender's step."""
-        phases = phases_of(wrapped, self.tokens, self.cell.precision, self.optimizer)
-        if contender.updates:
-            del phases["optimizer"]
-        return phases
+    def _make_room(self, contender: Declared, beside: int = 0) -> None:
+        """Free what the last turn has left.
 
-    def _timed(self, contender: Contender, wrapped: nn.Module) -> Phases:
-        """The same as they are timed as a whole."""
-        return self._as_timed(self._phases(contender, wrapped))
+        Raises:
+            Unavailable: on all ranks, if there is not enough memory on one.
+        """
+        free_memory(self.device)
+        needed = contender.needed(self.cell, step_memory(self.cell, on_gpu=self.device.type == "cuda"))
+        check_memory(round(SLACK * needed) + beside, self.device)
 
-    def _as_timed(self, phases: Phases) -> Phases:
-        """Phases as they are timed as a whole."""
-        return captured(phases) if self.replays else phases
-
-
-def new_model(cell: Any, device: torch.device) -> nn.Module:
-    """A model with random weights, of a cell of any of the experiments that train on several ranks."""
-    return build_model(
-        cell.model,
-        parse_size(cell.size),
-        vocab_size=cell.vocab_size,
-        context_length=cell.context,
-        device=device,
-    )
-
-
-def everyones_tokens(cell: Any, device: torch.device) -> Tensor:
-    """A batch that all ranks draw alike, [processes * batch_size, context + 1]."""
-    return torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
-
-
-def own_part(tokens: Tensor) -> Tensor:
-    """This rank's part of everyone's tokens, [batch_size, context + 1]."""
-    return tokens.chunk(dist.get_world_size())[dist.get_rank()]
-
-
-def phases_of(
-    wrapped: nn.Module, tokens: Tensor, precision: str, optimizer: Optimizer
-) -> dict[str, Callable[[], None]]:
-    """The phases of a training step; PyTorch's wrappers have none of their own for synchronization."""
-    phases = TrainingStep(wrapped, tokens, precision=precision, optimizer=optimizer).phases("train_step")
-    if finish := getattr(wrapped, "finish_gradient_synchronization", None):
-        update = phases.pop("optimizer")
-        phases |= {"synchronization": finish, "optimizer": update}
-    return phases
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Have each block compiled by itself, so that its gradients arrive when its own backward pass is over."""
-    blocks = getattr(model, "blocks", None)
-    if blocks is None:
-        raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be compiled one by one")
-    for block in blocks:
-        block.compile()
-
-
-def captured(phases: Phases) -> Phases:
-    """The phases of a step as a single one, which replays a CUDA graph of it."""
-    for _ in range(STEPS_BEFORE_CAPTURE):
-        run(phases)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        run(phases)
-    return {"step": graph.replay}
-
-
-def run(phases: Phases) -> None:
-    """One step."""
-    for phase in phases.values():
-        phase()
-
-
-def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
-    """From each rank's laps to those of the slowest rank."""
-    return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]
-
-
-@no_garbage_collection()
-def time_steps(phases: Phases, device: torch.device, *, warmup: int, steps: int) -> list[float]:
-    """Seconds of each timed step on this rank; all ranks begin together."""
-    for _ in range(warmup):
-        run(phases)
-    synchronize(device)
-    dist.barrier()
-    stopwatch = Stopwatch(device)
-    seconds = []
-    for _ in range(steps):
-        run(phases)
-        seconds.append(stopwatch.lap())
-    return seconds
-
-
-def phase_rows(phases: Phases, device: torch.device, details: Mapping[str, str]) -> list[Measurement]:
-    """Each phase's time, by the slowest rank."""
-    return [
-        summarize(name, "ms", [1e3 * lap for lap in slowest(seconds, device)], details=details)
-        for name, seconds in time_phases(phases, device).items()
-    ]
-
-
-@no_garbage_collection()
-def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each phase of some steps on this rank; all ranks begin a step together.
-
-    A phase ends when the device has done the work on the current stream. What travels on others goes on.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in phases}
-    for _ in range(PHASE_STEPS):
-        synchronize(device)
-        dist.barrier()
-        for name, phase in phases.items():
-            start = time.perf_counter()
-            phase()
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def memory_outside(device: torch.device) -> int:
-    """Bytes of a device that are in use, but not by PyTorch's allocator: libraries' buffers, memory of peers."""
-    if device.type != "cuda":
-        return 0
-    free, total = torch.cuda.mem_get_info(device)
-    return total - free - torch.cuda.memory_reserved(device)
+    def _as_timed(self, training: Training) -> Phases:
+        """Its phases as they are timed as a whole."""
+        return captured(training.phases) if self.replays else training.phases

@@ -23,11 +23,18 @@ class Turn:
 
 
 def summarize_turns(
-    turns: Sequence[Turn], floor: Sequence[Turn], device: torch.device, details: Mapping[str, str]
+    turns: Sequence[Turn],
+    floor: Sequence[Turn],
+    experiment: type[Experiment],
+    device: torch.device,
+    details: Mapping[str, str],
 ) -> Iterator[Measurement]:
-    """Time and memory of a contender's steps; what it takes outside of the allocator, above what the floor does."""
+    """Time of a contender's steps, and their memory, where an experiment does not look at it moment by moment.
+
+    What they take outside of the allocator is told above what the floor does.
+    """
     yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
-    if device.type == "cuda":
+    if device.type == "cuda" and "outside_memory" in experiment.metrics:
         # Of the first round: what a library allocates once and keeps is everyone's, the floor's too, from then on.
         yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)
         if floor and turns is not floor:

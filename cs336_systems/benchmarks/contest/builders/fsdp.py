@@ -1,0 +1,52 @@
+"""This project's ways to shard more than gradients: the optimizer's state over peers' memory, and everything."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.contest.builders.data_parallel import unavailable_here
+from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
+
+COMPUTE_DTYPE = {"fp32": None, "bf16": torch.bfloat16}
+
+
+@unavailable_here()
+def sharded_optimizer(
+    model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Weights and gradients whole, the optimizer's state sharded, all of it through peers' memory."""
+    wrapped = PeerMemoryDataParallel(model, bucket_size_mb=VARIATION_MB)
+    return wrapped, PeerMemoryShardedOptimizer(wrapped.parameters(), AdamW, **hyperparameters)
+
+
+def shard(
+    model: nn.Module, contender: Declared, cell: Any, *, by_block: bool, **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Everything sharded, and gathered layer by layer or block by block."""
+    together = (type(blocks_of(model)[0]),) if by_block else ()
+    wrapped = FullyShardedDataParallel(model, COMPUTE_DTYPE[cell.precision], together=together)
+    return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """A model's blocks.
+
+    Raises:
+        Unavailable: it has none.
+    """
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be sharded one by one")
+    return list(blocks)
+
+
+fsdp = partial(shard, by_block=False)
+fsdp_blocks = partial(shard, by_block=True)

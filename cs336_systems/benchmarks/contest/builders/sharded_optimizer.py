@@ -1,0 +1,38 @@
+"""This project's sharded optimizers, each with the wrapper that makes its gradients."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.contest.builders.data_parallel import unavailable_here
+from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
+from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
+from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
+from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
+
+
+def state(
+    model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., Optimizer], **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """The handout's scheme: the same gradients on all ranks, the state and the update of own parameters alone."""
+    wrapped = BucketedDataParallel(model, bucket_size_mb=VARIATION_MB)
+    return wrapped, kind(model.parameters(), AdamW, **hyperparameters)
+
+
+def gradients(
+    model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., ShardedOptimizer], **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Ranks also have the gradients of their own parameters alone."""
+    optimizer = kind(model.parameters(), AdamW, **hyperparameters)
+    return ShardedGradientsDataParallel(model, optimizer), optimizer
+
+
+sharded = partial(state, kind=ShardedOptimizer)
+sharded_gradients = partial(gradients, kind=ShardedOptimizer)
+sharded_peer_memory = unavailable_here()(partial(state, kind=PeerMemoryShardedOptimizer))
+sharded_gradients_peer_memory = unavailable_here()(partial(gradients, kind=PeerMemoryShardedOptimizer))

@@ -1,0 +1,69 @@
+"""The measurement of any experiment whose contenders train on several ranks."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.contest.agreement import available_on_all_ranks, quick_collections, together
+from cs336_systems.benchmarks.contest.builders.own import own_contenders
+from cs336_systems.benchmarks.contest.rounds import take_turns
+from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.benchmarks.contest.turns import not_known, summarize_turns
+from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.measure.measurement import Measurement
+from cs336_systems.measure.memory import Unavailable
+
+ON_CUDA = {
+    "device_busy": "only a CUDA device works apart from the host",
+    "allocated": "PyTorch counts memory in use on CUDA devices only",
+    "peak_memory": "PyTorch counts peak memory on CUDA devices only",
+}
+"""Metrics that a CPU does not have, and why."""
+
+T = TypeVar("T")
+
+
+def measure(cell: Any, device: torch.device) -> list[Measurement]:
+    """Steps of all contenders, round by round; then, one by one, their phases, memory and profiles.
+
+    Raises:
+        Unavailable: none could take part.
+    """
+    trial = Trial(cell, device)
+    with quick_collections(), together():
+        turns, refused = take_turns(contenders_of(cell), cell.rounds, agreed(trial.check), agreed(trial.turn))
+        inspected, not_inspected = take_turns(turns, 1, lambda _: None, agreed(trial.inspect))
+    refused |= not_inspected
+    if not inspected:
+        raise Unavailable(next(iter(refused.values())))
+    floor = next((own for contender, own in turns.items() if contender.name == FLOOR), [])
+    rows = [
+        row
+        for contender, (of_inspection,) in inspected.items()
+        for row in (
+            *summarize_turns(turns[contender], floor, type(cell), device, trial.details(contender)),
+            *of_inspection,
+        )
+    ]
+    if device.type != "cuda":
+        rows += [not_known(type(cell), metric, why) for metric, why in ON_CUDA.items() if metric in cell.metrics]
+    lost = [not_known(type(cell), "step", why, trial.details(contender)) for contender, why in refused.items()]
+    return [*rows, *lost]
+
+
+def contenders_of(cell: Any) -> list[Declared]:
+    """All that take part in a cell."""
+    return [*(one for one in cell.contenders if not one.tried or cell.tried), *own_contenders(cell)]
+
+
+def agreed(attempt: Callable[[Declared], T]) -> Callable[[Declared], T]:
+    """An attempt with a contender; of a user's own, whatever it raises is a reason on all ranks to go on without it."""
+
+    def attempted(contender: Declared) -> T:
+        if not contender.own:
+            return attempt(contender)
+        return available_on_all_ranks(lambda: attempt(contender), own=True)
+
+    return attempted

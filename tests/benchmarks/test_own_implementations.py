@@ -1,0 +1,71 @@
+"""A user's own implementations take turns with all others: right ones are timed; of wrong ones it is said why not."""
+
+import re
+from unittest import mock
+
+import pytest
+
+from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.experiments.base import make_cell
+from cs336_systems.experiments.data_parallel import PHASES
+from cs336_systems.experiments.registry import EXPERIMENTS
+from tests.support.ranks import on_all_ranks
+
+CELL = {
+    "size": "odd:d_model=24,d_ff=37,num_layers=2,num_heads=3",
+    "context": 7,
+    "batch_size": 3,
+    "vocab_size": 101,
+    "rounds": 2,
+    "warmup": 1,
+    "steps": 2,
+}
+OFF = r"not timed: after 3 steps \S+ is off from one process's by [\d.]+ of its way"
+RIGHT = {"data_parallel": "DDP", "optimizer_sharding": "ShardedOptimizer", "fsdp": "FSDP"}
+WRONG = {
+    "data_parallel": {
+        "SummingDDP": OFF,
+        "ForgetfulDDP": OFF.replace(r"\S+", "token_embedding.weight"),
+        "RoundingDDP": OFF,
+        "OverflowingDDP": r"not timed: its gradient of \S+ is off from the mean over the ranks by [\d.]+ of it",
+        "RaisingDDP": "not timed: it raises TypeError: rank 1 has no",
+        "ElsewhereDDP": "it needs a GPU",
+        "Nothing": "not timed: it raises ValueError: tests.support.own has no 'Nothing'",
+    },
+    "optimizer_sharding": {"LonelyOptimizer": OFF},
+    "fsdp": {
+        "StaleFSDP": OFF,
+        "ShapelessFSDP": r"not timed: after 3 steps \S+ has the shape \(1952,\), and one process's \(61, 32\)",
+    },
+}
+
+
+def own_rows(experiment, device, names):
+    """The rows of some of `tests.support.own`, by name, which take part with the first contender of an experiment."""
+    kind = EXPERIMENTS[experiment]
+    text = ",".join(f"{name}=tests.support.own:{name}" for name in names)
+    cell = make_cell(kind, CELL | {"implementation": text})
+    with mock.patch.object(kind, "contenders", kind.contenders[:1]):
+        rows = measure(cell, device)
+    column = kind.details[0]
+    assert kind.contenders[0].name in {row.details[column] for row in rows if row.metric == "step"}
+    return {name: [row for row in rows if row.details.get(column) == name] for name in names}
+
+
+@pytest.mark.parametrize("experiment", RIGHT)
+@on_all_ranks
+def test_right_ones_are_timed_and_wrong_ones_refused(device, experiment):
+    right, wrong = RIGHT[experiment], WRONG[experiment]
+    found = own_rows(experiment, device, [right, *wrong])
+    measured = {row.metric: row for row in found.pop(right) if row.status == "ok"}
+    assert {"step", *PHASES, "tokens"} <= measured.keys()
+    assert measured["step"].n == 4
+    assert measured["collectives"].mean > 0
+    for name, rows in found.items():
+        assert [(row.metric, row.status) for row in rows] == [("step", "skipped")], name
+        assert re.fullmatch(wrong[name], rows[0].message), (name, rows[0].message)
+
+
+def test_none_has_the_name_of_another_contender():
+    with pytest.raises(ValueError, match=r"^implementation is 'flat=a:B'; allowed: other names than none, naive, "):
+        make_cell(EXPERIMENTS["data_parallel"], {"implementation": "flat=a:B"})

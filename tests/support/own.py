@@ -1,0 +1,168 @@
+"""Implementations such as a user may name in the configuration: right ones, and subtly wrong ones."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+MADE = []
+"""The classes of what has been made here."""
+
+
+class DDP(nn.Module):
+    """Averages each gradient when it arrives."""
+
+    def __init__(self, module):
+        super().__init__()
+        MADE.append(type(self))
+        self.module = module
+        self.waiting = []
+        for parameter in module.parameters():
+            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(self.send)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def send(self, parameter):
+        self.waiting.append((dist.all_reduce(parameter.grad, async_op=True), parameter))
+
+    def finish_gradient_synchronization(self):
+        for work, parameter in self.waiting:
+            work.wait()
+            parameter.grad /= dist.get_world_size()
+        self.waiting.clear()
+
+
+class SummingDDP(DDP):
+    """Does not divide."""
+
+    def finish_gradient_synchronization(self):
+        for work, _ in self.waiting:
+            work.wait()
+        self.waiting.clear()
+
+
+class ForgetfulDDP(DDP):
+    """The last gradient stays at home."""
+
+    def send(self, parameter):
+        if parameter is not next(self.module.parameters()):
+            super().send(parameter)
+
+
+class RoundingDDP(DDP):
+    """Sends in another type than gradients have."""
+
+    def send(self, parameter):
+        rounded = parameter.grad.bfloat16()
+        dist.all_reduce(rounded)
+        parameter.grad = rounded.float() / dist.get_world_size()
+
+
+class RaisingDDP(DDP):
+    """Has a bug that shows on one rank only."""
+
+    def forward(self, *inputs):
+        if dist.get_rank() == 1:
+            raise TypeError("rank 1 has no\nbuckets")
+        return super().forward(*inputs)
+
+
+class ElsewhereDDP(DDP):
+    """Cannot work here."""
+
+    def __init__(self, module):
+        raise NotImplementedError("it needs a GPU")
+
+
+class OverflowingDDP(DDP):
+    """Has a buffer for 2000 numbers, and leaves gradients of more as they are."""
+
+    def send(self, parameter):
+        if parameter.numel() <= 2000:
+            super().send(parameter)
+
+
+class ShardedOptimizer(Optimizer):
+    """Each rank updates every other parameter, and sends it to the rest."""
+
+    def __init__(self, params, optimizer_cls, **kwargs):
+        MADE.append(type(self))
+        params = list(params)
+        ranks = dist.get_world_size()
+        self.owners = {parameter: index % ranks for index, parameter in enumerate(params)}
+        self.inner = optimizer_cls(params[dist.get_rank() :: ranks], **kwargs)
+        super().__init__(params, kwargs)
+
+    def step(self):
+        self.inner.step()
+        for parameter, owner in self.owners.items():
+            dist.broadcast(parameter.data, owner)
+
+
+class LonelyOptimizer(ShardedOptimizer):
+    """Keeps its updates to itself."""
+
+    def step(self):
+        self.inner.step()
+
+
+class FSDP(nn.Module):
+    """Each rank keeps a part of every weight; they are gathered before a forward pass."""
+
+    def __init__(self, module, compute_dtype=None):
+        super().__init__()
+        if compute_dtype is not None:
+            raise NotImplementedError("it computes in fp32 only")
+        MADE.append(type(self))
+        self.hidden = [module]  # no submodule: the parameters are the shards
+        self.whole = dict(module.named_parameters())
+        self.shards = nn.ParameterList(self.part(weight.data).clone() for weight in self.whole.values())
+
+    def part(self, whole):
+        ranks = dist.get_world_size()
+        padded = torch.cat([whole.flatten(), whole.new_zeros(-whole.numel() % ranks)])
+        return padded.chunk(ranks)[dist.get_rank()]
+
+    def gather_full_params(self):
+        gathered = {}
+        for (name, weight), shard in zip(self.whole.items(), self.shards, strict=True):
+            flat = shard.new_empty(len(shard) * dist.get_world_size())
+            dist.all_gather_into_tensor(flat, shard.data)
+            gathered[name] = flat[: weight.numel()].view_as(weight)
+        return gathered
+
+    def forward(self, *inputs):
+        for name, weight in self.gather_full_params().items():
+            self.whole[name].data = weight
+        return self.hidden[0](*inputs)
+
+    def finish_gradient_synchronization(self):
+        for weight, shard in zip(self.whole.values(), self.shards, strict=True):
+            dist.all_reduce(weight.grad)
+            shard.grad = self.part(weight.grad / dist.get_world_size())
+            weight.grad = None
+
+
+class StaleFSDP(FSDP):
+    """Gathers its weights once."""
+
+    def forward(self, *inputs):
+        if not hasattr(self, "gathered"):
+            self.gathered = super().gather_full_params()
+        for name, weight in self.gathered.items():
+            self.whole[name].data = weight
+        return self.hidden[0](*inputs)
+
+
+class ShapelessFSDP(FSDP):
+    """Gives back its weights without their shapes."""
+
+    def gather_full_params(self):
+        return {name: weight.flatten() for name, weight in super().gather_full_params().items()}
+
+    def forward(self, *inputs):
+        for name, weight in super().gather_full_params().items():
+            self.whole[name].data = weight
+        return self.hidden[0](*inputs)
