@@ -483,6 +483,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorde
     sizes = own_sizes(config["sizes"])
     jobs: dict[str, Job] = {}
     owner: dict[Experiment, str] = {}
+    of_record: set[Experiment] = set()
     own = own_texts(experiment, config["implementations"])
     for grid_name, grid in config["experiments"][experiment][scale].items():
         if grid.get(RECORDED_KEY) and not recorded:
@@ -492,6 +493,10 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorde
             values = {key: items for key, items in grid.items() if key not in (JOB_KEY, RECORDED_KEY)}
             values = with_own(kind, values, own, owner)
             for job in _grid_jobs(kind, grid_name, values, grid.get(JOB_KEY, []), sizes, config["model"]):
+                if of_record.issuperset(job.cells):
+                    continue  # What a recorded grid before this one has is measured anew in this one.
+                if grid.get(RECORDED_KEY):
+                    of_record.update(job.cells)
                 for cell in job.cells:
                     if cell in owner:
                         raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
