@@ -179,6 +179,8 @@ METRICS: dict[str, dict[str, Metric]] = {
         "gradient_error": Metric("", "Difference of the gradients from the mean over the ranks, over the mean"),
         "communicated": Metric("MB", "Bytes that a rank contributes in a step, by what the wrapper says"),
         "messages": Metric("", "Collectives that carry them, by what the wrapper says", counts=True),
+        "launches": Metric("", "Kernels, copies, fills and graphs that the host launches in a step", counts=True),
+        "host": Metric("ms", "What the host takes to issue a step when it does not wait for the device", timed=True),
     },
     "end_to_end": {
         **_PHASES,

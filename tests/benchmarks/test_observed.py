@@ -21,7 +21,6 @@ from cs336_systems.benchmarks.contest.trial import Trial
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import CONTENDERS
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.implementations import load_path
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel import ownership
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
@@ -30,7 +29,6 @@ from tests.support.ranks import on_all_ranks
 
 SHAPE = {"size": "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3", "context": 7, "batch_size": 3, "vocab_size": 101}
 ROUNDS = {"rounds": 1, "warmup": 0, "steps": 1}
-TRAINED = ("data_parallel", "optimizer_sharding", "fsdp")
 
 
 class Casting(nn.Module):
@@ -160,13 +158,6 @@ def test_other_models_are_held_to_what_needs_no_closed_form(device):
         trial.turn(contender)
     with pytest.raises(Unavailable, match="it sends 1 × all_reduce in synchronization, and none declared"):
         trial.turn(replace(floor, title="flat", builder=flat.builder))
-
-
-@pytest.mark.parametrize("experiment", TRAINED)
-def test_each_contender_has_a_builder_and_a_key_of_its_own(experiment):
-    contenders = EXPERIMENTS[experiment].contenders
-    assert len({contender.key for contender in contenders}) == len(contenders)
-    assert all(callable(load_path(contender.builder)) for contender in contenders)
 
 
 def test_closed_forms_of_sharded_buckets_know_their_settings():
