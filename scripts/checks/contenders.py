@@ -27,10 +27,15 @@ from scripts.views.data import select
 MB = 1e6
 DIGITS = 1e-6
 """Of bytes that were recorded in another unit."""
+PROFILE = ("compute", "communication", "hidden", "device_busy", "timeline_length")
 UNDISTURBED = ("naive", "flat", "peer_memory")
 """Wrappers with the whole state that communicate when nothing else runs, or take no SM."""
 SAME_WORK = 0.06
 """Relative difference of times of the same work."""
+ROUNDING = 0.01
+"""Of a step: what clocks, and the timeline's parts, may make times differ by that are equal."""
+COLLECTIVES = {"all_gather", "reduce_scatter"}
+"""Those that some profiles have apart from the rest of the communication."""
 ON_GPUS = "profiled on GPUs only"
 NOT_TOLD = "not told by these rows"
 
@@ -43,6 +48,8 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield messages_are_the_declared_ones(found)
     yield all_train_on_their_batch(found)
     yield none_copies_more(found)
+    yield profiles_add_up(found)
+    yield each_communicates_as_it_declares(found)
     yield the_baseline_computes_what_others_do(found)
     yield the_baseline_is_timed_as_it_is_profiled(found)
 
@@ -168,6 +175,52 @@ def none_copies_more(found: list[Contender]) -> Check:
             complaints.append(f"{contender}: {copies:.2f} times, and {contender.declared.copies:g} times declared")
     check = "no contender writes all gradients more often than it declares, besides what a rank by itself writes"
     return told(check, found, "written", complaints)
+
+
+def profiles_add_up(found: list[Contender]) -> Check:
+    """The device is busy with computation, communication, or both, within the step, and when the timeline says."""
+    check = "the profiled computation and communication, less what runs at once, are the device's busy time"
+    complaints, examined = [], 0
+    for contender in found:
+        times = [contender.one(name) for name in PROFILE]
+        compute, communication, hidden, busy, length = (time or 0.0 for time in times)
+        if times[-1] is None:
+            continue
+        examined += 1
+        slack = ROUNDING * length
+        kinds, shares = contender.by_kind("communication"), contender.by_kind("timeline")
+        timed = length * shares.get("communication", 0.0) if kinds.empty else communication
+        if (
+            None in times
+            or abs(compute + communication - hidden - busy) > slack
+            or hidden > min(compute, communication) + slack
+            or busy > length + slack
+            or kinds.max() > communication + slack
+            or abs(timed - communication) > slack
+        ):
+            complaints.append(
+                f"{contender}: {compute:.1f} + {communication:.1f} - {hidden:.1f} ms, "
+                f"busy {busy:.1f} of {length:.1f} ms, timeline {timed:.1f} ms"
+            )
+    return conclude(check, complaints, examined, f"{examined} profiles" if examined else ON_GPUS)
+
+
+def each_communicates_as_it_declares(found: list[Contender]) -> Check:
+    """The profiler sees communication wherever there is some, and gathers and reductions of those that declare them."""
+    check = "profiles show communication of each contender that declares some, and of no other"
+    complaints, examined = [], 0
+    for contender in found:
+        communication = contender.one("communication")
+        if communication is None or contender.declared is None:
+            continue
+        examined += 1
+        sends = contender.declared.sends(contender.cell)
+        apart = contender.by_kind("communication")
+        gathers = {what for sent in sends for what in sent.what} & COLLECTIVES if len(apart) else set()
+        if bool(sends) != (communication > 0) or any(not apart.get(what, 0.0) > 0 for what in gathers):
+            told = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
+            complaints.append(f"{contender}: {communication:.2f} ms{f' ({told})' if told else ''}")
+    return conclude(check, complaints, examined, f"{examined} profiles" if examined else ON_GPUS)
 
 
 def beside_the_baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.contenders import names_of
 from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
 from cs336_systems.measure.record import parameters
@@ -15,10 +14,8 @@ from scripts.views.data import measured_gpu, select, statistic
 CELL = parameters(DataParallelTraining)
 AFTER_BACKWARD = ("naive", "flat")
 """Wrappers that communicate while nothing else runs."""
-PROFILE = ["device_busy", "compute", "communication", "hidden", "timeline_length"]
-NO_PROFILES = "profiles are made on GPUs only"
 ROUNDING = 0.01
-"""Of a step: what clocks, and the timeline's parts, may make times differ by that are equal."""
+"""Of a step: what clocks may make times differ by that are equal."""
 BF16_ROUNDING = 2.0**-8
 """The largest relative error of rounding to bf16."""
 
@@ -27,8 +24,6 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every check of the experiment."""
     table = tables["data_parallel"]
     yield nothing_beats_the_floor(table)
-    yield profile_adds_up(table)
-    yield only_wrappers_communicate(table)
     yield nothing_beats_the_link(table, tables["all_reduce"])
     yield bf16_rounds(table)
     yield memory_holds_the_state(table)
@@ -53,48 +48,6 @@ def nothing_beats_the_floor(table: DataFrame) -> Check:
         for _, row in rows[rows["p80"] < (1 - slack) * rows["floor"]].iterrows()
     ]
     return conclude(check, complaints, len(rows), f"{len(rows)} wrappers, p80 against p20 less {slack:.0%}")
-
-
-def profiles(table: DataFrame) -> DataFrame:
-    """One row per profile: its times in ms, by metric, and as `timed` when its timeline communicates."""
-    keys = [*CELL, "wrapper", "bucket_mb"]
-    rows = select(table, status="ok", kind="")
-    times = rows[rows["metric"].isin(PROFILE)].pivot(index=keys, columns="metric", values="mean")
-    shares = select(table, metric="timeline", kind="communication").set_index(keys)["mean"]
-    wide = times.reindex(columns=PROFILE).join(shares.rename("share")).reset_index()
-    return wide.assign(timed=wide["share"] * wide["timeline_length"])
-
-
-def profile_adds_up(table: DataFrame) -> Check:
-    """The device is busy with computation, communication, or both, within the step, and when the timeline says."""
-    check = "the profiled computation and communication, less what runs at once, are the device's busy time"
-    complaints = []
-    found = profiles(table)
-    for _, row in found.iterrows():
-        slack = ROUNDING * row["timeline_length"]
-        if (
-            abs(row["compute"] + row["communication"] - row["hidden"] - row["device_busy"]) > slack
-            or row["hidden"] > min(row["compute"], row["communication"]) + slack
-            or row["device_busy"] > row["timeline_length"] + slack
-            or abs(row["timed"] - row["communication"]) > slack
-        ):
-            complaints.append(
-                f"{name_contender(row)}: {row['compute']:.1f} + {row['communication']:.1f} - {row['hidden']:.1f} ms, "
-                f"busy {row['device_busy']:.1f} of {row['timeline_length']:.1f} ms, timeline {row['timed']:.1f} ms"
-            )
-    return conclude(check, complaints, len(found), f"{len(found)} profiles" if len(found) else NO_PROFILES)
-
-
-def only_wrappers_communicate(table: DataFrame) -> Check:
-    """The profiler sees communication wherever there is some, and only there."""
-    check = "profiles of training steps show communication with every wrapper, and none without"
-    rows = select(table, metric="communication", status="ok")
-    rows = rows[rows["wrapper"].isin(names_of(DataParallelTraining.contenders))]
-    complaints = [
-        f"{name_contender(row)}: {row['mean']:.2f} ms"
-        for _, row in rows[(rows["mean"] > 0) != (rows["wrapper"] != FLOOR)].iterrows()
-    ]
-    return conclude(check, complaints, len(rows), f"{len(rows)} profiles" if len(rows) else NO_PROFILES)
 
 
 def nothing_beats_the_link(table: DataFrame, all_reduces: DataFrame) -> Check:

@@ -77,8 +77,8 @@ def contender_rows(cell: OptimizerSharding, contender: str, *, on_gpu: bool) -> 
         }
         rows += [summarize(name, "ms", [time], details=details) for name, time in times.items()]
         rows += [
-            summarize("timeline", "share", [0.5] * TIMELINE_PARTS, details=details | {"kind": kind})
-            for kind in ("compute", "communication", "optimizer")
+            summarize("timeline", "share", [share] * TIMELINE_PARTS, details=details | {"kind": kind})
+            for kind, share in {"compute": 0.5, "communication": communication / step, "optimizer": 0.5}.items()
         ]
     return rows
 

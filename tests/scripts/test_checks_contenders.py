@@ -99,6 +99,16 @@ FAULTS = {
     "copies": ("data_parallel", scale(1.1, metric="written", wrapper="ddp"), "ddp 25, .* times, and 2 times declared"),
     "a sum of collectives": ("data_parallel", scale(2, metric="collectives", wrapper="flat", kind=""), "2 in all"),
     "an unknown one": ("data_parallel", rename("naive", "new"), "new, xl"),
+    "what is hidden": (
+        "data_parallel",
+        scale(9, metric="hidden", wrapper="bucketed"),
+        r"bucketed 1, .* ms, busy .* of",
+    ),
+    "a busy device": ("optimizer_sharding", scale(9, metric="device_busy"), "sharded, .* ms, busy .* of"),
+    "a longer step": ("data_parallel", scale(9, metric="timeline_length", wrapper="flat"), "flat, .* timeline "),
+    "a longer gather": ("fsdp", scale(9, metric="communication", kind="all_gather"), "fsdp, .* ms, busy"),
+    "no communication": ("data_parallel", scale(0, metric="communication", wrapper="naive"), "naive, .*: 0.00 ms"),
+    "no reduction": ("fsdp", scale(0, metric="communication", kind="reduce_scatter"), "reduce_scatter 0.00 ms"),
     "optimizers exchanged": ("optimizer_sharding", swap("contender", "unsharded", "sharded"), "in update, and none"),
     "PyTorch's views": (
         "optimizer_sharding",

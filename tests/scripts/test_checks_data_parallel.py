@@ -38,11 +38,6 @@ def failures(tables, **doctored):
 
 DOCTORED = [
     ("naive", "", "step", "p80", 1.0, "naive, 2 processes, bf16: p80 1.00 ms, without p20"),
-    ("naive", "", "hidden", "mean", 30.0, r"naive, 2 processes, bf16: .* \+ .* - 30.0 ms, busy"),
-    ("ddp", "25", "device_busy", "mean", 300.0, "ddp 25 MB, .* busy 300.0 of"),
-    ("bucketed", "10", "timeline_length", "mean", 300.0, "bucketed 10 MB, .* timeline "),
-    ("peer_memory", "100", "communication", "mean", 0.0, "peer_memory 100 MB, 2 processes, bf16: 0.00 ms"),
-    ("none", "", "communication", "mean", 0.5, "none, 2 processes, bf16: 0.50 ms"),
     ("flat", "", "synchronization", "median", 9.0, "flat, 2 processes, bf16: 9.00 ms, at least 2"),
     ("bf16_wire", "100", "gradient_error", "mean", 0.0, "bf16_wire 100 MB, 2 processes, bf16: 0.0e"),
     ("bf16_wire", "100", "gradient_error", "mean", 0.017, "bf16_wire 100 MB, 2 processes, bf16: 1.7e-02"),

@@ -38,10 +38,6 @@ def drop_last(samples):
 
 DOCTORED = [
     ("fsdp", "", "step", "p80", 1.0, "fsdp, 2.7B, 2 GPUs, fp32: p80 1.00 ms, passes"),
-    ("fsdp", "", "hidden", "median", 3e3, r"fsdp, 2.7B, 2 GPUs, fp32: .* \+ .* - 3000.0 ms, busy"),
-    ("fully_shard", "", "device_busy", "median", 3e4, "fully_shard, .* busy 30000.0 of"),
-    ("fsdp_blocks", "reduce_scatter", "communication", "median", 0.0, "fsdp_blocks, .*, 0.00 of .* ms"),
-    ("none", "", "communication", "median", 0.5, "none, 2.7B, 2 GPUs, fp32: nan, nan|none, .*0.50 ms"),
     ("fsdp", "", "begins", "samples", begin_at_once, "fsdp, 2.7B, 2 GPUs, fp32: unit 0 of 226"),
     ("fsdp", "", "needed", "samples", drop_last, "fsdp, 2.7B, 2 GPUs, fp32: not all times of 226 units are there"),
     ("fsdp", "", "between_steps", "median", 3e4, "fsdp, .*: 30000 MiB, .* expected"),
