@@ -6,6 +6,7 @@ import pytest
 
 from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.sizes import parse_size
 from scripts.checks import data_parallel
 from scripts.tables import merge
@@ -15,8 +16,14 @@ from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
 CELL = {"processes": 2, "precision": "bf16", "compiled": False, "kind": ""}
 
 
-def cells(name):
-    return [cell for cell in planned_cells(name, "handout") if name == "all_reduce" or cell.precision == "bf16"][:12]
+CELLS = {
+    "data_parallel": [
+        DataParallelTraining(processes=processes, precision="bf16", compiled=compiled, tried=not compiled)
+        for processes in (2, 4)
+        for compiled in (False, True)
+    ],
+    "all_reduce": planned_cells("all_reduce", "handout")[:12],
+}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +32,7 @@ def sound(tmp_path_factory):
     folder = tmp_path_factory.mktemp("h200")
     tables = {}
     for name in ("data_parallel", "all_reduce"):
-        raw = write_raw(folder, name, rows_of(cells(name), provenance(**H200)))
+        raw = write_raw(folder, name, rows_of(CELLS[name], provenance(**H200)))
         merge(name, [str(raw)], str(folder / f"{name}.csv"), "nvidia-h200")
         tables[name] = load(name, folder / f"{name}.csv")
     return tables
