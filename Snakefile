@@ -23,6 +23,7 @@ include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"
 include: "rules/submission.smk"
+include: "rules/verify.smk"
 
 
 rule all:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cs336_systems.lifeline import end_with_the_run
-from tests.support.ranks import four_ranks, ranks  # noqa: F401 - fixtures of all tests
+from tests.support.ranks import four_ranks, ranks, two_and_four_ranks  # noqa: F401 - fixtures of all tests
 
 end_with_the_run()  # The tests that a run has to pass before it measures end with it, like its jobs.
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 PROCESSES = 2
-COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-TEST_TIMEOUT_SECONDS = 120
+COLLECTIVE_TIMEOUT = timedelta(seconds=int(os.environ.get("CS336_COLLECTIVE_TIMEOUT_S", "60")))
+TEST_TIMEOUT_SECONDS = 2 * COLLECTIVE_TIMEOUT.seconds
 LAST_WORDS_SECONDS = 3
 """How long the others have to say what went wrong once a rank has failed."""
 
@@ -40,16 +40,24 @@ def on_all_ranks(test, ranks="ranks"):
 
 
 on_four_ranks = functools.partial(on_all_ranks, ranks="four_ranks")
+on_two_and_on_four_ranks = functools.partial(on_all_ranks, ranks="two_and_four_ranks")
 
 
-def processes(number):
-    """A fixture with so many processes, which are started when the first test needs them."""
+def processes(*numbers):
+    """A fixture with so many processes, in turn, which are started when the first test needs them."""
+    backends = {"gloo": (), "nccl": pytest.mark.gpu}
+    launches = [
+        pytest.param((backend, number), id=f"{number} ranks over {backend}", marks=marks)
+        for number in numbers
+        for backend, marks in backends.items()
+    ]
 
-    @pytest.fixture(scope="session", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
+    @pytest.fixture(scope="session", params=launches)
     def ranks(request, tmp_path_factory):
-        if request.param == "nccl" and torch.cuda.device_count() < number:
+        backend, number = request.param
+        if backend == "nccl" and torch.cuda.device_count() < number:
             pytest.skip(f"{number} GPUs are needed")
-        ranks = Ranks(request.param, number, tmp_path_factory)
+        ranks = Ranks(backend, number, tmp_path_factory)
         yield ranks
         ranks.stop()
 
@@ -58,6 +66,7 @@ def processes(number):
 
 ranks = processes(PROCESSES)
 four_ranks = processes(4)
+two_and_four_ranks = processes(PROCESSES, 4)
 
 
 class Ranks:
