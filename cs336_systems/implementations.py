@@ -28,6 +28,8 @@ CALLED_WITH = {
     "fsdp": ("module", "compute_dtype"),
 }
 """The arguments, by position, that each is called with."""
+BUCKET_SIZE = "bucket_size_mb"
+"""An argument of wrappers that have one."""
 PARAMETER = "implementation"
 """The parameter of these experiments that names one's own."""
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
@@ -129,7 +131,9 @@ def check(family: str, implementation: Implementation) -> None:
     call = getattr(found, "forward", found) if family == "attention" and isinstance(found, type) else found
     context = (None,) if call is not found else ()
     try:
-        inspect.signature(call).bind(*context, *arguments)
+        signature = inspect.signature(call)
+        sized = {BUCKET_SIZE: 100} if family == "data_parallel" and BUCKET_SIZE in signature.parameters else {}
+        signature.bind(*context, *arguments, **sized)
     except TypeError as error:
         raise ValueError(f"{implementation.text} cannot be called: {error}; {allowed}") from None
     except ValueError:

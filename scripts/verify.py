@@ -137,7 +137,9 @@ def judge(family: str, implementation: Implementation, lines: Iterable[Mapping[s
     elif not counts["passed"]:
         verdict, reason = WRONG, f"it supports nothing that is tested: {cases[0].reason}"
     else:
-        verdict, reason = RIGHT, f"{counts['unsupported']} cases it does not support" * bool(counts["unsupported"])
+        tried = len(cases) - counts["skipped"]
+        unsupported = f"it does not support {counts['unsupported']} of {tried} cases"
+        verdict, reason = RIGHT, unsupported if counts["unsupported"] else ""
     return Verdict(family=family, implementation=implementation, verdict=verdict, reason=reason, cases=tuple(cases))
 
 

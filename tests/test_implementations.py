@@ -30,6 +30,7 @@ def test_what_names_no_implementation_is_refused(text, complaint):
         ("attention", "cs336_systems.attention:flash_attention"),
         ("attention", "cs336_systems.attention:TiledFlashAttention"),
         ("data_parallel", "torch.nn.parallel:DistributedDataParallel"),
+        ("data_parallel", "examples.my_systems.ddp:BucketedDDP"),  # whose bucket size has no default
         ("sharded_optimizer", "torch.distributed.optim:ZeroRedundancyOptimizer"),
         ("fsdp", "cs336_systems.parallel.fsdp:FullyShardedDataParallel"),
     ],

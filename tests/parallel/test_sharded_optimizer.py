@@ -10,12 +10,11 @@ import torch.distributed as dist
 from torch import nn
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
-from cs336_systems.parallel.ddp_equivalence import CONTEXT, VOCABULARY, same_on_all_ranks, small_transformer
+from cs336_systems.parallel.ddp_equivalence import CONTEXT, VOCABULARY, small_transformer
 from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
-from tests import adapters
 from tests.parallel.test_data_parallel import ALL, Branches
 from tests.support.ranks import on_all_ranks
 
@@ -402,16 +401,3 @@ def test_parameters_that_the_wrapper_does_not_know_are_refused(device):
     wrapped(torch.ones(2, 5, device=device)).sum().backward()
     with pytest.raises(RuntimeError, match="wrap the module again"):
         wrapped.finish_gradient_synchronization()
-
-
-@on_all_ranks
-def test_the_adapter_trains_like_the_unsharded_optimizer(device):
-    modules = make(device)
-    optimizers = [
-        adapters.get_sharded_optimizer(modules[0].parameters(), torch.optim.AdamW, lr=0.1, weight_decay=0.1),
-        torch.optim.AdamW(modules[1].parameters(), lr=0.1, weight_decay=0.1),
-    ]
-    for module, each in zip(modules, optimizers, strict=True):
-        train_alone(module, each, range(3))
-    assert_same_weights(*modules)
-    assert same_on_all_ranks([modules[0].large.weight])

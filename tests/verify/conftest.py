@@ -16,15 +16,15 @@ OURS = {
         "tiled": "cs336_systems.attention:TiledFlashAttention",
     },
     "data_parallel": {
-        "overlapped": "cs336_systems.parallel.data_parallel:OverlappedDataParallel",
-        "bucketed": "cs336_systems.parallel.data_parallel:BucketedDataParallel",
+        "overlapped": "tests.adapters:get_ddp",
+        "bucketed": "tests.adapters:get_ddp_bucketed",
         "peer_memory": "cs336_systems.parallel.peer_memory_data_parallel:PeerMemoryDataParallel",
     },
     "sharded_optimizer": {
-        "sharded": "cs336_systems.parallel.sharded_optimizer:ShardedOptimizer",
+        "sharded": "tests.adapters:get_sharded_optimizer",
         "peer_memory": "cs336_systems.parallel.peer_memory_optimizer:PeerMemoryShardedOptimizer",
     },
-    "fsdp": {"fsdp": "cs336_systems.parallel.fsdp:FullyShardedDataParallel"},
+    "fsdp": {"fsdp": "tests.adapters:get_fsdp"},
 }
 RAISED = re.compile(r"^(?:  .*\n)+([\w.]+)(?:: (.*))?$", re.M)
 """The end of a traceback: the exception and the first line of its message."""

@@ -21,7 +21,7 @@ from tests.verify.training import (
     wrappers,
 )
 
-each_model = pytest.mark.parametrize("model", MODELS)
+each_model = pytest.mark.parametrize("model", MODELS, ids="{} model".format)
 
 
 def pairs(implementation, model, device):

@@ -20,7 +20,7 @@ from tests.verify.training import (
     whole_weights,
 )
 
-each_model = pytest.mark.parametrize("model", MODELS)
+each_model = pytest.mark.parametrize("model", MODELS, ids="{} model".format)
 BF16_TOLERANCE = 2.0**-3
 """Of the way of a weight under a compute_dtype of bf16, whose gradients are rounded many times by up to 2**-9."""
 
@@ -75,4 +75,6 @@ def test_shares(device, implementation):
     local = [p.to_local() if isinstance(p, DTensor) else p for p in wrapped.parameters()]
     held = sum(p.untyped_storage().nbytes() for p in local)
     whole = sum(p.nbytes for p in alone.parameters())
-    assert held < 0.75 * whole, f"rank {dist.get_rank()} holds {held / whole:.2g} of the weights"
+    assert held / whole < 1 / dist.get_world_size() + 0.25, (
+        f"rank {dist.get_rank()} holds {held / whole:.2g} of the weights"
+    )
