@@ -91,6 +91,7 @@ BAD = {
         WRONG,
         r"Output and gradients .*: its process was ended by SIGSEGV",
     ),
+    "import os\ndef f(q, k, v, is_causal):\n    os._exit(0)\n": (WRONG, r"its process ended with exit status 0"),
     "def f(q, k, v, is_causal):\n    while True: pass\n": (WRONG, r"its process did not end within 45 s"),
     "def f(q, k, v, is_causal):\n    return q.view(3)\n": (WRONG, r"it raises RuntimeError: shape '\[3\]' is invalid"),
     "def f(q, k, v):\n    return q\n": (CANNOT_BE_LOADED, r"too many positional arguments; allowed: what takes q, k"),
@@ -98,7 +99,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("code", BAD, ids=["crash", "hang", "exception", "signature", "import"])
+@pytest.mark.parametrize("code", BAD, ids=["crash", "exit", "hang", "exception", "signature", "import"])
 def test_what_ends_its_process_costs_only_itself(tmp_path, code):
     (tmp_path / "mine.py").write_text(code)
     with (tmp_path / "log").open("w") as log:
