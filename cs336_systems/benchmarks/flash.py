@@ -161,7 +161,10 @@ def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Meas
 
 
 def require_no_waiting(call: AttentionCall, inputs: tuple[Tensor, ...]) -> None:
-    """Raise RuntimeError where a call waits for the device: a capture that fails of it leaves no random numbers."""
+    """Raise RuntimeError if a call waits for the device, which no CUDA graph can capture.
+
+    This is not left to the capture: one that fails leaves PyTorch's generator of random numbers unusable.
+    """
     torch.cuda.set_sync_debug_mode("error")
     try:
         torch.autograd.grad(call(*inputs).sum(), inputs)

@@ -73,9 +73,9 @@ def require_attention(call: AttentionCall, inputs: Sequence[Tensor], *, is_causa
         AssertionError: one of this project does.
     """
     o = call(*inputs)
-    shape = getattr(o, "shape", None)
-    if shape != inputs[0].shape:
-        refuse(f"its o is {type(o).__name__} of shape {shape}, and q has shape {inputs[0].shape}", foreign=foreign)
+    if not isinstance(o, Tensor) or o.shape != inputs[0].shape:
+        what = f"of shape {list(o.shape)}" if isinstance(o, Tensor) else f"a {type(o).__name__}"
+        refuse(f"its o is {what}, and q is of shape {list(inputs[0].shape)}", foreign=foreign)
     grad_o = torch.randn_like(inputs[0], requires_grad=False)
     gradients = torch.autograd.grad(o, inputs, grad_o)
     found = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
