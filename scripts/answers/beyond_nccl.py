@@ -21,7 +21,7 @@ from scripts.views.comparison_tables import (
     setting,
 )
 from scripts.views.data import select
-from scripts.views.data_parallel import PYTORCH
+from scripts.views.data_parallel import OURS, PYTORCH
 from scripts.views.progress import progress, verdict, yours
 
 TRIED_AT = "100"
@@ -54,7 +54,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "ours": bool(len(ours)),
         "gain": progress(DataParallelTraining, rows, PYTORCH, ["peer_memory"]),
         "over_bucketed": progress(DataParallelTraining, rows, ["bucketed"], ["peer_memory"]),
-        "yours": yours(DataParallelTraining, rows),
+        "yours": yours(DataParallelTraining, rows, list(OURS)),
         "exposed": extremes(device_bound(ours), "exposed"),
         **parts(device_bound(rows)),
         **tried(table, rows),

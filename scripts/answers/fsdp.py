@@ -82,7 +82,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **limits,
         "pytorch": progress(FullyShardedTraining, rows, [PYTORCH], OURS, ("fully_shard", BEST)),
         "whole": progress(FullyShardedTraining, shown, WHOLE, OURS, ("the faster with whole weights", BEST)),
-        "yours": yours(FullyShardedTraining, rows),
+        "yours": yours(FullyShardedTraining, rows, OURS),
         "hidden": extremes(ours, "forward_share"),
         "traces": covered(sharding, OF_COLLECTIVES),
         "largest": largest(table, rows, larger[-1]) if larger else None,

@@ -22,7 +22,8 @@ from scripts.views.steps import HOST_BOUND
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (DataParallelTraining, OptimizerSharding, FullyShardedTraining)}
-TRIED = ["grouped", "small_last", "priority", "bf16_wire", "optimizer_overlap"]
+TRIED = [each.name for each in DataParallelTraining.contenders if each.tried]
+"""Variations of the bucketed wrapper."""
 OURS, FOREIGN, OWN = "ours", "foreign", "own"
 """The families of contenders: this project's, a library's, the reader's own."""
 CELL = ["size", "context", "processes", "compiled", "precision"]

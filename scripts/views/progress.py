@@ -6,7 +6,7 @@ from typing import Any
 import pandas
 from pandas import DataFrame, Series
 
-from scripts.views.comparison import FOREIGN, OURS, OWN, Kind, cells_of, fastest, names_in, outcome
+from scripts.views.comparison import FOREIGN, OWN, Kind, cells_of, fastest, names_in, outcome
 from scripts.views.comparison_tables import extremes
 
 
@@ -47,12 +47,11 @@ def progress(
     }
 
 
-def yours(kind: Kind, rows: DataFrame) -> list[dict[str, Any]]:
+def yours(kind: Kind, rows: DataFrame, ours: Sequence[str]) -> list[dict[str, Any]]:
     """Each of the reader's own against ours and the library's, at their best, and against each own one before it."""
     own = names_in(rows, OWN)
-    sharding = [name for name in names_in(rows, OURS) if name not in ("none", "unsharded")]
-    others = [(sharding, "ours at its best"), (names_in(rows, FOREIGN), "PyTorch's at its best")]
-    pairs = [
+    others = [(ours, "ours at its best"), (names_in(rows, FOREIGN), "PyTorch's at its best")]
+    pairs: list[tuple[Sequence[str], str, str]] = [
         (names, title, mine)
         for place, mine in enumerate(own)
         for names, title in [*others, *(([before], before) for before in own[:place])]
