@@ -9,6 +9,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from cs336_systems.benchmarks.contest.refusal import in_words
 from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
 from cs336_systems.parallel.gather import gather
 
@@ -54,18 +55,10 @@ def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
     except Exception as error:
         if not own:
             raise
-        reason = raised(error)
+        reason = f"not timed: {in_words(error)}"
     if reason := first_of_all_ranks(reason):
         raise Unavailable(reason)
     return cast(T, result)
-
-
-def raised(error: Exception) -> str:
-    """What a user's code does not support, or that it raises an exception, in one line."""
-    text = (str(error).strip().splitlines() or [""])[0]
-    if isinstance(error, NotImplementedError):
-        return text or "not implemented"
-    return f"not timed: it raises {type(error).__name__}" + (f": {text}" if text else "")
 
 
 def first_of_all_ranks(reason: str) -> str:
