@@ -2,9 +2,9 @@
 
 Each is one more contender in an experiment of its family. No torch here: only what is named may import it.
 
-Launch: python -m cs336_systems.implementations FAMILY NAME=package.module:name
+Launch: python -m cs336_systems.implementations FAMILY NAME=package.module:name [FAMILY NAME=package.module:name ...]
 
-It exits with status 2 and one sentence if that cannot be loaded, or called as its family is.
+It exits with status 2 and one sentence if one cannot be loaded, or called as its family is.
 """
 
 import importlib
@@ -141,9 +141,9 @@ def check(family: str, implementation: Implementation) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        family, text = sys.argv[1:]
-        check(family, parse(text))
-    except ValueError as complaint:
-        print(complaint, file=sys.stderr)
-        sys.exit(2)
+    for family, text in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        try:
+            check(family, parse(text))
+        except ValueError as complaint:
+            print(f"{family}: {complaint}", file=sys.stderr)
+            sys.exit(2)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import astuple
+from itertools import chain
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -91,13 +92,13 @@ def check_other_models(jobs):
 
 def check_own_implementations(jobs):
     """The same of implementations of a user's own."""
-    asked = {(family_of(job.experiment), own) for job in jobs for own in job.own_implementations}
-    for family, own in sorted(asked, key=str):
-        check = [sys.executable, "-m", "cs336_systems.implementations", family, own.text]
+    asked = {(family_of(job.experiment), own.text) for job in jobs for own in job.own_implementations}
+    if asked:
+        check = [sys.executable, "-m", "cs336_systems.implementations", *chain.from_iterable(sorted(asked))]
         checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
         if checked.returncode:
-            source = set_by(SOURCES, ["implementations", family, own.name])
-            raise WorkflowError(f"{source}: implementations.{family}: {checked.stderr.strip().splitlines()[-1]}")
+            sentence = checked.stderr.strip().splitlines()[-1]
+            raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: implementations.{sentence}")
 
 
 def test_together(jobs):

@@ -11,6 +11,9 @@ QUANTITIES = {
     "memory": ("peak_memory", "peak memory / MiB"),
 }
 
+SHOWN = (64, 128)
+"""The head dimensions that models use."""
+
 
 def draw(table: str, output: str, quantity: str) -> None:
     """Two panels, head dimensions 64 and 128; bf16, causal, batch 1, one head."""
@@ -18,11 +21,12 @@ def draw(table: str, output: str, quantity: str) -> None:
     one_head = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
     rows = load("flash", table)
     data = select(rows, metric=metric, precision="bf16", **one_head)
+    data = data[data["d"].isin(SHOWN)]
     if not len(data):
         save_note("not measured", output)
         return
     figure, panels = subplots(2, height=3.3)
-    for axes, d in zip(panels, (64, 128), strict=True):
+    for axes, d in zip(panels, SHOWN, strict=True):
         for name, look in looks(rows).items():
             own = select(data, d=d, implementation=name).sort_values("sequence")
             if not len(own):
