@@ -17,7 +17,16 @@ from cs336_systems.failure import full_disks, places
 from cs336_systems.implementations import family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
-from cs336_systems.plan import AUTO, make_plan, other_models, plan_to_json, recorded_digests, set_by, with_switches
+from cs336_systems.plan import (
+    AUTO,
+    NONE,
+    make_plan,
+    other_models,
+    plan_to_json,
+    recorded_digests,
+    set_by,
+    with_switches,
+)
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
@@ -31,6 +40,14 @@ except ValueError as error:
 PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
 TRACE = "training_step.json.gz"
+CLASS = config["students"]
+# What each student has to name.
+STUDENTS = [] if CLASS == NONE else [str(file) for file in sorted(Path(CLASS).glob("*/implementations.yaml"))]
+if CLASS != NONE and not STUDENTS:
+    raise WorkflowError(
+        f"{set_by(SOURCES, ['students'])}: students is '{CLASS}'; "
+        "allowed: none, or a folder with one for each student, which has an implementations.yaml"
+    )
 JOBS = {job.path: job for job in PLAN.all_jobs()}
 PROGRESS = ProgressMonitor(PLAN)
 if " " in sys.prefix:
@@ -190,6 +207,13 @@ def job_command(wildcards):
 def job_source(wildcards):
     """Digest of the code that decides what a job measures: when it changes, the job is stale."""
     return JOBS[wildcards.job].source_digest()
+
+
+def something_to_verify(wildcards):
+    """Input of what verifies: none, or, where there is nothing to verify, one that cannot exist, named by the reason."""
+    if not (STUDENTS or any(config["implementations"].values())):
+        return ["(implementations names none; allowed: at least one, or a folder of students, see README.md)"]
+    return measures_here(wildcards)
 
 
 def trace_source(wildcards):

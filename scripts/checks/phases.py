@@ -34,8 +34,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 def steps_of(experiment: str, table: DataFrame) -> DataFrame:
     """A row per contender and cell: medians of its step and phases, ms.
 
-    Beside them: `contender`, `cell`, and `setting`, which is the cell but for its precision; and `phases`, what the
-    phases add up to.
+    Beside them: `contender` and `cell`, in words; and `phases`, what the phases add up to.
     """
     phases = [name for name, metric in metrics_of(EXPERIMENTS[experiment]).items() if metric.part_of == "step"]
     rows = select(table, status="ok")
@@ -44,8 +43,8 @@ def steps_of(experiment: str, table: DataFrame) -> DataFrame:
     wide = rows.pivot(index=[*cell, "contender"], columns="metric", values="median")
     wide = wide.reindex(columns=["step", *phases]).assign(phases=lambda steps: steps[phases].sum(axis=1)).reset_index()
     compiled = wide["compiled"].map({True: ", compiled", False: ""}) if "compiled" in wide else ""
-    wide["setting"] = wide["size"].map(size_name) + ", " + wide["processes"].astype(str) + " processes" + compiled
-    wide["cell"] = wide["setting"] + ", " + wide["precision"]
+    setting = wide["size"].map(size_name) + ", " + wide["processes"].astype(str) + " processes" + compiled
+    wide["cell"] = setting + ", " + wide["precision"]
     return wide
 
 
@@ -82,13 +81,14 @@ def updates_are_alike(tables: list[DataFrame]) -> Check:
 
 
 def bf16_is_faster(tables: list[DataFrame]) -> Check:
-    """The same step takes longer in fp32, whose products run at a fraction of the rate."""
+    """The same step, compiled or not, takes longer in fp32, whose products run at a fraction of the rate."""
     check = "training on several GPUs is faster in bf16 than in fp32"
     complaints, examined = [], 0
     for table in tables:
-        wide = table.pivot_table(index=["setting", "contender"], columns="precision", values="step")
+        wide = table.pivot_table(index=["size", "processes", "contender"], columns="precision", values="step")
         wide = wide.reindex(columns=["fp32", "bf16"]).dropna()
         examined += len(wide)
         for row in wide[wide["bf16"] >= wide["fp32"]].reset_index().itertuples():
-            complaints.append(f"{row.contender}, {row.setting}: {row.bf16:.1f} ms in bf16, {row.fp32:.1f} in fp32")
+            where = f"{row.contender}, {size_name(row.size)}, {row.processes} processes"
+            complaints.append(f"{where}: {row.bf16:.1f} ms in bf16, {row.fp32:.1f} in fp32")
     return conclude(check, complaints, examined, f"{examined} contenders" if examined else ON_GPUS)

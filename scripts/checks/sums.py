@@ -10,7 +10,7 @@ from cs336_systems.experiments.metrics import wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, conclude
+from scripts.checks import Check, conclude, told
 from scripts.views.cells import in_words
 from scripts.views.data import select
 
@@ -43,7 +43,8 @@ def parts_add_up(tables: Mapping[str, DataFrame]) -> Check:
         examined += len(cells)
         wrong = cells[~((cells["parts"] - cells["whole"]).abs() <= ROUNDING * cells["whole"])]
         complaints += [
-            f"{in_words(kind, cell)}: {whole} {row['whole']:.3f} {kind.metrics[whole]}, parts {row['parts']:.3f}"
+            f"{in_words(kind, cell)}: {whole} {told(row['whole'], 3)} {kind.metrics[whole]}, "
+            f"parts {told(row['parts'], 3)}"
             for cell, row in wrong.iterrows()
         ]
     check = "what has parts, such as a step, the device's time in it or the memory at its peak, is their sum"

@@ -15,7 +15,7 @@ from scripts.writeup import environment
 from tests.samples import ROOT
 
 REPORT = ROOT / "report"
-TEMPLATES = sorted(path.relative_to(REPORT).as_posix() for path in REPORT.rglob("*.j2"))
+TEMPLATES = sorted(path.relative_to(REPORT).as_posix() for path in REPORT.rglob("*.typ.j2"))
 GIVEN = yaml.safe_load((ROOT / "tests" / "given_numbers.yaml").read_text(encoding="utf-8"))
 NO_TEXT = r'\$[^$]*\$|`[^`]*`|"[^"]*"|@[\w-]+|<[a-z][\w-]*>|\b[\d.]+(?:pt|cm|em|fr)\b'
 NAME = r"[A-Za-z]\w*"

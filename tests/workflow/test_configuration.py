@@ -20,7 +20,7 @@ pytestmark = pytest.mark.workflow
             "config.yaml",
             "seed: 0",
             "seed: 0\nseed: 1",
-            "config.yaml, line 8, column 1: the key 'seed' is",
+            "config.yaml, line 14, column 1: the key 'seed' is",
         ),
         ("config.yaml", "recorded: none", "recorded: pdp-11", "recorded is 'pdp-11'; allowed: none, nvidia-h200"),
         (

@@ -4,19 +4,25 @@ import csv
 import re
 
 import pytest
+import yaml
 
 from cs336_systems.implementations import parse
 from scripts.verify import CANNOT_BE_LOADED, RIGHT, WRONG, verify
 from tests.support.made_once import made_once
-from tests.workflow.project import NO_CELLS, copy_project, edit, snakemake
+from tests.workflow.project import NO_CELLS, copy_project, edit, edit_yaml, snakemake
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]  # some twenty launches of several ranks
+
+SHOWN = ("attention", "sharded_optimizer")
 
 
 @pytest.fixture(scope="module")
 def verified(tmp_path_factory):
     def make(folder):
         copy_project(folder, NO_CELLS, sections=())
+        # Wrappers are verified below, in a class.
+        named = yaml.safe_load((folder / "examples/config.yaml").read_text())["implementations"]
+        edit_yaml(folder / "examples/config.yaml", implementations={name: named[name] for name in SHOWN})
         (folder / "printed.txt").write_text(snakemake(folder, "verify", "--configfile", "examples/config.yaml"))
 
     return made_once(tmp_path_factory, "verified", make)
@@ -29,23 +35,21 @@ def verdicts(project):
 
 REASONS = {
     "padded": r"\(\(3, 77, 16\), fp32, all keys\): its o is off from that of attention by 0\.\d",
-    "last-bucket-lost": r": the gradient of \S+ \[.*\] is off from the mean over ranks by .* with bucket_size_mb=100",
     "evenly": r"fewer parameters than ranks, .*: after step 1 only \[3, 5\] is off from one process's by 1 of its way",
-    "even-rows": r"after 3 steps outer\.weight \[5, 13\] is off from one process's by 0\.\d+ of its way, on rank \d",
 }
 
 
 def test_each_example_gets_the_verdict_that_it_is_for(verified):
     found = {name: row for (_, _, name), row in verdicts(verified).items()}
-    right = {"my-flash", "my-ddp", "my-optimizer", "my-fsdp"}
+    right = {"my-flash", "my-optimizer"}
     assert {name for name, row in found.items() if row["verdict"] == RIGHT} == right
     assert {name for name, row in found.items() if row["verdict"] == WRONG} == set(REASONS)
     page = (verified / "results/cpu/verify.html").read_text()
     for name, reason in REASONS.items():
         assert re.search(reason, found[name]["reason"])
         assert f"{name}: <span" in page
-    last = "4 of 8 implementations are right: attention my-flash, data_parallel my-ddp, sharded_optimizer my-optimizer,"
-    assert f"{last} fsdp my-fsdp; page: results/cpu/verify.html\n" in (verified / "printed.txt").read_text()
+    last = "2 of 4 implementations are right: attention my-flash, sharded_optimizer my-optimizer;"
+    assert f"{last} page: results/cpu/verify.html\n" in (verified / "printed.txt").read_text()
 
 
 def test_a_class_gets_a_table(tmp_path):
@@ -54,7 +58,6 @@ def test_a_class_gets_a_table(tmp_path):
     found = verdicts(folder)
     assert {key: row["verdict"] for key, row in found.items() if row["implementation"]} == {
         ("ada", "attention", "ada"): RIGHT,
-        ("ada", "data_parallel", "ada"): RIGHT,
         ("alan", "attention", "alan"): CANNOT_BE_LOADED,
         ("grace", "attention", "grace"): RIGHT,
         ("grace", "data_parallel", "grace"): WRONG,
@@ -92,18 +95,16 @@ BAD = {
         r"Output and gradients .*: its process was ended by SIGSEGV",
     ),
     "import os\ndef f(q, k, v, is_causal):\n    os._exit(0)\n": (WRONG, r"its process ended with exit status 0"),
-    "def f(q, k, v, is_causal):\n    while True: pass\n": (WRONG, r"its process did not end within 45 s"),
+    "def f(q, k, v, is_causal):\n    while True: pass\n": (WRONG, r"its process did not end within 30 s"),
     "def f(q, k, v, is_causal):\n    return q.view(3)\n": (WRONG, r"it raises RuntimeError: shape '\[3\]' is invalid"),
-    "def f(q, k, v):\n    return q\n": (CANNOT_BE_LOADED, r"too many positional arguments; allowed: what takes q, k"),
-    "from cs336_systems.attention import flash_attention as f\nraise SystemExit(3)\n": (CANNOT_BE_LOADED, "SystemExit"),
 }
 
 
-@pytest.mark.parametrize("code", BAD, ids=["crash", "exit", "hang", "exception", "signature", "import"])
+@pytest.mark.parametrize("code", BAD, ids=["crash", "exit", "hang", "exception"])
 def test_what_ends_its_process_costs_only_itself(tmp_path, code):
     (tmp_path / "mine.py").write_text(code)
     with (tmp_path / "log").open("w") as log:
-        found = verify("attention", parse("it=mine:f"), tmp_path, log, limit_s=45)
+        found = verify("attention", parse("it=mine:f"), tmp_path, log, limit_s=30)
     verdict, reason = BAD[code]
     assert found.verdict == verdict
     assert re.search(reason, found.reason)
