@@ -29,7 +29,7 @@ WRONG = {
         "RoundingDDP": OFF,
         "OverflowingDDP": r"not timed: its gradient of \S+ is off from the mean over the ranks by [\d.]+ of it",
         "RaisingDDP": "not timed: it raises TypeError: rank 1 has no",
-        "ElsewhereDDP": "it needs a GPU",
+        "ElsewhereDDP": "not timed: it needs a GPU",
         "Nothing": "not timed: it raises ValueError: tests.support.own has no 'Nothing'",
     },
     "optimizer_sharding": {"LonelyOptimizer": OFF},
