@@ -89,6 +89,6 @@ def bf16_is_faster(tables: list[DataFrame]) -> Check:
         wide = wide.reindex(columns=["fp32", "bf16"]).dropna()
         examined += len(wide)
         for row in wide[wide["bf16"] >= wide["fp32"]].reset_index().itertuples():
-            where = f"{row.contender}, {size_name(row.size)}, {row.processes} processes"
+            where = f"{row.contender}, {size_name(str(row.size))}, {row.processes} processes"
             complaints.append(f"{where}: {row.bf16:.1f} ms in bf16, {row.fp32:.1f} in fp32")
     return conclude(check, complaints, examined, f"{examined} contenders" if examined else ON_GPUS)
