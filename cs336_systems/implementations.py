@@ -32,6 +32,8 @@ BUCKET_SIZE = "bucket_size_mb"
 """An argument of wrappers that have one."""
 PARAMETER = "implementation"
 """The parameter of these experiments that names one's own."""
+WHO = ("wrapper", "contender")
+"""Details that name the contender whose row it is, in experiments whose cells have several."""
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
 LONGEST_NAME = 30
 

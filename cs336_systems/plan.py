@@ -132,7 +132,7 @@ def measured_modules(experiment: str) -> list[str]:
     return [
         f"cs336_systems.benchmarks.{experiment}",
         "cs336_systems.benchmarks.runner",
-        *dict.fromkeys(filter(None, builders)),
+        *dict.fromkeys(builders),
     ]
 
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
-from cs336_systems.implementations import Implementation, family_of, own_implementations
+from cs336_systems.implementations import WHO, Implementation, family_of, own_implementations
 from cs336_systems.implementations import check as check_implementation
 from cs336_systems.kept_cells import keep, kept_cells
 from cs336_systems.lifeline import end_with_the_run
@@ -41,8 +41,6 @@ from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, l
 from cs336_systems.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
-WHO = {"wrapper", "contender"}
-"""Details that name the contender whose row it is, in experiments whose cells have several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +126,7 @@ def check_own(cell: Experiment) -> None:
 def own_of(cell: Experiment, row: Measurement) -> Implementation | None:
     """The user's own implementation that a measurement is of: the cell's, or the one that its details name."""
     found = own_implementations(cell)
-    if not WHO.intersection(cell.details):
+    if not set(WHO).intersection(cell.details):
         return next(iter(found), None)
     return next((own for own in found if own.name in map(row.details.get, WHO)), None)
 

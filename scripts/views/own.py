@@ -2,10 +2,7 @@
 
 from pandas import DataFrame, Series
 
-from cs336_systems.implementations import PARAMETER, parse_all
-
-WHO = ("wrapper", "contender")
-"""Columns that name the contender whose row it is, where a cell has several."""
+from cs336_systems.implementations import PARAMETER, WHO, parse_all
 
 
 def own_rows(table: DataFrame) -> "Series[bool]":
