@@ -11,6 +11,7 @@ import typst
 
 from cs336_systems.plan import Plan, read_plan
 from scripts.log import log_to
+from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.headlines import Reference, compare
 from scripts.rendering.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
@@ -54,16 +55,23 @@ def render(
     sections = {name: module.answers(shown) for name, module in modules.items()}
     of_sections = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
     tiles = [tile for of_a_section in of_sections for tile in of_a_section]
+    figure = picture_of(contents, summary["machine"])
+    found = {name: answers_of(values) for name, values in sections.items()}
+    shown_in = {
+        name: values | {key: answer.markup(f"{name}-{key}", figure) for key, answer in found[name].items()}
+        for name, values in sections.items()
+    }
     return (
         environment(Path("report"))
         .get_template("writeup.typ.j2")
         .render(
             summary=summary,
             parts=contents.parts,
-            sections=sections,
+            sections=shown_in,
+            found_in=found,
             tiles=tiles,
             reference=compare(contents, tiles, shown, recorded) if recorded else Reference(),
-            figure=picture_of(contents, summary["machine"]),
+            figure=figure,
             reproduce=command_of(plan, summary["outdated"]),
         )
     )

@@ -4,12 +4,11 @@ from pandas import DataFrame
 
 from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
 from scripts.views.data import load_at_one_setting
-from scripts.views.steps import steady, step_table
-from scripts.views.variability import OUTLIER, SMALL_SPREAD
+from scripts.views.steps import OUTLIER, SMALL_SPREAD, steady, step_table
 
 
 def draw(table: str, output: str) -> None:
-    """Left: single steps in their order. Right: spread against the time of the step, by who sets its pace."""
+    """Left: single steps in their order. Right: spread against the time of the step, host-bound or not."""
     steps = steady(step_table(load_at_one_setting("end_to_end", table)))
     steps = steps[steps["std"].notna() & (steps["samples"].map(len) > 0)]
     if not len(steps):
@@ -24,7 +23,7 @@ def draw(table: str, output: str) -> None:
     single.set_ylabel("step / median of its cell")
     groups: dict[str, DataFrame] = {"all cells": steps}
     if steps["busy"].notna().any():
-        groups = {"device sets the pace": steps[~steps["host_bound"]], "host sets the pace": steps[steps["host_bound"]]}
+        groups = {"device-bound": steps[~steps["host_bound"]], "host-bound": steps[steps["host_bound"]]}
     for index, (title, cells) in enumerate(groups.items()):
         variation = 100 * cells["std"] / cells["mean"]
         spread.plot(

@@ -1,0 +1,133 @@
+"""One sub-question's answer: the verdict first, then its evidence, then the reason."""
+
+import string as strings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scripts.rendering.markup import FILTERS, Table, Typst, escape, finalize, measured, span, string, with_unit
+
+NOTHING = Typst("")
+NOT_HERE = "Not measured on this machine."
+
+
+class _Sentence(strings.Formatter):
+    """Python's format strings over Typst markup, with units for format specifications."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        """Escape a value, or print a number in a unit or by one of FILTERS."""
+        if not format_spec:
+            return finalize(value)
+        name, _, unit = format_spec.partition(" ")
+        if name == "span":
+            return span(value, {"times": "×", "percent": "%"}.get(unit, unit))
+        filters: Mapping[str, Any] = FILTERS  # they differ in their arguments; those named here take one
+        return filters[name](value) if name in filters else with_unit(value, format_spec)
+
+
+def say(sentence: str, /, **values: Any) -> Typst:
+    """Fill a sentence of Typst markup with values; nothing at all if one of them was not measured.
+
+    `{name}` prints a string (escaped), markup or a whole number; `{name:ms}` a number in a unit; `{name:times}`,
+    `{name:percent}`, `{name:sig}` and `{name:listing}` apply one of FILTERS; `{name:span ms}` prints the least and the
+    most of a pair. So a sentence about what is missing leaves no hole: it is left out.
+    """
+    if any(_missing(value) for value in values.values()):
+        return NOTHING
+    return Typst(_Sentence().vformat(sentence, (), values))
+
+
+def _missing(value: Any) -> bool:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return not value or any(_missing(each) for each in value)
+    return value == "" if isinstance(value, str) else not measured(value)
+
+
+def tell(holds: bool | None, if_so: Typst, if_not: Typst, untold: Typst = NOTHING) -> Typst:
+    """Choose the sentence for a claim that holds, does not hold, or (None) cannot be told."""
+    if holds is None:
+        return untold
+    return if_so if holds else if_not
+
+
+def paragraph(*sentences: Typst) -> Typst:
+    """Join the sentences that are there."""
+    return Typst(" ".join(filter(None, sentences)))
+
+
+def count(number: int, noun: str) -> Typst:
+    """A number and its noun, as in "1 cell" and "3 cells"."""
+    return Typst(f"{finalize(number)} {escape(noun if number == 1 else f'{noun}s')}")
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """A table with its caption: markup, or any other string, which is escaped."""
+
+    table: Table
+    caption: str
+    long: bool = False
+    """Whether it may continue on the next page."""
+
+
+Evidence = str | Captioned
+"""The name of a figure, or a table."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a section says to one sub-question."""
+
+    asked: str
+    """The sub-question in a few words, as in "(b) Variability"."""
+    verdict: Typst
+    """One sentence of at most 100 characters that is understood without the rest; the first pages list it.
+
+    Empty where nothing was measured: then `missing` stands in its place.
+    """
+    more: Typst = NOTHING
+    """What completes the answer, in bold like the verdict: with it at most 50 words."""
+    evidence: Sequence[Evidence] = ()
+    """One figure or one short table; exceptionally two."""
+    reason: Typst = NOTHING
+    """Why, as measured columns show it: at most 120 words."""
+    details: Sequence[Evidence] = ()
+    """What only the web edition shows: long tables and further figures."""
+    missing: str = NOT_HERE
+    """What stands in place of a verdict."""
+
+    @property
+    def headline(self) -> Typst:
+        """The verdict, or why there is none."""
+        return self.verdict or escape(self.missing)
+
+    def markup(self, name: str, figure: Callable[[str], Typst]) -> Typst:
+        """The answer as Typst markup.
+
+        Args:
+            name: what its labels end in, as in "benchmarking_script-times"; its tables are labelled `tab-NAME`,
+                `tab-NAME-2` and so on, in order.
+            figure: makes the markup of a figure of the report from its name.
+        """
+        more = self.more if self.verdict else NOTHING
+        blocks = [f"#answer({string(name)}, [{escape(self.asked)}], [{paragraph(self.headline, more)}])"]
+        if self.verdict:
+            shown = [self._block(place, name, figure) for place in range(len(self.evidence) + len(self.details))]
+            hidden = [f"#online[\n{block}\n]" for block in shown[len(self.evidence) :]]
+            blocks += [*shown[: len(self.evidence)], *filter(None, [self.reason]), *hidden]
+        return Typst("\n\n".join(blocks))
+
+    def _block(self, place: int, name: str, figure: Callable[[str], Typst]) -> str:
+        everything = [*self.evidence, *self.details]
+        shown = everything[place]
+        if isinstance(shown, str):
+            return figure(shown)
+        number = sum(isinstance(each, Captioned) for each in everything[: place + 1])
+        label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
+        long = "true" if shown.long else "false"
+        return f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+
+
+def answers_of(values: Mapping[str, Any]) -> dict[str, Answer]:
+    """The answers among a section's values, in order."""
+    return {name: value for name, value in values.items() if isinstance(value, Answer)}

@@ -1,0 +1,53 @@
+"""Whether one time is shorter than another: told, or not to be told."""
+
+from dataclasses import dataclass
+
+from pandas import Series
+
+from scripts.rendering.answer import NOTHING, say
+from scripts.rendering.markup import Typst, measured
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One program against another in the same cell."""
+
+    ratio: float | None
+    """Time of the other over that of the first: above 1, the first is faster. None: not both were measured."""
+    why_untold: str = ""
+    """What keeps a verdict from being formed: "host-bound", or "closer than their spread"; empty if nothing does."""
+
+    @property
+    def faster(self) -> bool | None:
+        """Whether the first is the faster one; None if that cannot be told."""
+        return None if self.ratio is None or self.why_untold else self.ratio > 1
+
+    def sentence(self, first: str, other: str, where: str = "") -> Typst:
+        """The verdict in words, which names the faster one: "A is 1.30× as fast as B at context 512"."""
+        if self.ratio is None:
+            return NOTHING
+        end = " {where}." if where else "."
+        place = {"where": where} if where else {}
+        if self.why_untold:
+            words = "{first} and {other} cannot be told apart: they are {why}" + end
+            return say(words, first=first, other=other, why=self.why_untold, **place)
+        quick, slow, ratio = (first, other, self.ratio) if self.ratio > 1 else (other, first, 1 / self.ratio)
+        return say("{quick} is {ratio:times} as fast as {slow}" + end, quick=quick, ratio=ratio, slow=slow, **place)
+
+
+def speed(first: Series | None, other: Series | None, *, time: str = "median") -> Speed:
+    """The first program's row against the other's.
+
+    Args:
+        first: a row with the time, its percentiles `p20` and `p80`, and, where the device's share is known,
+            `host_bound`; None if it was not measured.
+        other: likewise.
+        time: the column of the time that is compared.
+    """
+    if first is None or other is None or not measured(first[time]) or not measured(other[time]):
+        return Speed(None)
+    ratio = float(other[time] / first[time])
+    if any(bool(row.get("host_bound", False)) for row in (first, other)):
+        return Speed(ratio, "host-bound")
+    reach = [other["p20"] / first["p80"], other["p80"] / first["p20"]]
+    return Speed(ratio, "closer than their spread" if min(reach) <= 1 <= max(reach) else "")
