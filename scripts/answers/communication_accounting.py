@@ -12,9 +12,10 @@ from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
 from cs336_systems.measure.gpus import listed
+from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.parallelism import MESH
-from scripts.views.units import GB, GIB
+from scripts.views.units import GB
 
 STAGES, MICRO_BATCHES = 4, 16
 """Of the pipeline in (d)."""
@@ -22,19 +23,73 @@ H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values and tables of the section."""
-    return {
+    """The section's answers, and what the derivations show."""
+    shown = {
         "xxl": XXL,
         "device": TPU_V5P,
         "gb": GB,
-        "state_gpus": math.ceil(XXL.state_bytes / H100_MEMORY),
-        "saving_gpus": math.ceil((XXL.state_bytes + BATCHES[1] * XXL.saved_bytes) / H100_MEMORY),
-        "state_gpus_gib": math.ceil(XXL.state_bytes / GIB / (H100_MEMORY / GB)),
         "h100": H100_MEMORY,
-        "memory": memory_table(),
         **sharding_answers(),
         **batch_answers(),
         **trick_answers(),
+    }
+    saving = XXL.state_bytes + BATCHES[1] * XXL.saved_bytes
+    return shown | {
+        "memory": Answer(
+            "(a) Memory",
+            say(
+                "State takes {state:GB}, {gpus} H100s of 80 GB; each token adds {saved:MB} for the backward pass.",
+                state=XXL.state_bytes / GB,
+                gpus=math.ceil(XXL.state_bytes / H100_MEMORY),
+                saved=XXL.saved_bytes / 1e6,
+            ),
+            say(
+                "With {tokens} tokens it is {gpus} H100s.",
+                tokens=BATCHES[1],
+                gpus=math.ceil(saving / H100_MEMORY),
+            ),
+            evidence=[Captioned(memory_table(), "What training XXL keeps, without checkpointing.")],
+        ),
+        "sharded": Answer(
+            "(b) Sharded",
+            say(
+                "$N > (16 P + A \\/ 2) \\/ ({memory:GB} - A \\/ 2)$: {least} devices with {tokens} tokens.",
+                memory=TPU_V5P.memory / GB,
+                least=shown["least"],
+                tokens=shown["tokens"],
+            ),
+            say(
+                "The state alone needs {state}; from {most} tokens on no number is enough.",
+                state=shown["state_devices"],
+                most=shown["most_tokens"],
+            ),
+            evidence=[Captioned(shown["readings"], "The fewest devices, by what is taken to be sharded.")],
+        ),
+        "batch": Answer(
+            "(c) Compute-bound",
+            say(
+                "From $alpha \\/ (Y M_X)$, {each} tokens per device, {overall} in all.",
+                each=shown["per_device"],
+                overall=shown["overall"],
+            ),
+            say(
+                "If the two collectives take turns: {each} and {overall}.",
+                each=shown["per_device_in_turn"],
+                overall=shown["overall_in_turn"],
+            ),
+            evidence=[Captioned(shown["batches"], "The least compute-bound batch in tokens, under several readings.")],
+            details=["mesh_batch"],
+        ),
+        "tricks": Answer(
+            "(d) Smaller batches",
+            say(
+                "More tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight.",
+                tensor=shown["split"].tensor,
+            ),
+            evidence=[
+                Captioned(shown["trick_table"], "The least compute-bound batch with these, collectives at once.")
+            ],
+        ),
     }
 
 
@@ -121,7 +176,7 @@ def batch_answers() -> dict[str, Any]:
     ]
     return {
         "mesh": MESH,
-        "batch": least,
+        "least_batch": least,
         "batch_in_turn": in_turn,
         "exact_batch": least * (MESH.fsdp - 1) / MESH.fsdp,
         "overall": overall(least),
@@ -148,7 +203,7 @@ def trick_answers() -> dict[str, Any]:
     body = [[name, Typst(form), f"{batch:.1f}", finalize(overall(batch))] for name, form, batch in rows]
     return {
         "split": split,
-        "tricks": Table(["trick", "tokens per device", "", "overall"], body, text_columns=2),
+        "trick_table": Table(["trick", "tokens per device", "", "overall"], body, text_columns=2),
         "bubble": bubble_share(STAGES, MICRO_BATCHES),
         "stages": STAGES,
         "micro_batches": MICRO_BATCHES,

@@ -1,13 +1,25 @@
-"""Answers to `data_parallel_calcs`: formulas, and an example from closed forms."""
+"""Answer to `data_parallel_calcs`: formulas, and an example from closed forms."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from pandas import DataFrame
 
+from scripts.rendering.answer import Answer, say
+from scripts.rendering.markup import Typst
 from scripts.views.meshes import example_answers
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values of the section."""
-    return example_answers()
+    """The section's answer, and the example."""
+    example = example_answers()
+    return {
+        **example,
+        "limit": Answer(
+            "FLOPs, time, limit",
+            Typst(
+                "Backward: $12 B D F \\/ N$ FLOPs, $12 (N - 1) D F \\/ (N W)$ s; compute-bound up to $N = 1 + B W \\/ C$."
+            ),
+            say("In the example that is {limit} devices; the layer's sizes cancel.", limit=example["batch_limit"]),
+        ),
+    }

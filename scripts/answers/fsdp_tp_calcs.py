@@ -6,6 +6,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.meshes import example_answers
 from scripts.views.parallelism import EXAMPLE
@@ -37,24 +38,33 @@ LIMITS = [
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values of the section."""
-    most = {overlapped: EXAMPLE.mixed_limit(overlapped=overlapped) for overlapped in (True, False)}
-    fsdp = {overlapped: EXAMPLE.best_fsdp(most[overlapped], overlapped=overlapped) for overlapped in most}
+    """The section's answer, and the example."""
+    at_once, in_turn = (EXAMPLE.mixed_limit(overlapped=overlapped) for overlapped in (True, False))
+    fsdp = EXAMPLE.best_fsdp(in_turn, overlapped=False)
+    limits = Table(
+        ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
+        [
+            [name, which, *(Typst(f"${form}$") for form in forms), finalize(math.floor(limit))]
+            for name, which, *forms, limit in LIMITS
+        ],
+        text_columns=5,
+    )
     return {
         **example_answers(),
-        "most": math.floor(most[True]),
-        "most_in_turn": math.floor(most[False]),
-        "gain": most[True] / most[False],
-        "fsdp": fsdp[False],
-        "tensor": most[False] / fsdp[False],
-        "a": EXAMPLE.batch_limit - 1,
-        "c": EXAMPLE.tensor_forward_limit - 1,
-        "limits": Table(
-            ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
-            [
-                [name, which, *(Typst(f"${form}$") for form in forms), finalize(math.floor(limit))]
-                for name, which, *forms, limit in LIMITS
-            ],
-            text_columns=5,
+        "limit": Answer(
+            "FLOPs, time, limit",
+            say(
+                "Overlapped, the limits multiply: $N <= (1 + a)(1 + c)$, {most} devices in the example.",
+                most=math.floor(at_once),
+            ),
+            say(
+                "Sharing a link, {most} with $X = {fsdp:sig}$ and $Y = {tensor:sig}$: {gain:times} fewer.",
+                most=math.floor(in_turn),
+                fsdp=fsdp,
+                tensor=in_turn / fsdp,
+                gain=at_once / in_turn,
+            ),
+            evidence=[Captioned(limits, Typst("All strategies, with $a = B W \\/ C$ and $c = 3 F W \\/ (2 C)$."))],
+            details=["parallelism_times"],
         ),
     }

@@ -1,13 +1,29 @@
-"""Answers to `tp_calcs`: formulas, and an example from closed forms."""
+"""Answer to `tp_calcs`: formulas, and an example from closed forms."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from pandas import DataFrame
 
+from scripts.rendering.answer import Answer, say
+from scripts.rendering.markup import Typst
 from scripts.views.meshes import example_answers
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values of the section."""
-    return example_answers()
+    """The section's answer, and the example."""
+    example = example_answers()
+    return {
+        **example,
+        "limit": Answer(
+            "FLOPs, time, limit",
+            Typst(
+                "Forward is compute-bound up to $N = 1 + 3 F W \\/ (2 C)$, backward up to $1 + 3 F W \\/ C$; the batch cancels."
+            ),
+            say(
+                "In the example {forward} and {backward} devices.",
+                forward=example["tensor_forward_limit"],
+                backward=example["tensor_backward_limit"],
+            ),
+        ),
+    }

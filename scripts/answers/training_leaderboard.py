@@ -7,6 +7,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting import leaderboard
 from cs336_systems.measure.gpus import listed
+from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.markup import Table
 from scripts.views.units import GB
 
@@ -15,23 +16,36 @@ OTHER_GPU = "NVIDIA H200"
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values and tables of the section."""
+    """The section's answers, and what the question gives."""
     flops = leaderboard.step_flops()
     total = sum(flops.values())
     least = {gpu: total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU)}
+    peak = listed(leaderboard.GPU)
     return {
         "given": leaderboard,
-        "flops": total,
-        "attention_share": flops["attention"] / total,
-        "head_share": flops["head"] / total,
-        "memory": memory_table(),
-        "gpu": leaderboard.GPU,
-        "peak": listed(leaderboard.GPU),
-        "least": least[leaderboard.GPU],
-        "other_gpu": OTHER_GPU,
-        "other_least": least[OTHER_GPU],
-        "record_share": least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
-        "naive_share": least[leaderboard.GPU] / leaderboard.NAIVE_SECONDS,
+        "time": Answer(
+            "Time",
+            say(
+                "Not measured. At the dense bf16 peak two {gpu}s take {least:s}, so the record of {record:s} uses {share:percent}.",
+                gpu=leaderboard.GPU.removeprefix("NVIDIA "),
+                least=least[leaderboard.GPU],
+                record=leaderboard.RECORD_SECONDS,
+                share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
+            ),
+            say("Two {gpu}s would need at least {least:s}.", gpu=OTHER_GPU, least=least[OTHER_GPU]),
+            evidence=[Captioned(memory_table(), "Memory of a rank by closed form; GB are 10⁹ bytes.")],
+            reason=say(
+                "The step has {flops:PFLOP} of matmuls, three times those of its forward pass with causal attention "
+                "counted half; {attention:percent} are attention's, {head:percent} the head's. The peak is "
+                "{peak:TFLOP/s} ({source}). Weights, gradients and moments are in fp32 here; what the forward pass "
+                "saves is under autocast with FlashAttention.",
+                flops=total / 1e15,
+                attention=flops["attention"] / total,
+                head=flops["head"] / total,
+                peak=peak.bf16 / 1e12,
+                source=peak.source,
+            ),
+        ),
     }
 
 
