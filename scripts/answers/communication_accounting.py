@@ -53,8 +53,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "sharded": Answer(
             "(b) Sharded",
             say(
-                "$N > (16 P + A \\/ 2) \\/ ({memory:GB} - A \\/ 2)$: {least} devices with {tokens} tokens.",
-                memory=TPU_V5P.memory / GB,
+                "$N > (16 P + A \\/ 2) \\/ ({memory} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.",
+                memory=round(TPU_V5P.memory / GB),
                 least=shown["least"],
                 tokens=shown["tokens"],
             ),
@@ -87,7 +87,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
                 tensor=shown["split"].tensor,
             ),
             evidence=[
-                Captioned(shown["trick_table"], "The least compute-bound batch with these, collectives at once.")
+                Captioned(shown["trick_table"], "The least batch with each of these, collectives at once.")
             ],
         ),
     }

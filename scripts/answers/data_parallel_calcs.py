@@ -18,7 +18,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "limit": Answer(
             "FLOPs, time, limit",
             Typst(
-                "Backward: $12 B D F \\/ N$ FLOPs, $12 (N - 1) D F \\/ (N W)$ s; compute-bound up to $N = 1 + B W \\/ C$."
+                "$12 B D F \\/ N$ FLOPs, $12 (N - 1) D F \\/ (N W)$ seconds: compute-bound up to $N = 1 + B W \\/ C$."
             ),
             say("In the example that is {limit} devices; the layer's sizes cancel.", limit=example["batch_limit"]),
         ),

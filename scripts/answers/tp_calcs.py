@@ -17,9 +17,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         **example,
         "limit": Answer(
             "FLOPs, time, limit",
-            Typst(
-                "Forward is compute-bound up to $N = 1 + 3 F W \\/ (2 C)$, backward up to $1 + 3 F W \\/ C$; the batch cancels."
-            ),
+            Typst("Compute-bound up to $N = 1 + 3 F W \\/ (2 C)$ forward, $1 + 3 F W \\/ C$ backward."),
             say(
                 "In the example {forward} and {backward} devices.",
                 forward=example["tensor_forward_limit"],

@@ -26,7 +26,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "time": Answer(
             "Time",
             say(
-                "Not measured. At the dense bf16 peak two {gpu}s take {least:s}, so the record of {record:s} uses {share:percent}.",
+                "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, uses {share:percent}.",
                 gpu=leaderboard.GPU.removeprefix("NVIDIA "),
                 least=least[leaderboard.GPU],
                 record=leaderboard.RECORD_SECONDS,
