@@ -53,7 +53,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "sharded": Answer(
             "(b) Sharded",
             say(
-                "$N > (16 P + A \\/ 2) \\/ ({memory} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.",
+                '$N > (16 P + A \\/ 2) \\/ ({memory} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.',
                 memory=round(TPU_V5P.memory / GB),
                 least=shown["least"],
                 tokens=shown["tokens"],
@@ -86,9 +86,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
                 "More tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight.",
                 tensor=shown["split"].tensor,
             ),
-            evidence=[
-                Captioned(shown["trick_table"], "The least batch with each of these, collectives at once.")
-            ],
+            evidence=[Captioned(shown["trick_table"], "The least batch with each of these, collectives at once.")],
         ),
     }
 
