@@ -21,7 +21,7 @@ PATTERNS = (
     "report/captions/*.rst",
     "rules/*.smk", "rules/*.sh",
     "scripts/*.py",
-    "tests/*.py", "tests/cluster/*.sh", "tests/data/*.json", "tests/given_numbers.yaml", "tests/golden/*.csv",
+    "tests/*.py", "tests/cluster/*.sh", "tests/data/*.json", "tests/golden/*.csv",
     "tests/golden/*.txt", "tests/golden/*.typ", "tests/traces/*.json.gz", "tests/workflow/toy/*.yaml",
     "tests/workflow/toy/*.typ.j2",
 )  # fmt: skip

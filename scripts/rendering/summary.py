@@ -13,7 +13,7 @@ from cs336_systems.measure.measurement import WALL
 from cs336_systems.plan import Plan
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
-from scripts.rendering.markup import Table
+from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.attention_calls import our_attention_kernels
 from scripts.views.data import at_one_setting, measured_gpu, measured_machine, select
 
@@ -33,6 +33,14 @@ VERSIONS = {
     "git_commit": "commit",
     "seed": "seed",
 }
+WORDS = {
+    "incomplete": "lack a metric",
+    "oom": "ran out of memory",
+    "skipped": "do not apply here",
+    "failed": "failed",
+    "not run": "were not run",
+}
+"""What readers are told of cells by their outcome."""
 SHORT_COMMIT = 7
 """Characters of a commit on the title page."""
 
@@ -58,13 +66,16 @@ def summarize(
         **origin(tables),
         "outdated": outdated(tables, digests),
         "costs": costs_table(tables),
+        "seconds": sum(seconds_of(table) for table in tables.values()),
         "traced": step_in_words(plan.trace.cells[0]),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
-        "cells_oom": int(coverage["oom"].sum()),
+        "lost": lost_in_words(coverage),
         "cells_unplanned": int(coverage[UNPLANNED].sum()),
         "coverage": coverage_table(coverage),
         "not_measured": not_measured_table(losses(plan, tables)),
+        "reasons": reasons_table(losses(plan, tables)),
+        "failed": failed_table(checks),
         "checks": checks.to_dict("records"),
         "checks_failed": int((checks["outcome"] == "failed").sum()),
         "checks_applicable": int((checks["outcome"] != "not applicable").sum()),
@@ -107,6 +118,8 @@ def versions_table(rows: DataFrame) -> Table:
     body = []
     for column, title in VERSIONS.items():
         values = sorted({str(value) for value in rows[column]} - {""})
+        if column == "git_commit":
+            values = [commit[:SHORT_COMMIT] for commit in values]
         body.append([title, ", ".join(values) or "–"])
     body.append(["our attention kernels", ", ".join(our_attention_kernels(rows)) or "–"])
     return Table(["what", "value"], body, text_columns=2)
@@ -137,6 +150,33 @@ def coverage_table(coverage: DataFrame) -> Table:
     body = [[row["experiment"], row["grid"], *(str(row[name]) for name in counts)] for _, row in coverage.iterrows()]
     body.append(["all", "", *(str(int(coverage[name].sum())) for name in counts)])
     return Table(["experiment", "grid", *counts], body, text_columns=2)
+
+
+def lost_in_words(coverage: DataFrame) -> Typst:
+    """The other planned cells, outcome by outcome: ", 9 ran out of memory, 16 were not run"."""
+    counts = {outcome: int(coverage[outcome].sum()) for outcome in OUTCOMES[1:]}
+    return Typst("".join(f", {finalize(number)} {WORDS[name]}" for name, number in counts.items() if number))
+
+
+def seconds_of(table: DataFrame) -> float:
+    """What an experiment took, starting processes included."""
+    jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
+    return float(select(table, metric=WALL)["mean"].sum() + jobs["startup_seconds"].sum())
+
+
+def failed_table(checks: DataFrame) -> Table | None:
+    """The self-checks that failed, with their numbers."""
+    failed = checks[checks["outcome"] == "failed"]
+    return Table(["check", "numbers"], failed[["check", "detail"]].to_numpy().tolist(), 2) if len(failed) else None
+
+
+def reasons_table(lost: DataFrame) -> Table | None:
+    """Each reason once: the experiments that it concerns, and how many cells or metrics of cells it cost."""
+    body = [
+        [str(reason), ", ".join(dict.fromkeys(rows["experiment"])), str(int(rows["cells"].sum()))]
+        for reason, rows in lost.groupby(lost["reason"].where(lost["status"] != "oom", "out of memory"), sort=False)
+    ]
+    return Table(["reason", "experiments", "cells"], body, text_columns=2) if body else None
 
 
 def not_measured_table(lost: DataFrame) -> Table | None:

@@ -1,11 +1,13 @@
-"""The recorded report as text: its Typst source, its self-checks and the data behind its figures, as approved.
+"""Whole reports as text, as approved: a recorded H200, a laptop, and an H200 half of whose cells are missing.
 
 Launch: python -m tests.golden, which approves the present ones. What changed is in `git diff tests/golden`.
 """
 
 import contextlib
+import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,38 +21,75 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import read_jobs
+from cs336_systems.measure.record import parameters, read_jobs
 from cs336_systems.measure.validation import Row
-from cs336_systems.plan import make_plan
+from cs336_systems.plan import Plan, make_plan
 from scripts.coverage import cover
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.self_checks import all_checks
 from scripts.views.data import frame
 from scripts.writeup import render
-from tests.samples import ROOT, config
+from tests.samples import ROOT, config, planned_rows
 
 FOLDER = Path(__file__).parent
-MACHINE = "nvidia-h200"
+RECORDED = "nvidia-h200"
 SHOWN = 24
 """Of a series with more numbers only these many are kept, evenly chosen."""
 
 
-def texts() -> dict[str, str]:
-    """The golden files by name, made of the recorded rows."""
-    plan = make_plan(config(recorded=MACHINE), ROOT / "recorded")
+@dataclass(frozen=True)
+class Machine:
+    """What was measured on a machine, under its plan."""
+
+    plan: Plan
+    rows: Mapping[str, list[Row]]
+
+    def thinned(self, seed: int, cells: float, metrics: float) -> "Machine":
+        """The machine with a share of its cells, and of each cell's metrics, chosen by a seed."""
+
+        def kept(name: str, row: Row) -> bool:
+            cell = f"{seed} {name} {[getattr(row, key) for key in parameters(EXPERIMENTS[name])]}"
+            whole, part = (random.Random(f"{cell} {what}").random() for what in ("", row.metric))
+            return whole < cells and part < metrics
+
+        return Machine(self.plan, {name: [row for row in rows if kept(name, row)] for name, rows in self.rows.items()})
+
+    def report(self) -> dict[str, str]:
+        """The Typst source of its report, and its self-checks."""
+        tables = {name: frame(name, rows) for name, rows in self.rows.items()}
+        checks = DataFrame(map(asdict, all_checks(tables)))
+        # The digests of these rows, as if no code had changed since.
+        digests = {name: table["source_digest"].unique() for name, table in tables.items()}
+        with contextlib.chdir(ROOT):
+            text = render(read_contents(), self.plan, tables, cover(self.plan, tables), checks, digests)
+        return {"report.typ": text, "checks.csv": checks.to_csv(index=False)}
+
+
+@cache
+def machine(name: str) -> Machine:
+    """One of the machines whose reports are approved: h200, laptop or sparse."""
+    if name == "sparse":
+        return machine("h200").thinned(0, 0.5, 0.9)
+    if name == "laptop":
+        plan = make_plan(config(machine="cpu"))
+        return Machine(plan, {key: planned_rows(key, plan.scale) for key in EXPERIMENTS})
+    plan = make_plan(config(recorded=RECORDED), ROOT / "recorded")
     rows = {
-        name: read_jobs(kind, sorted((ROOT / plan.raw / name).glob("*.csv")), MACHINE)
-        for name, kind in EXPERIMENTS.items()
+        key: read_jobs(kind, sorted((ROOT / plan.raw / key).glob("*.csv")), RECORDED)
+        for key, kind in EXPERIMENTS.items()
     }
-    tables = {name: frame(name, there) for name, there in rows.items()}
-    checks = DataFrame(map(asdict, all_checks(tables)))
-    # The digests of the recorded rows, as if no code had changed since.
-    digests = {name: table["source_digest"].unique() for name, table in tables.items()}
+    return Machine(plan, rows)
+
+
+def texts() -> dict[str, str]:
+    """The golden files by name: the recorded machine's self-checks and figures too."""
+    recorded = machine("h200")
+    found = {f"h200-{name}": text for name, text in recorded.report().items()}
+    found |= {f"{name}-report.typ": machine(name).report()["report.typ"] for name in ("laptop", "sparse")}
     with contextlib.chdir(ROOT):
-        report = render(read_contents(), plan, tables, cover(plan, tables), checks, digests)
-        figures = "\n".join(figure_lines(rows, str(plan.traces / "training_step.json.gz")))
-    return {"report.typ": report, "checks.csv": checks.to_csv(index=False), "figures.txt": f"{figures}\n"}
+        figures = "\n".join(figure_lines(recorded.rows, str(recorded.plan.traces / "training_step.json.gz")))
+    return found | {"h200-figures.txt": f"{figures}\n"}
 
 
 def figure_lines(rows: Mapping[str, list[Row]], trace: str) -> Iterator[str]:

@@ -3,10 +3,12 @@
 Each experiment has a module of its name here, whose `measure(cell, on_gpu=...)` makes up what the experiment measures.
 """
 
+import contextlib
 import copy
 import importlib
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
@@ -26,11 +28,14 @@ from cs336_systems.measure.gpus import listed
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL, Measurement, summarize
 from cs336_systems.measure.record import Provenance, make_row, write_job
 from cs336_systems.plan import plan_jobs
+from scripts.rendering.contents import read_contents
+from scripts.writeup import typeset
 
 ROOT = Path(__file__).parents[2]
 PEAK = listed("NVIDIA H200")
 H200 = {"gpu": "NVIDIA H200", "gpu_count": 1, "gpu_memory": 141 * 2**30, "driver": "580.1", "cuda": "13.0"}
 SAMPLED_EVERY = 0.2
+EMPTY_PICTURE = '<svg xmlns="http://www.w3.org/2000/svg" width="100" height="50"/>'
 OOM = Measurement(metric=WHOLE_CELL, status="oom", message="CUDA out of memory. Tried to allocate 20.00 GiB")
 NO_CPU_MEMORY = Measurement(metric="peak_memory", unit="MiB", status="skipped", message="on CUDA devices only")
 NEEDS_GPU = Measurement(metric=WHOLE_CELL, status="skipped", message="needs a CUDA device")
@@ -157,3 +162,15 @@ def pdf_text(path: Path) -> str:
 def squeeze(text: str) -> str:
     """A text without white space and the breaks that a table's long names may have."""
     return re.sub(r"[\s\u200b]+", "", text)
+
+
+def typeset_without_pictures(text: str, project: Path, pictures: Path) -> None:
+    """Typeset a report in a folder that stands for the project's, with empty pictures."""
+    shutil.copytree(ROOT / "report", project / "report", dirs_exist_ok=True)
+    pictures.mkdir(parents=True, exist_ok=True)
+    for name in read_contents(ROOT / "report" / "contents.yaml").figures:
+        (pictures / f"{name}.svg").write_text(EMPTY_PICTURE)
+    source = project / "writeup.typ"
+    source.write_text(text, encoding="utf-8")
+    with contextlib.chdir(project):
+        typeset(source, project / "writeup.pdf")

@@ -1,12 +1,19 @@
-"""The recorded report is the one that someone approved."""
+"""The reports of three machines are those that someone approved, and any other part of their rows makes one too."""
 
 import difflib
+import re
 
 import pytest
 
+from scripts.writeup import environment
 from tests import golden
+from tests.samples import ROOT
 
 LINES_TOLD = 60
+ANSWER = re.compile(r'^#answer\("(.*?)", \[.*?\], \[(.*)\]\)$', re.MULTILINE)
+VERDICT = re.compile(r'^finding\("(.*?)", .*?, \[.*?\], \[(.*)\]\),$', re.MULTILINE)
+NO_NUMBER = re.compile(r".{0,60}(?<![\w.])(?:nan|inf|NaN|None(?! of))\b.{0,30}")
+BRANCHES = 200
 
 
 @pytest.fixture(scope="module")
@@ -14,9 +21,37 @@ def texts():
     return golden.texts()
 
 
-@pytest.mark.parametrize("name", ["report.typ", "checks.csv", "figures.txt"])
+def plain(text):
+    """Markup without the escapes of strings."""
+    return re.sub(r'#"(.*?)";', r"\1", text)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in golden.FOLDER.glob("*-*")))
 def test_it_is_as_approved(texts, name):
     approved = (golden.FOLDER / name).read_text(encoding="utf-8")
     changes = list(difflib.unified_diff(approved.splitlines(), texts[name].splitlines(), "approved", "present", n=0))
     shown = "\n".join(line[:300] for line in changes[:LINES_TOLD])
     assert not changes, f"{len(changes)} lines of difference; if they are meant, `python -m tests.golden`:\n{shown}"
+
+
+@pytest.mark.parametrize("machine", ["h200", "laptop", "sparse"])
+def test_an_answer_is_short(texts, machine):
+    text = plain(texts[f"{machine}-report.typ"])
+    answers, verdicts = ANSWER.findall(text), VERDICT.findall(text)
+    assert len(answers) == len(verdicts) > 40
+    assert [name for name, answer in answers if len(answer.split()) > 50] == []
+    assert [name for name, verdict in verdicts if len(verdict) > 100] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_part_of_the_rows_makes_a_report(seed):
+    text = (
+        golden.machine(("h200", "laptop")[seed % 2]).thinned(seed, (0.05, 0.3, 0.8)[seed], 0.7).report()["report.typ"]
+    )
+    assert NO_NUMBER.findall(plain(re.sub(r"torch\.inf|raw\(.*?\)", "", text))) == []
+
+
+def test_templates_hold_what_is_fixed():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "report").rglob("*.j2")]
+    assert environment(ROOT / "report").block_start_string == "<%"
+    assert sum(len(re.findall(r"<%-?\s*(?:if|elif|for)\b", source)) for source in sources) <= BRANCHES

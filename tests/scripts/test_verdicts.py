@@ -14,8 +14,7 @@ from scripts.rendering.markup import finalize
 from scripts.verdict import judge
 from scripts.views.data import frame
 from scripts.writeup import render
-from tests.samples import ROOT, config, pdf_text, squeeze
-from tests.subsets import typeset_without_pictures
+from tests.samples import ROOT, config, pdf_text, squeeze, typeset_without_pictures
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
 PLAN = make_plan(config(machine="cpu"))
