@@ -284,8 +284,8 @@ def online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_lo
     S: gl.constexpr = scores.type.layout
     ROWS: gl.constexpr = row_max.type.layout
     if MASKED:
-        # A column number is a lane's part, bits 1 and 2, plus a part known at compile time. Split, they leave a comparison
-        # with a constant for each score; all at once costs three more instructions.
+        # A column number is a lane's part, bits 1 and 2, plus a part known at compile time. Split, they leave one
+        # comparison with a constant for each score; comparing the whole number costs three more instructions.
         column = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, S))
         last_column = (last_key - start_n)[:, None] - (column & 6)[None, :]
         scores = gl.where((column & ~6)[None, :] <= last_column, scores, float("-inf"))
