@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from scripts.headlines import README, with_headlines
+from scripts.readme import README, with_headlines
 from tests.samples import ROOT
 
 NAMES = """
@@ -28,7 +28,7 @@ optimizer.step()
 
 def test_the_headline_table_is_that_of_the_recorded_results():
     readme = (ROOT / README).read_text(encoding="utf-8")
-    assert readme == with_headlines(readme), "the table is stale: python -m scripts.headlines writes it anew"
+    assert readme == with_headlines(readme), "the table is stale: python -m scripts.readme writes it anew"
 
 
 def test_the_examples_run(tmp_path):

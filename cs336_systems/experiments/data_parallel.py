@@ -203,7 +203,7 @@ class DataParallelTraining(Experiment):
     """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
     compiled: bool = False
     """Whether each Transformer block is compiled by itself, so that gradients arrive block by block, and on a GPU the
-    whole step replayed from a CUDA graph: then the device sets the pace, not the host."""
+    whole step replayed from a CUDA graph: then steps are device-bound."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that train together, one per GPU where there are GPUs."""
     tried: bool = False

@@ -12,7 +12,7 @@ def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: floa
     """Assign tensors to ranks, and put them into buckets.
 
     Each bucket has one dtype, and either parts of nearly the same size for all ranks or a single owner: the tensors
-    that cannot be shared out evenly, such as one that is larger than all the others.
+    that cannot be distributed evenly, such as one that is larger than all the others.
 
     Args:
         tensors: in the order in which buckets are to be complete; neighbors share a bucket.

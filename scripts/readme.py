@@ -1,6 +1,6 @@
 """The headline table of README.md, from the recorded H200 results.
 
-Launch: python -m scripts.headlines, which writes the table into README.md.
+Launch: python -m scripts.readme, which writes the table into README.md.
 """
 
 from collections.abc import Iterator, Mapping
