@@ -18,7 +18,7 @@ def fresh():
     inputs, targets = torch.randn(5, 4), torch.randint(3, (5,))
     return model, loss, inputs, targets, torch.optim.AdamW(model.parameters())
 """
-"""What the examples take for granted."""
+"""Definitions that the examples assume."""
 STEP = """
 loss(model(inputs).float(), targets).backward()
 model.finish_gradient_synchronization()
