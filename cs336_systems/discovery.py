@@ -1,10 +1,10 @@
-"""Modules are found by being in a package: to add an experiment, a figure or a check, add its module."""
+"""Discovery of experiments, figures and checks: every module of their package counts."""
 
 import importlib
 import pkgutil
 
 
 def modules(package: str) -> list[str]:
-    """The dotted name of each module and sub-package of a package, in alphabetical order, without importing it."""
+    """List the dotted names of a package's modules and sub-packages, in alphabetical order, without importing them."""
     folders = importlib.import_module(package).__path__
     return [f"{package}.{found.name}" for found in pkgutil.iter_modules(folders)]

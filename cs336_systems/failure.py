@@ -1,7 +1,7 @@
-"""What ended a command, in a sentence.
+"""Explain in a sentence why a command failed.
 
-Launch: python -m cs336_systems.failure 137 results/cpu/logs/accumulation/all.log, which a rule does where its command
-has ended with that status: it says what the log cannot, which Snakemake shows.
+Launch: python -m cs336_systems.failure 137 results/cpu/logs/accumulation/all.log. A rule runs it when its command has
+ended with that status: it prints what the log, which Snakemake shows, cannot say.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 FULL_MB = 1
-"""A disk with less room than this is full."""
+"""A disk with less free space than this counts as full."""
 SHARED_MEMORY = Path("/dev/shm")
 """Where the ranks of a launch and the workers of a compiler exchange data, on Linux; 64 MB in many containers."""
 SHELL_ADDS = 128
@@ -33,7 +33,7 @@ CAUSES = {
 
 
 def describe_end(status: int) -> str:
-    """How a command ended, from its exit status as Python or a shell reports it.
+    """Describe how a command ended, from its exit status as Python or a shell reports it.
 
     >>> describe_end(-9) == describe_end(137)
     True
@@ -47,7 +47,7 @@ def describe_end(status: int) -> str:
 
 
 def full_disks(folders: Iterable[Path]) -> list[str]:
-    """A sentence for each folder that has no room left; of those on one disk, the first."""
+    """Return a sentence for each folder on a full disk; for several on one disk, only for the first."""
     sentences: dict[int, str] = {}
     for folder in folders:
         there = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
@@ -63,13 +63,13 @@ def full_disks(folders: Iterable[Path]) -> list[str]:
 
 
 def places() -> list[Path]:
-    """The folders besides that of the results that a run cannot do without."""
+    """Folders that a run writes to, other than its results."""
     temporary = Path(os.environ.get("TMPDIR", "/tmp"))
     return [temporary, SHARED_MEMORY] if SHARED_MEMORY.is_dir() else [temporary]
 
 
 def explain(status: int, log: Path) -> list[str]:
-    """What the log of a command that failed cannot say itself, in sentences."""
+    """Explain a failed command, in sentences that complement its log."""
     sentences = []
     empty = not log.is_file() or not log.read_bytes().strip()
     if empty:

@@ -1,6 +1,6 @@
-"""Implementations of a user's own, which the configuration or a command line names as NAME=package.module:name.
+"""A user's own implementations, which the configuration or a command line names as NAME=package.module:name.
 
-Each is one more contender in an experiment of its family. No torch here: only what is named may import it.
+Each is one more contender in an experiment of its family. No torch here: only the named modules may import it.
 
 Launch: python -m cs336_systems.implementations FAMILY NAME=package.module:name [FAMILY NAME=package.module:name ...]
 
@@ -20,18 +20,18 @@ FAMILIES = {
     "sharded_optimizer": "optimizer_sharding",
     "fsdp": "fsdp",
 }
-"""What can be one's own, and the experiment in which it takes part."""
+"""Families of own implementations, and the experiment of each."""
 CALLED_WITH = {
     "attention": ("q", "k", "v", "is_causal"),
     "data_parallel": ("module",),
     "sharded_optimizer": ("params", "optimizer_cls"),
     "fsdp": ("module", "compute_dtype"),
 }
-"""The arguments, by position, that each is called with."""
+"""Positional arguments with which each family is called."""
 BUCKET_SIZE = "bucket_size_mb"
-"""An argument of wrappers that have one."""
+"""The optional argument of wrappers with a bucket size."""
 PARAMETER = "implementation"
-"""The parameter of these experiments that names one's own."""
+"""The experiments' parameter that names own implementations."""
 WHO = ("wrapper", "contender")
 """Details that name the contender whose row it is, in experiments whose cells have several."""
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
@@ -40,29 +40,29 @@ LONGEST_NAME = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """One of a user's own."""
+    """A user's own implementation."""
 
     name: str
-    """What it is called in rows, tables and figures."""
+    """Its name in rows, tables and figures."""
     path: str
-    """Where it is, as package.module:name."""
+    """Its location, as package.module:name."""
 
     @property
     def text(self) -> str:
-        """Both, as a command line names it."""
+        """Name and path, in the form of the command line."""
         return f"{self.name}={self.path}"
 
     @property
     def module(self) -> str:
-        """The module that it is in."""
+        """Its module."""
         return self.path.partition(":")[0]
 
 
 def parse(text: str) -> Implementation:
-    """The implementation that a text names.
+    """Parse NAME=package.module:name.
 
     Raises:
-        ValueError: it names none, in one sentence.
+        ValueError: the text has another form, in one sentence.
     """
     if not re.fullmatch(rf"[A-Za-z][\w-]{{0,{LONGEST_NAME - 1}}}=[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text, re.ASCII):
         raise ValueError(f"{PARAMETER} is {text!r}; allowed: {SHAPE}")
@@ -71,10 +71,10 @@ def parse(text: str) -> Implementation:
 
 
 def parse_all(text: str) -> tuple[Implementation, ...]:
-    """Those that a text names, separated by commas; none if it is empty.
+    """Parse implementations separated by commas; none if the text is empty.
 
     Raises:
-        ValueError: one is none, or two have one name, in one sentence.
+        ValueError: one has another form, or two share a name, in one sentence.
     """
     found = tuple(map(parse, text.split(","))) if text else ()
     names = [implementation.name for implementation in found]
@@ -84,7 +84,7 @@ def parse_all(text: str) -> tuple[Implementation, ...]:
 
 
 def own_implementations(cell: Any) -> tuple[Implementation, ...]:
-    """Those of a user's own that take part in a cell of any experiment, or that a row of a table is of."""
+    """Own implementations that take part in a cell of any experiment, or in a row of a table."""
     text = getattr(cell, PARAMETER, "")
     return parse_all(text) if "=" in text else ()
 
@@ -95,15 +95,15 @@ def family_of(experiment: str) -> str:
 
 
 def label(text: str) -> str:
-    """What readers call an implementation that has no entry in a registry: its name, without where it is."""
+    """Label of an implementation that has no entry in a registry: its name, without its path."""
     return text.partition("=")[0]
 
 
 def load_path(path: str) -> Any:
-    """What package.module:name names; a name may have dots.
+    """Import the object that package.module:name names; the name may have dots.
 
     Raises:
-        ValueError: nothing has that name.
+        ValueError: there is no such object.
     """
     module, _, name = path.partition(":")
     found = importlib.import_module(module)
@@ -115,7 +115,7 @@ def load_path(path: str) -> Any:
 
 
 def check(family: str, implementation: Implementation) -> None:
-    """Check that an implementation can be loaded, and takes what it will be called with.
+    """Check that an implementation can be loaded, and accepts its family's arguments.
 
     Raises:
         ValueError: it cannot, or does not, in one sentence.

@@ -1,4 +1,4 @@
-"""The cells that a job has measured, kept in a file as they come, so that a later launch measures only the others.
+"""A job's measured cells, kept in a file as they come, so that a later launch measures only the others.
 
 `cs336_systems.relaunch` names the file in the environment variable KEPT. Its first line says what was launched; each
 further line is the name of a cell that has begun, or what that cell measured. No torch.
@@ -33,13 +33,13 @@ def start_keeping(file: Path, launched: str) -> int:
 
 
 def kept_cells() -> list[list[Measurement]]:
-    """What earlier launches of this job have measured, by cell; empty in a first launch, or without a file."""
+    """Measurements of earlier launches of this job, by cell; empty in a first launch, or without a file."""
     file = os.environ.get(KEPT)
     return measured_cells(Path(file)) if file else []
 
 
 def measured_cells(file: Path) -> list[list[Measurement]]:
-    """The measurements of each cell in a file."""
+    """Read the measurements of each cell from a file."""
     cells = (line for line in _complete_lines(file) if isinstance(line, list))
     return [[Measurement(**fields) for fields in cell] for cell in cells]
 
@@ -53,7 +53,7 @@ def cell_under_way(file: Path) -> str | None:
 def keep(
     measured: Iterable[tuple[C, list[Measurement]]], names: Sequence[str]
 ) -> Iterator[tuple[C, list[Measurement]]]:
-    """The same cells, each of them kept, and its name beforehand."""
+    """Pass cells through, and keep the name of each before and its measurements after it is measured."""
     file = os.environ.get(KEPT)
     cells = iter(measured)
     for name in names:
@@ -80,7 +80,7 @@ def _line(content: Any) -> str:
 
 
 def _complete_lines(file: Path) -> list[Any]:
-    """The lines up to the first one that a kill or a full disk cut short."""
+    """Read the lines before the first one that a kill or a full disk cut short."""
     lines = []
     for text in file.read_text(encoding="utf-8", errors="replace").splitlines():
         try:

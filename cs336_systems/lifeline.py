@@ -1,6 +1,6 @@
-"""A run's jobs end when the run does, and ranks when their launcher does, even if these were killed.
+"""End a run's jobs with the run, and ranks with their launcher, even if these were killed.
 
-No orphan disturbs the timings of the next run.
+No orphan process disturbs the timings of the next run.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ RUN = "CS336_SYSTEMS_RUN"
 """Environment variable that identifies the run a process belongs to: host, process id and start time."""
 INTERVAL_S = 1.0
 GRACE_S = 5.0
-"""How long processes that were asked to end have until they are killed."""
+"""How long processes have to exit after SIGTERM until they are killed."""
 
 
 def _end_at_once() -> None:
@@ -26,12 +26,12 @@ def _end_at_once() -> None:
 
 
 def this_run() -> str:
-    """What `RUN` is in the processes that this one starts, if they are to belong to it."""
+    """The value of `RUN` for processes that belong to this run."""
     return f"{socket.gethostname()} {os.getpid()} {start_of(os.getpid())}"
 
 
 def announce_run() -> None:
-    """Make this process the run that the processes it starts belong to."""
+    """Make this process a run: processes that it starts belong to it."""
     os.environ[RUN] = this_run()
 
 

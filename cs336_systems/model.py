@@ -1,4 +1,4 @@
-"""The Transformer language model under measurement, written op by op so that a profiler shows what a reader sees.
+"""The Transformer language model under measurement, written op by op so that a profile matches the source.
 
 Pre-norm blocks, RMSNorm, rotary position embeddings, causal multi-head attention, SwiGLU, no biases, untied embedding
 and output head. Any class with `TransformerLM`'s seven arguments can stand in for it (see `load_model_class`).
@@ -18,7 +18,7 @@ from cs336_systems.sizes import ModelShape
 ROPE_THETA = 10_000.0
 
 AttentionFunction = Callable[..., Tensor]
-"""(q, k, v, is_causal=...) with [batch, heads, sequence, d_head] each, to the same shape."""
+"""Function of (q, k, v, is_causal=...), [batch, heads, sequence, d_head] each, to the same shape."""
 
 ATTENTION: dict[str, AttentionFunction] = {
     "plain": plain_attention,
@@ -142,7 +142,7 @@ class TransformerLM(nn.Module):
         attention: AttentionFunction = plain_attention,
         checkpoint_segment: int = 0,
     ):
-        """A model with random weights.
+        """Make a model with random weights.
 
         Args:
             vocab_size: rows of the embedding and of the output head.
@@ -187,14 +187,14 @@ class TransformerLM(nn.Module):
 
 
 def run_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
-    """X, [batch, sequence, d_model], after one block after another."""
+    """Run blocks one after another on x, [batch, sequence, d_model]."""
     for block in blocks:
         x = block(x)
     return x
 
 
 def load_model_class(spec: str) -> Callable[..., nn.Module]:
-    """The class that `package.module:Class` names; it is called with `TransformerLM`'s seven arguments by keyword.
+    """Load the class that `package.module:Class` names; it accepts `TransformerLM`'s seven arguments by keyword.
 
     Raises:
         ValueError: the specification is malformed, or names nothing that can be imported.
@@ -218,13 +218,13 @@ def build_model(
     checkpoint_segment: int = 0,
     device: torch.device,
 ) -> nn.Module:
-    """A model with random weights, made on the device: the largest would not fit on a small host.
+    """Build a model with random weights on the device: the largest would not fit on a small host.
 
     Args:
         model: the class, as `load_model_class` takes it.
         shape: its size.
         vocab_size: rows of the embedding and of the output head.
-        context_length: the longest sequence that it takes, in tokens.
+        context_length: the longest sequence that it accepts, in tokens.
         attention: a key of ATTENTION; models other than TransformerLM bring their own and take only `plain`.
         checkpoint_segment: blocks per segment of activation checkpointing, 0 for none; only TransformerLM takes others.
         device: where its weights are made and stay.

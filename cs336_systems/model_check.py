@@ -1,4 +1,4 @@
-"""Whether a model class can stand in for TransformerLM, asked before anything is measured with it.
+"""Check that a model class can replace TransformerLM, before anything is measured with it.
 
 Launch: python -m cs336_systems.model_check package.module:Class [flash]
 
@@ -13,11 +13,11 @@ from typing import Any
 from cs336_systems.model import load_model_class
 
 ARGUMENTS = ("vocab_size", "context_length", "d_model", "num_layers", "num_heads", "d_ff", "rope_theta")
-"""What every model is called with, by keyword."""
+"""Keyword arguments with which every model is called."""
 
 
 def check_model(model: str, attention: str = "plain", *, load: Callable[[str], Any] = load_model_class) -> None:
-    """Check that a model class can be loaded, and takes what it will be called with.
+    """Check that a model class can be loaded, and accepts the arguments of TransformerLM.
 
     Args:
         model: package.module:Class.

@@ -25,23 +25,23 @@ AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 OWN_MODEL = "cs336_systems.model:TransformerLM"
 JOB_KEY, RECORDED_KEY = "one_job_per", "recorded_only"
 BACKEND, PROCESSES = "backend", "processes"
-"""Parameters of which a launch has one value each."""
+"""Parameters with a single value per launch."""
 SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs336_systems.attention.tiled")}
 """Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
 FIXED = {name: {"attention": "plain"} for name in ("attention", "data_parallel", "optimizer_sharding", "fsdp")}
-"""What experiments set a parameter to that their cells do not have."""
+"""Values that experiments fix for parameters that their cells do not have."""
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 REFERENCE = "nvidia-h200"
-"""The recorded machine whose headline figures the reports of other GPUs show beside their own."""
+"""The recorded machine whose headline numbers the reports of other GPUs show next to their own."""
 LARGEST_SEED = 2**63 - 1
 LARGEST_NUMBER = 2**31 - 1
 MOST_CELLS = 10_000
-"""Of one grid: weeks, if a cell takes a minute."""
+"""The most cells of one grid: weeks, if a cell takes a minute."""
 MOST_PROCESSES = 256
-"""Of one launch. Without a GPU for each they share a host, and each takes some hundred MB of its memory."""
+"""The most processes of one launch. Without GPUs they share a host, and each needs some hundred MB of its memory."""
 LONGEST_NAME = 100
 """Bytes of the name of a job, which is that of files too, or of a size."""
 CONFIG = "config.yaml"
@@ -73,15 +73,15 @@ class Job:
     name: str
     """Stem of its CSV file."""
     grid: str
-    """The grid of config.yaml that it is part of."""
+    """Its grid in config.yaml."""
     cells: tuple[Experiment, ...]
-    """All with the same number of processes and on the same device."""
+    """Its cells, all with the same number of processes and on the same device."""
     arguments: str
-    """Its options on the command line of the experiment."""
+    """Its options on the experiment's command line."""
 
     @property
     def path(self) -> str:
-        """Where its CSV is below `raw`, without the suffix."""
+        """Path of its CSV below `raw`, without the suffix."""
         return f"{self.experiment}/{self.name}"
 
     @property
@@ -96,23 +96,23 @@ class Job:
 
     @property
     def modules(self) -> list[str]:
-        """The modules whose code, with all that they import, decides what it measures."""
+        """Modules whose code, with all their imports, determines the measurements."""
         models = {cell.model.partition(":")[0] for cell in self.cells if hasattr(cell, "model")}
         own = {implementation.module for implementation in self.own_implementations}
         return [*measured_modules(self.experiment), *sorted(models | own)]
 
     @property
     def own_implementations(self) -> tuple[Implementation, ...]:
-        """The user's own that take part in it."""
+        """The user's own implementations that take part in the job."""
         return tuple(dict.fromkeys(own for cell in self.cells for own in own_implementations(cell)))
 
     def source_digest(self, *modules: str) -> str:
-        """The digest of that code, and of further modules: when it changes, what was measured is stale."""
+        """Digest of the measured code and further modules: when it changes, measurements are stale."""
         return source_digest(*modules, *self.modules, without=unused_modules(self.cells))
 
 
 def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
-    """What launches an experiment with so many processes, shared out over nodes of a SLURM job, without its options."""
+    """The command that launches an experiment on several processes and nodes, without its options."""
     if nodes > 1:
         agents = f"srun --nodes={nodes} --ntasks={nodes} --cpu-bind=none --kill-on-bad-exit rules/torchrun.sh"
         launcher = f"{agents} --nproc-per-node={processes // nodes}"
@@ -122,12 +122,12 @@ def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
 
 
 def device_of(cell: Experiment, machine: str) -> str:
-    """What measures a cell, cpu or cuda: what its backend needs, or, where it has no such parameter, the machine's."""
+    """The device of a cell, cpu or cuda: its backend's or, without that parameter, the machine's."""
     return DEVICE_OF_BACKEND.get(getattr(cell, BACKEND, ""), machine)
 
 
 def measured_modules(experiment: str) -> list[str]:
-    """The modules whose code decides what an experiment measures, whichever model it is given."""
+    """Modules whose code determines an experiment's measurements, for any model."""
     builders = (contender.builder.partition(":")[0] for contender in getattr(EXPERIMENTS[experiment], "contenders", ()))
     return [
         f"cs336_systems.benchmarks.{experiment}",
@@ -137,7 +137,7 @@ def measured_modules(experiment: str) -> list[str]:
 
 
 def unused_modules(cells: Sequence[Experiment]) -> list[str]:
-    """The modules that are imported where the cells are measured, and that none of them runs.
+    """Imported modules that none of the cells runs.
 
     A change of the attention kernels does not make measurements of plain attention stale.
     """
@@ -150,22 +150,22 @@ def unused_modules(cells: Sequence[Experiment]) -> list[str]:
 
 
 def recorded_digest(cells: Sequence[Experiment], own: Implementation | None = None) -> str:
-    """The digest that the rows of one launch carry: of the code that measures them, whichever model it is given.
+    """Digest of the code that measures one launch, which its rows carry, for any model.
 
-    Those of a user's own implementation carry one of its code too, which so makes no one else's rows stale.
+    Rows of a user's own implementation also include its code, so that a change makes no other rows stale.
     """
     modules = [*measured_modules(cells[0].name), *([own.module] if own else [])]
     return source_digest(*modules, without=unused_modules(cells))
 
 
 def recorded_digests(jobs: Iterable[Job]) -> list[str]:
-    """Those that the rows of some jobs carry."""
+    """Digests that the rows of some jobs carry."""
     return sorted({recorded_digest(job.cells, own) for job in jobs for own in (None, *job.own_implementations)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run will do: the machine that measures, where its results go, and every job."""
+    """The plan of a run: the machine that measures, where its results go, and every job."""
 
     machine: str
     """Label of the machine."""
@@ -178,13 +178,13 @@ class Plan:
     scale: str
     """smoke or handout."""
     jobs: dict[str, dict[str, Job]]
-    """By experiment, then by name."""
+    """Jobs by experiment, then by name."""
     trace: Job
     """The one step whose trace is written."""
 
     @property
     def device(self) -> str:
-        """What the machine has: cpu or cuda."""
+        """The machine's device: cpu or cuda."""
         return CPU if self.machine == CPU else CUDA
 
     @property
@@ -199,7 +199,7 @@ class Plan:
 
     @property
     def results(self) -> Path:
-        """The folder of what is made from them."""
+        """The folder of tables, figures and report."""
         return Path("results", "recorded" if self.recorded else "", self.machine)
 
     @property
@@ -210,7 +210,7 @@ class Plan:
         return Path("recorded", REFERENCE, "raw")
 
     def all_jobs(self) -> Iterator[Job]:
-        """Every job."""
+        """All jobs of all experiments."""
         for jobs in self.jobs.values():
             yield from jobs.values()
 
@@ -219,21 +219,21 @@ class Plan:
         return self.raw / f"{job.path}.csv"
 
     def gpus_of(self, job: Job) -> int:
-        """Number of GPUs that a job takes: one per process, if it takes any."""
+        """Number of GPUs that a job needs: one per process, if it needs any."""
         return job.processes if device_of(job.cells[0], self.device) == CUDA else 0
 
     def nodes_of(self, job: Job) -> int:
-        """Number of nodes that a job takes: as few as have its GPUs, each the same number of them; 1 if none do."""
+        """Number of nodes that a job needs: the fewest that have its GPUs, equally many each; 1 if none have."""
         needed = self.gpus_of(job)
         enough = (nodes for nodes in range(1, self.nodes + 1) if needed <= nodes * self.gpus and needed % nodes == 0)
         return next(enough, 1)
 
     def command(self, job: Job) -> str:
-        """The command that measures a job, on as many nodes as it takes."""
+        """The command that measures a job, on the nodes that it needs."""
         return f"{launch_command(job.experiment, job.processes, self.nodes_of(job))} {job.arguments}"
 
     def obstacle(self, job: Job) -> str:
-        """Why a job is not measured in this run; empty if it is."""
+        """Reason why a job is not measured in this run; empty if it is."""
         if self.recorded:
             return "not among the recorded results"
         needed = self.gpus_of(job)
@@ -245,7 +245,7 @@ class Plan:
 
 
 def with_switches(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with `strict` as YAML would read it: Snakemake passes on `--config strict=true` as text."""
+    """Convert `strict` as YAML would read it: Snakemake passes on `--config strict=true` as text."""
     strict = config.get("strict")
     return {**config, "strict": SWITCHES.get(strict, strict) if isinstance(strict, str) else strict}
 
@@ -266,7 +266,7 @@ def _has(content: Any, path: Iterable[Any]) -> bool:
 
 
 def make_plan(config: Mapping[str, Any], recorded: Path = Path("recorded"), sources: Sources = ()) -> Plan:
-    """The plan that a configuration asks for on this machine.
+    """Make the plan of a configuration on this machine.
 
     Args:
         config: the configuration, merged from all its sources.
@@ -326,12 +326,12 @@ def measuring_machine(machine: str) -> tuple[str, int]:
 
 
 def plan_to_json(plan: Plan) -> str:
-    """A plan as JSON text, for the scripts that need it later."""
+    """Serialize a plan as JSON, for later scripts."""
     return json.dumps(dataclasses.asdict(plan), indent=1) + "\n"
 
 
 def read_plan(path: Path) -> Plan:
-    """The plan in a file of `plan_to_json`'s text."""
+    """Read a plan that `plan_to_json` has serialized."""
     content = json.loads(path.read_text(encoding="utf-8"))
     jobs = {
         experiment: {name: _read_job(job) for name, job in named.items()}
@@ -544,7 +544,7 @@ def own_sizes(sizes: Mapping[str, Mapping[str, int]]) -> dict[str, str]:
 
 
 def check_grid(grid: Mapping[str, Sequence[Any]]) -> None:
-    """Check what is the same for the values of all parameters.
+    """Check a grid for mistakes that any parameter can have.
 
     Raises:
         ValueError: a parameter without a value, a value that is there twice, a number that is too large or not in
@@ -623,7 +623,7 @@ def _in_full(size: str) -> str:
 
 
 def _label(key: str, value: Any) -> str:
-    """What a value adds to its job's name, which is also a file name: a size's name, a class's dotted path."""
+    """Part of a job's name, which is also a file name, for a value: a size's name, a class's dotted path."""
     if key == PROCESSES:
         return f"{value}_processes"
     return size_name(value) if key == "size" else str(value).replace(":", ".")

@@ -57,7 +57,7 @@ class ProgressMonitor:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def follow(self, pending: Iterable[Job], recorded: Path = Path("recorded")) -> None:
-        """Begin to follow the jobs that this run measures; cells of other jobs count as done if their CSV exists."""
+        """Start to follow this run's jobs; cells of other jobs count as done if their CSV exists."""
         self._pending = list(pending)
         if not self._pending:
             return
@@ -130,7 +130,7 @@ class ProgressMonitor:
         return f"{place} | {job.path}, cell {finished + 1} of {len(job.cells)}: {cell}"
 
     def seconds_left(self) -> float | None:
-        """How long the remaining cells will take: as recorded, at this run's pace; unknown ones, this run's mean."""
+        """Estimate the seconds left from recorded times, scaled to this run; unknown cells count as its mean."""
         taken = expected = 0.0
         spent: list[float] = []
         left: list[float | None] = []
@@ -156,7 +156,7 @@ class ProgressMonitor:
 
 
 def duration(seconds: float | None) -> str:
-    """The time left, in words."""
+    """Format the time left in words."""
     if seconds is None:
         return "time left not known yet"
     if seconds < 90:
@@ -174,7 +174,7 @@ def nearest(plan: Plan, recorded: Path) -> Path:
 
 
 def read_walls(raw: Path) -> Walls:
-    """How long cells took on the machine that a folder of CSV files is from; empty if the folder has none."""
+    """Read how long cells took on the machine of a folder of CSV files; empty if the folder has none."""
     walls: Walls = {}
     for name, experiment in EXPERIMENTS.items():
         older = {key: str(value) for key, value in experiment.added_later.items()}

@@ -1,4 +1,4 @@
-"""Launch a job and watch over it: keep the cells that it has measured, however it ends, and end it if it hangs.
+"""Launch a job and supervise it: keep its measured cells, however it ends, and end it if it hangs.
 
 Launch: python -m cs336_systems.relaunch --timeout 1200 python -m cs336_systems.benchmarks.attention --output rows.csv
 
@@ -65,7 +65,7 @@ def relaunch(command: Sequence[str], kept: Path, timeout: float, code: str = "")
 
 
 def launch_digest(command: Sequence[str], code: str) -> str:
-    """A digest of what decides what a launch measures: the command, the code, the machine and all that is installed."""
+    """Digest of everything that determines a launch: command, code, machine and installed packages."""
     installed = sorted({f"{found.name} {found.version}" for found in importlib.metadata.distributions()})
     try:
         machine = astuple(detect())
@@ -111,7 +111,7 @@ def await_progress(kept: Path, timeout: float, ended: threading.Event, late: Cal
 
 
 def explain(status: int, hung: bool, killed: bool, timeout: float, kept: Path) -> str:
-    """How a job has failed, in which cell, and what of it stays."""
+    """Explain how a job failed, in which cell, and which cells are kept."""
     cells, cell = len(measured_cells(kept)), cell_under_way(kept)
     if hung:
         how = f"The job was ended, since it took longer than {timeout:g} s (cell_timeout in config.yaml)"
@@ -127,7 +127,7 @@ def explain(status: int, hung: bool, killed: bool, timeout: float, kept: Path) -
 
 
 def memory_kills() -> int:
-    """Processes that the kernel has killed for memory since it started; 0 where it does not say."""
+    """Number of processes that the OOM killer has ended since boot; 0 where the kernel does not say."""
     try:
         counted = re.search(r"^oom_kill (\d+)$", KERNEL_EVENTS.read_text(encoding="ascii"), re.MULTILINE)
     except OSError:  # not Linux

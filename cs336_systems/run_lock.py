@@ -1,4 +1,4 @@
-"""Snakemake's lock and the temporary files of a run that was killed: removed when it is provably dead, and only then.
+"""Remove Snakemake's lock and temporary files of a killed run, but only when the run is provably dead.
 
 Snakemake locks a folder while it works there, and a kill leaves the lock behind, and the folder of temporary files that
 the run and its jobs have. A run therefore notes who owns them, also in that folder: one without the note stays. Whether
@@ -81,7 +81,7 @@ def _has_note(folder: Path, note: str) -> bool:
 
 
 def _identity(path: Path) -> list[int] | None:
-    """What changes when a file is replaced by another of the same name."""
+    """Identity of a file, which changes when another of the same name replaces it."""
     try:
         status = path.stat()
     except OSError:

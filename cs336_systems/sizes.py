@@ -95,5 +95,5 @@ def format_size(name: str, shape: ModelShape) -> str:
 
 
 def size_name(size: str) -> str:
-    """What a reader calls the size: the part before the colon."""
+    """Short name of a size: the part before the colon."""
     return size.partition(":")[0]

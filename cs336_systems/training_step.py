@@ -13,7 +13,7 @@ PHASES_OF_MODE = {
     "forward_backward": ("forward", "backward"),
     "train_step": ("forward", "backward", "optimizer"),
 }
-"""What each kind of step consists of. inference makes logits under no_grad; in the others, forward makes the loss."""
+"""The phases of each kind of step. inference makes logits under no_grad; in the others, forward makes the loss."""
 
 
 class TrainingStep:
@@ -61,17 +61,17 @@ class TrainingStep:
         return {"forward": self.make_logits, "loss": self.make_loss, **phases}
 
     def infer(self) -> None:
-        """Logits, without a graph."""
+        """Compute logits, without a graph."""
         with torch.no_grad():
             self.make_logits()
 
     def forward(self) -> None:
-        """Logits and cross-entropy, with the graph that a backward pass needs."""
+        """Compute logits and cross-entropy, with the graph for a backward pass."""
         self.make_logits()
         self.make_loss()
 
     def make_logits(self) -> None:
-        """The model's output."""
+        """Compute the model's output."""
         # Free what the last step left first, like a loop that begins with zero_grad: neither its gradients nor its
         # graph may be in memory together with this step's activations.
         self.loss = self.logits = None
@@ -81,19 +81,19 @@ class TrainingStep:
         self.logits_dtype = self.logits.dtype
 
     def make_loss(self) -> None:
-        """Cross-entropy of the logits, which nothing but the graph keeps from here on."""
+        """Compute cross-entropy of the logits, which only the graph keeps from here on."""
         assert self.logits is not None, "the logits come first"
         logits, self.logits = self.logits, None
         with precision_context(self.precision, self.inputs.device):
             self.loss = nn.functional.cross_entropy(logits.flatten(0, 1), self.targets.flatten())
 
     def backward(self) -> None:
-        """Gradients, freshly allocated."""
+        """Compute gradients in freshly allocated memory."""
         assert self.loss is not None, "forward comes first"
         self.loss.backward()
 
     def update(self) -> None:
-        """The optimizer's step."""
+        """Run the optimizer's step."""
         assert self.optimizer is not None, "the step has no optimizer"
         self.optimizer.step()
 

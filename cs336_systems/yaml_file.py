@@ -1,4 +1,4 @@
-"""YAML files, with the place of what is wrong in them."""
+"""YAML files, and mistakes in them with file, line and column."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import yaml
 from yaml import MappingNode, Node
 
 MOST_VALUES = 100_000
-"""Of one file, each alias counted as what it stands for: many times what the configuration has."""
+"""The most values in one file, aliases expanded: many times the configuration's."""
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def _count_values(node: Node, counts: dict[Node, int | None]) -> int:
-    """How many values a node stands for; None in `counts` marks those that are being counted."""
+    """Count a node's values, aliases expanded; None in `counts` marks nodes that are being counted."""
     if node in counts:
         count = counts[node]
         if count is None:

@@ -1,1 +1,1 @@
-"""Code of one's own for the report: a package, its entries in a configuration, and a class of students."""
+"""Examples of your own code in the report: a package, its configuration, and a class of students."""

@@ -12,7 +12,7 @@ PATTERNS = (
     "Snakefile", "Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "config.yaml",
     "pyproject.toml", ".gitignore", ".pre-commit-config.yaml", ".ci/run", ".github/*.yml",
     "cs336_systems/*.py", "cs336_systems/py.typed", "cs336_systems/config.schema.yaml",
-    "docs/*.md", "docs/*.png",
+    "mkdocs.yml", "docs/*.md", "docs/*.png", "docs/*.svg", "docs/*.dot",
     "examples/*.py", "examples/*.yaml",
     "profiles/*/config.yaml", "profiles/*/nodes.yaml",
     "recorded/*/constraints.txt", "recorded/*/raw/*/*.csv", "recorded/*/raw/*/*.csv.sha256",

@@ -1,4 +1,4 @@
-"""Where the course's tests attach: the names that its test suite imports, each one line to this project's code."""
+"""Adapters for the course's tests: the names that its test suite imports, each one line to this project's code."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def ddp_bucketed_on_after_backward(ddp_model: DataParallel, optimizer: torch.opt
 
 
 def ddp_bucketed_on_train_batch_start(ddp_model: DataParallel, optimizer: torch.optim.Optimizer) -> None:
-    """Called before a step: the last one has left nothing to be done."""
+    """Called before a step: there is nothing to do."""
 
 
 def get_ddp(module: torch.nn.Module) -> DataParallel:
@@ -60,7 +60,7 @@ def ddp_on_after_backward(ddp_model: DataParallel, optimizer: torch.optim.Optimi
 def get_sharded_optimizer(
     params: ParamsT, optimizer_cls: type[torch.optim.Optimizer], **kwargs: Any
 ) -> torch.optim.Optimizer:
-    """An optimizer of which each rank holds a part of the state, and updates as many parameters."""
+    """An optimizer with sharded state, in which each rank updates its own parameters."""
     return ShardedOptimizer(params, optimizer_cls, **kwargs)
 
 

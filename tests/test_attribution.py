@@ -1,4 +1,4 @@
-"""Which stage and module launched each kernel: on traces recorded on an H200, and on a GPU where there is one."""
+"""Attribution of kernels to stages and modules, on traces recorded on an H200 and, if there is one, on a GPU."""
 
 import pytest
 import torch

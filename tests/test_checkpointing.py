@@ -117,7 +117,7 @@ def test_the_second_run_of_a_segment_ends_before_its_last_product():
 
     without = in_backward(0)
     for segment, segments in ((1, 5), (2, 3), (LAYERS, 1)):
-        # Seven matrices per block; what the last one of a segment makes, nobody saved.
+        # Seven matrices per block; the output of a segment's last one is not saved.
         assert in_backward(segment) - without == 7 * LAYERS - segments
 
 

@@ -1,4 +1,4 @@
-"""Registries of contenders, and that one more takes its code, its entry in the registry and its test."""
+"""Registries of contenders; adding one requires its code, its entry and its test."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_each_has_a_builder_a_title_and_an_identity(experiment, contender):
 
 @pytest.fixture
 def newest(monkeypatch, tmp_path):
-    """A registry with one more entry, whose code is in a module of its own."""
+    """A registry with one more entry, whose code is in a separate module."""
     (tmp_path / "newest_attention.py").write_text(CODE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(Flash, "contenders", (*Flash.contenders, ENTRY))

@@ -1,4 +1,4 @@
-"""What every experiment has besides its modules, so that checks, report and readers know it."""
+"""Completeness of experiments: metrics, settings, samples and documentation next to their modules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Why a command has failed, where its log does not say."""
+"""Explanations of failed commands that their logs do not contain."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Implementations of a user's own, from the configuration to what is called, and what is said of a wrong one."""
+"""A user's own implementations, from the configuration to the call, and the complaints about wrong ones."""
 
 import subprocess
 import sys

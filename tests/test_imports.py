@@ -1,4 +1,4 @@
-"""What imports what: no torch where it must start in a second, and in the library only what it is installed with."""
+"""Imports: no torch in modules that must start in a second, and only installed packages in the library."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The instruments on the machine that measures: each against something whose time or size is known."""
+"""The instruments on the measuring machine, each compared with a known time or size."""
 
 import time
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.numeric
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 NAP = 0.02
 BLOCK = 64 * MIB
-"""So large that the allocator does not round it."""
+"""Bytes that the allocator does not round."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Jobs end with their run; a run touches no process and no lock but its own."""
+"""Jobs exit with their run; a run never touches another run's processes or locks."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""What `make clean` removes, and what not."""
+"""`make clean` removes generated files, and no measurements or other files."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The memory instrument on a GPU: its replay against the allocator's own counters, and its categories against sizes."""
+"""The memory instrument on a GPU: its replay against the allocator's counters, its categories against known sizes."""
 
 import gc
 import itertools

@@ -1,4 +1,4 @@
-"""The plan: what config.yaml may say, what each mistake is answered with, and that a job's command means its cells."""
+"""The plan: allowed values in config.yaml, the answer to each mistake, and commands that reproduce a job's cells."""
 
 import dataclasses
 import shlex

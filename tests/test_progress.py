@@ -1,4 +1,4 @@
-"""How far a run says that it is."""
+"""Progress of a run, as it is reported."""
 
 import os
 

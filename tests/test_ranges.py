@@ -1,4 +1,4 @@
-"""Named ranges: seen by a profiler while somebody listens, and not there otherwise."""
+"""Named ranges: visible to a profiler that listens, and absent otherwise."""
 
 import torch
 from torch._dynamo.testing import CompileCounter

@@ -1,4 +1,4 @@
-"""The training step: that it trains as a loop written out does, and what it keeps alive."""
+"""The training step: it trains like an explicit loop, and keeps only what it needs alive."""
 
 import weakref
 

@@ -1,4 +1,4 @@
-"""What is wrong in a YAML file is said with its place."""
+"""Mistakes in YAML files are reported with line and column."""
 
 import re
 

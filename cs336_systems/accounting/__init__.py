@@ -1,1 +1,1 @@
-"""Closed forms, in plain arithmetic: what a measurement should be, derived before it is taken."""
+"""Closed forms in plain arithmetic: predictions of measurements."""

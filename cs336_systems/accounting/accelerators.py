@@ -1,11 +1,11 @@
-"""The accelerator that closed forms of parallelism are put into numbers with."""
+"""The accelerator whose rates closed forms of parallelism use."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accelerator:
-    """Its rates."""
+    """Rates and memory of an accelerator."""
 
     name: str
     flops: float
@@ -13,7 +13,7 @@ class Accelerator:
     bandwidth: float
     """W, bytes/s that it sends to its neighbours; on a torus in both directions of one axis."""
     memory: float
-    """Bytes."""
+    """Device memory, bytes."""
 
     @property
     def intensity(self) -> float:

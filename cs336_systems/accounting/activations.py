@@ -1,4 +1,4 @@
-"""What a Transformer block of `model.py` saves for its backward pass, tensor by tensor, from its shape alone.
+"""Closed form of the tensors that a Transformer block of `model.py` saves for its backward pass.
 
 A storage that several operators save is listed once, under the first. The lists hold for more than one head and more
 than one token: with one, some copies become views.
@@ -22,15 +22,15 @@ class Saved:
     """One tensor that an operator saves for its backward pass."""
 
     range: str
-    """The module, relative to the block."""
+    """The module that saves the tensor, relative to the block."""
     operator: str
     """The function of PyTorch that saves it; empty for a custom autograd function."""
     dtype: str
-    """As PyTorch names it."""
+    """The dtype's name in PyTorch."""
     shape: tuple[int, ...]
-    """As the operator saves it: products fold their leading axes."""
+    """The shape as the operator saves it: matmuls fold their leading axes."""
     meaning: str
-    """What it is, in words."""
+    """A description of the tensor."""
 
     @property
     def tensor(self) -> str:
@@ -39,13 +39,13 @@ class Saved:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Bytes of the tensor."""
         return DTYPE_BYTES[self.dtype] * prod(self.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockActivations:
-    """What a block makes of a batch."""
+    """Activations of a block for a batch."""
 
     shape: ModelShape
     batch_size: int
@@ -71,17 +71,17 @@ class BlockActivations:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of all that the block saves, its input included, weights not."""
+        """Bytes of all tensors that the block saves, its input included, weights not."""
         return sum(tensor.bytes for tensor in self.saved())
 
     @property
     def weight_copies(self) -> int:
-        """Bytes of the matrices' copies in bf16 that autocast makes and the products save; 0 in fp32."""
+        """Bytes of the matrices' copies in bf16 that autocast makes and the matmuls save; 0 in fp32."""
         return self.weight_copies_of(4 * self.shape.d_model + 3 * self.shape.d_ff)
 
     @property
     def parameter_gradients(self) -> int:
-        """Bytes of the gradients of its weights, which are as wide as these."""
+        """Bytes of the gradients of the block's weights, in the weights' dtype."""
         return FP32_BYTES * block_parameters(self.shape)
 
     def weight_copies_of(self, width: int) -> int:
@@ -94,7 +94,7 @@ class BlockActivations:
         return DTYPE["fp32" if self.on_gpu else self.precision]
 
     def saved(self) -> list[Saved]:
-        """What the block saves, in the order of its forward pass."""
+        """All tensors that the block saves, in the order of its forward pass."""
         attention = self._flash() if self.attention == "flash" else self._plain()
         return [
             *self._norm("attention_norm", "the block's input"),
@@ -107,7 +107,7 @@ class BlockActivations:
 
     @property
     def _dtype(self) -> str:
-        """Dtype of what the products take and give."""
+        """Dtype of the matmuls' inputs and outputs."""
         return DTYPE[self.precision]
 
     def _rows(self, width: int) -> tuple[int, int]:

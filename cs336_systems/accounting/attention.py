@@ -15,7 +15,7 @@ def softmax_flops(batch: int, heads: int, sequence: int) -> int:
 
 
 def flash_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
-    """Operations as FlashAttention papers count them: a backward pass is 2.5 forward passes (five products to two)."""
+    """Operations as FlashAttention papers count them: a backward pass is 2.5 forward passes (five matmuls to two)."""
     factor = {"forward": 1, "backward": 2.5, "forward_backward": 3.5}[phase]
     return factor * forward_flops(batch, heads, sequence, d, causal=causal)
 
@@ -40,5 +40,5 @@ def plain_peak_bytes(batch: int, sequence: int, d: int) -> int:
 
 
 def inputs_and_gradients_bytes(heads: int, sequence: int, d: int, precision: str) -> int:
-    """Bytes of q, k, v and their gradients, heads · sequence · d each: what must exist after any backward pass."""
+    """Bytes of q, k, v and their gradients, heads · sequence · d each, which exist after any backward pass."""
     return 6 * heads * sequence * d * BYTES[precision]

@@ -1,4 +1,4 @@
-"""What a step waits for after its backward pass when gradients are reduced in buckets, and how large these should be.
+"""Exposed communication of bucketed gradient reduction, and the best bucket size.
 
 The n buckets are of equal size. A bucket's gradients take backward/n to compute, one bucket after the other; its
 all-reduce takes o + s/(n w) and starts as soon as its gradients are there and the all-reduce before it is done.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class BucketedReduction:
-    """The gradients of a model and what reducing them costs."""
+    """The gradients of a model and the cost of reducing them."""
 
     size: float
     """s, bytes of all gradients."""
@@ -19,7 +19,7 @@ class BucketedReduction:
     call_seconds: float
     """o, the overhead of a call."""
     backward_seconds: float | None = None
-    """Time in which the backward pass makes the gradients; None: as long as they travel, s/w, as the handout says."""
+    """Duration of the backward pass; None: as long as the communication, s/w, as in the handout."""
 
     @property
     def backward(self) -> float:

@@ -1,6 +1,6 @@
-"""Memory of a training step whose blocks are checkpointed in segments, and what other strategies would need.
+"""Memory of a training step whose blocks are checkpointed in segments, and of other strategies.
 
-A segment of k blocks keeps its input for the backward pass, which then computes the segment's forward pass again, with
+A segment of k blocks keeps its input for the backward pass, which then recomputes the segment's forward pass, with
 everything saved (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost").
 """
 
@@ -13,36 +13,36 @@ from cs336_systems.accounting.transformer import parameters, state_bytes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 INT64_BYTES = 8
-"""Of a token's id."""
+"""Bytes of a token's id."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Bytes in use during a training step with AdamW, the weights and all that belongs to them in fp32.
+    """Bytes in use during a training step with AdamW, with weights, gradients and moments in fp32.
 
-    Left out: rounding by the allocator, libraries' workspaces, and what a kernel needs while it runs.
+    Left out: rounding by the allocator, libraries' workspaces, and temporary memory of kernels.
     """
 
     block: BlockActivations
     vocab_size: int
     segment: int
-    """Blocks per segment; 0: nothing is computed again."""
+    """Blocks per segment; 0: no recomputation."""
 
     @property
     def between_steps(self) -> int:
-        """Weights and AdamW's two moments: what a step finds when its gradients are gone."""
+        """Weights and AdamW's two moments, which outlive a step's gradients."""
         return self.state - self._gradients
 
     @property
     def saved_for_backward(self) -> int:
-        """What the forward pass and the loss leave for the backward pass, weights not counted, their copies counted."""
+        """Bytes saved for the backward pass by forward pass and loss, copies of weights included, weights not."""
         if not self.segment:
             return self._layers * self._block_saved + self._head_saved
         return math.ceil(self._layers / self.segment) * self.block.residual + self._head_saved
 
     @property
     def peak(self) -> int:
-        """The most at any time."""
+        """The most bytes in use at any time."""
         return max(count for _, count in self.turns())
 
     @property
@@ -51,16 +51,16 @@ class StepMemory:
         return max(self.turns(), key=lambda turn: turn[1])[0]
 
     def turns(self) -> Iterator[tuple[int | None, int]]:
-        """What is in use at its worst, at the loss, at each block's turn in the backward pass, and at the optimizer."""
+        """The most bytes in use at the loss, at each block's turn in the backward pass, and at the optimizer."""
         for index, gradients, activations in self.turns_of_passes():
             yield index, self.between_steps + gradients + activations
         yield None, self.state
 
     def turns_of_passes(self) -> Iterator[tuple[int | None, int, int]]:
-        """Gradients of weights, and activations with what works on them, at the loss and at each block's turn.
+        """Bytes of weights' gradients, and of activations with temporaries, at the loss and at each block's turn.
 
-        At a block's turn there are: gradients of what comes after it; inputs of the segments before its own; what its
-        segment's blocks up to it saved; and what its backward pass makes.
+        At a block's turn there are: gradients of all later weights; inputs of the segments before its own; tensors
+        saved by its segment's blocks up to it; and temporaries of its backward pass.
         """
         yield None, 0, self.saved_for_backward + self._working_of_loss
         shape = self.block.shape
@@ -77,7 +77,7 @@ class StepMemory:
 
     @property
     def state(self) -> int:
-        """Weights, gradients and AdamW's two moments: what checkpointing cannot reduce."""
+        """Weights, gradients and AdamW's two moments, which checkpointing cannot reduce."""
         return state_bytes("train_step", self.block.shape, self.vocab_size)
 
     @property
@@ -90,7 +90,7 @@ class StepMemory:
 
     @property
     def _logits(self) -> int:
-        """How many there are."""
+        """The number of logits."""
         return self.block.tokens * self.vocab_size
 
     @property
@@ -100,7 +100,7 @@ class StepMemory:
 
     @property
     def _log_probabilities(self) -> int:
-        """Bytes of those that log-softmax and the likelihood save: one tensor in fp32, unless there is one of each."""
+        """Bytes of log-probabilities that log-softmax and likelihood save: one fp32 tensor, or one of each dtype."""
         return (FP32_BYTES + (BYTES["bf16"] if self._casts_log_probabilities else 0)) * self._logits
 
     @property
@@ -113,7 +113,7 @@ class StepMemory:
 
     @property
     def _working_of_block(self) -> int:
-        """Bytes that a block's backward pass needs at its worst on top of all that the block has saved.
+        """The most bytes that a block's backward pass needs on top of the block's saved tensors.
 
         There are two candidates. In the feed-forward network: the gradients of both factors of the gated product,
         while the factors are still there. In plain attention: the gradients of the attention weights and of the
@@ -137,7 +137,7 @@ class StepMemory:
 
     @property
     def _head_saved(self) -> int:
-        """What is saved outside the blocks: token ids, the final norm, the head's input and weight, the loss."""
+        """Bytes saved outside the blocks: token ids, the final norm, the head's input and weight, the loss."""
         numbers = self.block.tokens * self.block.shape.d_model
         copy = BYTES["bf16"] * self.vocab_size * self.block.shape.d_model if self.block.precision == "bf16" else 0
         token_ids = INT64_BYTES * (self.block.tokens + self.block.batch_size)  # inputs and targets overlap

@@ -1,4 +1,4 @@
-"""What contenders that train on several ranks need of each rank's memory: closed forms, of this project's model."""
+"""Closed forms of a rank's memory for contenders that train this project's model on several ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,15 +12,15 @@ from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.sizes import parse_size
 
 Needed = Callable[[Any, StepMemory], int]
-"""From a cell, and the memory of its training step by itself, to about the most bytes that a rank has in use."""
+"""Function from a cell and its single-rank step's memory to about the most bytes that a rank has in use."""
 
 
 def whole(copies: int = 0, *, shares_state: bool = False) -> Needed:
-    """Everything on each rank.
+    """Memory of a contender that keeps everything on each rank.
 
     Args:
         copies: how often all gradients are in memory, besides the gradients themselves.
-        shares_state: whether the optimizer's state is shared out over the ranks.
+        shares_state: whether the optimizer's state is sharded.
     """
 
     def needed(cell: Any, step: StepMemory) -> int:
@@ -35,7 +35,7 @@ WHOLE = whole()
 
 
 def shares(*, by_block: bool) -> Needed:
-    """A share of everything, and the whole model before that is shared out."""
+    """Memory of a contender that shards everything, and holds the whole model before."""
 
     def needed(cell: Any, step: StepMemory) -> int:
         shape = parse_size(cell.size)
@@ -52,7 +52,7 @@ def shares(*, by_block: bool) -> Needed:
 
 
 def step_memory(cell: Any, *, on_gpu: bool) -> StepMemory:
-    """The memory of a cell's training step on a rank that trains by itself."""
+    """The memory of a cell's training step on a single rank."""
     block = BlockActivations(
         shape=parse_size(cell.size),
         batch_size=cell.batch_size,

@@ -1,4 +1,4 @@
-"""What identifies a contender that trains on several ranks: closed forms of the collectives in a step, and its copies.
+"""Signatures of contenders that train on several ranks: closed forms of a step's collectives and copies.
 
 The benchmarks hold what they observe to it, and the self-checks the recorded rows. A cell is one of an experiment, or a
 row of it: something with `size`, `vocab_size`, `context`, `precision` and `processes`. Bytes are those of the whole
@@ -21,15 +21,15 @@ from cs336_systems.sizes import parse_size
 
 PASSES, SYNCHRONIZATION, UPDATE = "passes", "synchronization", "update"
 PART_OF_STEP = {"forward": PASSES, "backward": PASSES, "synchronization": SYNCHRONIZATION, "optimizer": UPDATE}
-"""The part of a step that each phase belongs to; what is started ahead may fall into either of the passes."""
+"""The part of a step that each phase belongs to; prefetched work may fall into either of the passes."""
 MB = 10**6
 COPY_SLACK = 0.25
-"""Of all gradients: what lists of sizes, sums of losses and padding may add to what is written."""
+"""Share of all gradients by which lists of sizes, sums of losses and padding may increase the bytes written."""
 
 Bounds = tuple[float, float]
 """The least and the most; equal where the closed form is exact."""
 Found = Mapping[tuple[str, str], tuple[float, float]]
-"""By part of a step and collective: calls and bytes."""
+"""Calls and bytes, by part of a step and collective."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,34 +43,34 @@ class Sent:
     calls: Bounds
     """How many messages."""
     bytes: Bounds
-    """Of all messages together."""
+    """Bytes of all messages together."""
 
 
 ClosedForm = Callable[[Any], tuple[Sent, ...]]
-"""From a cell to what is sent in a step."""
+"""Function from a cell to the messages of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Declared(Contender):
-    """One that trains on several ranks, by what identifies it.
+    """A contender that trains on several ranks, with its signature.
 
-    Its builder is called with a model, this entry, a cell and AdamW's hyperparameters; it returns what the model is
-    called as from then on, and an optimizer, or raises `Unavailable`. `contest.builders.own` calls a user's own.
+    Its builder is called with a model, this entry, a cell and AdamW's hyperparameters; it returns the wrapped model and
+    an optimizer, or raises `Unavailable`. `contest.builders.own` calls a user's own.
     """
 
     bucket_mb: int | None = None
     """Its bucket size, or None where it has no buckets, or only one size takes part."""
     sends: ClosedForm = lambda cell: ()
-    """What it sends in a step; nothing where each rank is by itself."""
+    """The messages of a step; none where ranks do not communicate."""
     copies: float = 0.0
-    """How often, at the most, it writes all gradients or weights in a step, besides what a rank by itself writes."""
+    """How often, at most, it writes all gradients or weights in a step, in addition to a single rank's writes."""
     needed: Needed = WHOLE
-    """The memory that it takes on each rank."""
+    """The memory that it needs on each rank."""
     wire: float = 1.0
     """The share of the gradients' bytes that it sends."""
     tolerance: float = 2.0**-10
-    """The error of a gradient that is allowed, relative to the mean over the ranks. What is wrong is off by far more;
-    in another order of additions it is off by less."""
+    """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more;
+    another order of additions is off by less."""
     updates: bool = False
     """Whether the optimizer's step is part of its synchronization."""
     autocasts: bool = True
@@ -78,7 +78,7 @@ class Declared(Contender):
 
     @property
     def key(self) -> str:
-        """What tells its rows apart, in one word."""
+        """The contender's key in rows, in one word."""
         return self.name if self.bucket_mb is None else f"{self.name} {self.bucket_mb}"
 
 
@@ -147,17 +147,17 @@ def groups(sizes: Sequence[int], most: float) -> int:
 
 
 def one_by_one(part: str) -> ClosedForm:
-    """An all-reduce per weight."""
+    """Messages of one all-reduce per weight."""
     return lambda cell: (exactly(part, "all_reduce", len(weight_bytes(cell)), sum(weight_bytes(cell))),)
 
 
 def at_once(cell: Any) -> tuple[Sent, ...]:
-    """One all-reduce of everything."""
+    """Message of one all-reduce of all gradients."""
     return (exactly(SYNCHRONIZATION, "all_reduce", 1, sum(weight_bytes(cell))),)
 
 
 def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False) -> ClosedForm:
-    """An all-reduce per bucket, while the backward pass goes on; `wire` is the share of the bytes that travels."""
+    """Messages of one all-reduce per bucket during the backward pass; `wire` is the share of the bytes that is sent."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
         sizes = weight_bytes(cell)
@@ -168,11 +168,11 @@ def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False)
 
 
 def to_peers(megabytes: float) -> ClosedForm:
-    """Weights' gradients in groups, written into the memory of their owners, and back."""
+    """Messages of gradients in groups, written into the memory of their owners, and back."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
         sizes = weight_bytes(cell)
-        # Small ones that travel together may lie otherwise than one after another.
+        # Small gradients that are sent together need not be consecutive.
         count = groups(sizes, megabytes * MB)
         return (Sent(part=PASSES, what=(), calls=(count - 1, count + 1), bytes=(sum(sizes), sum(sizes))),)
 
@@ -180,7 +180,7 @@ def to_peers(megabytes: float) -> ClosedForm:
 
 
 def ddp(mebibytes: int, *, broadcasts: bool) -> ClosedForm:
-    """PyTorch's buckets: each is closed when it has reached its size, a first one of 1 MiB by default."""
+    """Messages of PyTorch's buckets: each is closed when it reaches its size, the first at 1 MiB by default."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
         sizes, cap = weight_bytes(cell), mebibytes * MIB
@@ -195,7 +195,7 @@ def ddp(mebibytes: int, *, broadcasts: bool) -> ClosedForm:
 
 
 def by_owners(part: str, what: tuple[str, ...], megabytes: float) -> ClosedForm:
-    """Whole tensors in buckets that hold at least so much and have parts of one size for all ranks, or one owner."""
+    """Messages of whole tensors in buckets of a least size, with equal parts for all ranks or a single owner."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
         sizes, ranks, cap = weight_bytes(cell), int(cell.processes), megabytes * MB
@@ -207,7 +207,7 @@ def by_owners(part: str, what: tuple[str, ...], megabytes: float) -> ClosedForm:
 
 
 def broadcasts(*, views: bool) -> ClosedForm:
-    """PyTorch's updated weights: one by one, or each rank's in one message."""
+    """Messages of PyTorch's updated weights: one by one, or each rank's in one message."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
         sizes = weight_bytes(cell)
@@ -217,12 +217,12 @@ def broadcasts(*, views: bool) -> ClosedForm:
 
 
 def together(*forms: ClosedForm) -> ClosedForm:
-    """What a wrapper and an optimizer send."""
+    """Messages of a wrapper and an optimizer together."""
     return lambda cell: tuple(sent for form in forms for sent in form(cell))
 
 
 def sharded(cell: Any, *, by_block: bool) -> tuple[Sent, ...]:
-    """Ours: units are gathered for both passes, but the first and the last for one; norms are reduced by themselves."""
+    """Messages of our FSDP: units are gathered for both passes, first and last for one; norms are all-reduced."""
     model = FullySharded(
         shape=parse_size(cell.size),
         vocab_size=int(cell.vocab_size),
@@ -242,7 +242,7 @@ by_layer, by_block = partial(sharded, by_block=False), partial(sharded, by_block
 
 
 def fully_shard(cell: Any) -> tuple[Sent, ...]:
-    """PyTorch's: each block is a unit that is gathered for both passes, the rest one that is kept in between."""
+    """Messages of `fully_shard`: each block is gathered for both passes, the rest is one unit that stays gathered."""
     shape, vocabulary, ranks = parse_size(cell.size), int(cell.vocab_size), int(cell.processes)
     model = FullySharded(shape=shape, vocab_size=vocabulary, ranks=ranks, precision=cell.precision, by_block=True)
     embedding, *blocks, head = model.units()

@@ -26,24 +26,24 @@ class Matrix:
     rows: int
     columns: int
     multiplies: bool = True
-    """Whether it is a factor of a product; rows of the embedding are only looked up."""
+    """Whether it is an operand of a matmul; rows of the embedding are only looked up."""
 
     @property
     def numbers(self) -> int:
-        """How many it has."""
+        """The number of its elements."""
         return self.rows * self.columns
 
     def shard(self, ranks: int) -> int:
-        """Numbers on the first rank: rows are divided, the last ranks have fewer if they have to."""
+        """Elements on the first rank: rows are divided, and the last ranks may have fewer."""
         return math.ceil(self.rows / ranks) * self.columns
 
     def padded(self, ranks: int) -> int:
-        """Numbers that travel and that its gathered copy takes: as many rows for each rank."""
+        """Elements that are sent and that the gathered copy holds: padded to equal rows for each rank."""
         return ranks * self.shard(ranks)
 
 
 Unit = tuple[Matrix, ...]
-"""What is gathered together."""
+"""Matrices that are gathered together."""
 
 
 def block_matrices(shape: ModelShape) -> Iterator[Matrix]:
@@ -63,12 +63,12 @@ class FullySharded:
     vocab_size: int
     ranks: int
     precision: str
-    """fp32 or bf16: what weights are gathered and gradients reduced in."""
+    """fp32 or bf16: the dtype in which weights are gathered and gradients reduced."""
     by_block: bool = False
     """Whether a block is a unit, or each layer by itself."""
 
     def units(self) -> list[Unit]:
-        """In the order of the forward pass."""
+        """Units, in the order of the forward pass."""
         embedding = Matrix("embedding", self.vocab_size, self.shape.d_model, multiplies=False)
         head = Matrix("head", self.vocab_size, self.shape.d_model)
         block = tuple(block_matrices(self.shape))
@@ -136,9 +136,9 @@ class FullySharded:
         return (self.ranks - 1) / self.ranks * (self.gathered_in_a_step + self.reduced_in_a_step)
 
     def forward(self, tokens: float, device: Accelerator) -> list[Times]:
-        """For each unit, seconds of its products for the tokens of one rank, and of gathering it.
+        """For each unit, seconds of its matmuls for the tokens of one rank, and of gathering it.
 
-        Attention and elementwise functions, behind which communication can hide as well, are not counted.
+        Attention and elementwise functions, which can hide communication as well, are not counted.
         """
         return [
             Times(
@@ -149,7 +149,7 @@ class FullySharded:
         ]
 
     def backward(self, tokens: float, device: Accelerator) -> list[Times]:
-        """For each unit, in the order of the backward pass: products, and gathering it and reducing its gradient.
+        """For each unit, in the order of the backward pass: seconds of its matmuls, and of its communication.
 
         The head is not gathered, nor is the embedding.
         """

@@ -6,15 +6,15 @@ from cs336_systems.accounting.units import FP32_BYTES
 
 
 def peak_bytes(sharded: FullySharded, step: StepMemory) -> int:
-    """Bytes in use on the first rank, at most, when most is.
+    """Upper bound of the peak memory on the first rank, bytes.
 
-    As without sharding, but for shards of weights, gradients and moments, for the units that are gathered, and for the
-    whole gradients that are on their way; and without autocast's copies of weights. The most of all this is counted at
-    any time, so the true peak is lower by up to some units.
+    Compared with an unsharded step: shards of weights, gradients and moments, plus gathered units and whole gradients
+    in flight, without autocast's copies of weights. The maximum of each term is counted at all times, so the true peak
+    is lower by up to some units.
 
     Args:
-        sharded: what is sharded, and how.
-        step: the same training without it; nothing is computed again.
+        sharded: the sharded model.
+        step: the same training without sharding and recomputation.
     """
     shape, block = step.block.shape, step.block
     share = sharded.weights / (step.state - step.between_steps)

@@ -9,15 +9,15 @@ SHAPE = ModelShape(d_model=4096, d_ff=11008, num_layers=34, num_heads=32)
 VOCAB_SIZE, CONTEXT, BATCH_SIZE, GPUS = 151_936, 32_768, 2, 2
 PARAMETERS = parameters(SHAPE, VOCAB_SIZE)
 STATE_BYTES = state_bytes("train_step", SHAPE, VOCAB_SIZE)
-"""Of all ranks together: weights, gradients and AdamW's two moments in fp32."""
+"""Bytes of all ranks together: weights, gradients and AdamW's two moments in fp32."""
 GPU, RECORD_SECONDS, NAIVE_SECONDS = "NVIDIA B200", 3.837, 10.0
-"""What it runs on, and the times that the handout gives: the shortest, and that of a naive implementation."""
+"""The leaderboard's GPU, and the handout's times: the record, and a naive implementation's."""
 
 
 def step_flops() -> dict[str, int]:
     """FLOPs of the step's matrix multiplies, 2mnk each, three times the forward pass's.
 
-    Of attention's two products only the half that the causal mask leaves is counted.
+    Of attention's two matmuls only the half that the causal mask leaves is counted.
     """
     everything = 3 * forward_flops(SHAPE, VOCAB_SIZE, BATCH_SIZE, CONTEXT)
     attention = 3 * SHAPE.num_layers * 2 * BATCH_SIZE * CONTEXT**2 * SHAPE.d_model
@@ -29,7 +29,7 @@ def saved_bytes(segment: int) -> int:
     """Bytes that a rank's forward pass leaves for the backward pass, one sequence of bf16 autocast with FlashAttention.
 
     Args:
-        segment: blocks per checkpointed segment; 0: nothing is computed again.
+        segment: blocks per checkpointed segment; 0: no recomputation.
     """
     block = BlockActivations(
         shape=SHAPE, batch_size=BATCH_SIZE // GPUS, context=CONTEXT, precision="bf16", attention="flash"

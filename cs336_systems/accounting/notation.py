@@ -1,8 +1,8 @@
-"""How tables write a tensor."""
+"""Notation of tensors in tables."""
 
 
 def describe_tensor(dtype: str, shape: tuple[int, ...]) -> str:
-    """A tensor's dtype and shape as text.
+    """Format a tensor's dtype and shape.
 
     >>> describe_tensor("float32", (4, 128))
     'float32 4×128'

@@ -1,7 +1,7 @@
-"""Memory and communication of data parallelism, by what of the training state the ranks share out.
+"""Memory and communication of data parallelism with sharded training state.
 
-A rank's memory is that of parameters, gradients and optimizer state; shares are taken to be equal, as those of many
-parameters are nearly. Communication is that of ring collectives, which send no more than they must (Patarasuk & Yuan
+A rank's memory is that of parameters, gradients and optimizer state. Shares are taken to be equal, which is nearly true
+for many parameters. Communication is that of ring collectives, which send the fewest bytes possible (Patarasuk & Yuan
 2009). The stages are those of Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter
 models", sections 5 and 7.
 """
@@ -16,7 +16,7 @@ from cs336_systems.sizes import ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """What a model is trained with, bytes."""
+    """Bytes of a model's training state."""
 
     parameters: float
     gradients: float
@@ -24,7 +24,7 @@ class TrainingState:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Bytes of parameters, gradients and optimizer state."""
         return self.parameters + self.gradients + self.optimizer_state
 
 
@@ -36,7 +36,7 @@ def fp32_adamw(shape: ModelShape, vocab_size: int) -> TrainingState:
 
 @dataclass(frozen=True, kw_only=True)
 class Scheme:
-    """What ranks share out, and how gradients and parameters travel."""
+    """A sharding scheme: which state is sharded, and how gradients and parameters are communicated."""
 
     shards_state: bool
     """Whether a rank has the optimizer state of its own parameters alone, updates these, and gathers the others."""
@@ -76,9 +76,9 @@ SCHEMES = {
 def peak(scheme: Scheme, step: StepMemory, ranks: int) -> float:
     """The most bytes that a rank has in use in a step after the first: training state and activations.
 
-    Buckets that are all-reduced stay from step to step, so that all gradients are there in the forward pass, too; those
-    that are reduced to owners are freed but for the owner's share. Left out: gradients that wait for their bucket or
-    travel, padding, and what the activations' closed form leaves out.
+    All-reduced buckets persist from step to step, so that all gradients exist in the forward pass, too. Buckets that
+    are reduced to owners are freed, except the owner's share. Left out: gradients that wait for their bucket or are in
+    flight, padding, and whatever the activations' closed form leaves out.
     """
     whole = fp32_adamw(step.block.shape, step.vocab_size)
     own = scheme.memory(whole, ranks)

@@ -1,4 +1,4 @@
-"""Compute and communication of one feed-forward layer that is spread over devices, and the most devices that pay.
+"""Compute and communication of one parallel feed-forward layer, and the most devices that stay compute-bound.
 
 The layer is SwiGLU's (y = (f(x W₁) ∘ x W₂) W₃, three matrices) or has two matrices (y = f(x W₁) W₂); the elementwise
 functions are not counted. Numbers take two bytes. Compute and communication overlap, so that a strategy is limited by
@@ -15,7 +15,7 @@ from cs336_systems.accounting.collectives import all_gather_seconds, all_reduce_
 from cs336_systems.accounting.units import BYTES
 
 BACKWARD_PRODUCTS = 2
-"""Products of the backward pass for each of the forward pass: a gradient of the input, and one of the weight."""
+"""Matmuls of the backward pass for each of the forward pass: gradients of the input and of the weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class FeedForward:
     d_ff: int
     """D_FF."""
     matrices: int = 3
-    """Of d_model · d_ff numbers each."""
+    """The number of matrices, of d_model · d_ff elements each."""
 
     @property
     def weight_bytes(self) -> int:
@@ -43,12 +43,12 @@ class FeedForward:
 
     @property
     def forward_flops(self) -> float:
-        """2 m n k for each product: 2 B D D_FF per matrix."""
+        """2 m n k for each matmul: 2 B D D_FF per matrix."""
         return 2 * self.matrices * self.tokens * self.d_model * self.d_ff
 
     @property
     def backward_flops(self) -> float:
-        """Two products for each of the forward pass."""
+        """Two matmuls for each of the forward pass."""
         return BACKWARD_PRODUCTS * self.forward_flops
 
 
@@ -67,7 +67,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Parallel:
-    """A layer on devices of a kind."""
+    """A layer on several devices of one kind."""
 
     layer: FeedForward
     device: Accelerator

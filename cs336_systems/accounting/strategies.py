@@ -1,4 +1,4 @@
-"""Strategies of activation checkpointing on a chain of equal blocks, compute set aside: what each keeps and repeats."""
+"""Strategies of activation checkpointing on a chain of equal blocks: kept inputs, and repeated forward passes."""
 
 import math
 from dataclasses import dataclass
@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Strategy:
-    """What is in memory when most is, if a block saves no less than its input takes, and what the strategy costs."""
+    """A strategy's memory at its peak, if a block saves at least as much as its input, and its cost."""
 
     kept: tuple[int, ...]
     """Blocks, counted from 0, of which only the input is kept."""
     saved: range
-    """Blocks of which all is there that their backward passes need, their inputs included."""
+    """Blocks with all tensors that their backward passes need, their inputs included."""
     forwards: int
     """Forward passes of blocks in a step."""
 
     def memory(self, residual: float, saved: float) -> float:
-        """Memory of the activations, from that of a block's input and that of all it saves."""
+        """Memory of the activations, given the memory of a block's input and of its saved tensors."""
         return len(self.kept) * residual + len(self.saved) * saved
 
 
@@ -26,7 +26,7 @@ def keep_all(blocks: int) -> Strategy:
 
 
 def one_level(blocks: int, segment: int) -> Strategy:
-    """Keep each segment's input, and compute the segment again with everything saved (Chen et al. 2016)."""
+    """Keep each segment's input, and recompute the segment with everything saved (Chen et al. 2016)."""
     start = max(blocks // segment - 1, 0) * segment  # of the last segment that is not cut short
     return Strategy(tuple(range(0, start, segment)), range(start, min(start + segment, blocks)), 2 * blocks)
 

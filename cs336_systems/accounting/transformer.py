@@ -23,7 +23,7 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
     """Floating-point operations of a forward pass's matrix multiplies, 2mnk each.
 
     Attention counts the whole score matrix (4 · context² · d_model per sequence and block), since plain attention
-    computes it whole, the masked half too. The backward pass takes twice this: one product per operand.
+    computes it whole, the masked half too. The backward pass needs twice as many: one matmul per operand.
     """
     tokens = batch_size * context
     projections = 2 * tokens * (4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff)
@@ -33,7 +33,7 @@ def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: 
 
 
 def forward_products(shape: ModelShape) -> int:
-    """Matrix products of a forward pass: per block four projections, attention's two, three of SwiGLU; the head.
+    """Matmuls of a forward pass: per block four projections, attention's two, three of SwiGLU; the head.
 
     The backward pass makes two for each: one for the gradient of each operand.
     """
@@ -58,7 +58,7 @@ def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:
 
 
 def weight_copy_bytes(shape: ModelShape, vocab_size: int) -> int:
-    """Bytes of autocast's bf16 copies of the matrices that products use: not the embedding's table, nor the norms.
+    """Bytes of autocast's bf16 copies of the matmuls' weights: without the embedding's table and the norms.
 
     Autograd's graph keeps each copy until the backward pass has used it.
     """

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 STATES = {"master weights": 1, "accumulated gradients": 1, "AdamW's two moments": 2}
-"""What a weight has in fp32, and how many numbers each is."""
+"""A weight's states in fp32, and how many numbers each has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """What is divided by the number of devices, and what each of them holds whole, bytes."""
+    """Bytes that are divided by the number of devices, and bytes that each device holds whole."""
 
     sharded: float
     whole: float
@@ -64,7 +64,7 @@ class LinearPairs:
         return self.narrow_bytes + self.wide_bytes
 
     def sharding(self, *, sharded: float, whole: float) -> Sharding:
-        """Weights, gradients and moments are sharded, and so many bytes of activations; so many are not."""
+        """Shard weights, gradients, moments and some bytes of activations; replicate the other bytes."""
         return Sharding(sharded=self.state_bytes + sharded, whole=whole)
 
 

@@ -1,1 +1,1 @@
-"""What people open themselves, besides the report: traces and memory snapshots of single steps."""
+"""Traces and memory snapshots of single steps, to open in Perfetto or memory_viz."""

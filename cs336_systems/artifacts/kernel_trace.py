@@ -32,7 +32,7 @@ def last_step(events: Sequence[Event]) -> list[Event]:
 def write_trace(cell: KernelProfile, device: torch.device, output: Path) -> str:
     """Write the trace of one step after warm-up; returns why there is none, or an empty text.
 
-    Where the step cannot run, such as for want of memory, the trace has no events and says so.
+    If the step cannot run, for example because it ran out of memory, the trace has no events and says so.
     """
 
     def trace(cell: KernelProfile, device: torch.device) -> list[Measurement]:

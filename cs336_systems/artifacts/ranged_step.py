@@ -18,7 +18,7 @@ from cs336_systems.ranges import listening
 
 @contextlib.contextmanager
 def captured(device: torch.device) -> Iterator[None]:
-    """What a profiler that waits for the CUDA profiler's start and stop captures."""
+    """Start and stop the CUDA profiler around the code that a waiting profiler captures."""
     if device.type != "cuda":
         yield
         return

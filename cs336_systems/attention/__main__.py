@@ -1,4 +1,4 @@
-"""Say which attention kernels run on this machine, and with --test hold them against float64.
+"""Print which attention kernels run on this machine and, with --test, compare them with float64.
 
 Launch: python -m cs336_systems.attention --test
 """
@@ -16,11 +16,11 @@ from cs336_systems.attention import flash_attention, plain_attention
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (16, 32, 64, 80, 128, 256)
 GPU_SHAPE, CPU_SHAPE = (16, 4099), (2, 131)
-"""Heads and tokens; on a GPU enough for the kernels for Hopper, and a prime that no tile divides."""
+"""Heads and tokens: on a GPU enough for the Hopper kernels to run, and a prime number that no tile divides."""
 TIMES_PLAIN = 2
 """An error may be this many times that of plain attention in the same dtype, as in FlashAttention's own tests."""
 SMALLEST_ERROR = 1e-6
-"""Relative; below it, which of two roundings is larger is chance."""
+"""Relative error below which differences are rounding noise."""
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ def has_triton() -> bool:
 
 
 def kernels(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """What runs forward and backward for q, k and v of this dtype and shape, and why not the kernels for Hopper."""
+    """Name the kernels that run forward and backward for this dtype and shape, and why the Hopper kernels do not."""
     if not torch.cuda.is_available() or not has_triton():
         return "tiled PyTorch: " + ("Triton is not installed" if torch.cuda.is_available() else "no CUDA device")
     from cs336_systems.attention.gpu_attention import hopper_obstacle
@@ -92,14 +92,14 @@ def errors(dtype: torch.dtype, shape: tuple[int, ...], device: str) -> tuple[flo
 
 
 def results(attention: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
-    """The output, and the gradients of q, k and v for the last input as the output's gradient."""
+    """Compute the output, and the gradients of q, k and v; the last input is the gradient of the output."""
     q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
     o = attention(q, k, v, is_causal=True)
     return [o.detach(), *torch.autograd.grad(o, (q, k, v), inputs[3])]
 
 
 def joined(of_heads: list[list[Tensor]]) -> list[Tensor]:
-    """The results of all heads, each as one tensor."""
+    """Concatenate the results of all heads."""
     return [torch.cat(parts, 1) for parts in zip(*of_heads, strict=True)]
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def autocast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """The inputs in autocast's dtype if it is on for their device; float64 and integers are left as they are."""
+    """Cast the inputs to autocast's dtype if it is on for their device, except float64 and integers."""
     device = inputs[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return inputs
@@ -17,6 +17,6 @@ def autocast_inputs(*inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    """A context in which matmuls on the tensor's device are computed in the dtype of their operands."""
+    """Disable autocast on the tensor's device, so that matmuls run in the dtype of their operands."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()

@@ -1,4 +1,4 @@
-"""Derivatives of attention: by its backward operator, once, in reverse mode; others are refused by name."""
+"""First derivatives of attention in reverse mode, by its backward operator; others raise an error."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, T
 
 
 def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tensor | None, ...]]:
-    """The backward method that goes with save_for_backward.
+    """Make the backward method that goes with save_for_backward.
 
     Args:
         function: gradients of q, k and v from (grad_o, q, k, v, o, lse, is_causal, scale, grad_lse).
@@ -32,7 +32,7 @@ def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tenso
 
 
 def once(function: Callable[..., Gradients], *arguments: Any) -> Gradients:
-    """function(*arguments), called by a backward method, as gradients that refuse to be differentiated again."""
+    """Call a function of a backward method so that differentiating its result again raises an error."""
     if not torch.is_grad_enabled():  # the usual case: no create_graph=True
         return function(*arguments)
     gradients: Gradients = _Once.apply(function, *arguments)
@@ -40,7 +40,7 @@ def once(function: Callable[..., Gradients], *arguments: Any) -> Gradients:
 
 
 def refuse_forward_mode(ctx: Any, *grad_inputs: Any) -> NoReturn:
-    """The jvp method of an autograd function.
+    """Refuse forward-mode derivatives: the jvp method of an autograd function.
 
     Raises:
         NotImplementedError: always.
@@ -59,11 +59,11 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-        """Nothing is saved."""
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> NoReturn:
-        """Refuse what would be wrong: L is saved as a constant."""
+        """Refuse second derivatives: they would be wrong, as L is saved as a constant."""
         raise NotImplementedError("flash_attention cannot be differentiated twice (create_graph=True).")
 
     jvp = staticmethod(refuse_forward_mode)

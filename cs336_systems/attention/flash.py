@@ -1,4 +1,4 @@
-"""The attention function for users: any shape, any of three dtypes, any device."""
+"""flash_attention, the public attention function: any shape, three dtypes, any device."""
 
 import math
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ OPERATORS = torch.ops.cs336_systems
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
 OTHER_NAMES = {"causal": "is_causal", "softmax_scale": "scale", "return_softmax_lse": "return_lse"}
-"""Of arguments, in FlashAttention."""
+"""FlashAttention's names for arguments, and ours."""
 UNSUPPORTED = {
     "attn_mask": (None,),
     "bias": (None,),
@@ -35,7 +35,7 @@ UNSUPPORTED = {
     "cu_seqlens_q": (None,),
     "cu_seqlens_k": (None,),
 }
-"""Arguments of SDPA and of FlashAttention, each with the values that ask for nothing."""
+"""Unsupported arguments of SDPA and FlashAttention, each with the values that have no effect."""
 
 
 @overload
@@ -77,27 +77,27 @@ def flash_attention(
     return_lse: bool = False,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence.
+    """Compute softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
-    On a CUDA device this runs Triton kernels, with others for bf16 and fp16 on Hopper, elsewhere (or without Triton)
-    tiled PyTorch. fp32 inputs are computed to fp32 accuracy. The same inputs give the same bits every time, but for the
-    gradient of q on Hopper, which takes torch.use_deterministic_algorithms(True) and slower kernels. Under autocast the
-    inputs are cast, as scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap
+    On a CUDA device this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; elsewhere, or without
+    Triton, tiled PyTorch. fp32 inputs are computed to fp32 accuracy. Results are bitwise reproducible, except the
+    gradient of q on Hopper, which requires torch.use_deterministic_algorithms(True) and slower kernels. Under autocast
+    the inputs are cast as scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap
     and, not compiled, torch.func.grad.
 
     Not supported, and refused by name: masks other than is_causal, biases, dropout, sliding windows, packed sequences
     (cu_seqlens), fp64, d > 256, forward-mode derivatives and second derivatives. With n_queries != n_keys the causal
-    mask is aligned to the top left, as SDPA's is; the bottom right alignment of FlashAttention is not supported.
+    mask is aligned to the top left, as SDPA's is; FlashAttention's alignment to the bottom right is not supported.
 
     Args:
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.
         k: keys, [..., n_keys, d].
         v: values, [..., n_keys, d_v] with d_v <= 256. If d_v differs from d, the narrower tensors are padded with
-            zeros, so it costs what the larger of the two does.
+            zeros, at the cost of the larger dimension.
         is_causal: query i sees keys j <= i only, even if n_queries and n_keys differ.
         scale: positive factor of the scores; 1 / √d if None.
         enable_gqa: grouped-query attention: k and v may have fewer heads (the axis before n_keys) than q, each shared
-            by neighbouring heads of q. They are not repeated in memory; their gradients are, before they are summed.
+            by neighbouring heads of q. Only their gradients are repeated in memory, before they are summed.
         return_lse: also return the log-sum-exp of the scaled scores. It is differentiable.
 
     Returns:
@@ -105,9 +105,9 @@ def flash_attention(
         the log-sum-exp, [..., n_queries] fp32, natural logarithm.
 
     Raises:
-        TypeError: an argument that does not exist, or of the wrong type.
-        ValueError: shapes, dtypes or devices do not match, or an argument asks for what is not supported.
-        NotImplementedError: a derivative that is not supported.
+        TypeError: an argument does not exist, or has the wrong type.
+        ValueError: shapes, dtypes or devices do not match, or an argument asks for something unsupported.
+        NotImplementedError: a derivative is not supported.
 
     Source: Dao 2023, "FlashAttention-2: Faster Attention with Better Parallelism and Work Partitioning".
     """
@@ -119,7 +119,7 @@ def flash_attention(
         o = (q[..., :1] * k.sum() * v.sum()).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable
         return (o, o.sum(-1, dtype=torch.float32)) if return_lse else o
     axes = q.dim()
-    # The operators take one batch axis and at most one of heads, which shared heads of keys need.
+    # The operators accept one batch axis and at most one axis of heads, which grouped-query attention requires.
     fits = (axes == 4 or (axes == 3 and not enable_gqa)) and q.shape[-1] == v.shape[-1]
     o, lse = (_attend if fits else _attend_reshaped)(q, k, v, is_causal, scale, return_lse)
     return (o, lse) if return_lse else o
@@ -128,7 +128,7 @@ def flash_attention(
 def _attend_reshaped(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """As _attend, with any leading axes, and for v of another width than q and k."""
+    """Call _attend with any leading axes, and for v of another width than q and k."""
     rows, d, d_v = q.shape[:-1], q.shape[-1], v.shape[-1]
     if d != d_v:
         scale = softmax_scale(d, scale)
@@ -141,7 +141,7 @@ def _attend_reshaped(
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
 ) -> tuple[Tensor, Tensor]:
-    """The output and L, which is something else unless it is asked for, by the way that costs the host least."""
+    """Compute the output and L by the route with the least overhead on the host; L is valid only if it is asked for."""
     if torch.compiler.is_compiling():
         if torch.autograd.forward_ad._current_level >= 0:
             refuse_forward_mode(None)
@@ -156,13 +156,13 @@ def _attend(
 
 
 class FlashAttention(torch.autograd.Function):
-    """The operators as torch.func takes them: apply(q, k, v, is_causal, scale) to the output and L."""
+    """The operators as an autograd function for torch.func: apply(q, k, v, is_causal, scale) to the output and L."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-        """By the operator."""
+        """Call the forward operator."""
         o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale)
         return o, lse
 
@@ -172,7 +172,7 @@ class FlashAttention(torch.autograd.Function):
 
 
 def _refuse(arguments: dict[str, object]) -> None:
-    """Arguments that no implementation here takes, unless their values ask for nothing."""
+    """Raise an error for unsupported arguments, unless their values have no effect."""
     for name, value in arguments.items():
         if name in OTHER_NAMES:
             raise TypeError(f"flash_attention has no argument {name}: it is called {OTHER_NAMES[name]} here.")
@@ -183,7 +183,7 @@ def _refuse(arguments: dict[str, object]) -> None:
 
 
 def _shown(value: object) -> str:
-    """An argument's value in an error message."""
+    """Format an argument's value for an error message."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
@@ -215,7 +215,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
 
 
 def _check_groups(q_shape: torch.Size, k_shape: torch.Size, enable_gqa: bool) -> None:
-    """Shapes of q and k that differ not only in the second last axis: the number of heads may, too."""
+    """Check the shapes of q and k for grouped-query attention: they may also differ in the number of heads."""
     shapes = f"got q {list(q_shape)} and k {list(k_shape)}"
     alike = len(q_shape) == len(k_shape) > 2 and q_shape[:-3] == k_shape[:-3] and q_shape[-1] == k_shape[-1]
     if not alike:

@@ -1,7 +1,7 @@
-"""The fastest kernels that take the inputs, Hopper's or Triton's, as functions and as an autograd function.
+"""Dispatch between the Hopper and the Triton kernels, as functions and as an autograd function.
 
-Which ones is decided at each call, so that a compiled graph needs no part in it. Both save the same L, so one
-pass may take the one and the other the other.
+Each call chooses, so that a compiled graph is not involved. Both kinds save the same L, so the forward and the backward
+pass may use different kinds.
 """
 
 import warnings
@@ -17,13 +17,13 @@ from cs336_systems.attention.differentiation import once, refuse_forward_mode
 from cs336_systems.attention.launcher import CACHE_SIZE, on_device
 
 TESTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
-"""Versions of Triton that the Hopper kernels work with: their language is experimental. Their tests have passed on a
-GPU with 3.6, 3.7 and 3.9; with 3.8 they compile without spills."""
+"""Versions of Triton that the Hopper kernels support: Gluon is experimental. The tests have passed on a GPU with 3.6,
+3.7 and 3.9; with 3.8 the kernels compile without spills."""
 
 
 @lru_cache(CACHE_SIZE)
 def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> Any:
-    """The module with attention_forward and attention_backward for these inputs."""
+    """Choose the module with attention_forward and attention_backward for these inputs."""
     if hopper_obstacle(device, dtype, q_shape, k_shape):
         return triton_launch
     from cs336_systems.attention.hopper import launch
@@ -32,9 +32,9 @@ def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torc
 
 
 def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
-    """Why the Hopper kernels do not run these inputs on a CUDA device, in a few words; empty if they do.
+    """Name the reason why the Hopper kernels do not run these inputs on a CUDA device; empty if they do.
 
-    Warns, once, if it is the version of Triton.
+    Warns once if the reason is the version of Triton.
     """
     if torch.cuda.get_device_capability(device) != (9, 0):
         return "the GPU is not of compute capability 9.0"
@@ -60,7 +60,7 @@ def _warn_of_untested_triton() -> None:
 def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
+    """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
     Args:
         q: queries, [batch, n_queries, d] or [batch, heads, n_queries, d].
@@ -84,7 +84,7 @@ def attention_backward(
     scale: float | None = None,
     grad_lse: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, from those of the output and, if it has one, of L."""
+    """Compute the gradients of q, k and v from the gradients of the output and, if there is one, of L."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     kernels = triton_launch if deterministic else _kernels(q.get_device(), q.dtype, q.shape, k.shape)
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse)
@@ -93,14 +93,14 @@ def attention_backward(
 class GpuFlashAttention(torch.autograd.Function):
     """FlashAttention on a GPU, forward and backward: apply(q, k, v, is_causal=False, scale=None).
 
-    The output is like q. An operator computes the same, but the dispatcher would add to what a launch costs the host.
+    The output is like q. An operator computes the same, but adds the dispatcher's overhead to each launch.
     """
 
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, scale: float | None = None
     ) -> Tensor:
-        """Saves q, k, v, the output and L, [..., n_queries], natural logarithm."""
+        """Compute the output; save q, k, v, the output and L, [..., n_queries], natural logarithm."""
         o, lse = attention_forward(q, k, v, is_causal, scale)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal, ctx.scale = is_causal, scale
@@ -108,7 +108,7 @@ class GpuFlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """Recomputation from L."""
+        """Compute the gradients by recomputation from L."""
         q, k, v, o, lse = ctx.saved_tensors
         return *once(attention_backward, grad_o, q, k, v, o, lse, ctx.is_causal, ctx.scale), None, None
 

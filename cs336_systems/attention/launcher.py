@@ -1,7 +1,7 @@
-"""Launches that cost the host little, and what a kernel is told about a tensor: shared by all kernels.
+"""Low-overhead kernel launches and the tensor metadata kernels need.
 
-A short sequence takes the device less time than its launch takes the host. So what follows from shapes and strides
-alone is worked out once per problem and cached, and a compiled kernel is found again without looking at each argument.
+For a short sequence, the device needs less time than the host needs for the launch. So values that depend on shapes and
+strides alone are computed once per problem and cached, and a compiled kernel is found without inspecting each argument.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,19 +23,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Strides = tuple[tuple[int, ...], ...]
-"""Of several tensors."""
+"""Strides of several tensors."""
 MakeDescriptor = Callable[[Tensor], Any]
-"""Makes a tensor's descriptor; all tensors that it is called with are of one dtype, shape and strides."""
+"""Function that makes a tensor's descriptor; all its calls get tensors of one dtype, shape and strides."""
 
 
 class Launch:
-    """kernel[grid](*tensors, *scalars, *constexprs), with less work for the host from the second call on.
+    """Low-overhead launch of kernel[grid](*tensors, *scalars, *constexprs) from the second call on.
 
     Triton's own launch inspects some 40 arguments in Python to find the compiled kernel, and calls the hooks of its
     profiler. Here the compiled kernel is kept. It is specialized for the scalars, the constexprs, the tensors' dtypes
     (so one Launch must always get tensors of the same dtypes) and for tensors that start at multiples of 16 bytes;
-    others go through Triton's own launch. The first tensors may be passed by descriptors, which differ from call to
-    call in their tensors only, so all else about them is checked once.
+    others go through Triton's own launch. The first tensors may be passed by descriptors. From call to call only their
+    tensors change, so everything else about them is checked once.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Launch:
         compiled.run(*self.grid, stream, function, metadata, None, None, None, *arguments, *self.rest)
 
     def _launch_anew(self, tensors: Sequence[Tensor], device: int, keep: bool) -> None:
-        """Triton's own launch; keep the kernel that it finds or compiles."""
+        """Launch through Triton, and keep the kernel that it finds or compiles."""
         descriptors = [make(x) for make, x in zip(self.descriptors, tensors, strict=False)]
         arguments = (*descriptors, *tensors[len(descriptors) :], *self.rest)
         if INTERPRETED:
@@ -110,7 +110,7 @@ def on_device(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def key_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Uninitialized gradients of keys and values, with as many heads as the queries have."""
+    """Allocate gradients of keys and values, with as many heads as the queries have."""
     shape = q.shape[:-2]
     if k.shape[:-2] == shape:
         return empty_output(k), empty_output(v)
@@ -118,7 +118,7 @@ def key_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_shared(dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of keys and values, each summed over the heads of queries that share a head of keys, in fp32."""
+    """Sum gradients of keys and values over the heads of queries that share a head of keys, in fp32."""
     if dk.shape == k.shape:
         return dk, dv
     by_kv_head = (x.unflatten(1, (k.shape[1], -1)) for x in (dk, dv))
@@ -127,7 +127,7 @@ def sum_shared(dk: Tensor, dv: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Te
 
 
 def ensure_described(x: Tensor) -> Tensor:
-    """X if a descriptor takes its strides and start, else a contiguous copy."""
+    """Return x if a descriptor supports its strides and start, else a contiguous copy."""
     fits = x.data_ptr() % ALIGNMENT == 0 and _strides_fit(x.shape, x.stride(), x.element_size())
     return x if fits else x.clone(memory_format=torch.contiguous_format)
 
@@ -154,12 +154,12 @@ def shape_4d(shape: torch.Size) -> tuple[int, int, int, int]:
 
 
 def outer_strides(strides: tuple[int, ...]) -> tuple[int, int, int]:
-    """Of batch, heads and rows."""
+    """Strides of batch, heads and rows."""
     return (strides[0], strides[1], strides[2]) if len(strides) == 4 else (strides[0], 0, strides[1])
 
 
 def largest_group(limit: int | None, batch_heads: int) -> int:
-    """The largest number of heads up to a limit of which all groups can be alike; all heads if there is no limit."""
+    """The largest divisor of the number of heads up to a limit; all heads if there is no limit."""
     limit = batch_heads if limit is None else min(limit, batch_heads)
     return max(size for size in range(1, limit + 1) if batch_heads % size == 0)
 

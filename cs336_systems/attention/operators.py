@@ -1,4 +1,4 @@
-"""Attention as PyTorch operators, which torch.compile keeps whole in its graphs and vmap turns into larger batches."""
+"""Attention as PyTorch operators: opaque to torch.compile, and batched by vmap."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -45,7 +45,7 @@ def define_operators(name: str, implementations: Mapping[str, tuple[Function, Fu
 
 
 def empty_output(x: Tensor) -> Tensor:
-    """An uninitialized tensor like x, in its memory layout if the last axis is contiguous there."""
+    """Allocate a tensor like x, in its memory layout if its last axis is contiguous."""
     output = torch.empty_like(x)
     return output if output.stride(-1) == 1 else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
@@ -76,7 +76,7 @@ def _backward_shapes(
 
 
 def _as_one_batch(operator: Function) -> Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]:
-    """How vmap runs an operator: its new axis joins the batch axis, the first of every tensor."""
+    """Run an operator under vmap: the new axis joins the batch axis, the first of every tensor."""
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], Any]:
         size = info.batch_size

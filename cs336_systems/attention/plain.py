@@ -1,4 +1,4 @@
-"""Scaled dot-product attention as in the textbook: the reference that every kernel is measured against."""
+"""Textbook scaled dot-product attention: the reference that every kernel is compared with."""
 
 import math
 
@@ -9,7 +9,7 @@ from cs336_systems.ranges import named_range
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """softmax(q kᵀ / √d) v, with the whole score matrix in memory.
+    """Compute softmax(q kᵀ / √d) v, with the whole score matrix in memory.
 
     Args:
         q: queries, [..., n_queries, d].

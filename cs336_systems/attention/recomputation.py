@@ -1,4 +1,4 @@
-"""The backward pass by recomputation, as PyTorch that torch.compile makes fast: the handout's way."""
+"""The backward pass by recomputation in compiled PyTorch, as in the handout."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ from cs336_systems.attention.autocast import without_autocast
 def _recompute_gradients(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Equations 13 to 19 of the handout, on whole matrices; matmuls in the inputs' dtype, sums in fp32."""
+    """Compute equations 13 to 19 of the handout on whole matrices; matmuls in the inputs' dtype, sums in fp32."""
     softmax_scale = 1 / math.sqrt(q.shape[-1])
     scores = (q @ k.transpose(-2, -1)).to(lse.dtype) * softmax_scale
     if is_causal:
@@ -30,14 +30,14 @@ def _recompute_gradients(
 
 @functools.cache
 def _compiled_gradients() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Compiled on first use: importing torch.compile takes a second."""
+    """Compile on first use: importing torch.compile takes a second."""
     return torch.compile(_recompute_gradients)
 
 
 def attention_gradients(
     grad_o: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v from L, [..., n_queries]; memory is quadratic in the sequence."""
+    """Compute the gradients of q, k and v from L, [..., n_queries]; memory is quadratic in the sequence."""
     gradients = _recompute_gradients if torch.compiler.is_compiling() else _compiled_gradients()
     with without_autocast(q):
         return gradients(grad_o, q, k, v, o, lse, is_causal)

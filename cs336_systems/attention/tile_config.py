@@ -1,10 +1,10 @@
-"""The tile sizes for each problem: a fixed table, so that nothing is timed or compiled to tune it at run time.
+"""Tile sizes for each problem: a fixed table, so that nothing is timed or compiled for tuning at run time.
 
 The table was filled from sweeps on an H200 (for each of its entries some 100 forward and 200 backward shapes: tiles of
 16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with
 1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions use the
-entry of the next larger one. Work is counted in queries, batch x heads x n_queries: with few of them a small tile keeps
-more multiprocessors busy, and plain pointers save what each descriptor costs the host.
+entry of the next larger one. Work is counted in queries, batch x heads x n_queries: for short sequences a small tile
+keeps more SMs busy, and plain pointers save the cost of each descriptor on the host.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class ForwardTiles:
-    """How forward_kernel is launched."""
+    """Tile sizes and options of a launch of forward_kernel."""
 
     block_m: int
     """Queries per program."""
@@ -24,14 +24,14 @@ class ForwardTiles:
     descriptors: bool = False
     """Load through tensor descriptors, by the copy engine, instead of by pointers."""
     maxnreg: int | None = None
-    """Registers that a thread may use; with fewer, another program fits on the multiprocessor."""
+    """Registers that a thread may use; with fewer, another program fits on the SM."""
     group: int | None = None
-    """Heads, at most, whose tiles take turns in the launch order; all if None."""
+    """The most heads whose tiles are interleaved in the launch order; all if None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackwardTiles:
-    """How backward_kernel is launched."""
+    """Tile sizes and options of a launch of backward_kernel."""
 
     block_outer: int
     """Rows per program: keys where it computes dK and dV, queries where it computes dQ."""
@@ -40,7 +40,7 @@ class BackwardTiles:
     num_warps: int
     num_stages: int
     preprocess: bool = False
-    """L and D come from preprocess_kernel, which runs first, instead of being computed again for every key tile."""
+    """Compute L and D once in preprocess_kernel, which runs first, instead of for every key tile."""
     descriptors: bool = False
     """Load through tensor descriptors; needs preprocess, and block_outer = block_inner."""
     maxnreg: int | None = None
@@ -49,20 +49,20 @@ class BackwardTiles:
 
 
 def forward_group(block_d: int, n_queries: int) -> int | None:
-    """Heads in a group of the forward kernel: few where their keys do not all fit into the L2 cache.
+    """Choose the heads in a group of the forward kernel: few if the keys of all do not fit into the L2 cache.
 
-    At head dimensions up to 64 that cost 3 to 8 %: it is bound by exponentials, not by what it reads.
+    At head dimensions up to 64 groups cost 3 to 8 %: the kernel is bound by exponentials, not by memory.
     """
     return 8 if block_d > 64 and n_queries >= 2048 else None
 
 
 def backward_group(n_queries: int) -> int | None:
-    """Heads in a group of the backward kernel, which reads twice as much: gains of up to 30 %, and no loss."""
+    """Choose the heads in a group of the backward kernel, which reads twice as much: up to 30 % faster."""
     return 8 if n_queries >= 1024 else None
 
 
 def forward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> ForwardTiles:
-    """The forward kernel's tiles.
+    """Choose the forward kernel's tiles.
 
     Args:
         is_fp32: inputs are fp32 rather than bf16 or fp16.
@@ -101,7 +101,7 @@ def forward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: in
 
 
 def backward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> BackwardTiles:
-    """The backward kernel's tiles; arguments as in forward_tiles."""
+    """Choose the backward kernel's tiles; arguments as in forward_tiles."""
     if is_fp32:
         return _backward_tiles_fp32(block_d, total_queries)
     if block_d > 128:
@@ -117,17 +117,17 @@ def backward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: i
         block_inner=64,
         num_warps=4,
         # Three stages hide latency best but need so much shared memory at d 128 that only one program fits on a
-        # multiprocessor.
+        # SM.
         num_stages=3 if block_d <= 64 or total_queries <= 8192 else 2,
         preprocess=True,
         descriptors=_descriptors_pay(total_queries, n_queries, aligned),
-        # Three programs per multiprocessor, once there are enough of them: 168 registers x 128 threads x 3.
+        # Three programs per SM, once there are enough of them: 168 registers x 128 threads x 3.
         maxnreg=168 if block_d <= 64 and total_queries > 16384 else None,
     )
 
 
 def _descriptors_pay(total_queries: int, n_queries: int, aligned: bool) -> bool:
-    """Whether the kernels run long enough to hide what making descriptors costs the host."""
+    """Whether the kernels run long enough to hide the cost of making descriptors on the host."""
     return aligned and (total_queries > 16384 or n_queries > 4096)
 
 

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in plain PyTorch: the algorithm, tile by tile, for reading and for devices without Triton."""
+"""FlashAttention-2 in plain PyTorch, tile by tile, for readers and for devices without Triton."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ BLOCK_N = 64  # keys per tile
 class TiledFlashAttention(torch.autograd.Function):
     """FlashAttention-2: apply(q, k, v, is_causal=False), any leading axes, no score matrix in the forward pass.
 
-    The backward pass has none either on a CPU. On a GPU, or compiled, it computes whole matrices: the handout's way.
+    On a CPU the backward pass has none either. On a GPU, or compiled, it computes whole matrices, as in the handout.
     """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        """Algorithm 1 of FlashAttention-2 (Dao 2023).
+        """Compute Algorithm 1 of FlashAttention-2 (Dao 2023).
 
         Args:
             ctx: saves q, k, v, the output and L.
@@ -41,7 +41,7 @@ class TiledFlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Recomputation from L."""
+        """Compute the gradients by recomputation from L."""
         q, k, v, o, lse = ctx.saved_tensors
         compiled = q.is_cuda or torch.compiler.is_compiling()
         gradients = attention_gradients if compiled else tiled_backward
@@ -51,7 +51,7 @@ class TiledFlashAttention(torch.autograd.Function):
 def tiled_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Algorithm 1 of FlashAttention-2.
+    """Compute Algorithm 1 of FlashAttention-2.
 
     Args:
         q: queries, [..., heads, n_queries, d].
@@ -83,7 +83,7 @@ def tiled_backward(
     scale: float | None = None,
     grad_lse: Tensor | None = None,
 ) -> Gradients:
-    """Algorithm 2 of FlashAttention-2: gradients of q, k and v, each in its dtype.
+    """Compute Algorithm 2 of FlashAttention-2: gradients of q, k and v, each in its dtype.
 
     Args:
         grad_o: gradient of the output.
@@ -129,7 +129,7 @@ def _accumulator_dtype(x: Tensor) -> torch.dtype:
 def _forward_tile(
     q_tile: Tensor, k: Tensor, v: Tensor, is_causal: bool, start_m: int, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """One tile of queries, [..., rows, d], the first of which has index start_m, against all keys that it sees.
+    """Compute attention of one tile of queries, [..., rows, d], the first with index start_m, over all visible keys.
 
     Returns:
         The output tile, [..., rows, d], and its log-sum-exp L, [..., rows], natural logarithm.
@@ -153,7 +153,7 @@ def _forward_tile(
 
 
 def _scores(q_tile: Tensor, k_tile: Tensor, is_causal: bool, start_m: int, start_n: int) -> Tensor:
-    """Scores of a tile of scaled queries from start_m on and a tile of keys from start_n on, [..., rows, columns]."""
+    """Compute scores of a tile of scaled queries from start_m on and keys from start_n on, [..., rows, columns]."""
     scores = q_tile @ k_tile.transpose(-2, -1)
     rows, columns = scores.shape[-2:]
     if not is_causal or start_n + columns <= start_m + 1:
@@ -164,11 +164,11 @@ def _scores(q_tile: Tensor, k_tile: Tensor, is_causal: bool, start_m: int, start
 
 
 def _load_keys(x: Tensor, keys: slice, q: Tensor) -> Tensor:
-    """A tile of keys or values in the accumulators' dtype, with as many heads as the queries have."""
+    """Load a tile of keys or values in the accumulators' dtype, with as many heads as the queries have."""
     tile = x[..., keys, :].to(_accumulator_dtype(x))
     return tile if x.shape[:-2] == q.shape[:-2] else tile.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
 
 
 def _sum_shared(gradient: Tensor, k: Tensor) -> Tensor:
-    """A tile's gradient by heads of k, each the sum over the heads of q that share it."""
+    """Sum a tile's gradient over the heads of q that share a head of k."""
     return gradient if gradient.shape[:-2] == k.shape[:-2] else gradient.unflatten(-3, (k.shape[-3], -1)).sum(-3)

@@ -23,8 +23,8 @@ class TritonFlashAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        """Algorithm 1 of FlashAttention-2; saves q, k, v, the output and L, [..., n_queries], natural logarithm."""
-        # torch.compile needs operators; without it the dispatcher would only add to what a launch costs the host.
+        """Compute Algorithm 1 of FlashAttention-2; save q, k, v, the output and L, [..., n_queries]."""
+        # torch.compile requires operators; otherwise the dispatcher would only add overhead to a launch.
         compiling = torch.compiler.is_compiling()
         forward = torch.ops.cs336_systems.flash_forward if compiling else _forward
         o, lse = forward(q, k, v, is_causal)
@@ -34,17 +34,17 @@ class TritonFlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Algorithm 2 of FlashAttention-2."""
+        """Compute Algorithm 2 of FlashAttention-2."""
         backward = torch.ops.cs336_systems.flash_backward if torch.compiler.is_compiling() else _backward
         q, k, v, o, lse = ctx.saved_tensors
         return *once(backward, grad_o, q, k, v, o, lse, ctx.is_causal), None
 
 
 class TritonForwardCompiledBackward(TritonFlashAttention):
-    """The same forward kernel, with the backward pass as compiled PyTorch, quadratic in memory: the handout's way."""
+    """The same forward kernel with the handout's backward pass: compiled PyTorch, quadratic in memory."""
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Equations 13 to 19 of the handout."""
+        """Compute equations 13 to 19 of the handout."""
         q, k, v, o, lse = ctx.saved_tensors
         return *once(attention_gradients, grad_o, q, k, v, o, lse, ctx.is_causal), None

@@ -1,11 +1,11 @@
-"""FlashAttention-2's backward pass as one Triton kernel; the same inputs give the same bits every time.
+"""FlashAttention-2's backward pass as one Triton kernel, bitwise reproducible.
 
 With P = exp(S - L) recomputed tile by tile and D = rowsum(O * dO), the gradients are (FlashAttention-2, Algorithm 2)
 
     dV = P^T dO,   dS = P * (dO V^T - D),   dQ = dS K / sqrt(d),   dK = dS^T Q / sqrt(d).
 
 Some programs own a tile of keys and sum dK and dV over the queries, the others own a tile of queries and sum dQ over
-the keys. So S and dO V^T are computed twice, 7 products instead of 5; a single pass, in which every program adds its
+the keys. So S and dO V^T are computed twice, 7 matmuls instead of 5; a single pass, in which every program adds its
 share of dQ to one buffer, was built too and is slower on an H200 (docs/kernel-notes.md).
 
 In all kernels BLOCK_M counts queries and BLOCK_N counts keys. A program here owns BLOCK_OUTER rows and loops over
@@ -60,7 +60,7 @@ def backward_kernel(
     stride_dvb,
     stride_dvh,
     stride_dvn,
-    group,  # heads whose tiles take turns in the launch order
+    group,  # heads whose tiles are interleaved in the launch order
     heads,
     n_queries,
     n_queries_rounded,  # n_queries rounded up to whole tiles
@@ -76,9 +76,9 @@ def backward_kernel(
     IS_CAUSAL: tl.constexpr,
     PREPROCESSED: tl.constexpr,  # preprocess_kernel has run
     DESCRIPTORS: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr,  # of the products, as in tl.dot
+    INPUT_PRECISION: tl.constexpr,  # of the matmuls, as in tl.dot
 ):
-    """All tiles of a head's keys, then all of its queries; the grid is ((key_tiles + query_tiles) x batch x heads)."""
+    """Compute dK and dV, then dQ, of each head; the grid is ((key_tiles + query_tiles) x batch x heads)."""
     batch_head, tile = locate(group, key_tiles + query_tiles)
     batch = batch_head // heads
     head = batch_head % heads
@@ -95,7 +95,7 @@ def backward_kernel(
     inputs = (q_head, k_head, v_head, do_head, lse_delta_head, softmax_scale)
 
     # With a causal mask the first keys are seen by the most queries and the last queries see the most keys, so the
-    # longest tiles come first: what starts last is short, and the multiprocessors finish together.
+    # longest tiles come first: the last programs are short, and the SMs finish together.
     if tile < key_tiles:
         start_n = tile * BLOCK_OUTER
         backward_dkdv(

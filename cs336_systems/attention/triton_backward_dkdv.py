@@ -1,4 +1,4 @@
-"""The part of the backward kernel that computes dK and dV: one tile of keys, summed over the queries."""
+"""dK and dV in the backward kernel: one tile of keys, summed over the queries."""
 
 import triton
 import triton.language as tl
@@ -22,7 +22,7 @@ def backward_dkdv(
     DESCRIPTORS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
 ):
-    """dK = dS^T Q / sqrt(d) and dV = P^T dO of one tile of BLOCK_N keys."""
+    """Compute dK = dS^T Q / sqrt(d) and dV = P^T dO of one tile of BLOCK_N keys."""
     q_head, k_head, v_head, do_head, lse_delta, softmax_scale = inputs
     n_queries = q_head.n_rows
     n_keys = k_head.n_rows
@@ -46,7 +46,7 @@ def backward_dkdv(
             lse_tile, delta = load_lse_delta(
                 lse_delta, do_tile, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, PREPROCESSED, DESCRIPTORS
             )
-            # Scores are transposed, [keys, queries]: P^T and dS^T then feed the next products from registers.
+            # Scores are transposed, [keys, queries]: P^T and dS^T then feed the next matmuls from registers.
             scores = tl.dot(k_tile, q_tile.T, input_precision=INPUT_PRECISION)
             p = recompute_p(scores, lse_tile[None, :], softmax_scale, q_tile.dtype == tl.float32)
             if masked:

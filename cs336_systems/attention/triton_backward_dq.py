@@ -1,4 +1,4 @@
-"""The part of the backward kernel that computes dQ: one tile of queries, summed over the keys."""
+"""dQ in the backward kernel: one tile of queries, summed over the keys."""
 
 import triton
 import triton.language as tl
@@ -21,7 +21,7 @@ def backward_dq(
     DESCRIPTORS: tl.constexpr,
     INPUT_PRECISION: tl.constexpr,
 ):
-    """dQ = dS K / sqrt(d) of one tile of BLOCK_M queries."""
+    """Compute dQ = dS K / sqrt(d) of one tile of BLOCK_M queries."""
     q_head, k_head, v_head, do_head, lse_delta, softmax_scale = inputs
     n_keys = k_head.n_rows
     # Keys 0 ... end_unmasked are visible to every query of the tile, end_unmasked ... end_n to some of them.

@@ -17,12 +17,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class LseDelta(NamedTuple):
-    """Where a program finds L and D of its head's queries, or what it computes them from."""
+    """Location of L and D of a head's queries, or of the tensors to compute them from."""
 
     data: Any
     """lse_delta of preprocess_kernel if that has run, as a pointer or a descriptor, else a pointer to lse."""
     o_head: Any
-    """Not read if preprocess_kernel has run."""
+    """The head's output; not read if preprocess_kernel has run."""
     heads: Any
     n_queries_rounded: Any
 
@@ -73,12 +73,12 @@ def load_lse_delta(
     PREPROCESSED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
-    """L and D of one tile of queries, [BLOCK_M] fp32 each, as preprocess_kernel left them or computed here."""
+    """Load L and D of one tile of queries, [BLOCK_M] fp32 each, or compute them if preprocess_kernel has not run."""
     if PREPROCESSED:
         o = x.o_head
         offset = (o.batch * x.heads + o.head).to(tl.int64) * 2 * x.n_queries_rounded + start_m
         if DESCRIPTORS:
-            # Plain loads beside descriptors would cost every thread one asynchronous copy per number.
+            # Plain loads next to descriptors would cost every thread one asynchronous copy per number.
             lse_tile = x.data.load([offset.to(tl.int32)])
             delta = x.data.load([(offset + x.n_queries_rounded).to(tl.int32)])
         else:
@@ -98,7 +98,7 @@ def _compute_lse_delta(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """L, infinite beyond n_queries so that P = 0 there, and D, [BLOCK_M] fp32 each."""
+    """Compute L, infinite beyond n_queries so that P = 0 there, and D, [BLOCK_M] fp32 each."""
     o_head = x.o_head
     o_tile = load_tile(o_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, False)
     offs_m = start_m + tl.arange(0, BLOCK_M)
@@ -116,7 +116,7 @@ def recompute_p(
     softmax_scale,  # 1 / sqrt(HEAD_DIM)
     IS_FP32: tl.constexpr,  # dtype of the inputs
 ):
-    """P = exp(softmax_scale S - L)."""
+    """Recompute P = exp(softmax_scale S - L)."""
     if IS_FP32:
         p = tl.exp2((scores * softmax_scale - lse_tile) * LOG2_E)
     else:

@@ -27,7 +27,7 @@ def forward_kernel(
     stride_ob,
     stride_oh,
     stride_on,
-    group,  # heads whose tiles take turns in the launch order
+    group,  # heads whose tiles are interleaved in the launch order
     heads,
     n_queries,
     n_keys,
@@ -39,9 +39,9 @@ def forward_kernel(
     BLOCK_D: tl.constexpr,  # HEAD_DIM padded to a power of two
     IS_CAUSAL: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
-    INPUT_PRECISION: tl.constexpr,  # of the products, as in tl.dot
+    INPUT_PRECISION: tl.constexpr,  # of the matmuls, as in tl.dot
 ):
-    """One tile of queries against all its keys; the grid is (query tiles x batch x heads)."""
+    """Compute attention of one tile of queries; the grid is (query tiles x batch x heads)."""
     tiles = tl.cdiv(n_queries, BLOCK_M)
     batch_head, tile = locate(group, tiles)
     batch = batch_head // heads
@@ -52,8 +52,8 @@ def forward_kernel(
     v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, n_keys)
     o_head = Head(o, (stride_ob, stride_oh, stride_on), batch, head, n_queries)
 
-    # With a causal mask the last queries see the most keys, so the longest tiles come first: what starts last is short,
-    # and the multiprocessors finish together.
+    # With a causal mask the last queries see the most keys, so the longest tiles come first: the last programs are
+    # short, and the SMs finish together.
     if IS_CAUSAL:
         tile = tiles - 1 - tile
     start_m = tile * BLOCK_M

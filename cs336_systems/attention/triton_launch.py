@@ -1,6 +1,6 @@
-"""From tensors to launches of the Triton kernels: tiles, descriptors, grids, output buffers.
+"""Launches of the Triton kernels: tiles, descriptors, grids, output buffers.
 
-All functions take q [batch, heads, n_queries, d] and k, v [batch, key heads, n_keys, d], or the same without the axis
+All functions accept q [batch, heads, n_queries, d] and k, v [batch, key heads, n_keys, d], or the same without the axis
 of heads, in bf16, fp16 or fp32, with any strides. Each key head is shared by heads / key heads neighbouring heads of q.
 """
 
@@ -55,9 +55,9 @@ def attention_forward(
     tiles: ForwardTiles | None = None,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
+    """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None. Tiles and the precision of the products (input_precision of tl.dot)
+    Scores are multiplied by scale, 1 / √d if None. Tiles and the precision of the matmuls (input_precision of tl.dot)
     are the default ones unless an experiment passes its own.
     """
     tiles = tiles or default_tiles(q.dtype, q.shape)[0]
@@ -84,7 +84,7 @@ def attention_backward(
     tiles: BackwardTiles | None = None,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, from those of o and, unless it is None, of L; the rest as in attention_forward."""
+    """Compute the gradients of q, k and v from the gradients of o and, unless it is None, of L."""
     tiles = tiles or default_tiles(q.dtype, q.shape)[1]
     if grad_lse is not None:
         tiles = replace(tiles, preprocess=True)
@@ -100,7 +100,7 @@ def attention_backward(
 
 
 def _preprocess(o: Tensor, do: Tensor, lse: Tensor, grad_lse: Tensor | None) -> Tensor:
-    """L and D - dL from preprocess_kernel, flat, [batch x heads x 2 x n_queries_rounded] fp32."""
+    """Compute L and D - dL by preprocess_kernel, flat, [batch x heads x 2 x n_queries_rounded] fp32."""
     lse_delta = lse.new_empty(_lse_delta_size(o.shape))
     _preprocess_launch(o.dtype, o.shape, (o.stride(), do.stride()))(o, do, lse, lse_delta)
     if grad_lse is not None:
@@ -111,7 +111,7 @@ def _preprocess(o: Tensor, do: Tensor, lse: Tensor, grad_lse: Tensor | None) -> 
 
 @lru_cache(CACHE_SIZE)
 def default_tiles(dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
-    """The tables' tiles for queries of this dtype and shape."""
+    """Look up the tiles for queries of this dtype and shape."""
     n_queries, d = shape[-2:]
     block_d = _block_d(d, dtype)
     aligned = d * dtype.itemsize % 16 == 0
@@ -213,31 +213,31 @@ def _lse_delta_size(q_shape: torch.Size) -> int:
 
 
 def _default_precision(dtype: torch.dtype) -> str:
-    """Precision of the products: six bf16 products make one of fp32 accuracy on the matrix units.
+    """Choose the precision of the matmuls: six bf16 matmuls make one of fp32 accuracy on the tensor cores.
 
-    That is faster here than three TF32 products, and closer to float64 than the fp32 units themselves. The interpreter
+    That is faster here than three TF32 matmuls, and closer to float64 than the fp32 units themselves. The interpreter
     computes in fp32 and does not know the name.
     """
     return "bf16x6" if dtype == torch.float32 and not INTERPRETED else "ieee"
 
 
 def _ensure_contiguous(x: Tensor) -> Tensor:
-    """X, copied if its last axis is not contiguous, as in the gradient of a sum."""
+    """Return x, copied if its last axis is not contiguous, as in the gradient of a sum."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: int) -> MakeDescriptor:
-    """Descriptors that load [block, block_d] tiles, with zeros beyond the tensor's end."""
+    """Make descriptors that load [block, block_d] tiles, with zeros beyond the tensor's end."""
     return partial(TensorDescriptor, **described_as(shape, strides), block_shape=[1, 1, block, block_d])
 
 
 def _kernel_strides(strides: Strides) -> list[int]:
-    """Strides of batch, heads and rows, tensor after tensor, as the kernels take them."""
+    """Strides of batch, heads and rows, tensor after tensor, as the kernels expect them."""
     return [stride for each in strides for stride in outer_strides(each)]
 
 
 def _block_d(d: int, dtype: torch.dtype) -> int:
-    """The head dimension rounded up to a power of two that the matrix units take; fp32 is slow below 32."""
+    """The head dimension rounded up to a power of two that tensor cores support; fp32 is slow below 32."""
     return max(32 if dtype == torch.float32 else 16, 1 << (d - 1).bit_length())
 
 

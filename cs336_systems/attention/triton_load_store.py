@@ -1,4 +1,4 @@
-"""Where a program works, and loads and stores of its tiles: shared by the forward and backward kernels."""
+"""Location of a program's work, and loads and stores of its tiles, for the forward and backward kernels."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ class Head(NamedTuple):
     data: Any
     """Pointer to the whole tensor, or a tensor descriptor."""
     strides: Any
-    """Of batch, head and row, in elements; the last axis has stride 1."""
+    """Strides of batch, head and row, in elements; the last axis has stride 1."""
     batch: Any
     head: Any
     n_rows: Any
@@ -27,7 +27,7 @@ def locate(
     group,  # heads, of which batch x heads is a multiple
     tiles,  # of each head
 ):
-    """Head, of batch x heads, and tile of this program: each tile of a group of heads before their next tile.
+    """Compute head (of batch x heads) and tile of this program: each tile of a group of heads before their next tile.
 
     A small group's keys and values stay in the L2 cache while its tiles read them.
     """
@@ -45,7 +45,7 @@ def load_tile(
     BLOCK_D: tl.constexpr,  # HEAD_DIM padded to a power of two; columns beyond HEAD_DIM read as zero
     DESCRIPTORS: tl.constexpr,  # x.data is a tensor descriptor
 ):
-    """One tile, [BLOCK, BLOCK_D]."""
+    """Load one tile, [BLOCK, BLOCK_D]."""
     if DESCRIPTORS:
         tile = x.data.load([x.batch, x.head, start, 0]).reshape([BLOCK, BLOCK_D])
     else:
@@ -63,7 +63,7 @@ def store_tile(x, tile, start, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOC
 
 @triton.jit
 def _pointers_and_mask(x, start, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Pointers to a tile's elements, and which of them are inside the tensor."""
+    """Compute pointers to a tile's elements, and a mask of those inside the tensor."""
     rows = start + tl.arange(0, BLOCK)
     columns = tl.arange(0, BLOCK_D)
     base = x.data + (x.batch.to(tl.int64) * x.strides[0] + x.head.to(tl.int64) * x.strides[1])

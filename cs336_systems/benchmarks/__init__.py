@@ -1,1 +1,1 @@
-"""How each experiment is measured: one module per experiment, run as `python -m cs336_systems.benchmarks.NAME`."""
+"""Measurements: one module per experiment, run as `python -m cs336_systems.benchmarks.NAME`."""

@@ -1,4 +1,4 @@
-"""Time an all-reduce of fp32 numbers between processes, once its sum is right.
+"""Time an all-reduce of fp32 numbers between processes, after a check of its sum.
 
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.all_reduce --megabytes 1 10
 """
@@ -17,15 +17,15 @@ from cs336_systems.parallel.gather import gather
 
 MB = 10**6
 BLOCK = 1_000_003
-"""Numbers after which a contribution repeats itself: a prime, so that no chunks of a library coincide with it."""
+"""Period of a contribution, in numbers: a prime, so that no chunks of a library coincide with it."""
 LARGEST = 1000
 """Contributions are whole numbers up to this, whose sums are exact in fp32 in any order."""
 
 
 def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
-    """Times by the slowest rank of each all-reduce, and bandwidths.
+    """Measure times of each all-reduce by the slowest rank, and bandwidths.
 
-    A sum that is wrong before timing is not timed, only counted.
+    If the sum is wrong before timing, nothing is timed; wrong numbers are counted.
     """
     check_memory(cell, device)
     blocks = torch.stack([contribution(rank) for rank in range(cell.processes)])
@@ -51,18 +51,18 @@ def measure(cell: AllReduce, device: torch.device) -> list[Measurement]:
 
 
 def bus_share(processes: int) -> float:
-    """What each process must send for each byte that it contributes, by the ring algorithm: 2 (n - 1) / n bytes.
+    """Bytes that each process sends per byte of its contribution in the ring algorithm: 2 (n - 1) / n.
 
-    Bandwidth in these terms compares with a link's, whatever the number of processes (NVIDIA, nccl-tests).
+    Bus bandwidth compares with a link's for any number of processes (NVIDIA, nccl-tests).
     """
     return 2 * (processes - 1) / processes
 
 
 def check_memory(cell: AllReduce, device: torch.device) -> None:
-    """Check on all ranks alike that all of them have memory for their numbers: none may wait for one that gave up.
+    """Check on all ranks that each has memory for its numbers, so that none waits for one that gave up.
 
     Raises:
-        Unavailable: one has not.
+        Unavailable: a rank has not.
     """
     dist.barrier()  # Now all have released what the previous cell needed.
     if device.type == "cuda":
@@ -77,7 +77,7 @@ def check_memory(cell: AllReduce, device: torch.device) -> None:
 
 
 def contribution(rank: int) -> Tensor:
-    """The numbers [BLOCK] that a rank's contribution consists of, fp32; every rank can tell every other one's."""
+    """Make the repeated numbers, [BLOCK] fp32, of a rank's contribution; every rank can compute every other rank's."""
     generator = torch.Generator().manual_seed(torch.initial_seed() + rank)
     return torch.randint(-LARGEST, LARGEST + 1, (BLOCK,), generator=generator, dtype=torch.float32)
 
@@ -89,15 +89,15 @@ def fill(numbers: Tensor, block: Tensor) -> None:
 
 
 def most_wrong(numbers: Tensor, block: Tensor) -> float:
-    """How many numbers of the rank that has most such differ from the repeated block."""
+    """Count numbers that differ from the repeated block, on the rank with the most."""
     wrong = sum(int((part != block[: len(part)]).sum()) for part in numbers.split(BLOCK))
     return max(rank[0] for rank in gather([wrong], numbers.device))
 
 
 def time_all_reduces(numbers: Tensor, mine: Tensor, cell: AllReduce, device: torch.device) -> list[float]:
-    """Seconds of each timed all-reduce on this rank, from a barrier to the device's being idle.
+    """Time all-reduces on this rank, each from a barrier until the device is idle; in seconds.
 
-    Each one sums the contributions anew; the sum of the last one stays.
+    Each all-reduce sums the original contributions; the sum of the last one stays.
     """
     stopwatch = Stopwatch(device)
     seconds = []

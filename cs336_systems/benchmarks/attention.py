@@ -1,4 +1,4 @@
-"""Time plain attention by itself, see that what was timed is right, and account for its memory.
+"""Time plain attention, check the timed results, and account for memory.
 
 Launch: python -m cs336_systems.benchmarks.attention --sequence 256 1024 4096 --d 16 64 --compiled False True
 """
@@ -18,7 +18,7 @@ from cs336_systems.measure.timing import time_phases
 
 
 def measure(cell: Attention, device: torch.device) -> list[Measurement]:
-    """Time of a forward and a backward pass, memory in use between the two and at the peak, and the device's part."""
+    """Measure times of forward and backward pass, device-busy time, and memory between the passes and at the peak."""
     shape = (cell.batch_size, cell.sequence, cell.d)
     dtype = DTYPES[cell.precision]
     q, k, v = (torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3))

@@ -28,7 +28,7 @@ class ToyModel(nn.Module):
 
 
 def measure(cell: AutocastDtypes, device: torch.device) -> list[Measurement]:
-    """The dtype of parameters, first layer's output, norm's output, logits, loss and gradients."""
+    """Observe the dtypes of parameters, first layer's output, norm's output, logits, loss and gradients."""
     with device:
         model = ToyModel()
         inputs, targets = torch.randn(BATCH, D_IN), torch.randint(D_OUT, (BATCH,))

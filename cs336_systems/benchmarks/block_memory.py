@@ -1,4 +1,4 @@
-"""Measure what one Transformer block saves for its backward pass, by operator, and the gradients that this makes.
+"""Measure the tensors that one Transformer block saves for its backward pass, by operator, and its gradients.
 
 Launch: python -m cs336_systems.benchmarks.block_memory --size small --precision fp32 bf16 --attention plain flash
 """
@@ -21,7 +21,7 @@ from cs336_systems.training_step import precision_context
 
 
 def measure(cell: BlockMemory, device: torch.device) -> list[Measurement]:
-    """What the block saves, by operator and in all; its gradients; what each pass leaves in memory."""
+    """Measure the block's saved tensors, by operator and in total, its gradients, and memory after each pass."""
     shape = parse_size(cell.size)
     with device:
         rope = RotaryEmbedding(cell.context, shape.d_model // shape.num_heads, ROPE_THETA)
@@ -58,7 +58,7 @@ def measure(cell: BlockMemory, device: torch.device) -> list[Measurement]:
 
 
 def by_operator(saved: Iterable[SavedTensor]) -> Iterator[Measurement]:
-    """One row for the activations of one shape and dtype that an operator of a module saves."""
+    """Make one row for the activations of one shape and dtype that an operator of a module saves."""
     totals: Counter[tuple[str, str, str]] = Counter()
     for tensor in saved:
         if tensor.kind == "activation":
@@ -68,7 +68,7 @@ def by_operator(saved: Iterable[SavedTensor]) -> Iterator[Measurement]:
 
 
 def in_mib(metric: str, counts: Iterable[int]) -> Measurement:
-    """The sum of some bytes."""
+    """Sum bytes, in MiB."""
     return summarize(metric, "MiB", [sum(counts) / MIB])
 
 

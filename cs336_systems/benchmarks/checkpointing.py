@@ -17,7 +17,7 @@ from cs336_systems.training_step import TrainingStep
 
 
 def measure(cell: Checkpointing, device: torch.device) -> list[Measurement]:
-    """Time of a step and of its phases and peak memory; then, in one more step, where that memory is."""
+    """Measure time and peak memory of a step and its phases; then, in one more step, the memory's breakdown."""
     reset_peak(device)
     model = build_model(
         "cs336_systems.model:TransformerLM",
@@ -49,7 +49,7 @@ def measure(cell: Checkpointing, device: torch.device) -> list[Measurement]:
 
 
 def memory_of_a_step(step: TrainingStep, model: TransformerLM, device: torch.device) -> list[Measurement]:
-    """What is in use before each phase of a step, the peak of each, what is saved, and how often a block runs."""
+    """Measure memory before each phase of a step, each phase's peak, saved tensors, and how often a block runs."""
     calls = 0
 
     def count(*_: object) -> None:

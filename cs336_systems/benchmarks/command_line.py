@@ -1,6 +1,6 @@
 """The command line of every experiment: cells in, one CSV (or a printed table) out.
 
-Each field of the experiment's dataclass is an option that takes one value or several; all combinations are measured.
+Each field of the experiment's dataclass is an option that accepts one or more values; all combinations are measured.
 An experiment with several processes is launched by torchrun; rank 0 writes and prints.
 """
 
@@ -45,12 +45,12 @@ E = TypeVar("E", bound=Experiment)
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """The options of a job besides its cells."""
+    """Options of a job, other than its cells."""
 
     output: Path | None = None
     """CSV file to write, with its SHA-256 next to it; if not given, a table is printed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to measure; auto uses a GPU if PyTorch sees one. A cell with a backend is measured where that works."""
+    """Device to measure on; auto uses a GPU if PyTorch sees one. A cell's backend takes precedence."""
     seed: int = 0
     """Seed for the random weights and data."""
 
@@ -117,14 +117,14 @@ def check_own(cell: Experiment) -> None:
     """Check that a user's own implementations can be loaded and called.
 
     Raises:
-        ValueError: one cannot, in one sentence.
+        ValueError: one cannot be, in one sentence.
     """
     for own in own_implementations(cell):
         check_implementation(family_of(cell.name), own)
 
 
 def own_of(cell: Experiment, row: Measurement) -> Implementation | None:
-    """The user's own implementation that a measurement is of: the cell's, or the one that its details name."""
+    """Find the user's own implementation of a measurement: the cell's, or the one that its details name."""
     found = own_implementations(cell)
     if not set(WHO).intersection(cell.details):
         return next(iter(found), None)
@@ -134,7 +134,7 @@ def own_of(cell: Experiment, row: Measurement) -> Implementation | None:
 def measure_all(
     cells: Sequence[E], measure: Measure[E], device: torch.device, rank: Rank, seed: int
 ) -> list[tuple[E, list[Measurement]]]:
-    """Every cell with its measurements, those that an earlier launch of the job has measured or lost included."""
+    """Measure all cells; cells that an earlier launch of the job has measured or lost are taken from there."""
     kept = list(zip(cells, kept_cells(), strict=False))
     cells_left = cells[len(kept) :]
     names = [describe(cell, cells) for cell in cells_left]
@@ -150,12 +150,12 @@ def measure_all(
 def parse_command_line(
     experiment: type[E], arguments: Sequence[str], kind: type = JobOptions, program: str = ""
 ) -> tuple[list[E], Any]:
-    """Cells and options that a command line asks for.
+    """Parse the cells and options of a command line.
 
     Args:
         experiment: parameters of a cell.
         arguments: what follows the program's name.
-        kind: a dataclass of the options besides the cells, `seed` among them; an instance of it is returned.
+        kind: a dataclass of the other options, `seed` among them; an instance of it is returned.
         program: the module that is run, if it is not the experiment's.
 
     Raises:
@@ -191,10 +191,10 @@ def parse_command_line(
 
 
 def resolve_device(device: str) -> torch.device:
-    """The device that the machine is to be known by.
+    """Resolve `auto` to the machine's device.
 
     Raises:
-        ValueError: a GPU was asked for and PyTorch sees none.
+        ValueError: a GPU was requested and PyTorch sees none.
     """
     visible = torch.cuda.is_available()
     if device == CUDA and not visible:
@@ -205,7 +205,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Rank) -> torch.device:
-    """The device on which this rank measures all cells of its launch: of several ranks, each has a GPU of its own.
+    """Choose the device on which this rank measures all cells of its launch; each rank has its own GPU.
 
     Raises:
         ValueError: the cells' backends need different devices, or GPUs where the machine has none, or fewer than it
@@ -223,7 +223,7 @@ def device_of_rank(cells: Sequence[Experiment], machine: torch.device, rank: Ran
 
 
 def check_processes(cell: Experiment, rank: Rank) -> None:
-    """Check that the cell was launched with as many processes as it asks for.
+    """Check that the cell was launched with the number of processes that it requires.
 
     Raises:
         ValueError: it was not; the sentence says how to launch it.
@@ -238,7 +238,7 @@ def check_processes(cell: Experiment, rank: Rank) -> None:
 def report_progress(
     measured: Iterable[tuple[E, list[Measurement]]], cells: Sequence[E]
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """The same, with a progress bar on a terminal and one line per cell elsewhere."""
+    """Pass cells through, with a progress bar on a terminal and one line per cell elsewhere."""
     with tqdm(total=len(cells), unit="cell", disable=not sys.stderr.isatty()) as bar:
         bar.set_description(describe(cells[0], cells))
         for number, (cell, measurements) in enumerate(measured, start=1):
@@ -254,7 +254,7 @@ def report_progress(
 
 
 def format_table(experiment: type[Experiment], rows: Sequence[Row]) -> str:
-    """Rows as a plain-text table: the parameters and the measurement, without columns that say nothing."""
+    """Format rows as a plain-text table of parameters and measurements, without empty columns."""
     table = pandas.DataFrame([row.model_dump() for row in rows])
     statistics = ["metric", *experiment.details, "unit", "n", "mean", "std", "median", "value", "status", "message"]
     varying = [name for name in parameters(experiment) if table[name].nunique() > 1]

@@ -18,7 +18,7 @@ from cs336_systems.training_step import TrainingStep
 
 
 def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
-    """Times of a step, its phases, build and warm-up; the device's share of them; memory, graphs, and logits' dtype."""
+    """Measure times of a step, its phases, build and warm-up, device-busy time, memory, graphs, and logits' dtype."""
     reset_peak(device)
     stopwatch = Stopwatch(device)
     step = build_step(cell, device)
@@ -45,7 +45,7 @@ def measure(cell: EndToEnd, device: torch.device) -> list[Measurement]:
 
 
 def build_step(cell: EndToEnd, device: torch.device) -> TrainingStep:
-    """The cell's step with random weights and tokens; AdamW, fused into one kernel per group, if its mode updates."""
+    """Build the cell's step with random weights and tokens, and with fused AdamW if its mode updates."""
     model = build_model(
         cell.model,
         parse_size(cell.size),
@@ -64,7 +64,7 @@ def build_step(cell: EndToEnd, device: torch.device) -> TrainingStep:
 
 
 def compiled_graphs() -> int:
-    """Graphs that torch.compile has captured so far."""
+    """Count graphs that torch.compile has captured so far."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 

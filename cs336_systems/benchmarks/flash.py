@@ -1,4 +1,4 @@
-"""Time attention implementations against each other, each after its results were compared with those of attention.
+"""Time attention implementations against each other, each after a comparison of its results with float64.
 
 Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementation triton sdpa_flash flex
 """
@@ -35,12 +35,12 @@ from cs336_systems.measure.timing import time_phases
 
 HOST_ROUNDS, HOST_CALLS = 10, 20
 LEAST_CALLS = 5
-"""So many calls are timed even if they take longer than asked for: a single sample has no spread."""
+"""The fewest timed calls, even if they take longer than requested: a single sample has no spread."""
 CPU_WARMUP, CPU_CALLS = 2, 10
 
 
 def measure(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Forward, backward and both; on a GPU also their peak memory, what they cost the host, and which kernels ran."""
+    """Measure forward, backward and both; on a GPU also peak memory, the cost on the host, and the kernels' names."""
     contender = cell.contender
     if device.type not in contender.devices:
         those = (each.name for each in Flash.contenders if device.type in each.devices)
@@ -52,7 +52,7 @@ def measure(cell: Flash, device: torch.device) -> list[Measurement]:
 
 
 def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Times by CUDA events around calls with a cold L2 cache."""
+    """Measure times by CUDA events around calls with a cold L2 cache."""
     from triton.testing import do_bench
 
     contender = cell.contender
@@ -111,10 +111,10 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
 
 
 def launches(contender: AttentionContender, step: Callable[[], None], device: torch.device) -> Measurement:
-    """How many kernels, copies and fills a call launches, with their names in the order of their first launch.
+    """Count the kernels, copies and fills that a call launches, with their names in the order of their first launch.
 
     Raises:
-        Unavailable: none of them is the one that a library's implementation is known by; AssertionError if it is ours.
+        Unavailable: the kernel that identifies a library's implementation is missing; AssertionError if it is ours.
     """
     with profiling(device, operators=False) as watching:
         step()
@@ -128,19 +128,19 @@ def launches(contender: AttentionContender, step: Callable[[], None], device: to
 
 
 def multiply_matrices(cell: Flash, device: torch.device) -> None:
-    """Small products in this thread and in autograd's, after which cuBLAS holds the workspaces of both."""
+    """Run small matmuls in this thread and in autograd's, after which cuBLAS holds the workspaces of both."""
     q, k, v = make_inputs(replace(cell, sequence=16), device)
     plain_attention(q, k, v, is_causal=True).sum().backward()
 
 
 def square_product(dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """A product of two square matrices, which shows what rate matrix multiplies reach in this run."""
+    """Make the reference matmul, which shows the rate that matmuls reach in this run."""
     a, b = torch.randn((2, MATMUL, MATMUL), dtype=dtype, device=device)
     return lambda: a @ b
 
 
 def handout_protocol(step: Callable[[], None], device: torch.device) -> list[Measurement]:
-    """The leaderboard's way to time a step whose gradients accumulate, ms, and the GPU's clock and power meanwhile."""
+    """Time a step with accumulating gradients by the leaderboard's protocol, with the GPU's clock and power."""
     from triton.testing import do_bench
 
     with GpuMonitor(device) as monitor:
@@ -150,7 +150,7 @@ def handout_protocol(step: Callable[[], None], device: torch.device) -> list[Mea
 
 
 def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Measurement:
-    """Device time of forward and backward, ms, or why a user's own code cannot be captured; its other times stay."""
+    """Measure device time of forward and backward, or say why a user's own code cannot be captured."""
     try:
         with errors_of_own_code(own=cell.contender.own):
             if cell.contender.own:
@@ -161,7 +161,7 @@ def replay(cell: Flash, call: AttentionCall, inputs: tuple[Tensor, ...]) -> Meas
 
 
 def require_no_waiting(call: AttentionCall, inputs: tuple[Tensor, ...]) -> None:
-    """Raise RuntimeError if a call waits for the device, which no CUDA graph can capture.
+    """Raise a RuntimeError if a call synchronizes with the device, which no CUDA graph can capture.
 
     This is not left to the capture: one that fails leaves PyTorch's generator of random numbers unusable.
     """
@@ -173,7 +173,7 @@ def require_no_waiting(call: AttentionCall, inputs: tuple[Tensor, ...]) -> None:
 
 
 def graph_milliseconds(call: AttentionCall, inputs: tuple[Tensor, ...], rep: int) -> list[float]:
-    """Device time of forward and backward, ms: replays of a graph, which leave out what launching costs the host."""
+    """Time forward and backward in replays of a CUDA graph, which exclude the host's launch costs; in ms."""
     from triton.testing import do_bench_cudagraph
 
     # New leaves: the old ones' gradients are tied to the default stream, which a capture must not touch.
@@ -183,7 +183,7 @@ def graph_milliseconds(call: AttentionCall, inputs: tuple[Tensor, ...], rep: int
 
 
 def host_seconds(step: Callable[[], None]) -> float:
-    """What a call costs the host when it does not wait for the device, seconds."""
+    """Time a call on the host without waiting for the device, in seconds."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(HOST_CALLS):
@@ -194,7 +194,7 @@ def host_seconds(step: Callable[[], None]) -> float:
 
 
 def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
-    """Times by the host's clock."""
+    """Measure times by the host's clock."""
     contender = cell.contender
     call = build(cell)
     q, k, v = make_inputs(cell, device)
@@ -220,7 +220,7 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
 
 
 def make_inputs(cell: Flash, device: torch.device) -> list[Tensor]:
-    """Random q, k and v, [batch, heads, sequence, d] each; for a user's own code [batch x heads, sequence, d]."""
+    """Draw random q, k and v, [batch, heads, sequence, d] each; for a user's own code [batch x heads, sequence, d]."""
     heads = (cell.batch_size * cell.heads,) if cell.contender.own else (cell.batch_size, cell.heads)
     shape = (*heads, cell.sequence, cell.d)
     return [torch.randn(shape, dtype=DTYPES[cell.precision], device=device, requires_grad=True) for _ in range(3)]

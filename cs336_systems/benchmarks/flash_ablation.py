@@ -21,11 +21,11 @@ from cs336_systems.measure.memory import Unavailable
 Results = Mapping[str, Tensor]
 """Some of o, dq, dk and dv."""
 PRECISIONS = {"bf16x6": "tf32x3", "matrix_units": "ieee"}
-"""Precision of the products, by what is reverted."""
+"""Precision of the matmuls, by reverted decision."""
 
 
 def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
-    """Time of each pass's kernels, or that the pass does not make this decision here."""
+    """Measure times of each pass's kernels, or say that the pass does not make this decision here."""
     if device.type != "cuda":
         raise Unavailable("the Triton kernels need a CUDA device")
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
@@ -53,13 +53,13 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
 
 
 def make_inputs(cell: FlashAblation, device: torch.device) -> list[Tensor]:
-    """Random q, k, v and gradient of the output, [1, heads, sequence, d] each."""
+    """Draw random q, k, v and gradient of the output, [1, heads, sequence, d] each."""
     shape = (1, cell.heads, cell.sequence, cell.d)
     return [torch.randn(shape, dtype=DTYPES[cell.precision], device=device) for _ in range(4)]
 
 
 def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
-    """The default tiles with one decision reverted; unchanged if they do not make it."""
+    """Revert one decision of the default forward tiles; unchanged if they do not make it."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
         "register_limit": {"maxnreg": None},
@@ -71,7 +71,7 @@ def forward_without(decision: str, default: ForwardTiles) -> ForwardTiles:
 
 
 def backward_without(decision: str, default: BackwardTiles) -> BackwardTiles:
-    """As forward_without; descriptors go too where they need what is reverted."""
+    """Revert one decision of the default backward tiles, with descriptors if they depend on it."""
     changes: dict[str, dict[str, Any]] = {
         "descriptors": {"descriptors": False},
         "preprocess": {"preprocess": False, "descriptors": False},
@@ -91,7 +91,7 @@ def _time(
     default: ForwardTiles | BackwardTiles,
     tiles: ForwardTiles | BackwardTiles,
 ) -> Measurement:
-    """A pass's time, after its results were compared with those of attention in float64."""
+    """Time a pass, after a comparison of its results with float64."""
     from triton.testing import do_bench
 
     if cell.without in PRECISIONS:

@@ -24,11 +24,11 @@ from cs336_systems.model import load_model_class
 from cs336_systems.training_step import TrainingStep
 
 SMALL = 0.001
-"""Kernels that take less than this share of all kernels' time share one row with others of their stage and range."""
+"""Kernels below this share of all kernels' time share one row with others of their stage and range."""
 
 
 def measure(cell: KernelProfile, device: torch.device) -> list[Measurement]:
-    """The kernels of a step, how long its stages keep the device busy and idle, and what the profiler itself costs."""
+    """Measure the kernels of a step, the device's busy and idle time in each stage, and the profiler's own cost."""
     step = prepare_step(cell, device)
     stages = step.stages(cell.mode)
     plain = run_steps(stages, cell.steps, device)
@@ -52,20 +52,20 @@ def measure(cell: KernelProfile, device: torch.device) -> list[Measurement]:
 
 
 def prepare_step(cell: KernelProfile, device: torch.device) -> TrainingStep:
-    """The cell's step after its warm-up."""
+    """Build the cell's step, and warm it up."""
     step = build_step(EndToEnd(**asdict(cell)), device)
     run_steps(step.stages(cell.mode), cell.warmup, device)
     return step
 
 
 def by_stage(metric: str, samples: Mapping[str, Sequence[float]]) -> Iterator[Measurement]:
-    """A row of a metric in milliseconds for each stage."""
+    """Make a row of a metric in milliseconds for each stage."""
     for stage, milliseconds in samples.items():
         yield summarize(metric, "ms", milliseconds, details={"stage": stage})
 
 
 def stage_rows(trace: Trace) -> Iterator[Measurement]:
-    """For how long each stage kept the device busy, and idle from the stage's beginning to its last kernel's end."""
+    """Make rows of each stage's device-busy time, and of idle time until its last kernel's end."""
     busy: dict[str, list[float]] = defaultdict(list)
     idle: dict[str, list[float]] = defaultdict(list)
     for stage in trace.stages:
@@ -82,7 +82,7 @@ def stage_rows(trace: Trace) -> Iterator[Measurement]:
 
 
 def kernel_rows(kernels: Sequence[Kernel]) -> Iterator[Measurement]:
-    """A row for each kernel of each stage and range: the duration of every launch."""
+    """Make a row for each kernel of each stage and range, with the duration of every launch."""
     durations: dict[tuple[str, str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for kernel in kernels:
         stage = kernel.stage.name if kernel.stage else ""
@@ -100,7 +100,7 @@ def kernel_rows(kernels: Sequence[Kernel]) -> Iterator[Measurement]:
 
 
 def unattributed(kernels: Sequence[Kernel]) -> float:
-    """The share of the kernels' time of which the stage or the range is not known."""
+    """The share of the kernels' time whose stage or range is unknown."""
     unknown = sum(kernel.duration for kernel in kernels if not kernel.stage or not kernel.range)
     return unknown / sum(kernel.duration for kernel in kernels)
 

@@ -23,11 +23,11 @@ from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 
 LARGEST = 12
-"""So many groups of the largest allocations are reported."""
+"""How many groups of the largest allocations are reported."""
 
 
 def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
-    """The timeline of a warmed-up step: its peak, what it is made of, the stages, and the largest allocations."""
+    """Measure the memory timeline of a warmed-up step: peak and its parts, stages, and the largest allocations."""
     require_history(device)
     recording = record(build_step(EndToEnd(**asdict(cell)), device), cell.mode, device)
     timeline = replay(recording)
@@ -43,7 +43,7 @@ def measure(cell: MemoryProfile, device: torch.device) -> list[Measurement]:
 
 
 def warm_up(step: TrainingStep, mode: str) -> None:
-    """Run a step of a kind, which makes the optimizer's state and the workspaces, and release what it leaves behind.
+    """Run a step, which makes the optimizer's state and workspaces, and release gradients and graph.
 
     The next step begins as in a loop that has just called zero_grad: with neither gradients nor a graph in memory.
     """
@@ -54,7 +54,7 @@ def warm_up(step: TrainingStep, mode: str) -> None:
 
 
 def record(step: TrainingStep, mode: str, device: torch.device) -> Recording:
-    """A recording of one step of a kind, after another one."""
+    """Record one step, after a warm-up step."""
     warm_up(step, mode)
     return record_step(
         step.stages(mode),
@@ -65,7 +65,7 @@ def record(step: TrainingStep, mode: str, device: torch.device) -> Recording:
 
 
 def peak_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """The peak by the replayed timeline, its stage and its parts; and the most that each category has at any time."""
+    """Make rows of the replayed peak, its stage and its parts, and of each category's maximum."""
     totals = timeline.totals()
     peak = max(range(len(totals)), key=totals.__getitem__)
     (parts,) = timeline.levels_at([peak])
@@ -81,7 +81,7 @@ def peak_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def stage_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """For each stage: the most memory in use, its allocations and frees, and what is in use by category at its end."""
+    """Make rows of each stage: peak memory, allocations and frees, and memory by category at its end."""
     totals = timeline.totals()
     for name, first, last in timeline.stages:
         details = {"stage": name}
@@ -94,7 +94,7 @@ def stage_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def timeline_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """The timeline by stage and category, as samples in the order of time."""
+    """Make rows of the timeline by stage and category, as samples in the order of time."""
     for stage, positions in sample_positions(timeline).items():
         levels = timeline.levels_at(positions)
         for category in levels[0]:
@@ -104,7 +104,7 @@ def timeline_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def allocation_rows(timeline: Timeline) -> Iterator[Measurement]:
-    """The step's largest allocations, and how long those lived that were freed in it."""
+    """Make rows of the step's largest allocations, with lifetimes of those that were freed in it."""
     for rank, group in enumerate(largest_groups(timeline, LARGEST), start=1):
         of = group[0]
         details = {name: getattr(of, name) for name in ("stage", "category", "freed", "operator", "source")}
@@ -116,7 +116,7 @@ def allocation_rows(timeline: Timeline) -> Iterator[Measurement]:
 
 
 def residual_rows(timeline: Timeline, size: int) -> Iterator[Measurement]:
-    """How many allocations of the forward pass have the size of the residual stream, by operator and source line."""
+    """Count the forward pass's allocations of the residual stream's size, by operator and source line."""
     found = Counter(
         (each.operator, each.source) for each in timeline.made() if each.stage == FORWARD and each.requested == size
     )

@@ -1,4 +1,4 @@
-"""Train a language model with sharded optimizers in turn: what each keeps in memory, and how long a step takes.
+"""Train a language model with interleaved sharded optimizers, and measure memory and time.
 
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.optimizer_sharding --precision bf16
 """

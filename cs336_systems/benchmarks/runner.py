@@ -1,4 +1,4 @@
-"""How any experiment's cells are measured: one after another, each from the same seed and from empty memory.
+"""Measure an experiment's cells one after another, each from the same seed and from empty memory.
 
 A reason why a cell cannot be measured is a result; a bug is an exception.
 """
@@ -16,13 +16,13 @@ from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
 
 E = TypeVar("E", bound=Experiment)
 Measure = Callable[[E, torch.device], list[Measurement]]
-"""Measures one cell on a device. It may raise `Unavailable`, run out of memory, or fail to compile."""
+"""Function that measures one cell on a device. It may raise `Unavailable`, run out of memory, or fail to compile."""
 
 
 def measure_cells(
     cells: Sequence[E], measure: Measure[E], device: torch.device, seed: int
 ) -> Iterator[tuple[E, list[Measurement]]]:
-    """Each cell with its measurements; nothing of a cell stays in memory when the next one begins."""
+    """Measure each cell; nothing of a cell stays in memory when the next one begins."""
     # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32.
     torch.set_float32_matmul_precision("highest")
     if rehearsal := cells[0].rehearsal(cells[0]):
@@ -36,7 +36,7 @@ def measure_cells(
 
 
 def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int) -> list[Measurement]:
-    """What a cell measures from a fresh seed, and why if nothing; its memory is free again afterwards."""
+    """Measure a cell from a fresh seed, or explain why not; its memory is freed afterwards."""
     torch.manual_seed(seed)
     measurements = measure_or_explain(measure, cell, device)
     release(device)
@@ -44,9 +44,9 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
 
 
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:
-    """What a cell measures, or the one row that says why it could not be measured.
+    """Measure a cell, or return the single row that says why it could not be measured.
 
-    Only outcomes that are results are caught: out of memory, a missing device or tool, a compiler that fails.
+    Only outcomes that are results are caught: out of memory, a missing device or tool, a failing compiler.
     """
     try:
         return measure(cell, device)
@@ -65,7 +65,7 @@ def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> li
 
 
 def is_compiler_failure(error: BaseException) -> bool:
-    """Whether an exception says that torch.compile failed, or a tool that it needs."""
+    """Whether an exception means that torch.compile, or a tool that it needs, failed."""
     # Imported only if there is something to explain: it takes a second, which experiments that compile nothing save.
     from torch._dynamo.exc import TorchDynamoException
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
@@ -74,6 +74,6 @@ def is_compiler_failure(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first two sentences of an error's first line; an allocator's second one says how much it wanted."""
+    """The first two sentences of an error's first line; an allocator's second sentence says how much it requested."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ". ".join(line.split(". ")[:2])[:300]

@@ -1,1 +1,1 @@
-"""What defines each experiment: its parameters, which are its command line and its CSV columns. No torch here."""
+"""Definitions of experiments: parameters (command-line options and CSV columns) and metrics. No torch here."""

@@ -16,11 +16,11 @@ class Accumulation(Experiment):
     settings: ClassVar[tuple[str, ...]] = ("additions",)
 
     accumulator: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Type of the running sum."""
+    """Dtype of the running sum."""
     addend: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Type that 0.01 is rounded to."""
+    """Dtype that 0.01 is rounded to."""
     cast: bool = False
-    """Whether the addend is cast to the accumulator's type before it is added (type promotion gives the same sum
+    """Whether the addend is cast to the accumulator's dtype before it is added (type promotion gives the same sum
     without it, as the experiment shows)."""
     additions: Positive = 1000
     """How many times 0.01 is added."""

@@ -25,11 +25,11 @@ class AllReduce(Experiment):
     settings: ClassVar[tuple[str, ...]] = ("warmup", "steps")
 
     backend: Literal["gloo", "nccl"] = "gloo"
-    """gloo reduces in the host's memory, whatever the machine; nccl between GPUs, one per process."""
+    """gloo reduces in the host's memory on any machine; nccl reduces between GPUs, one per process."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that take part."""
     megabytes: Positive = 1
-    """Size of what each process contributes and receives; 1 MB is 10⁶ bytes."""
+    """Size of each process's contribution and result; 1 MB is 10⁶ bytes."""
     warmup: NonNegative = 5
     """All-reduces run before timing begins."""
     steps: Positive = 20

@@ -34,7 +34,7 @@ class Attention(Experiment):
     batch_size: Positive = 8
     """Sequences per batch; there is no head axis."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """Type of the inputs; fp32 has TF32 off."""
+    """Dtype of the inputs; fp32 has TF32 off."""
     compiled: bool = False
     """Whether attention runs through torch.compile."""
     warmup: NonNegative = 5

@@ -17,4 +17,4 @@ class AutocastDtypes(Experiment):
     )
 
     autocast: Literal["fp16", "bf16"] = "fp16"
-    """Type that autocast lowers eligible operations to; the parameters stay fp32."""
+    """Dtype that autocast lowers eligible operations to; the parameters stay fp32."""

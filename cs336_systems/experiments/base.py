@@ -1,4 +1,4 @@
-"""What all experiments' parameters share: validation, documentation and expansion of grids into cells."""
+"""Base class of all experiments: validation, documentation and expansion of grids into cells."""
 
 import ast
 import dataclasses
@@ -37,39 +37,39 @@ ModelClass = Annotated[str, AfterValidator(_class_path)]
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for hashable, python/mypy#20409)
-    """The parameters of one cell. A subclass is an experiment; each field has a docstring, which is its help text."""
+    """Parameters of one cell. A subclass is an experiment; each field has a docstring, which is its help text."""
 
     # Strict: a value that only looks like the right one (10.0, "64") would not survive the way to a command line.
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, revalidate_instances="always")
     name: ClassVar[str]
     """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
     metrics: ClassVar[Mapping[str, str]]
-    """Every metric that it measures, and its unit; those of all experiments are in `measure.measurement`."""
+    """Its metrics and their units; metrics of all experiments are in `measure.measurement`."""
     details: ClassVar[tuple[str, ...]] = ()
-    """Columns that tell apart the rows that a cell has of one metric, such as the name of a kernel."""
+    """Columns that distinguish a cell's rows of one metric, such as the name of a kernel."""
     timed: ClassVar[str] = ""
-    """The metric that times a cell, if any: two cells with the same mean to the last digit were not both measured."""
+    """The metric that times a cell, if any: two cells with identical means were not both measured."""
     settings: ClassVar[tuple[str, ...]] = ()
     """Parameters that the report does not compare: a table or figure shows cells with one value of each."""
     numeric_tests: ClassVar[tuple[str, ...]] = ()
-    """The modules of `tests` that must pass on a machine before anything is measured there; none where the experiment
+    """The modules of `tests` that must pass on a machine before anything is measured there; none if the experiment
     measures only PyTorch."""
     added_later: ClassVar[Mapping[str, Any]] = {}
-    """Parameters that earlier results were recorded without, and the value each had then."""
+    """Parameters that earlier results lack, and the value that each had then."""
     processes: ClassVar[int] = 1
-    """Processes that measure a cell together, one per GPU where there are GPUs. An experiment that varies their number
-    has a field of this name instead."""
+    """Processes that measure a cell together, one per GPU if there are GPUs. An experiment that varies their number has
+    a field of this name instead."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """How many samples a metric of a cell must have, or None where their number is not planned."""
+        """The number of samples that a metric of a cell must have, or None if it is not planned."""
         return None
 
     @classmethod
     def rehearsal(cls, cell: Any) -> Any:
-        """The cell that a job which begins with `cell` measures beforehand and drops, or None.
+        """The cell that a job starting with `cell` measures first and drops, or None.
 
-        It takes upon itself what happens once per process: initialization, first launches, growth of memory pools.
+        It absorbs one-time costs of the process: initialization, first launches, growth of memory pools.
         """
         return None
 
@@ -78,7 +78,7 @@ E = TypeVar("E", bound="Experiment")
 
 
 def make_cell(experiment: type[E], parameters: Mapping[str, Any]) -> E:
-    """A validated cell.
+    """Make a validated cell.
 
     Raises:
         ValueError: an unknown parameter or a value that is not allowed, in one sentence.
@@ -104,12 +104,12 @@ def combinations(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def expand(experiment: type[E], grid: Mapping[str, Sequence[Any]]) -> list[E]:
-    """The cells of a grid: one for each combination of its values."""
+    """Make the cells of a grid, one for each combination of its values."""
     return [make_cell(experiment, parameters) for parameters in combinations(grid)]
 
 
 def explain(error: Exception) -> str:
-    """The first complaint of a validation error as one sentence: the key, the value, what is allowed."""
+    """Explain a validation error's first complaint in one sentence: key, value, and what is allowed."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
@@ -122,7 +122,7 @@ def explain(error: Exception) -> str:
 
 
 def field_docs(owner: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, including those of its base classes."""
+    """Read the docstring under each field of a dataclass, base classes included."""
     docs: dict[str, str] = {}
     for cls in reversed(owner.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body

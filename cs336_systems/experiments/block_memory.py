@@ -1,4 +1,4 @@
-"""Parameters of the experiment on what one Transformer block keeps in memory."""
+"""Parameters of the experiment on one Transformer block's memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from cs336_systems.experiments.base import Experiment, Positive, Size
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMemory(Experiment):
-    """Measure what one Transformer block saves for its backward pass, by operator, and the gradients that it makes."""
+    """Measure the tensors that one Transformer block saves for its backward pass, by operator, and its gradients."""
 
     name: ClassVar[str] = "block_memory"
     metrics: ClassVar[Mapping[str, str]] = {
@@ -26,8 +26,8 @@ class BlockMemory(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model",)
 
     size: Size = "small"
-    """Model size whose block it is: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your
-    own as NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    """Model size of the block: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own
+    as NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
     context: Positive = 512
     """Tokens per sequence."""
     batch_size: Positive = 4

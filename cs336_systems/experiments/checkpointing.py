@@ -45,7 +45,7 @@ class Checkpointing(Experiment):
     attention: Literal["plain", "flash"] = "plain"
     """plain materializes the score matrix; flash is this project's FlashAttention-2."""
     segment: NonNegative = 0
-    """Consecutive blocks of which only the input is kept, and the rest computed again in the backward pass; 0: none."""
+    """Consecutive blocks that keep only their input and are recomputed in the backward pass; 0: no checkpointing."""
     warmup: NonNegative = 2
     """Steps run before timing begins."""
     steps: Positive = 3

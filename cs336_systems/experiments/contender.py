@@ -1,25 +1,25 @@
-"""What is compared with each other in an experiment: a contender, by what is known of it without running it."""
+"""Contenders of a comparison, described without running them."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """One that takes part. Benchmarks, tables, figures, checks and tests know it by this entry alone."""
+    """A contender. Benchmarks, tables, figures, checks and tests read only this entry."""
 
     name: str
     """Its name in the experiment's rows."""
     title: str
-    """What readers call it."""
+    """Its name in tables and figures."""
     builder: str
-    """What makes it, as package.module:name; imported only where it is measured."""
+    """The function that builds it, as package.module:name; imported only where it is measured."""
     foreign: bool = False
-    """Whether it is a library's."""
+    """Whether it is a third-party library's."""
     own: bool = False
-    """Whether it is a user's, named in the configuration."""
+    """Whether it is a user's own, named in the configuration."""
     tried: bool = False
-    """Whether it is a variation, measured only where that is asked for."""
+    """Whether it is an experimental variation, measured only on request."""
     devices: tuple[str, ...] = ("cpu", "cuda")
     """The devices that it runs on."""
     precisions: tuple[str, ...] = ("fp32", "bf16")
-    """The precisions that it takes."""
+    """The precisions that it supports."""

@@ -25,24 +25,24 @@ from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, 
 from cs336_systems.implementations import parse_all
 
 PHASE_STEPS = 3
-"""Steps of which each phase is timed."""
+"""Steps whose phases are timed."""
 HOST_STEPS = 10
-"""Steps of which is timed how long the host needs to issue them."""
+"""Steps for which the host's time to issue them is measured."""
 TIMELINE_PARTS = 200
-"""Equal parts of a step, of each of which the timeline says how busy the device was."""
+"""Equal parts of a step, for each of which the timeline says how busy the device was."""
 WORK = ("compute", "communication", "optimizer")
 """The kinds of work in a profiled step."""
 PARTS = tuple(dict.fromkeys(PART_OF_STEP.values()))
-"""What the kind of a collective begins with: the part of the step that it belongs to."""
+"""Prefixes of the kinds of collectives: the part of the step that each belongs to."""
 PHASES = ("forward", "backward", "synchronization", "optimizer")
 STEP_METRICS = {
-    # One sample per step, round by round: by the slowest rank, with an idle device at both ends.
+    # One sample per step, round by round: the slowest rank's, with an idle device at both ends.
     "step": "ms",
     # From steps in which the device is idle after each phase; of a compiled step on a GPU, from one that is replayed
     # as a whole, by when its phases end on the device.
     **dict.fromkeys(PHASES, "ms"),
 }
-"""What experiments on several ranks time."""
+"""Times that experiments on several ranks measure."""
 PROFILE_METRICS = {
     # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
     "device_busy": "ms",
@@ -52,7 +52,7 @@ PROFILE_METRICS = {
     "timeline": "share",
     "timeline_length": "ms",
 }
-"""What they take from a profile."""
+"""Metrics from a profile."""
 OBSERVED_METRICS = {
     # Of one step on rank 0, before any is timed. collectives: of floating-point numbers, by their part of the step and
     # kind, and in all; tokens: that the model was called with; written: by PyTorch's operators, but for the update.
@@ -61,12 +61,12 @@ OBSERVED_METRICS = {
     "tokens": "",
     "written": "B",
 }
-"""What they count, to hold each contender to what it declares."""
+"""Counts that are compared with each contender's declaration."""
 FLOOR = "none"
-"""Each rank by itself: what a step takes without communication."""
+"""The no-communication baseline: each rank trains by itself."""
 BUCKETS_MB = (1, 10, 100, 1000)
 VARIATION_MB = 100
-"""The bucket size of what is compared at one size only."""
+"""The bucket size of contenders that are compared at one size only."""
 DDP_MB = 25
 """PyTorch's default; its sizes are MiB."""
 DDP_VIEW_MB = (25, 100, 400)
@@ -77,12 +77,12 @@ BUILDERS = "cs336_systems.benchmarks.contest.builders"
 
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
-    """A wrapper of this project, whose builder has its name."""
+    """Declare a wrapper of this project, whose builder has its name."""
     return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.data_parallel:{name}"} | traits)
 
 
 def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declared:
-    """One with buckets."""
+    """Declare a wrapper with buckets."""
     common = {"bucket_mb": megabytes, "sends": in_buckets(megabytes), "needed": whole(1), "copies": 1}
     return _ours(name, title, **common | traits)
 
@@ -135,11 +135,11 @@ CONTENDERS = (
     ),
     _varied("optimizer_overlap", "update per bucket", updates=True),
 )
-"""All that take part, in the order of tables; the last ones where variations are tried."""
+"""All contenders, in the order of tables; experimental variations come last."""
 
 
 def own_beside(contenders: Sequence[Declared]) -> AfterValidator:
-    """What a parameter that names a user's own implementations has to pass: none has the name of another contender."""
+    """Make the validator of own implementations: none may have the name of another contender."""
 
     def check(text: str) -> str:
         for own in parse_all(text):
@@ -151,7 +151,7 @@ def own_beside(contenders: Sequence[Declared]) -> AfterValidator:
 
 
 def planned_steps(cell: Any, metric: str) -> int | None:
-    """Each timed step is a sample, each time that a phase ran, and each part of the timeline."""
+    """Count samples: one per timed step, per timed phase, and per part of the timeline."""
     planned = {"step": cell.rounds * cell.steps, "timeline": TIMELINE_PARTS, "host": HOST_STEPS}
     planned |= dict.fromkeys(PHASES, PHASE_STEPS)
     return planned.get(metric)
@@ -159,14 +159,14 @@ def planned_steps(cell: Any, metric: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelTraining(Experiment):
-    """Train a Transformer language model with each data-parallel wrapper, and time what its communication costs."""
+    """Train a Transformer language model with each data-parallel wrapper, and measure the cost of communication."""
 
     name: ClassVar[str] = "data_parallel"
     metrics: ClassVar[Mapping[str, str]] = {
         **STEP_METRICS,
         **PROFILE_METRICS,
         **OBSERVED_METRICS,
-        # On rank 0. outside_memory is not PyTorch's allocator's, and above what the floor takes.
+        # On rank 0. outside_memory is not PyTorch's allocator's, and above the baseline's.
         "peak_memory": "MiB",
         "outside_memory": "MiB",
         "gradient_error": "",
@@ -184,7 +184,7 @@ class DataParallelTraining(Experiment):
         "wrapper": names_of(CONTENDERS),
         "kind": (*WORK, *PARTS),
     }
-    """The values that a row may have in these columns, or begin with; validation looks for it in every experiment."""
+    """Allowed values, or prefixes, of these columns; validation reads it from every experiment."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_ddp_equivalence", "parallel.test_data_parallel")
@@ -203,7 +203,7 @@ class DataParallelTraining(Experiment):
     """fp32 with TF32 off, or bf16 autocast over fp32 weights, whose gradients are fp32."""
     compiled: bool = False
     """Whether each Transformer block is compiled by itself, so that gradients arrive block by block, and on a GPU the
-    whole step replayed from a CUDA graph: then the device sets the pace, not the host."""
+    whole step replayed from a CUDA graph: then steps are device-bound."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that train together, one per GPU where there are GPUs."""
     tried: bool = False

@@ -58,11 +58,11 @@ class EndToEnd(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
-    """What a step is. inference: logits, under no_grad; forward: the forward pass and the loss, with autograd's graph;
+    """Kind of step. inference: logits, under no_grad; forward: the forward pass and the loss, with autograd's graph;
     forward_backward: the backward pass too; train_step: AdamW's update too."""
     cold_start: bool = False
-    """Whether a job starts with its first cell at once. If not, it measures that cell, eager and with one timed step,
-    beforehand and drops the result, so that no cell pays for what happens once per process."""
+    """Whether a job starts with its first cell at once. If not, it first measures that cell, eager and with one timed
+    step, and drops the result, so that no cell pays the one-time costs of the process."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
@@ -71,5 +71,5 @@ class EndToEnd(Experiment):
 
     @classmethod
     def rehearsal(cls, cell: Any) -> Any:
-        """Eager, since a compiled one would leave its graphs in the compiler's cache."""
+        """The first cell, eager, since a compiled one would leave its graphs in the compiler's cache."""
         return None if cell.cold_start else replace(cell, compiled=False, steps=1)

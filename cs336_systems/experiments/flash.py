@@ -11,35 +11,35 @@ from cs336_systems.experiments.contender import Contender
 from cs336_systems.implementations import parse
 
 HOST_BOUND = 4096
-"""Sequences up to here keep the host as busy as the device, so device time is taken from a replayed graph too."""
+"""Calls are host-bound for sequences up to this length, so device time is taken from a replayed graph too."""
 FEW_QUERIES = 2**18
-"""With more queries than this in all sequences and heads of a batch, the host is ahead of the device anyway."""
+"""With more queries than this in all sequences and heads of a batch, calls are device-bound at any length."""
 HANDOUT_WARMUP, HANDOUT_REP = 1000, 10_000
-"""Milliseconds of warm-up and of timed calls by the handout's protocol for its leaderboard."""
+"""Milliseconds of warm-up and of timed calls in the handout's protocol for its leaderboard."""
 MATMUL = 4096
-"""Rows and columns of the square matrices whose product, timed in every cell, shows what rate matmuls reach."""
+"""Size of the square matrices of the reference matmul, which every cell times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionContender(Contender):
     """An implementation of attention.
 
-    Its builder makes of a cell a function of q, k and v; a user's is called with q, k, v and is_causal itself. Its
-    precisions are those that it takes on a GPU.
+    Its builder returns a function of q, k and v for a cell; a user's own is called with q, k, v and is_causal directly.
+    Its precisions are those that it supports on a GPU.
     """
 
     about: str = ""
-    """What it is, for the help text."""
+    """Its description in the help text."""
     kernel: str = ""
-    """Part of the name of a kernel that it launches on a GPU, in small letters; several have it in common."""
+    """Part of the name of a kernel that it launches on a GPU, in lower case; several contenders may share it."""
     backend: str = ""
-    """The one of PyTorch's scaled_dot_product_attention that runs, by its name in SDPBackend."""
+    """The backend of scaled_dot_product_attention, by its name in SDPBackend."""
     compiler_mode: str | None = None
-    """The mode of torch.compile, where it is compiled."""
+    """The mode of torch.compile, if it is compiled."""
     package: str = ""
-    """The column of the version of a library that only it needs."""
+    """The provenance column with the version of the library that only it needs."""
     other_peak_up_to: int = 0
-    """Up to this sequence length its peak memory is not the polynomial that it is above."""
+    """The sequence length above which its peak memory follows a polynomial."""
     emphasized: bool = False
     """Whether figures draw it with a thick line."""
 
@@ -143,14 +143,14 @@ CONTENDERS = (
         builder=f"{_BUILDERS}:tiled_compiled",
     ),
 )
-"""In the order of tables and legends."""
+"""All contenders, in the order of tables and legends."""
 
 
 def contender_of(implementation: str) -> AttentionContender:
-    """The contender that a cell, or a row, names.
+    """Look up the contender of a cell or a row.
 
     Raises:
-        ValueError: it names none, in one sentence.
+        ValueError: there is no such contender, in one sentence.
     """
     if "=" in implementation:
         own = parse(implementation)
@@ -211,7 +211,7 @@ class Flash(Experiment):
     causal: bool = True
     """Whether a query sees only the keys up to its own position."""
     precision: Literal["fp32", "bf16"] = "bf16"
-    """Type of the inputs; fp32 has TF32 off."""
+    """Dtype of the inputs; fp32 has TF32 off."""
     compiled_call: bool = False
     """Whether the function of q, k and v runs through torch.compile, as on the leaderboard; then it is timed by the
     handout's protocol too."""
@@ -222,10 +222,10 @@ class Flash(Experiment):
 
     @property
     def contender(self) -> AttentionContender:
-        """The implementation, by what is known of it without running it."""
+        """The declaration of the cell's implementation."""
         return contender_of(self.implementation)
 
 
 def replayed(batch_size: Any, heads: Any, sequence: Any) -> Any:
-    """Whether a cell's device time is taken from a replayed graph: of numbers, or of columns of a table."""
+    """Whether a cell's device time is taken from a replayed graph; accepts numbers, or columns of a table."""
     return (sequence <= HOST_BOUND) & (batch_size * heads * sequence <= FEW_QUERIES)

@@ -24,7 +24,7 @@ class FlashAblation(Experiment):
     heads: Positive = 16
     """Heads; the batch is one sequence."""
     precision: Literal["fp32", "bf16"] = "bf16"
-    """Type of the inputs."""
+    """Dtype of the inputs."""
     rep: Positive = 100
     """Milliseconds of timed calls that do_bench aims for."""
     without: Literal[
@@ -38,7 +38,7 @@ class FlashAblation(Experiment):
         "bf16x6",
         "matrix_units",
     ] = "nothing"
-    """What is reverted. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; preprocess: L
-    and D are recomputed for every tile of keys; register_limit: no limit on registers per thread; stage: the
+    """The reverted decision. nothing: the kernels as they are; descriptors: tiles are loaded by pointers; preprocess:
+    L and D are recomputed for every tile of keys; register_limit: no limit on registers per thread; stage: the
     pipeline has one stage fewer; block_outer, block_inner: half as many rows per program, or per iteration; bf16x6:
-    each fp32 product is computed as three TF32 products; matrix_units: fp32 products run on the fp32 units."""
+    each fp32 matmul is computed as three TF32 matmuls; matrix_units: fp32 matmuls run on the fp32 units."""

@@ -25,7 +25,7 @@ from cs336_systems.experiments.data_parallel import (
 
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
-    """A way to train of this project, whose builder has its name."""
+    """Declare a contender of this project, whose builder has its name."""
     return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.fsdp:{name}"} | traits)
 
 
@@ -58,14 +58,14 @@ CONTENDERS = (
         needed=shares(by_block=True),
     ),
 )
-"""All that take part, in the order of tables."""
+"""All contenders, in the order of tables."""
 COLLECTIVES = ("all_gather", "reduce_scatter")
-"""The collectives that are timed apart."""
+"""The collectives that are timed separately."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FullyShardedTraining(Experiment):
-    """Train a Transformer language model with its state on every rank or sharded, and see what gathering it costs."""
+    """Train a Transformer language model with replicated or sharded state, and measure the cost of gathering it."""
 
     name: ClassVar[str] = "fsdp"
     metrics: ClassVar[Mapping[str, str]] = {
@@ -92,7 +92,7 @@ class FullyShardedTraining(Experiment):
         "wrapper": names_of(CONTENDERS),
         "kind": (*WORK, *COLLECTIVES, *PARTS),
     }
-    """As of data parallelism."""
+    """Allowed values, or prefixes, of these columns, as in data parallelism."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = (
@@ -112,14 +112,14 @@ class FullyShardedTraining(Experiment):
     vocab_size: Positive = 10_000
     """Rows of the embedding and of the output head."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 with TF32 off, or bf16 compute over fp32 weights: by autocast where the weights are whole, and where they
-    are sharded by gathering them, and reducing their gradients, in bf16."""
+    """fp32 with TF32 off, or bf16 compute over fp32 weights: by autocast if the weights are replicated, and by
+    gathering them and reducing their gradients in bf16 if they are sharded."""
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that train together, one per GPU where there are GPUs."""
     rounds: Positive = 2
-    """How often each contender has its turn."""
+    """Rounds of interleaved contenders."""
     warmup: NonNegative = 2
-    """Steps of each turn before timing begins; in the first one ours learns in which order layers are used."""
+    """Steps of each turn before timing begins; in the first one, ours learns the order of layers."""
     steps: Positive = 4
     """Steps timed in each round."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
@@ -132,5 +132,5 @@ class FullyShardedTraining(Experiment):
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """As of all training on several ranks."""
+        """Count samples as for all training on several ranks."""
         return planned_steps(cell, metric)

@@ -9,7 +9,7 @@ from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelProfile(Experiment):
-    """Find which kernels (on a CPU: operators) a language model's step runs, for how long, and what launched them."""
+    """Find the kernels (on a CPU: operators) of a language model's step, their durations, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
     metrics: ClassVar[Mapping[str, str]] = {
@@ -21,7 +21,7 @@ class KernelProfile(Experiment):
         "stage_profiled": "ms",
         "stage_busy": "ms",
         "stage_idle": "ms",
-        # By the host's clock.
+        # Times by the host's clock.
         "step": "ms",
         "step_profiled": "ms",
         # Share of the kernels' time of which the stage or the range is not known.
@@ -57,9 +57,9 @@ class KernelProfile(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["train_step", "inference"] = "train_step"
-    """What a step is. inference: logits without a graph; train_step: logits, loss, backward pass and AdamW's update."""
+    """Kind of step. inference: logits without a graph; train_step: logits, loss, backward pass and AdamW's update."""
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each step is a sample of what is timed by steps."""
+        """Each step is a sample of metrics that are timed per step."""
         return cell.steps if metric in ("stage", "stage_profiled", "step", "step_profiled") else None

@@ -47,5 +47,5 @@ class MemoryProfile(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["inference", "forward", "train_step"] = "train_step"
-    """What a step is. inference: the logits, under no_grad; forward: logits and loss, with the graph that a backward
+    """Kind of step. inference: the logits, under no_grad; forward: logits and loss, with the graph that a backward
     pass needs; train_step: backward pass and AdamW's update too."""

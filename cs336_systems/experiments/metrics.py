@@ -1,9 +1,8 @@
-"""What each metric means: its unit, whether it is a time that was spent, and what it is a part of. No torch here.
+"""Meanings of metrics: unit, whether a metric took time of its own, and the metric that it is a part of. No torch here.
 
-Checks, validation and the data dictionary (docs/data-dictionary.md) read it. It stands apart from the experiments'
-modules, and neither they nor benchmarks may import it: their rows carry a digest of all that they import, and a better
-sentence here must not make measurements stale. tests/test_metrics.py holds it to the names and units of each
-experiment.
+Checks, validation and the data dictionary (docs/data-dictionary.md) read it. Experiments and benchmarks must not import
+it: their rows carry a digest of everything that they import, and a better sentence here must not make measurements
+stale. tests/test_experiments.py compares it with the names and units of each experiment.
 """
 
 from collections.abc import Mapping
@@ -17,30 +16,30 @@ SECONDS: Mapping[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 @dataclass(frozen=True)
 class Metric:
-    """What one metric of an experiment is."""
+    """The meaning of one metric of an experiment."""
 
     unit: str
     """Unit of its statistics, as in the rows."""
     meaning: str
     """One sentence without its full stop."""
     timed: bool = False
-    """Whether its samples were timed one after another: at least n times its mean was spent in the cell, apart from
-    what other timed metrics took."""
+    """Whether its samples took time of their own: at least n times its mean was spent in the cell, in addition to other
+    timed metrics."""
     part_of: str = ""
-    """The metric of the same unit that it is a part of; all its parts add up to it. If the part is timed as well, it
-    was timed apart, in other steps, and they add up to about as much."""
+    """The metric of the same unit that it is a part of; all parts add up to it. A part that is timed was measured in
+    other steps, so timed parts add up only approximately."""
     between: float = 0.0
     """Share of the whole that may lie between its parts; 0: they add up to the digit."""
     counts: bool = False
     """Whether it counts something, in whole numbers."""
     unaffected: bool = False
-    """Whether it is the same for another implementation, compiled or not, at any length: times may agree."""
+    """Whether it does not depend on implementation, compilation or length: times of several cells may agree."""
     zero: bool = False
-    """Whether it may be zero although it is a time: it may not have happened, or happen at the beginning."""
+    """Whether it may be zero although it is a time: it may never happen, or happen at the beginning."""
 
 
 def metrics_of(experiment: type[Experiment]) -> Mapping[str, Metric]:
-    """The metrics of an experiment; without an entry in METRICS, nothing but their units is known."""
+    """Look up the metrics of an experiment; without an entry in METRICS, only their units are known."""
     known = METRICS.get(experiment.name, {})
     return {name: known.get(name, Metric(unit, "")) for name, unit in experiment.metrics.items()}
 
@@ -60,8 +59,8 @@ def wholes(experiment: type[Experiment]) -> dict[str, list[str]]:
 
 
 COMMON: Mapping[str, Metric] = {
-    "cell": Metric("", "The one row of a cell that could not be measured: its status and message say why"),
-    "wall": Metric("s", "The cell from its beginning to its end, with what is not timed: building, compiling, release"),
+    "cell": Metric("", "The single row of a cell that could not be measured: its status and message say why"),
+    "wall": Metric("s", "Total time of the cell, untimed parts (build, compilation, release) included"),
     "sm_clock": Metric("MHz", "Clock of the GPU's SMs, sampled during the whole cell"),
     "power": Metric("W", "Power of the GPU, sampled during the whole cell"),
 }
@@ -90,7 +89,7 @@ _STEPS = {
     "forward": Metric("ms", "Forward pass and loss, by the slowest rank", timed=True, part_of="step"),
     "backward": Metric("ms", "Backward pass, by the slowest rank", timed=True, part_of="step"),
     "synchronization": Metric(
-        "ms", "What is left of the gradients' communication after the backward pass", timed=True, part_of="step"
+        "ms", "Exposed communication of gradients after the backward pass", timed=True, part_of="step"
     ),
     "optimizer": Metric(
         "ms", "The optimizer's update, and its communication, by the slowest rank", timed=True, part_of="step"
@@ -100,7 +99,7 @@ _PROFILE = {
     "device_busy": Metric("ms", "Time in which rank 0's device works in one more step, from a profile"),
     "compute": Metric("ms", "Time in which something else than communication runs in that step"),
     "communication": Metric("ms", "Time in which collectives run in that step", zero=True),
-    "hidden": Metric("ms", "Time in which collectives run beside computation in that step", zero=True),
+    "hidden": Metric("ms", "Time in which collectives overlap with compute in that step", zero=True),
     "timeline": Metric("share", "Of each of 200 equal parts of that step, the share in which this kind of work runs"),
     "timeline_length": Metric("ms", "That step, with the profiler"),
 }
@@ -128,7 +127,7 @@ METRICS: dict[str, dict[str, Metric]] = {
         "time": Metric("ms", "An all-reduce, from a barrier to an idle device, by the slowest rank", timed=True),
         "rank_spread": Metric("ms", "The slowest rank's time less the fastest rank's", zero=True),
         "algorithm_bandwidth": Metric("GB/s", "Bytes that a rank contributes, over the time"),
-        "bus_bandwidth": Metric("GB/s", "The same times 2 (n - 1) / n: what a ring sends over each link"),
+        "bus_bandwidth": Metric("GB/s", "The same times 2 (n - 1) / n: bytes that a ring sends over each link"),
     },
     "attention": {
         "forward": Metric("ms", "Forward pass, by the host's clock, from an idle device to an idle device", timed=True),
@@ -167,7 +166,7 @@ METRICS: dict[str, dict[str, Metric]] = {
         "peak_optimizer": Metric("MiB", "Most memory in use during its update"),
         "memory_before_step": Metric("MiB", "Memory in use when that step begins"),
         "memory_before_backward": Metric("MiB", "Memory in use when its backward pass begins"),
-        "saved_for_backward": Metric("MiB", "What autograd saves in its forward pass, but for parameters"),
+        "saved_for_backward": Metric("MiB", "Tensors that autograd saves in its forward pass, without parameters"),
         "block_calls": Metric("", "Forward passes of a block in that step, those of checkpoints included", counts=True),
     },
     "data_parallel": {
@@ -177,10 +176,10 @@ METRICS: dict[str, dict[str, Metric]] = {
         **_PEAK,
         **_OUTSIDE,
         "gradient_error": Metric("", "Difference of the gradients from the mean over the ranks, over the mean"),
-        "communicated": Metric("MB", "Bytes that a rank contributes in a step, by what the wrapper says"),
-        "messages": Metric("", "Collectives that carry them, by what the wrapper says", counts=True),
+        "communicated": Metric("MB", "Bytes that a rank contributes in a step, as the wrapper reports them"),
+        "messages": Metric("", "Collectives that carry them, as the wrapper reports them", counts=True),
         "launches": Metric("", "Kernels, copies, fills and graphs that the host launches in a step", counts=True),
-        "host": Metric("ms", "What the host takes to issue a step when it does not wait for the device", timed=True),
+        "host": Metric("ms", "Host time to issue a step without waiting for the device", timed=True),
     },
     "end_to_end": {
         **_PHASES,
@@ -204,8 +203,8 @@ METRICS: dict[str, dict[str, Metric]] = {
         **_PEAK,
         "first_call": Metric("s", "The first call, which compiles", timed=True),
         "matmul": Metric("ms", "A product of two square matrices of 4096 rows", timed=True, unaffected=True),
-        "host": Metric("us", "What a call costs the host when it does not wait for the device", timed=True),
-        "graph": Metric("ms", "Both passes replayed from a CUDA graph: what they take the device", timed=True),
+        "host": Metric("us", "Host time of a call without waiting for the device", timed=True),
+        "graph": Metric("ms", "Device time of both passes, replayed from a CUDA graph", timed=True),
         "handout": Metric("ms", "Both passes by the handout's protocol for its leaderboard", timed=True),
         "handout_sm_clock": Metric("MHz", "Clock of the GPU's SMs meanwhile"),
         "handout_power": Metric("W", "Power of the GPU meanwhile"),
@@ -222,11 +221,11 @@ METRICS: dict[str, dict[str, Metric]] = {
         **_PROFILE,
         "forward_length": Metric("ms", "A forward pass by itself, with the profiler"),
         "forward_gathers": Metric("ms", "Time in which all-gathers run in it", zero=True),
-        "forward_hidden": Metric("ms", "Time in which all-gathers run beside computation in it", zero=True),
+        "forward_hidden": Metric("ms", "Time in which all-gathers overlap with compute in it", zero=True),
         "gather_begins": Metric("ms", "When each all-gather begins, from the beginning of that pass", zero=True),
         "gather_ends": Metric("ms", "When each all-gather ends", zero=True),
-        "needed": Metric("ms", "When the device is ready for what needs each all-gather", zero=True),
-        "begins": Metric("ms", "When the device begins what needs each all-gather", zero=True),
+        "needed": Metric("ms", "When the device is ready for the unit that needs each all-gather", zero=True),
+        "begins": Metric("ms", "When the device begins the unit that needs each all-gather", zero=True),
         **_PEAK,
         "between_steps": Metric("MiB", "Memory in use between two steps: weights and the optimizer's state"),
         **_OUTSIDE,
@@ -246,12 +245,12 @@ METRICS: dict[str, dict[str, Metric]] = {
         "peak_allocated": Metric("B", "Most memory in use during the step, by PyTorch's counter"),
         "peak_replayed": Metric("B", "The same by its recorded allocations"),
         "peak_stage": Metric("stage", "The stage in which this is"),
-        "at_peak": Metric("B", "What a category has in use then", part_of="peak_replayed"),
+        "at_peak": Metric("B", "Memory of a category at that moment", part_of="peak_replayed"),
         "most": Metric("B", "The most that a category has in use at any time"),
         "stage_peak": Metric("B", "Most memory in use during a stage"),
-        "stage_end": Metric("B", "What a category has in use at a stage's end"),
+        "stage_end": Metric("B", "Memory of a category at a stage's end"),
         "stage_events": Metric("", "Allocations and frees of a stage", counts=True),
-        "active": Metric("MiB", "What a category has in use, sampled over a stage in the order of time"),
+        "active": Metric("MiB", "Memory of a category, sampled over a stage in the order of time"),
         "allocation": Metric("B", "One of the largest allocations; alike ones are samples of one row"),
         "lifetime": Metric("ms", "How long these lasted, if they were freed in the step", zero=True),
         "residual_tensors": Metric("", "Allocations of the forward pass of the residual stream's size", counts=True),
@@ -259,17 +258,17 @@ METRICS: dict[str, dict[str, Metric]] = {
     "optimizer_sharding": {
         **_STEPS,
         "held": Metric("MiB", "Memory that tensors of a kind lie in, a sample per rank"),
-        "allocated": Metric("MiB", "All memory in use, that which peers reach included, a sample per rank"),
+        "allocated": Metric("MiB", "All memory in use, symmetric memory included, a sample per rank"),
         "peak_memory": Metric("MiB", "Most memory in use since the moment before, a sample per rank"),
         **_PROFILE,
         **_OBSERVED,
     },
 }
-"""By experiment and metric."""
+"""Metrics by experiment and name."""
 
 DETAILS: Mapping[str, str] = {
     "bucket_mb": "Size of the wrapper's buckets, 10⁶ bytes; empty for a wrapper without a choice of it",
-    "category": "What the memory or the kernel is for, such as weights or matmul",
+    "category": "Category of the memory or the kernel, such as weights or matmul",
     "code": "The source line as text",
     "contender": "Name of the optimizer",
     "freed": "The stage in which it is freed; empty if not in the step",
@@ -278,7 +277,7 @@ DETAILS: Mapping[str, str] = {
     "kind": "Kind of work in a profile; or the part of the step that a collective belongs to, and its name",
     "moment": "When memory is looked at: initialized, before_update or after_update",
     "operator": "The operator that makes the tensor",
-    "part": "What the memory is for: parameters, gradients or optimizer_state",
+    "part": "Category of the memory: parameters, gradients or optimizer_state",
     "range": "The module whose forward pass it belongs to, without numbers",
     "rank": "Place among the largest allocations, from 1",
     "source": "File and line of the code that makes it",
@@ -286,4 +285,4 @@ DETAILS: Mapping[str, str] = {
     "tensor": "Type and shape",
     "wrapper": "Name of the wrapper",
 }
-"""What detail columns mean, in all experiments that have them."""
+"""Meanings of detail columns, in all experiments that have them."""

@@ -33,10 +33,10 @@ from cs336_systems.experiments.data_parallel import (
 )
 
 HELD = ("parameters", "gradients", "optimizer_state")
-"""What a rank's memory is counted for, tensor by tensor."""
+"""Categories in which a rank's memory is counted, tensor by tensor."""
 MOMENTS = ("initialized", "before_update", "after_update")
-"""When memory is looked at: when model, wrapper and optimizer are made; and in a step after the first, around the
-optimizer's part."""
+"""Moments at which memory is measured: after model, wrapper and optimizer are made; and in a step after the first,
+before and after the optimizer's update."""
 REDUCED = in_buckets(VARIATION_MB)
 SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
 SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)
@@ -44,12 +44,12 @@ DDP = ddp(DDP_MB, broadcasts=True)
 
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
-    """An optimizer of this project, whose builder has its name."""
+    """Declare an optimizer of this project, whose builder has its name."""
     return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.sharded_optimizer:{name}"} | traits)
 
 
 def _theirs(name: str, title: str, **traits: Any) -> Declared:
-    """One of PyTorch's."""
+    """Declare an optimizer of PyTorch."""
     return Declared(name=name, title=title, builder=f"{BUILDERS}.pytorch:{name}", foreign=True, **traits)
 
 
@@ -89,7 +89,7 @@ CONTENDERS = (
         needed=whole(2),
     ),
 )
-"""All that take part, in the order of tables, the one that shards nothing first."""
+"""All contenders, in the order of tables; the unsharded optimizer comes first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ class OptimizerSharding(Experiment):
         "part": HELD,
         "kind": (*WORK, *PARTS),
     }
-    """As of data parallelism."""
+    """Allowed values, or prefixes, of these columns, as in data parallelism."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "parallel.test_sharded_optimizer")
@@ -136,9 +136,9 @@ class OptimizerSharding(Experiment):
     processes: Annotated[int, Ge(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that train together, one per GPU where there are GPUs."""
     rounds: Positive = 2
-    """How often each contender has its turn, with a model and an optimizer of its own."""
+    """Rounds of interleaved contenders, each with a new model and optimizer."""
     warmup: NonNegative = 2
-    """Steps in each turn before timing begins; in the first one optimizers make their state."""
+    """Steps in each turn before timing begins; in the first one, optimizers make their state."""
     steps: Positive = 4
     """Steps timed in each turn."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
@@ -149,7 +149,7 @@ class OptimizerSharding(Experiment):
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:
-        """Each rank's memory is a sample; the others as of all training on several ranks."""
+        """Count samples: one per rank for memory, else as for all training on several ranks."""
         if metric in ("held", "allocated", "peak_memory"):
             return cell.processes
         return planned_steps(cell, metric)

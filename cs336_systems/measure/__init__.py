@@ -1,1 +1,1 @@
-"""Instruments: what the machine is, how long a step takes, how much memory it needs, and the CSV record of it all."""
+"""Instruments: machine, time and memory of a step, kernels, and the CSV record."""

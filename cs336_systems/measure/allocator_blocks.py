@@ -20,7 +20,7 @@ LEAST_LARGE_REMAINDER = 2**20
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A piece of a segment, between its neighbours."""
+    """A block of a segment, linked to its neighbours."""
 
     address: int
     size: int
@@ -45,15 +45,15 @@ class Blocks:
                 self._at[state.address] = previous = block
 
     def add_segment(self, address: int, size: int) -> None:
-        """A new segment, which is one free block."""
+        """Add a new segment, which is one free block."""
         self._at[address] = Block(address, size, size == SMALL_SEGMENT, free=True)
 
     def remove_segment(self, address: int) -> None:
-        """A segment goes back to the driver; it was one free block."""
+        """Remove a segment, one free block, that goes back to the driver."""
         del self._at[address]
 
     def allocate(self, address: int, requested: int) -> int:
-        """Bytes of the block that serves a request at the address of a free block."""
+        """Allocate from the free block at an address; return the bytes of the block that serves the request."""
         block = self._at[address]
         size = max(-(-requested // ALIGNMENT), 1) * ALIGNMENT
         remainder = block.size - size
@@ -67,7 +67,7 @@ class Blocks:
         return block.size
 
     def release(self, address: int) -> None:
-        """A block becomes free, and one with its free neighbours."""
+        """Free a block, and merge it with its free neighbours."""
         block = self._at[address]
         block.free = True
         if block.next and block.next.free:

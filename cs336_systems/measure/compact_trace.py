@@ -1,6 +1,6 @@
-"""A profiler's trace without what neither a reader nor the attribution of kernels needs: a tenth of its size.
+"""Reduce a profiler's trace to the events that readers and the attribution of kernels need: a tenth of its size.
 
-What remains opens in Perfetto (ui.perfetto.dev) and in Chrome (chrome://tracing). No torch here.
+The result opens in Perfetto (ui.perfetto.dev) and in Chrome (chrome://tracing). No torch here.
 """
 
 import bisect
@@ -19,9 +19,9 @@ NAMES = "M"
 
 
 def compact(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The kernels, their launches, the operators around them, the ranges, and the arrows between these.
+    """Keep kernels, their launches, the operators around them, ranges, and the arrows between these.
 
-    The operators of a CPU's trace all stay, since they are what ran.
+    All operators of a CPU's trace stay, since they did the work.
     """
     kept: list[Event] = []
     operators: list[Event] = []
@@ -56,7 +56,7 @@ def compact(events: Iterable[Event]) -> list[dict[str, Any]]:
 def _around_launches(
     operators: Sequence[Event], launched: dict[Any, list[float]], links: Sequence[Event]
 ) -> list[Event]:
-    """The operators that launched something, and those that tell which operator made an autograd node that did."""
+    """Select operators that launched something, and those that link an autograd node to the operator that made it."""
     launching = [event for event in operators if _holds_any(event, launched[event["tid"]])]
     ends: dict[Any, list[float]] = defaultdict(list)
     for link in sorted(links, key=lambda link: link["ts"]):

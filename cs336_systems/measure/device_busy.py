@@ -1,4 +1,4 @@
-"""When a device works: the time in which at least one kernel or copy runs on it, from PyTorch's profiler."""
+"""Device-busy time: when at least one kernel or copy runs on a device, from PyTorch's profiler."""
 
 import bisect
 import time
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) -> list[Measurement]:
-    """How long a device works in each phase of a step and in the whole step, and what the step launches on it.
+    """Measure device-busy time of each phase of a step and of the whole step, and count its launches.
 
     Runs the step once more. `launches` counts kernels, copies and fills.
     """
@@ -33,12 +33,12 @@ def device_busy(phases: Mapping[str, Callable[[], None]], device: torch.device) 
 
 
 def not_known(why: str) -> Measurement:
-    """The one row that says why there are no others."""
+    """The single row that says why there are no others."""
     return Measurement(metric="device_busy", unit="ms", status="skipped", message=why)
 
 
 def device_activity(phases: Mapping[str, Callable[[], None]], device: torch.device) -> dict[str, list[Interval]]:
-    """Run the phases of a step on a CUDA device, one after another, and watch the device.
+    """Run the phases of a step on a CUDA device, one after another, and record the device's activity.
 
     Returns:
         For each phase, start and end of every kernel, copy and fill that it launched, seconds since the epoch.
@@ -56,7 +56,7 @@ def device_activity(phases: Mapping[str, Callable[[], None]], device: torch.devi
     names = list(phases)
     for event in results.events():
         if event.device_type().name == "CUDA":
-            # The device is idle between phases. What the profiler itself does after the last one counts for it.
+            # The device is idle between phases. The profiler's own work after the last phase counts for that phase.
             number = min(bisect.bisect(ends, event.start_ns()), len(names) - 1)
             activity[names[number]].append((event.start_ns() / 1e9, event.end_ns() / 1e9))
     return activity

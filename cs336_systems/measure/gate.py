@@ -1,4 +1,4 @@
-"""What a stamp of the correctness gate stands for: the versions and the hardware on which the tests have passed.
+"""Stamps of the correctness gate, which name the versions and the hardware on which tests have passed.
 
 Launch: python -m cs336_systems.measure.gate nvidia-h200 test_model parallel.test_fsdp, which prints the stamps of
 tests/test_model.py and tests/parallel/test_fsdp.py here, one per line.
@@ -12,7 +12,7 @@ from cs336_systems.measure.machine import Machine, detect, machine_label
 from cs336_systems.measure.source import DIGEST_CHARACTERS, source_digest
 
 DECIDE = ("torch", "triton", "numpy", "nvidia-nccl-cu13")
-"""Packages whose versions decide whether the tests pass."""
+"""Packages whose versions can change whether the tests pass."""
 
 
 def environment_digest(machine: Machine) -> str:
@@ -23,7 +23,7 @@ def environment_digest(machine: Machine) -> str:
 
 
 def stamp(test: str) -> str:
-    """The name of the stamp of a module of `tests`: of the tests, the code they import, and what they ran on."""
+    """Name the stamp of a module of `tests`, by digests of the tests, their imports, and the environment."""
     return f"{test}-{source_digest(f'tests.{test}')}-{environment_digest(detect())}"
 
 

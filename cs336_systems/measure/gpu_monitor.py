@@ -9,7 +9,7 @@ import torch
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, Measurement, summarize
 
 INTERVAL_S = 0.1
-"""Often enough to see the clock fall under the power limit; a query takes the host about a millisecond."""
+"""Sampling interval: short enough to see the clock fall under the power limit; a query takes about a millisecond."""
 
 
 class GpuMonitor:

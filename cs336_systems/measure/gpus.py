@@ -1,6 +1,6 @@
-"""What each GPU model can do at most: the one table of peak rates, memory and power limits. No torch here.
+"""Peak rates, memory and power limits of GPU models: the only table of them. No torch here.
 
-To add a GPU, add its entry to GPUS; nothing that measures imports this module, so that nothing is measured again.
+To add a GPU, add its entry to GPUS. No measured code imports this module, so nothing is measured again.
 """
 
 import re
@@ -12,10 +12,10 @@ class Gpu:
     """Dense peak rates and limits of one GPU model."""
 
     names: str
-    """A regular expression that matches the whole name that the driver reports, but for a leading "NVIDIA "."""
+    """A regular expression that matches the driver's whole name of the GPU, without a leading "NVIDIA "."""
     bf16: float
-    """bf16 matrix multiply on the tensor cores, without sparsity, summed in fp32, FLOP/s; on GPUs whose tensor cores
-    have no bf16, the rate of fp32, in which such a product runs there."""
+    """bf16 matmul on the tensor cores, without sparsity, accumulated in fp32, FLOP/s; on GPUs whose tensor cores have
+    no bf16, the rate of fp32, in which such a matmul runs there."""
     fp32: float
     """fp32 outside the tensor cores (TF32 off), FLOP/s."""
     bandwidth: float
@@ -23,16 +23,16 @@ class Gpu:
     memory: float
     """Device memory, bytes: as many GB as the document says."""
     power_limit: float
-    """Watts that the driver allows by default, as nvidia-smi prints them."""
+    """The driver's default power limit, W, as nvidia-smi prints it."""
     link: float | None
-    """What a GPU can send to the others over NVLink, bytes/s; None for cards without it, or with it as an option."""
+    """NVLink bandwidth to the other GPUs, one direction, bytes/s; None for cards without NVLink, or with an option."""
     source: str
-    """The document that the figures are from."""
+    """The document that the numbers are from."""
     url: str
-    """Where the document is."""
+    """The document's address."""
 
     def flops(self, precision: str) -> float:
-        """Peak of the precision that a matrix multiply runs in, FLOP/s."""
+        """Peak rate of the precision that a matmul runs in, FLOP/s."""
         return self.bf16 if precision == "bf16" else self.fp32
 
 
@@ -92,7 +92,7 @@ DOCUMENTS = {
     "NVIDIA Ada architecture whitepaper": f"{_PAPERS}/ada/nvidia-ada-gpu-architecture.pdf",
     "NVIDIA RTX Blackwell architecture whitepaper": f"{_PAPERS}/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
 }
-"""Where each document is."""
+"""Address of each document."""
 
 # Data sheets quote tensor rates with sparsity, and links in both directions together: halved here. The driver's default
 # limit of an H20, a GH200, a GB200 and a B300 is its own; elsewhere it is the data sheet's.
@@ -114,7 +114,7 @@ GPUS = (
     _gpu("H200", (989, 67), (4.8, 141), 700, "NVIDIA H200 data sheet, SXM", link_gb=450),
     _gpu("H200 NVL", (835.5, 60), (4.8, 141), 600, "NVIDIA H200 data sheet, NVL"),
     _gpu("H20", (148, 44), (4.0, 96), 500, "NVIDIA HGX H20 data sheet, as vendors quote it", link_gb=450),
-    # Their names tell the memory of the processor beside the GPU.
+    # Their names include the memory of the processor next to the GPU.
     _gpu("GH200 (120|480)GB", (989, 67), (4.0, 96), 900, "NVIDIA GH200 data sheet, HBM3"),
     _gpu("GH200 144G HBM3e", (989, 67), (4.9, 144), 900, "NVIDIA GH200 data sheet, HBM3e"),
     _gpu("GB200", (2500, 80), (8.0, 186), 1200, "NVIDIA GB200 NVL72 data sheet, one of 72 GPUs", link_gb=900),
@@ -145,7 +145,7 @@ GPUS = (
 
 
 def gpu_of(name: str) -> Gpu | None:
-    """The GPU model of a name that the driver reports, or None where the table has none (a CPU, an unlisted GPU).
+    """Look up the GPU model of a driver's name; None for a CPU or an unlisted GPU.
 
     A part of a GPU (MIG) has another name, and is not listed: its peaks are not those of the whole.
     """
@@ -153,10 +153,10 @@ def gpu_of(name: str) -> Gpu | None:
 
 
 def listed(name: str) -> Gpu:
-    """The GPU model of a name that must be in the table.
+    """Look up the GPU model of a name that must be in the table.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the name is not in the table.
     """
     if gpu := gpu_of(name):
         return gpu

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Disjoint intervals (start, end), in order, that cover what the given ones cover.
+    """Merge intervals (start, end) into disjoint ones, in order, that cover the same times.
 
     >>> merge([(4, 5), (0, 2), (1, 3), (3, 3.5)])
     [(0, 3.5), (4, 5)]
@@ -19,5 +19,5 @@ def merge(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The total length that intervals cover, what several cover counted once."""
+    """The total length that intervals cover; overlaps count once."""
     return sum(end - start for start, end in merge(intervals))

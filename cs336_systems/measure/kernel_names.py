@@ -1,4 +1,4 @@
-"""What kind of work a kernel does, and a name for it that a reader can take in. No torch here.
+"""Categories and short names of kernels. No torch here.
 
 Kernels tell what they are in their names, more or less: cuBLAS by naming schemes of its own, PyTorch by C++ templates,
 Inductor by the operators that it fused.
@@ -18,14 +18,14 @@ CATEGORIES = (
     "communication",
     "other",
 )
-"""What kernels do. attention: products and softmax of attention in one kernel. softmax: also that of the loss.
+"""Categories of kernels. attention: matmuls and softmax of attention in one kernel. softmax: also that of the loss.
 normalization: whatever a norm launches. copy: also casts, concatenations and fills. optimizer: whatever it launches."""
 LONGEST_NAME = 80
 """Characters of a shortened name."""
 
 NO_PRODUCTS = re.compile(r"splitKreduce|aten::(linear|matmul)$")
-"""Of the matmul kernels and operators those that compute no product: splitKreduce adds up the parts of one that cuBLAS
-computed in several, and linear calls mm."""
+"""Matmul kernels and operators that compute no matmul themselves: splitKreduce adds up the parts of one that cuBLAS has
+split, and linear calls mm."""
 
 # Patterns of full names in lower case.
 ATTENTION = re.compile(r"flash|fmha|attention|sdpa|^(forward|backward|preprocess)_kernel$")
@@ -45,13 +45,13 @@ ELEMENTWISE = re.compile(
 )
 # Patterns of names as they are.
 GENERIC = re.compile(r"elementwise_kernel|reduce_kernel|multi_tensor_apply|^Kernel2?$|device_kernel")
-"""Kernels of which the template arguments tell what they do."""
+"""Kernels whose template arguments tell what they do."""
 TELLING = re.compile(r"cutlass\w*\d\w*|\w*(?:Functor|functor|kernel|Ops)\w*|\w+_impl\w*")
 WRAPPERS = re.compile(r"^([AB]?UnaryFunctor|BinaryFunctor|gpu_kernel\w*|\w*elementwise_kernel\w*|opmath_\w*)$")
 
 
 def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = "") -> str:
-    """The category of a kernel, or of an operator of a CPU.
+    """Choose the category of a kernel, or of an operator of a CPU.
 
     Args:
         name: its full name.
@@ -81,12 +81,12 @@ def categorize(name: str, *, operator: str = "", stage: str = "", range_: str = 
 
 
 def is_product(name: str) -> bool:
-    """Whether a matmul kernel or operator computes a product itself."""
+    """Whether a matmul kernel or operator computes a matmul itself."""
     return not NO_PRODUCTS.search(name)
 
 
 def short_name(name: str) -> str:
-    """A name of at most LONGEST_NAME characters that still tells kernels apart.
+    """Shorten a name to at most LONGEST_NAME characters, so that it still distinguishes kernels.
 
     >>> short_name("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>, char*>(int)")
     'vectorized_elementwise_kernel: FillFunctor'

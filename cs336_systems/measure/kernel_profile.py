@@ -1,4 +1,4 @@
-"""Records training steps with PyTorch's profiler: what the device ran, named by the modules that launched it."""
+"""Record training steps with PyTorch's profiler: the device's kernels, named by the modules that launched them."""
 
 import contextlib
 import time
@@ -20,12 +20,12 @@ from cs336_systems.measure.trace import ON_DEVICE, read_events
 from cs336_systems.ranges import listening, named_range
 
 COMPILED, WHOLE_MODEL = "compiled", "model"
-"""The ranges of a compiled model, whose modules nobody can see any more, and of what a model does outside of them."""
+"""The range of a compiled model, whose modules are no longer visible, and of a model's work outside its modules."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """How long steps took, one sample per step."""
+    """Times of steps, one sample per step."""
 
     stages: Mapping[str, list[float]]
     """Milliseconds of each stage on the device, between two of its events; on a CPU by the host's clock."""
@@ -52,7 +52,7 @@ def run_steps(stages: Mapping[str, Callable[[], None]], steps: int, device: torc
 
 
 def _now(device: torch.device) -> Any:
-    """The present on the device: an event in its queue, or the host's clock."""
+    """Take the present time: an event in the device's queue, or the host's clock."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -66,10 +66,10 @@ def _milliseconds(start: Any, end: Any) -> float:
 
 @contextlib.contextmanager
 def recording(model: Callable[..., Any], device: torch.device, path: Path) -> Iterator[None]:
-    """Record what runs in the meantime as a Chrome trace, with a named range for each module of the model.
+    """Record the enclosed code as a Chrome trace, with a named range for each module of the model.
 
     Args:
-        model: whose calls become ranges; one that `torch.compile` returned becomes a single one.
+        model: its modules' calls become ranges; a model from `torch.compile` becomes a single one.
         device: where it runs.
         path: where the trace is written, compressed if it ends in .gz.
     """
@@ -80,7 +80,7 @@ def recording(model: Callable[..., Any], device: torch.device, path: Path) -> It
 
 
 def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
-    """The events that `recording` wrote.
+    """Read the events that `recording` wrote.
 
     Raises:
         Unavailable: the profiler saw no kernel of the device.
@@ -93,7 +93,7 @@ def recorded_events(path: Path, device: torch.device) -> list[dict[str, Any]]:
 
 @cache  # The first profile of a process takes a second longer than others: it loads and starts CUPTI.
 def prepare_profiler(device: torch.device) -> None:
-    """Make a profile and throw it away."""
+    """Make a profile and discard it."""
     with profiling(device, operators=True) as profiler:
         torch.zeros(1, device=device).add_(1)
     with TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def prepare_profiler(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def module_ranges(model: Callable[..., Any]) -> Iterator[None]:
-    """While this lasts, each module's forward pass is a named range; numbered siblings share a name.
+    """Turn each module's forward pass into a named range; numbered siblings share a name.
 
     Hooks inside a compiled model would break its graph: it is one range as a whole.
     """
@@ -123,7 +123,7 @@ def module_ranges(model: Callable[..., Any]) -> Iterator[None]:
 
 
 def range_name(module: str) -> str:
-    """The range of a module, from its qualified name.
+    """Name the range of a module, from its qualified name.
 
     >>> range_name("blocks.3.attention.query")
     'blocks.attention.query'

@@ -1,4 +1,4 @@
-"""What this machine is, found without importing torch, so that the pipeline can ask before anything runs.
+"""Detect this machine without importing torch, so that the pipeline can ask before anything runs.
 
 Launch: python -m cs336_systems.measure.machine, which prints it in the form of config.yaml's key `machine`.
 """
@@ -38,20 +38,20 @@ class Machine:
 
     @property
     def label(self) -> str:
-        """The folder of results that measurements on this machine belong to."""
+        """The name of the folder of this machine's results."""
         return machine_label(self.gpus[0] if self.gpus else "")
 
 
 def machine_label(gpu: str) -> str:
-    """A GPU model as a folder name: 'NVIDIA H200' is 'nvidia-h200'; no GPU is 'cpu'."""
+    """Turn a GPU model into a folder name: 'NVIDIA H200' is 'nvidia-h200'; no GPU is 'cpu'."""
     return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "cpu"
 
 
 def detect() -> Machine:
-    """The machine this process runs on, honouring CUDA_VISIBLE_DEVICES.
+    """Detect the machine this process runs on, honouring CUDA_VISIBLE_DEVICES.
 
     Raises:
-        ValueError: that names a UUID which no GPU here has.
+        ValueError: CUDA_VISIBLE_DEVICES names a UUID which no GPU here has.
     """
     gpus, gpu_memory, driver = _visible_gpus()
     return Machine(

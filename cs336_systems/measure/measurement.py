@@ -1,4 +1,4 @@
-"""What an experiment reports for a metric of a cell: statistics of its samples, or why it has none. No torch here."""
+"""A metric of a cell: statistics of its samples, or the reason why it has none. No torch here."""
 
 import itertools
 import statistics
@@ -11,9 +11,9 @@ Status = Literal["ok", "oom", "skipped", "failed"]
 WHOLE_CELL = "cell"
 """Metric of the one row of a cell that could not be measured."""
 WALL = "wall"
-"""Metric of the row that says how long a cell took in total, with what is not timed: build, compilation, release."""
+"""Metric of a cell's total time, untimed parts (build, compilation, release) included."""
 SM_CLOCK, POWER = "sm_clock", "power"
-"""Metrics of the rows that say how the GPU ran during a cell, its build and warm-up included."""
+"""Metrics of the GPU's state during a cell, its build and warm-up included."""
 COMMON_UNITS: Mapping[str, str] = {WHOLE_CELL: "", WALL: "s", SM_CLOCK: "MHz", POWER: "W"}
 """Metrics that every experiment has, and their units."""
 
@@ -31,7 +31,7 @@ class Measurement:
     """Columns that older files lack, and the value to assume there."""
 
     metric: str
-    """What was measured."""
+    """Name of the metric."""
     unit: str = ""
     """Unit of the statistics."""
     n: int = 0
@@ -55,13 +55,13 @@ class Measurement:
     samples: str = ""
     """The samples as `format_samples` writes them; empty for a single one, which is the mean, and if not kept."""
     details: Mapping[str, str] = field(default_factory=dict)
-    """What sets this row apart from others of the same cell and metric, in the experiment's detail columns."""
+    """Values of the experiment's detail columns, which distinguish rows of the same cell and metric."""
 
 
 def summarize(
     metric: str, unit: str, samples: Sequence[float], *, keep: bool = True, details: Mapping[str, str] | None = None
 ) -> Measurement:
-    """Statistics of samples (at least one), and, if they are to be kept, the samples themselves."""
+    """Summarize samples (at least one) and, unless they are not to be kept, keep them."""
     ordered = sorted(samples)
     quintiles = statistics.quantiles(ordered, n=5, method="inclusive") if len(ordered) > 1 else ordered * 4
     return Measurement(
@@ -79,7 +79,7 @@ def summarize(
 
 
 def format_samples(samples: Sequence[float]) -> str:
-    """Samples as text, with equal neighbours counted.
+    """Format samples as text, with equal neighbours counted.
 
     >>> format_samples([1.5, 2.0, 2.0, 1.25])
     '1.5 2*2 1.25'
@@ -91,10 +91,10 @@ def format_samples(samples: Sequence[float]) -> str:
 
 
 def parse_samples(text: str) -> list[float]:
-    """The samples that `format_samples` wrote.
+    """Parse the samples that `format_samples` wrote.
 
     Raises:
-        ValueError: the text is not of that form.
+        ValueError: the text has another form.
     """
     samples: list[float] = []
     for part in text.split():

@@ -10,11 +10,11 @@ from cs336_systems.measure.measurement import Measurement, summarize
 
 
 class Unavailable(Exception):
-    """Something this machine does not have; its text is the reason that the report prints."""
+    """Raised for something that this machine lacks; its text is the reason that the report prints."""
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an exception says that memory ran out, on a GPU or on the host."""
+    """Whether an exception means that memory ran out, on a GPU or on the host."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # PyTorch's host allocator raises a plain RuntimeError.
@@ -59,7 +59,7 @@ def device_allocations(device: torch.device) -> int:
 
 
 def allocations_since(start: int, device: torch.device) -> Measurement:
-    """How often it has since it had `start` times, or why that is not known."""
+    """Number of requests to the driver since there were `start`, or why that is not known."""
     if device.type != "cuda":
         message = "PyTorch counts its allocations on CUDA devices only"
         return Measurement(metric="device_allocations", status="skipped", message=message)
@@ -67,7 +67,7 @@ def allocations_since(start: int, device: torch.device) -> Measurement:
 
 
 def release(device: torch.device) -> None:
-    """Release all memory that nothing refers to any more, and forget compiled graphs."""
+    """Release all unreferenced memory, and reset compiled graphs."""
     if "torch._dynamo" in sys.modules:  # If not, nothing was compiled, and importing it takes a second.
         torch._dynamo.reset()
     gc.collect()

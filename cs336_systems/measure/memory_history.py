@@ -1,4 +1,4 @@
-"""Records what PyTorch's CUDA allocator does during one step. `memory_timeline` makes sense of it."""
+"""Record the events of PyTorch's CUDA allocator during one step, for `memory_timeline` to replay."""
 
 import contextlib
 import linecache
@@ -29,7 +29,7 @@ INSTRUMENT = Path(__file__).parent
 PROJECT = INSTRUMENT.parents[1]
 LIBRARY_FOLDERS = frozenset({"site-packages", "dist-packages"})
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
-"""Environment variables under which the allocator divides memory otherwise than the replay does."""
+"""Environment variables that change how the allocator divides memory, which the replay does not model."""
 
 
 def require_history(device: torch.device) -> None:
@@ -47,7 +47,7 @@ def require_history(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def history() -> Iterator[None]:
-    """While this lasts, the allocator notes what it does and which line of Python asked for it."""
+    """Make the allocator record its events and the Python line that caused each."""
     torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python")
     try:
         yield
@@ -66,8 +66,8 @@ def record_step(
 
     Args:
         stages: name to function, in the order of the step.
-        owners: what the memory at an address is for, at the time of the call, by category of `memory_timeline`.
-        weights: whose conversions to another type are told from other conversions.
+        owners: the category of `memory_timeline` of the memory at each address, at the time of the call.
+        weights: parameters whose conversions to another dtype are recorded as such.
         device: a CUDA device, for which `require_history` holds.
     """
     operators = OperatorLog(weights, lambda: allocation_counts(device)[0])
@@ -109,13 +109,13 @@ def record_step(
 
 
 def allocation_counts(device: torch.device) -> tuple[int, int]:
-    """How many allocations and how many frees there have been."""
+    """Count allocations and frees so far."""
     counts = torch.cuda.memory_stats_as_nested_dict(device)["allocation"]["all"]
     return counts["allocated"], counts["freed"]
 
 
 def segments_of(snapshot: Mapping[str, Any]) -> list[Segment]:
-    """The segments of an allocator's snapshot, with their blocks."""
+    """Read the segments of an allocator's snapshot, with their blocks."""
     return [
         Segment(
             segment["segment_type"] == "small",
@@ -129,7 +129,7 @@ def segments_of(snapshot: Mapping[str, Any]) -> list[Segment]:
 
 
 def workspace_addresses(device: torch.device) -> set[int]:
-    """Where cuBLAS's workspaces were, which PyTorch keeps for each thread and stream; it releases them for this."""
+    """Find the addresses of cuBLAS's workspaces by releasing them; PyTorch keeps one per thread and stream."""
 
     def in_use() -> set[int]:
         segments = segments_of(torch.cuda.memory._snapshot(device))
@@ -144,12 +144,12 @@ def workspace_addresses(device: torch.device) -> set[int]:
 def owners_of_training(
     model: nn.Module, optimizer: Optimizer | None, others: Iterable[Tensor | None]
 ) -> dict[int, str]:
-    """What the memory of a training step's long-lived tensors is for, by address.
+    """Map addresses of a training step's long-lived tensors to their categories.
 
     Args:
-        model: whose parameters, gradients and buffers they are.
-        optimizer: whose state, if there is one.
-        others: inputs and outputs, as far as there are any at the time.
+        model: owner of parameters, gradients and buffers.
+        optimizer: owner of the optimizer state, if there is one.
+        others: inputs and outputs that exist at the time.
     """
     parameters = list(model.parameters())
     states = optimizer.state.values() if optimizer else []
@@ -165,12 +165,12 @@ def owners_of_training(
 
 
 def address_of(tensor: Tensor) -> int:
-    """Where the tensor's memory begins."""
+    """The address at which a tensor's memory begins."""
     return tensor.untyped_storage().data_ptr()
 
 
 def source_of(event: Mapping[str, Any]) -> str:
-    """The innermost line of a stack that is neither a library's nor the instrument's, as file:line function."""
+    """Find the innermost line of a stack outside libraries and this instrument, as file:line function."""
     for frame in event.get("frames", []):
         if file := source_file(frame["filename"]):
             return f"{file}:{frame['line']} {frame['name']}"
@@ -179,7 +179,7 @@ def source_of(event: Mapping[str, Any]) -> str:
 
 @cache
 def source_file(name: str) -> str:
-    """A file as readers know it: its path in the project, or else its name with its folder's; empty for a library's."""
+    """Format a file for readers: its path in the project, or else its name and folder; empty for a library's."""
     path = Path(name)
     if path.suffix != ".py" or path.parent == INSTRUMENT or LIBRARY_FOLDERS.intersection(path.parts):
         return ""
@@ -188,17 +188,17 @@ def source_file(name: str) -> str:
 
 
 def code_at(source: str) -> str:
-    """The text of the line that `source_of` names; empty for a file that is not the project's."""
+    """Read the line that `source_of` names; empty for a file outside the project."""
     file, _, place = source.partition(":")
     return linecache.getline(str(PROJECT / file), int(place.split()[0])).strip() if place else ""
 
 
 class OperatorLog(TorchDispatchMode):
-    """Notes which operator each allocation belongs to.
+    """Records which operator each allocation belongs to.
 
     Args:
-        weights: tensors whose conversions are noted as such.
-        count: how many allocations there have been.
+        weights: tensors whose conversions are recorded as such.
+        count: returns how many allocations there have been.
     """
 
     def __init__(self, weights: Iterable[Tensor], count: Callable[[], int]):
@@ -206,13 +206,13 @@ class OperatorLog(TorchDispatchMode):
         self.weights = {address_of(weight) for weight in weights}
         self.count = count
         self.start = 0
-        """Allocations that do not belong to the step."""
+        """The number of allocations before the step."""
         self.calls: list[Operator] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call the operator, and note it if it allocated something."""
+        """Call the operator, and record it if it allocated something."""
         first = self.count()
         result = func(*args, **(kwargs or {}))
         end = self.count()

@@ -1,4 +1,4 @@
-"""What is recorded of a device's memory around one step: the allocator's events, and what says whose memory it was.
+"""A recording of a device's memory around one step: the allocator's events, and owners of the memory.
 
 No torch here: a recording can be kept as JSON and replayed anywhere.
 """
@@ -13,7 +13,7 @@ ALLOCATED, INACTIVE = "active_allocated", "inactive"
 
 
 class BlockState(NamedTuple):
-    """A block of the allocator's before the step."""
+    """State of an allocator's block before the step."""
 
     address: int
     size: int
@@ -24,7 +24,7 @@ class BlockState(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Memory that the allocator got from the driver in one piece, and how it was divided before the step."""
+    """A contiguous piece of memory from the driver, and its blocks before the step."""
 
     small: bool
     """Whether it is in the pool for requests of up to 1 MiB."""
@@ -32,17 +32,17 @@ class Segment(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One thing that the allocator did."""
+    """One event of the allocator."""
 
     action: str
-    """As PyTorch names it: alloc, free_requested, free_completed, segment_alloc, segment_free, …"""
+    """PyTorch's name of the event: alloc, free_requested, free_completed, segment_alloc, segment_free, …"""
     address: int
     size: int
     """Bytes asked for, or of the segment."""
     microseconds: int
-    """When, by the host's clock."""
+    """Time of the event by the host's clock."""
     source: str
-    """Of an allocation: the line of the program that asked, as file:line function; empty if no Python was running."""
+    """For an allocation, the line that requested it, as file:line function; empty if no Python was running."""
 
 
 class Operator(NamedTuple):
@@ -54,11 +54,11 @@ class Operator(NamedTuple):
     end: int
     """Number of allocations after it."""
     copies_weight: bool
-    """Whether it converts a parameter to another type, as autocast does."""
+    """Whether it converts a parameter to another dtype, as autocast does."""
 
 
 class Stage(NamedTuple):
-    """A part of the step."""
+    """A stage of the step."""
 
     name: str
     end: int
@@ -67,29 +67,29 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One step."""
+    """A recording of one step."""
 
     segments: Sequence[Segment]
-    """Before the step."""
+    """Segments before the step."""
     events: Sequence[Event]
     stages: Sequence[Stage]
     operators: Sequence[Operator]
-    """Those that Python called, in order; not what autograd's threads run."""
+    """Operators that Python called, in order; without those of autograd's threads."""
     owners_before: Mapping[int, str]
-    """What the memory at an address was for before the step, as far as it is known."""
+    """Known categories of memory by address, before the step."""
     owners_after: Mapping[int, str]
-    """The same after the step."""
+    """Known categories of memory by address, after the step."""
     peak: int
-    """Most bytes allocated at one time, as the allocator counted them itself."""
+    """The most bytes allocated at one time, by the allocator's own count."""
 
 
 def to_json(recording: Recording) -> str:
-    """A recording as compact JSON."""
+    """Serialize a recording as compact JSON."""
     return json.dumps(asdict(recording), separators=(",", ":"))
 
 
 def from_json(text: str) -> Recording:
-    """The recording that `to_json` wrote."""
+    """Parse a recording that `to_json` wrote."""
     content: dict[str, Any] = json.loads(text)
     return Recording(
         segments=[Segment(small, [BlockState(*block) for block in blocks]) for small, blocks in content["segments"]],

@@ -1,4 +1,4 @@
-"""From a recording of the allocator to a timeline of memory by what it is for. No torch here."""
+"""Replay a recording of the allocator as a timeline of memory by category. No torch here."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -24,19 +24,19 @@ CATEGORIES = (
     ROUNDING,
     UNCLASSIFIED,
 )
-"""What memory is for. Of a tensor's block, the bytes that were asked for have the tensor's category, the rest of the
-block is the allocator's rounding."""
+"""Categories of memory. The requested bytes of a tensor's block have the tensor's category, the rest is the allocator's
+rounding."""
 FORWARD, LOSS, BACKWARD, OPTIMIZER = "forward", "loss", "backward", "optimizer"
 """The stages of a step."""
 POINTS = 256
-"""About so many points of a timeline are kept."""
+"""About how many points of a timeline are kept."""
 FEWEST_POINTS = 8
-"""So many at least of each stage, if it has as many events."""
+"""The fewest points of a stage, if it has as many events."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Allocation:
-    """Memory of one tensor, from its allocation to its release."""
+    """One tensor's memory, from its allocation to its release."""
 
     address: int
     requested: int
@@ -44,11 +44,11 @@ class Allocation:
     size: int
     """Bytes that the allocator counts."""
     stage: str = ""
-    """In which it was allocated; empty if before the step."""
+    """The stage in which it was allocated; empty if before the step."""
     freed: str = ""
     """The stage in which it was freed; empty if not in this step."""
     milliseconds: float | None = None
-    """How long it lived, by the host's clock; None if not all its life was in this step."""
+    """Its lifetime by the host's clock; None unless it was allocated and freed in this step."""
     source: str = ""
     """The line of the program that made it."""
     operator: str = ""
@@ -59,12 +59,12 @@ class Allocation:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Every allocation of a step, and how they add up over time. A position is a number of allocations and frees."""
+    """All allocations of a step, and their sums over time. A position is a number of allocations and frees."""
 
     before: Sequence[Allocation]
-    """What was in use before the step."""
+    """Allocations in use before the step."""
     changes: Sequence[tuple[Allocation, bool]]
-    """In order: what was allocated (True) or freed (False)."""
+    """Allocations (True) and frees (False), in order."""
     stages: Sequence[tuple[str, int, int]]
     """Name, first and last position; the first stage includes position 0, the state before the step."""
 
@@ -90,7 +90,7 @@ class Timeline:
         return [at[position] for position in positions]
 
     def made(self) -> list[Allocation]:
-        """What was allocated during the step."""
+        """Allocations made during the step."""
         return [allocation for allocation, allocated in self.changes if allocated]
 
 
@@ -100,7 +100,7 @@ def _add(level: dict[str, int], allocation: Allocation, sign: int) -> None:
 
 
 def replay(recording: Recording) -> Timeline:
-    """What was allocated and freed, with categories.
+    """Replay allocations and frees, with categories.
 
     Raises:
         ValueError: the events are fewer than the allocator counted, so the recording is not complete.
@@ -150,7 +150,7 @@ def replay(recording: Recording) -> Timeline:
 
 
 def _stage_of_position(recording: Recording) -> Iterator[str]:
-    """The stage of each allocation or free, in order; empty for what comes after the last stage."""
+    """The stage of each allocation or free, in order; empty after the last stage."""
     start = 0
     for stage in recording.stages:
         yield from itertools.repeat(stage.name, stage.end - start)
@@ -171,12 +171,12 @@ def _name_operators(recording: Recording, made: Sequence[Allocation]) -> None:
 
 
 def _classify(recording: Recording, timeline: Timeline, alive: dict[int, Allocation]) -> None:
-    """Give each allocation its category; `alive` is what was in use after the step.
+    """Assign a category to each allocation; `alive` are allocations in use after the step.
 
-    Parameters, gradients, optimizer state and the like are what live tensors say they are. Of the rest, what a weight
-    was converted to is a copy of it; what was made before the backward pass and is in use when it begins (or, without
-    one, when the step ends) is kept by the graph, so it was saved for backward; what did not survive the step is
-    temporary.
+    Live tensors determine parameters, gradients, optimizer state and the like. Among the rest, the result of a weight's
+    conversion is a copy of it. An allocation made before the backward pass and in use when it begins (or, without one,
+    when the step ends) is kept by the graph, so it was saved for backward. An allocation that did not survive the step
+    is temporary.
     """
     for allocation in timeline.before:
         allocation.category = recording.owners_before.get(allocation.address, UNCLASSIFIED)
@@ -196,7 +196,7 @@ def _classify(recording: Recording, timeline: Timeline, alive: dict[int, Allocat
 
 
 def sample_positions(timeline: Timeline) -> dict[str, list[int]]:
-    """For each stage, the positions at which the timeline is kept: in each of equal slices that of the largest total.
+    """Choose positions of each stage at which the timeline is kept: the largest total in each of equal slices.
 
     So the peak is among them. A stage in which nothing is allocated or freed has one, at its end.
     """
@@ -212,7 +212,7 @@ def sample_positions(timeline: Timeline) -> dict[str, list[int]]:
 
 
 def largest_groups(timeline: Timeline, count: int) -> list[list[Allocation]]:
-    """The step's largest allocations, those alike in size, origin and fate as one group; the largest first."""
+    """Group the step's largest allocations by size, origin and fate; the largest first."""
 
     def alike(allocation: Allocation) -> tuple[int, str, str, str, str, str]:
         return (

@@ -1,4 +1,4 @@
-"""How much of a device's communication runs beside computation, from the events that a profiler saw. No torch here."""
+"""Overlap of a device's communication with compute, from a profiler's events. No torch here."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from cs336_systems.measure.intervals import covered, merge
 COMPUTE, COMMUNICATION, OPTIMIZER = "compute", "communication", "optimizer"
 
 OF_COMMUNICATION = ("nccl", "Memcpy PtoP", "symmetric_memory", "LerpFunctor")
-"""In the names of NCCL's kernels, of copies between GPUs, of barriers in peers' memory, and of the averages there.
-Nothing else in a training step with fused AdamW has such a name."""
+"""Parts of the names of NCCL's kernels, copies between GPUs, barriers in symmetric memory, and averages there. Nothing
+else in a training step with fused AdamW has such a name."""
 
 ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
 OF_COLLECTIVES = {"AllGather": ALL_GATHER, "ReduceScatter": REDUCE_SCATTER}
@@ -25,17 +25,17 @@ class DeviceEvent:
     name: str
     """Its full name."""
     start: float
-    """When it began, in any unit."""
+    """Start time, in any unit."""
     end: float
-    """When it ended."""
+    """End time, in the same unit."""
 
 
 def by_kind(events: Sequence[DeviceEvent], apart: Sequence[str] = ()) -> dict[str, list[Interval]]:
-    """When a device computes, communicates and runs the optimizer: disjoint intervals of each.
+    """Find disjoint intervals in which a device computes, communicates and runs the optimizer.
 
     Args:
-        events: what runs on it.
-        apart: collectives that are kinds of their own, of those in `OF_COLLECTIVES`.
+        events: the device's events.
+        apart: collectives in `OF_COLLECTIVES` that count as kinds of their own.
     """
     found: dict[str, list[Interval]] = {kind: [] for kind in (COMPUTE, COMMUNICATION, OPTIMIZER, *apart)}
     for event in events:
@@ -51,21 +51,21 @@ def collective_of(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """What a kernel or copy is for. Streams do not tell: a replayed CUDA graph has other ones than its capture."""
+    """The purpose of a kernel or copy. Streams do not tell: a replayed CUDA graph has other streams than a capture."""
     if any(part in name for part in OF_COMMUNICATION):
         return COMMUNICATION
     return OPTIMIZER if "FusedAdam" in name else COMPUTE
 
 
 def overlap(first: Iterable[Interval], second: Iterable[Interval]) -> float:
-    """The length of time that both cover."""
+    """The total time that both sets of intervals cover."""
     first, second = list(first), list(second)
     # Rounding may leave less than nothing where they do not meet.
     return max(0.0, covered(first) + covered(second) - covered(first + second))
 
 
 def shares(intervals: Iterable[Interval], start: float, end: float, parts: int) -> list[float]:
-    """What share of each of the equal parts of a stretch of time is covered.
+    """The covered share of each of several equal parts of a period.
 
     >>> shares([(0, 3), (5, 5.5)], start=0, end=6, parts=3)
     [1.0, 0.5, 0.25]

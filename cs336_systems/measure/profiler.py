@@ -16,11 +16,11 @@ DETACH_CALLS, DETACH_PAUSE_S = 20, 0.01
 
 @contextlib.contextmanager
 def profiling(device: torch.device, *, operators: bool) -> Iterator[profile]:
-    """A profile of what runs meanwhile: kernels and copies on a CUDA device and, if wanted, operators on the host.
+    """Profile the enclosed code: kernels and copies on a CUDA device and, if wanted, operators on the host.
 
-    PyTorch leaves CUPTI attached when a profile is over, so that every later launch costs the host 10 to 20 % more
-    (pytorch/pytorch#146604). Told by the environment, it detaches it, but from a thread, during a later call of CUDA,
-    and a profile that begins before that sees no kernels (pytorch/kineto#1554). So it is given such calls, and time.
+    PyTorch leaves CUPTI attached after a profile, so that every later launch costs the host 10 to 20 % more
+    (pytorch/pytorch#146604). An environment variable makes it detach CUPTI, but from a thread, during a later CUDA
+    call, and a profile that begins before sees no kernels (pytorch/kineto#1554). So this makes such calls, and waits.
     """
     on_gpu = device.type == "cuda"
     os.environ["TEARDOWN_CUPTI"] = "1"  # read anew at the end of each profile

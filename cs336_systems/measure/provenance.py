@@ -1,4 +1,4 @@
-"""Where a measurement comes from: hardware, software versions, source and time."""
+"""Provenance of a measurement: hardware, software versions, source and time."""
 
 import hashlib
 import importlib.metadata
@@ -18,7 +18,7 @@ from cs336_systems.measure.source import DIGEST_CHARACTERS
 def collect(
     source_digest: str, device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float
 ) -> Provenance:
-    """The provenance of a job that ran code of this digest on so many GPUs of machines like the device's."""
+    """Collect the provenance of a job, given the digest of its code and its number of GPUs and machines."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
@@ -47,7 +47,7 @@ def collect(
 
 
 def files_digest(package: Path) -> str:
-    """A digest of a package's Python files, and of the names and sizes of its libraries, which are large."""
+    """Digest a package's Python files, and the names and sizes of its libraries, which are large."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in ("*.py", "*.so*") for path in package.rglob(pattern)):
         content = path.read_bytes() if path.suffix == ".py" else str(path.stat().st_size).encode()
@@ -56,7 +56,7 @@ def files_digest(package: Path) -> str:
 
 
 def rounds_to_tf32(device: torch.device) -> bool:
-    """Whether fp32 matrix multiplies lose bits: 1 + 2⁻¹² survives fp32's 23-bit fraction but not TF32's 10 bits."""
+    """Whether fp32 matmuls lose bits: 1 + 2⁻¹² survives fp32's 23-bit fraction but not TF32's 10 bits."""
     value = 1 + 2**-12
     product = torch.full((64, 64), value, device=device) @ torch.eye(64, device=device)
     return not bool((product == value).all())

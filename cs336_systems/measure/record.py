@@ -27,9 +27,9 @@ from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.validation import Row, first_fault
 
 BYTES_PER_CELL = 2**16
-"""More than the rows of a cell take."""
+"""Upper bound of the size of a cell's rows."""
 BYTES_PER_DIGEST = 1
-"""Any number: a digest fits into the block that a disk gives every file."""
+"""Any number above 0: a digest fits into the smallest block of a file system."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +37,12 @@ class Provenance:
     """The columns that every row of a job shares."""
 
     added_later: ClassVar[Mapping[str, Any]] = {"cudnn": "", "flash_attn": "", "nodes": 1, "torch_files": ""}
-    """As in Measurement."""
+    """Columns that older files lack, and the value to assume there."""
 
     gpu: str = ""
-    """GPU model of the machine; empty where the CPU stands for it."""
+    """GPU model of the machine; empty for a CPU."""
     gpu_count: NonNegative = 0
-    """Number of GPUs that the measurement ran on; 0 for one in the host's memory."""
+    """Number of GPUs that the measurement ran on; 0 if it ran on the CPU."""
     nodes: Positive = 1
     """Number of machines that the measurement ran on."""
     gpu_memory: NonNegative = 0
@@ -54,11 +54,11 @@ class Provenance:
     cuda: str = ""
     """CUDA version that PyTorch was built for."""
     cudnn: str = ""
-    """Version of the cuDNN that PyTorch runs."""
+    """cuDNN version that PyTorch uses."""
     torch: str
     """PyTorch version."""
     torch_files: str = ""
-    """Digest of PyTorch's files: a patch of them leaves its version as it is."""
+    """Digest of PyTorch's files, which tells a patched PyTorch from an unpatched one of the same version."""
     triton: str = ""
     """Triton version; empty if it is not installed."""
     flash_attn: str = ""
@@ -66,9 +66,9 @@ class Provenance:
     python: str
     """Python version."""
     tf32: bool
-    """Whether an fp32 matrix multiply was seen to round its inputs to TF32."""
+    """Whether an fp32 matmul was observed to round its inputs to TF32."""
     git_commit: str = ""
-    """Commit of the code, from git or the environment variable GIT_COMMIT; empty if neither knows it."""
+    """Commit of the code, from git or the environment variable GIT_COMMIT; empty if unknown."""
     git_dirty: bool | None = None
     """Whether tracked code differed from the commit; empty if unknown."""
     source_digest: str
@@ -78,12 +78,12 @@ class Provenance:
     seed: NonNegative
     """Seed for the random weights and data."""
     startup_seconds: Annotated[float, Ge(0)]
-    """From the start of the job's process to its first cell: imports, mostly."""
+    """Time from the start of the job's process to its first cell: mostly imports."""
 
 
 @cache
 def row_model(experiment: type[Experiment]) -> type[Row]:
-    """The schema of an experiment's rows: its parameters, the measurement, its details, the provenance, in order."""
+    """Make the schema of an experiment's rows: parameters, measurement, details and provenance, in order."""
     columns: dict[str, Any] = {"experiment": (Literal[experiment.name], ...)}
     for part in (experiment, Measurement, Provenance):
         hints = typing.get_type_hints(part, include_extras=True)
@@ -98,7 +98,7 @@ def row_model(experiment: type[Experiment]) -> type[Row]:
 
 
 def make_row(cell: Experiment, measurement: Measurement, provenance: Provenance) -> Row:
-    """A validated row; a carriage return in a text becomes a space."""
+    """Make a validated row; a carriage return in a text becomes a space."""
     values: dict[str, Any] = {"experiment": cell.name}
     for part in (cell, measurement, provenance):
         values |= dataclasses.asdict(part)
@@ -115,7 +115,7 @@ def parameters(experiment: type[Experiment]) -> list[str]:
 
 @contextlib.contextmanager
 def reserved(path: Path, cells: int) -> Iterator[None]:
-    """Hold the space of a job's CSV and its digest while its cells are measured, so that they can be written then.
+    """Reserve disk space for a job's CSV and its digest while its cells are measured.
 
     Raises:
         ValueError: no file can be written there, in one sentence.
@@ -140,7 +140,7 @@ def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> 
     """Write a job's CSV and its digest. The digest comes first: no CSV ever exists without one.
 
     Raises:
-        ValueError: a row that cannot be a measurement, named with its column and value; nothing is written.
+        ValueError: a row is not a possible measurement; the sentence names column and value. Nothing is written.
     """
     text = _to_csv(path, experiment, rows)
     _write_atomically(digest_path(path), f"{_digest(text)}  {path.name}\n".encode())
@@ -148,10 +148,10 @@ def write_job(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> 
 
 
 def read_jobs(experiment: type[Experiment], paths: Iterable[Path], machine: str | None = None) -> list[Row]:
-    """All rows of the jobs' CSV files, validated.
+    """Read all rows of the jobs' CSV files, validated.
 
     Args:
-        experiment: whose rows they are.
+        experiment: the experiment of the rows.
         paths: the CSV files.
         machine: label of the machine that must have written them, if given.
 
@@ -184,12 +184,12 @@ def write_table(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -
 
 
 def read_table(experiment: type[Experiment], path: Path) -> list[Row]:
-    """The rows that `write_table` wrote; raises as `read_jobs` does."""
+    """Read the rows that `write_table` wrote; raises as `read_jobs` does."""
     return [row for _, row in _read(experiment, path)]
 
 
 def digest_path(path: Path) -> Path:
-    """Where the digest of a job's CSV is."""
+    """Path of the digest of a job's CSV."""
     return path.with_name(f"{path.name}.sha256")
 
 
@@ -233,7 +233,7 @@ def _to_csv(path: Path, experiment: type[Experiment], rows: Sequence[Row]) -> by
 
 
 def _temporary(path: Path) -> Path:
-    """Where a file is until it is complete. What a killed job left there, the next one overwrites."""
+    """Temporary path of an incomplete file; the next job overwrites a killed job's leftover."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -254,7 +254,7 @@ def _discard(temporary: Path) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file onto the disk, over the space that it has already."""
+    """Write a file to disk, into its reserved space."""
     with path.open("r+b" if path.exists() else "wb") as file:
         file.write(content)
         file.truncate()
@@ -263,7 +263,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _read(experiment: type[Experiment], path: Path) -> Iterator[tuple[int, Row]]:
-    """Each row of a CSV with the line on which it ends."""
+    """Read each row of a CSV with the line on which it ends."""
     model = row_model(experiment)
     absent: dict[str, Any] = {}
     for part in (experiment, Measurement, Provenance):

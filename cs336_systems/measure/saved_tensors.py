@@ -1,4 +1,4 @@
-"""What autograd saves for a backward pass: which operator of which module saves what, each storage counted once."""
+"""Record the tensors that autograd saves for a backward pass, by operator and module, each storage once."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ from torch.overrides import TorchFunctionMode
 from cs336_systems.measure.dtypes import dtype_name
 
 Kind = Literal["activation", "parameter", "weight copy"]
-"""What a saved tensor is: weight copies are those that autocast makes; buffers count as parameters."""
+"""Kinds of saved tensors: weight copies are autocast's; buffers count as parameters."""
 WEIGHT_VIEWS = {"TBackward0", "TransposeBackward0", "ViewBackward0", "ToCopyBackward0"}
-"""What lies between a weight and the operand of a product."""
+"""Autograd nodes between a weight and the operand of a matmul."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +27,18 @@ class SavedTensor:
     operator: str
     """The function of PyTorch that the model called; empty for a custom autograd function, and for a checkpoint."""
     dtype: str
-    """As PyTorch names it."""
+    """The dtype's name in PyTorch."""
     shape: tuple[int, ...]
-    """Of the tensor; a storage may be larger."""
+    """Shape of the tensor; its storage may be larger."""
     bytes: int
-    """Of the storage."""
+    """Bytes of the storage."""
     kind: Kind
-    """What it is."""
+    """The kind of tensor."""
 
 
 @contextlib.contextmanager
 def record_saved(model: nn.Module) -> Iterator[list[SavedTensor]]:
-    """Collect what forward passes inside this context save for backward, in the order of saving.
+    """Collect the tensors that forward passes inside this context save for backward, in order.
 
     The segments of a checkpointed model save their inputs only.
     """
@@ -54,7 +54,7 @@ def record_saved(model: nn.Module) -> Iterator[list[SavedTensor]]:
 
 
 class _Recorder(TorchFunctionMode):
-    """Knows the function and the module that are running whenever a tensor is saved."""
+    """Tracks the running function and module for each saved tensor."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -75,7 +75,7 @@ class _Recorder(TorchFunctionMode):
             self._operator = ""
 
     def follow(self, name: str, module: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        """Hooks that say when a module runs."""
+        """Register hooks that track when a module runs."""
         yield module.register_forward_pre_hook(lambda *_: self._modules.append(name))
         yield module.register_forward_hook(lambda *_: self._leave(), always_call=True)
 
@@ -83,7 +83,7 @@ class _Recorder(TorchFunctionMode):
         self._modules.pop()
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Note a tensor that is being saved."""
+        """Record a tensor that is being saved."""
         if address(tensor) not in self._storages:
             storage = self._storages[address(tensor)] = tensor.untyped_storage()
             self.found.append(
@@ -99,7 +99,7 @@ class _Recorder(TorchFunctionMode):
         return tensor
 
     def forget(self) -> None:
-        """Let go of the storages."""
+        """Drop references to the storages."""
         self._storages.clear()
 
     def _kind(self, tensor: Tensor) -> Kind:
@@ -112,5 +112,5 @@ class _Recorder(TorchFunctionMode):
 
 
 def address(tensor: Tensor) -> int:
-    """Where a tensor's storage begins."""
+    """The address at which a tensor's storage begins."""
     return tensor.untyped_storage().data_ptr()

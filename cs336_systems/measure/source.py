@@ -1,4 +1,4 @@
-"""A digest of the code an experiment runs, so that a change re-measures what it touches and nothing else."""
+"""Digests of the code that an experiment runs, so that a change re-measures only what it affects."""
 
 import ast
 import hashlib
@@ -12,10 +12,10 @@ DIGEST_CHARACTERS = 12
 
 
 def source_digest(*modules: str, without: Collection[str] = ()) -> str:
-    """A digest of the modules and of all they import from their own top-level packages and this one.
+    """Digest modules and everything they import from their own top-level packages and this one.
 
-    Comments, docstrings, layout, `__version__` and what a module does only when run as a program do not affect it. Of a
-    package that loads its names on first use, only the modules of the names that are imported from it do.
+    Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. Of a
+    package that loads its names on first use, only the modules of imported names do.
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
@@ -61,14 +61,14 @@ def _folders(package: str) -> tuple[str, ...]:
 
 @cache
 def _find(module: str, folders: tuple[str, ...]) -> Path | None:
-    """The source file of a module, looked for once; None for a name that is a function's or a class's, as most are."""
+    """Find the source file of a module, cached; None for the name of a function or class, as most are."""
     stem = module.replace(".", "/")
     candidates = (Path(folder, stem + end) for folder in folders for end in (".py", "/__init__.py"))
     return next(filter(Path.is_file, candidates), None)
 
 
 def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
-    """The module of a name that a package loads on first use, as its imports for type checkers say; or nothing."""
+    """Find the module of a name that a package loads on first use, from its imports for type checkers; or nothing."""
     package, _, wanted = name.rpartition(".")
     path = _find(package, folders)
     if path is None or path.name != "__init__.py":
@@ -82,7 +82,7 @@ def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
 
 @cache
 def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
-    """The normalized source of a module, and every module name it may import (`from a import b` may mean a.b)."""
+    """Return a module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -113,7 +113,7 @@ def _imported(node: ast.AST, package: str) -> list[str]:
 
 
 def _normalize(node: object) -> str:
-    """A tree as text, without positions, docstrings and empty fields.
+    """Serialize a syntax tree without positions, docstrings and empty fields.
 
     Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
     """
@@ -131,23 +131,23 @@ def _is_bare_string(node: object) -> bool:
 
 
 def _loads_on_first_use(tree: ast.Module) -> bool:
-    """Whether a module only says where its names are (PEP 562)."""
+    """Whether a module loads its names on first use (PEP 562)."""
     return any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in tree.body)
 
 
 def _is_no_measured_code(statement: ast.stmt) -> bool:
-    """Whether a statement of a module is about its version, for type checkers, or for its use as a program."""
+    """Whether a statement is a version, an import for type checkers, or a main block: code that is never measured."""
     version = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__version__"
     return version or _is_for_type_checkers(statement) or _is_main_block(statement)
 
 
 def _is_for_type_checkers(statement: ast.stmt) -> bool:
-    """Whether a statement is never executed."""
+    """Whether a statement is only for type checkers, and never executed."""
     return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
 
 
 def _is_main_block(statement: ast.stmt) -> bool:
-    """Whether a statement is what a module does as a program: its command line and its printing measure nothing."""
+    """Whether a statement is a main block, whose command line and printing measure nothing."""
     if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
         return False
     return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"

@@ -32,7 +32,7 @@ class Stopwatch:
 
 @contextlib.contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """While this lasts, Python's garbage collector is off: a step that it interrupts takes longer than the others."""
+    """Disable garbage collection: a pause would inflate the step it falls into."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""What ran, when, and which part of a training step launched it: read from a trace that PyTorch's profiler wrote.
+"""Attribute kernels to the parts of a training step that launched them, from a trace of PyTorch's profiler.
 
 A trace is Chrome's trace event format: events on host threads and on the device's streams. No torch here.
 """
@@ -16,11 +16,11 @@ from typing import Any
 STAGES = ("forward", "loss", "backward", "optimizer")
 """The stages of a training step, in order. Each is a named range around everything else."""
 GRADIENT_ACCUMULATION = "gradient accumulation"
-"""The range of what stores a parameter's gradient, which no module's forward pass made."""
+"""The range of nodes that store a parameter's gradient, which no module's forward pass made."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 LAUNCHES = ("cuda_runtime", "cuda_driver")
 ENGINE = "autograd::engine::evaluate_function: "
-"""Begins the name of the event around everything that one autograd node does."""
+"""Prefix of the event around the work of one autograd node."""
 
 Event = Mapping[str, Any]
 
@@ -41,7 +41,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kernel:
-    """What a device ran, once: a kernel, a copy or a memset; in the trace of a CPU an operator."""
+    """One execution of a kernel, a copy or a memset; in the trace of a CPU, of an operator."""
 
     name: str
     """Its full name."""
@@ -50,7 +50,7 @@ class Kernel:
     end: float
     """When it ended, µs."""
     duration: float
-    """How long it took, µs; an operator without those that it called."""
+    """Its duration, µs; for an operator without those that it called."""
     lane: str
     """The stream or thread that it ran on."""
     thread: str
@@ -68,19 +68,19 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """The recorded steps."""
+    """Stages and kernels of the recorded steps."""
 
     stages: Sequence[Stage]
-    """In order."""
+    """Stages, in order."""
     kernels: Sequence[Kernel]
-    """In order of their launches."""
+    """Kernels, in order of their launches."""
     on_device: bool
     """Whether the kernels ran on a GPU; if not, they are operators."""
 
 
 @dataclass(slots=True, eq=False)
 class _Span:
-    """An event on a host thread, between those around it and those within it."""
+    """An event on a host thread, with links to the enclosing events."""
 
     name: str
     is_range: bool
@@ -89,24 +89,24 @@ class _Span:
     end: float
     parent: "_Span | None" = None
     forward: "_Span | None" = None
-    """Of an autograd node: the operator of the forward pass that made it."""
+    """For an autograd node, the operator of the forward pass that made it."""
     within: float = 0.0
-    """How much of it the events directly within it take, µs."""
+    """Time of the events directly within it, µs."""
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The content of a trace file, compressed or not."""
+    """Read a trace file, compressed or not."""
     content = path.read_bytes()
     return json.loads(gzip.decompress(content) if path.suffix == ".gz" else content)
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """The events of a trace file."""
+    """Read the events of a trace file."""
     return read_file(path)["traceEvents"]
 
 
 def attribute(events: Iterable[Event]) -> Trace:
-    """Everything that ran, with the stage and the range that launched it.
+    """Attribute everything that ran to the stage and the range that launched it.
 
     A launch belongs to the stage during which the host made it, on whatever thread: a stage ends when its work is
     done. It belongs to the nearest range around it on its thread. An autograd node stands for the operator of the
@@ -162,7 +162,7 @@ def _nest(spans: Iterable[_Span]) -> None:
 
 
 def _link(operators: Iterable[_Span], flows: Iterable[Event]) -> None:
-    """Lead from each autograd node to the operator that made it, along the arrows that the profiler drew.
+    """Link each autograd node to the operator that made it, along the profiler's arrows.
 
     It draws one from the last operator on the forward thread with the node's sequence number to the node.
     """

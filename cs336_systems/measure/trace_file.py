@@ -1,4 +1,4 @@
-"""Trace files that others may have damaged, or that are of something else: refused with their name. No torch here."""
+"""Validation of trace files, which may be damaged or unrelated. No torch here."""
 
 import json
 import math
@@ -37,14 +37,14 @@ FIELDS: Mapping[str, Mapping[str, Callable[[Any], bool]]] = {
     **dict.fromkeys(ON_DEVICE, _ON_DEVICE),
     FLOW: {"id": _is_key, "ph": _is_text, "tid": _is_key, "ts": _is_number},
 }
-"""What events of each category must have for kernels to be attributed."""
+"""Required fields of each category of events, for kernels to be attributed."""
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """The content of a trace of training steps, or of the note that says why none was recorded.
+    """Read a trace of training steps, or the note that says why none was recorded.
 
     Raises:
-        ValueError: it cannot be read, or is something else, in one sentence that names the file.
+        ValueError: the file cannot be read, or is something else, in one sentence that names the file.
     """
     try:
         content = read_file(path)
@@ -71,7 +71,7 @@ def _check_note(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _fault(event: Any) -> str:
-    """What is wrong with an event; empty if nothing is."""
+    """Describe an event's first fault; empty if it has none."""
     if not isinstance(event, dict):
         return f"is {str(event)[:40]!r}"
     if not _is_text(event.get("cat", "")):

@@ -1,4 +1,4 @@
-"""What every row must satisfy to be a measurement, whoever wrote it. No torch here."""
+"""Conditions that every row must satisfy to be a measurement. No torch here."""
 
 import math
 import re
@@ -27,7 +27,7 @@ CLOCK_SKEW = timedelta(minutes=10)
 
 
 class Row(BaseModel, extra="forbid", allow_inf_nan=False, frozen=True):
-    """A row of any experiment. `row_model` adds its columns; declared here are those that are checked in every row."""
+    """A row of any experiment. `row_model` adds its columns; columns declared here are checked in every row."""
 
     if TYPE_CHECKING:
         experiment: str
@@ -48,7 +48,7 @@ class Row(BaseModel, extra="forbid", allow_inf_nan=False, frozen=True):
 
 
 def first_fault(experiment: type[Experiment], row: Row) -> str | None:
-    """The first reason why a row cannot be a measurement, as a sentence with column and value, or None."""
+    """Find the first reason why a row cannot be a measurement, as a sentence with column and value, or None."""
     return next(_faults(experiment, row), None)
 
 
@@ -94,7 +94,7 @@ def _detail_faults(experiment: type[Experiment], row: Row) -> Iterator[str]:
 
 
 def _takes_time(row: Row) -> bool:
-    """Whether a row times work, so that a clock stood later after it."""
+    """Whether a row times work, so that its samples must be above zero."""
     metric = METRICS.get(row.experiment, {}).get(row.metric)
     return row.unit in SECONDS and not (metric and metric.zero)
 
@@ -105,12 +105,12 @@ def _impossible(row: Row, value: float) -> bool:
 
 
 def _possible(row: Row) -> str:
-    """What samples of a row may be, in words."""
+    """Describe the allowed samples of a row, in words."""
     return "times above 0" if _takes_time(row) else "numbers from 0"
 
 
 def _statistics_faults(row: Row) -> Iterator[str]:
-    """The bounds that n numbers from zero up, or above it for times, put on their own statistics."""
+    """Check statistics against the bounds that n numbers from zero up (times: above zero) imply."""
     if row.n < 1:
         yield f"n is {row.n}; allowed: at least 1 for statistics"
         return
@@ -148,7 +148,7 @@ def _statistics_faults(row: Row) -> Iterator[str]:
 
 
 def _sample_faults(row: Row) -> Iterator[str]:
-    """Whether the statistics are those of the kept samples."""
+    """Check the statistics against the kept samples."""
     try:
         samples = sorted(parse_samples(row.samples))
     except ValueError:

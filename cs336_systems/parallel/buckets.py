@@ -1,4 +1,4 @@
-"""Buckets: gradients that travel together, side by side in one tensor."""
+"""Buckets: gradients that one collective sends, contiguous in one tensor."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -14,14 +14,14 @@ class Bucket:
     """The gradients of some parameters of one dtype, as one tensor."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]):
-        """A bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
+        """Make a bucket for the gradients of `parameters`; the gradient of a lone parameter stays where it is."""
         self.parameters = parameters
         self.awaited = len(parameters)  # gradients still to come in this step
         self.started = False  # whether they have set out in this step
 
     @cached_property
     def _flat(self) -> Tensor:
-        """Where the gradients lie side by side; a bucket that is never gathered takes no memory."""
+        """The bucket's contiguous memory, allocated on first use: a bucket that is never gathered needs none."""
         size = sum(parameter.numel() for parameter in self.parameters)
         return torch.empty(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
 
@@ -30,7 +30,7 @@ class Bucket:
         return views_like(self._flat, self.parameters)
 
     def gather(self) -> Tensor:
-        """All its gradients in one tensor, which they are views of from here on; each parameter must have one."""
+        """Copy the gradients into one tensor, of which they are views from then on; each parameter must have one."""
         gradients = [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
         assert len(gradients) == len(self.parameters), "a parameter without a gradient"
         if len(gradients) == 1:

@@ -1,4 +1,4 @@
-"""Collectives of one tensor, under the names that PyTorch 2.13 gives them; before, they had others."""
+"""Collectives of one tensor, under their names in PyTorch 2.13; earlier versions have other names."""
 
 from collections.abc import Sequence
 

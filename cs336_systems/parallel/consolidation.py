@@ -1,4 +1,4 @@
-"""The states of an optimizer's parameters, of which each rank has some, brought together in the host's memory."""
+"""Gather the optimizer states of all ranks in the host's memory."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from cs336_systems.parallel.buckets import MB, group_tensors, views_like
 
 MESSAGE_BYTES = 100 * MB
-"""Tensors travel together, up to this size: more memory of the device than that is not spent on it."""
+"""The most that one message holds: an upper bound of the device memory that consolidation needs."""
 
 State = dict[str, Any]
 
@@ -17,7 +17,7 @@ State = dict[str, Any]
 def consolidate(
     mine: dict[int, State], device: torch.device, *, keep: bool, group: dist.ProcessGroup | None = None
 ) -> dict[int, State]:
-    """All ranks' states; every rank calls this.
+    """Gather all ranks' states; every rank calls this.
 
     Args:
         mine: the states of this rank's parameters, by the parameters' numbers.
@@ -49,10 +49,10 @@ def consolidate(
 
 
 def outline(value: Any, device: torch.device) -> Any:
-    """What is told of a value before it travels: the shape, dtype and strides of a tensor on the device, else all."""
+    """Metadata sent ahead of a value: shape, dtype and strides of a tensor on the device; any other value itself."""
     return torch.empty_like(value, device="meta") if isinstance(value, Tensor) and value.device == device else value
 
 
 def is_outline(value: Any) -> bool:
-    """Whether this is a tensor that has yet to travel."""
+    """Whether this is the metadata of a tensor that is still to be sent."""
     return isinstance(value, Tensor) and value.is_meta

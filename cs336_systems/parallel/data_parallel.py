@@ -29,12 +29,12 @@ from cs336_systems.parallel.replicas import replicate
 
 
 class DataParallel(nn.Module, ABC):
-    """What all wrappers share: the model of rank 0 on every rank, and the rules of a step.
+    """Base class of the wrappers: rank 0's model on every rank, and the rules of a step.
 
     After `finish_gradient_synchronization()` each gradient is its mean over the ranks, with the same bits on all of
     them. Where only some ranks have a gradient, the others count as zeros; where none has, it remains None.
 
-    Buffers are broadcast once, here; what a forward pass writes into them afterwards stays on its rank.
+    Buffers are broadcast once, at wrapping; later writes of a forward pass stay on their rank.
 
     Set `requires_grad`, dtype and device before wrapping. A parameter may be frozen afterwards, and trained again; one
     that was frozen when it was wrapped stays so. Gradients are dense: a layer with sparse ones is refused. A deep copy
@@ -42,10 +42,10 @@ class DataParallel(nn.Module, ABC):
     """
 
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
-        """Wrap a module on every rank, and give it rank 0's parameters and buffers.
+        """Wrap a module on every rank, and broadcast rank 0's parameters and buffers.
 
         Args:
-            module: what is trained.
+            module: the module to train.
             process_group: the ranks that share a batch; None: all. Rank 0 is its first.
 
         Raises:
@@ -91,18 +91,18 @@ class DataParallel(nn.Module, ABC):
         raise TypeError(f"a {type(self).__name__} cannot be pickled; allowed: the state_dict() of its module")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns.
+        """Return the module's output.
 
         Raises:
-            RuntimeError: the gradients of the last backward pass were not synchronized, or the parameters are not as
-                they were when they were wrapped.
+            RuntimeError: the gradients of the last backward pass were not synchronized, or the parameters changed in
+                dtype, device or `requires_grad` since they were wrapped.
         """
         if torch.is_grad_enabled():
             self._check_unchanged()
         return self.module(*args, **kwargs)
 
     def _check_unchanged(self) -> None:
-        """Refuse to begin a step that cannot be right."""
+        """Raise if the step that begins would compute wrong gradients."""
         if self._arrived:
             raise RuntimeError("finish_gradient_synchronization() was not called after the last backward pass")
         # What `module.to()` makes of one parameter, it makes of all.
@@ -114,9 +114,9 @@ class DataParallel(nn.Module, ABC):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in this context only add to the rank's own gradients: gradient accumulation.
+        """Accumulate gradients locally: backward passes in this context do not communicate.
 
-        Put all backward passes of a step but the last into it.
+        Put all backward passes of a step except the last into it.
         """
         if self._arrived:
             raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
@@ -127,9 +127,9 @@ class DataParallel(nn.Module, ABC):
             self._accumulating = before
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the mean of all gradients: on a GPU the current stream waits, not the host. All ranks call it.
+        """Wait until all gradients are averaged; on a GPU the current stream waits, not the host.
 
-        Call it after a step's last backward pass and before gradients are clipped or used.
+        All ranks call it, after a step's last backward pass and before gradients are clipped or used.
         """
         absent = [
             index
@@ -143,7 +143,7 @@ class DataParallel(nn.Module, ABC):
         self._arrived.clear()
 
     def _drop_gradients_of_none(self, absent: list[int]) -> None:
-        """Take the zeros away again where no rank had a gradient; only a rank that asks has to wait for the answer."""
+        """Reset gradients to None where no rank had one; only a rank that lacks a gradient waits for the answer."""
         used = self._all_used  # The largest of ones and anything is one, so this tensor never changes.
         if absent:
             used = used.clone()
@@ -155,21 +155,21 @@ class DataParallel(nn.Module, ABC):
                     self._trainable[index].grad = None
 
     def _gradient_arrived(self, index: int) -> None:
-        """The gradient of the parameter `index` is complete. Wrappers that communicate during the pass begin here."""
+        """Handle a complete gradient of the parameter `index`: wrappers that overlap communication start it here."""
 
     def _is_on_its_way(self, index: int) -> bool:
-        """Whether the gradient of the parameter `index` has set out already, wherever `grad` points to by now."""
+        """Whether the gradient of the parameter `index` is being communicated, wherever `grad` points to by now."""
         return False
 
     @abstractmethod
     def _average_gradients(self) -> None:
-        """Replace all gradients, which are there now, by their means."""
+        """Replace all gradients, which are complete now, by their means."""
 
 
 class NaiveDataParallel(DataParallel):
     """One all-reduce per parameter, after the backward pass.
 
-    As simple as it gets. Each call pays its fixed cost, and the processors wait while the gradients travel.
+    Every all-reduce pays its launch latency, and the GPUs idle while gradients are in flight.
     """
 
     @property
@@ -186,8 +186,8 @@ class NaiveDataParallel(DataParallel):
 class FlatDataParallel(DataParallel):
     """All gradients of a dtype in one all-reduce, after the backward pass.
 
-    Improves on naive: the fixed cost is paid once, and one long message uses the links' whole bandwidth. The price is
-    a copy of all gradients; and the processors still wait.
+    Improves on naive: the launch latency is paid once, and one long message uses the links' whole bandwidth. The price
+    is a copy of all gradients, and the GPUs still idle.
     """
 
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None):
@@ -207,11 +207,11 @@ class FlatDataParallel(DataParallel):
 class OverlappedDataParallel(DataParallel):
     """One all-reduce per parameter, started as soon as the backward pass has made its gradient.
 
-    Improves on flat: gradients travel while those of earlier layers are computed. The price is naive's fixed cost per
-    parameter.
+    Improves on flat: communication overlaps with the backward pass of earlier layers. The price is naive's launch
+    latency per parameter.
 
-    All ranks must start the same all-reduces in the same order, though not all need use the same parameters. So the
-    order is fixed: from the last parameter to the first. Behind a gradient that does not arrive, all others wait for
+    All ranks must start the same all-reduces in the same order, even if they do not use the same parameters. So the
+    order is fixed, from the last parameter to the first. All gradients behind one that never arrives are averaged in
     `finish_gradient_synchronization()`.
     """
 
@@ -226,7 +226,7 @@ class OverlappedDataParallel(DataParallel):
 
     def _plan(self, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
-        self._started = 0  # so many of the first buckets are on their way
+        self._started = 0  # how many buckets, counted from the first, are being communicated
         self._running: list[dist.Work] = []
         bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
         self._bucket_of = [bucket_of[parameter] for parameter in self._trainable]
@@ -252,7 +252,7 @@ class OverlappedDataParallel(DataParallel):
         self._running.append(self._start(bucket))
 
     def _start(self, bucket: Bucket) -> dist.Work:
-        """Start to average the gradients of a bucket, all of which are there."""
+        """Start to average the gradients of a bucket, all of which are complete."""
         return average(bucket.gather(), self.process_group)
 
     def _average_gradients(self) -> None:
@@ -272,24 +272,24 @@ class OverlappedDataParallel(DataParallel):
         self._running.clear()
 
     def _finish(self, bucket: Bucket) -> None:
-        """Do what remains to be done once the gradients of a bucket are averaged. Later ones may still travel."""
+        """Complete a bucket whose gradients are averaged; later buckets may still be in flight."""
 
 
 class BucketedDataParallel(OverlappedDataParallel):
     """One all-reduce per bucket of gradients, started as soon as the backward pass has made all of them.
 
-    Improves on overlapped: the fixed cost is paid once per bucket. Large buckets are few, but start late, and the last
-    one has nothing to hide behind; small ones are many.
+    Improves on overlapped: the launch latency is paid once per bucket. Large buckets are few, but start late, and
+    nothing hides the last one; small buckets pay more latency.
     """
 
     def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
         """Wrap a module, as `DataParallel` does.
 
         Args:
-            module: what is trained.
+            module: the module to train.
             bucket_size_mb: the most that a bucket holds, in 10^6 bytes; a larger parameter has a bucket of its own.
                 Buckets hold gradients of one dtype. They are filled from the last parameter to the first.
-            process_group: as there.
+            process_group: as in `DataParallel`.
 
         Raises:
             ValueError: as `DataParallel`, or a bucket size that is not positive.
@@ -306,7 +306,7 @@ def average(tensor: Tensor, group: dist.ProcessGroup | None = None) -> dist.Work
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:
-    """The numbers of a gradient as they lie in memory, in one dimension: NCCL takes no transposed tensor.
+    """A one-dimensional view of a gradient in memory order: NCCL accepts no transposed tensor.
 
     Gradients are dense, with the strides of their parameters.
     """
@@ -314,7 +314,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
 
 
 def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Tensor], None]:
-    """A hook that notes that the backward pass has added to the gradient of a parameter, and tells the wrapper."""
+    """Make a hook that tells the wrapper that the backward pass has completed a parameter's gradient."""
 
     def hook(parameter: Tensor) -> None:  # One call only: it runs for each parameter in each step.
         wrapper = this()
@@ -332,11 +332,11 @@ def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Ten
 
 
 def kind_of(tensor: Tensor) -> str:
-    """What may not change once a parameter is wrapped."""
+    """Dtype and device of a parameter, which may not change once it is wrapped."""
     return f"{tensor.dtype} on {tensor.device}"
 
 
 def remove_hooks(handles: list[RemovableHandle]) -> None:
-    """Leave the module as it was before it was wrapped."""
+    """Remove the wrapper's hooks from the module."""
     for handle in handles:
         handle.remove()

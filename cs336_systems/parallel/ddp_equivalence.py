@@ -33,7 +33,7 @@ SEQUENCES_PER_RANK, CONTEXT, VOCABULARY = 4, 6, 17
 
 
 class OddModel(nn.Module):
-    """A language model with what wrappers get wrong: tied, frozen, unused and seldom used parameters, of odd sizes."""
+    """A language model that is hard on wrappers: tied, frozen, unused and rarely used parameters, of odd sizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ VARIATIONS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "small last": partial(SmallLastDataParallel, bucket_size_mb=0.0004),
     "bf16 wire": partial(Bf16WireDataParallel, bucket_size_mb=0.0004),
 }
-"""What was tried; `optimizer_overlap` needs its optimizer, and `priority` NCCL."""
+"""Experimental wrappers; without `optimizer_overlap`, which needs its optimizer, and `priority`, which needs NCCL."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Comparison:
     difference: float
     """The largest difference of a weight, relative to the largest weight of its tensor."""
     bound: float
-    """What rounding explains."""
+    """The largest difference that rounding explains."""
     same_bits: bool
     """Whether all ranks have the same weights to the bit."""
 

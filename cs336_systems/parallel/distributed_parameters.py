@@ -1,4 +1,4 @@
-"""What a sharded model's `parameters()` are: DTensors, so that clipping, scaling and checkpoints are PyTorch's own."""
+"""DTensor parameters of a sharded model, so that clipping, scaling and checkpoints are PyTorch's own."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def give_gradient(parameter: nn.Parameter, local: Tensor) -> None:
-    """Add to a DTensor parameter's gradient, and run the hooks that wait for it: autograd knows only the local part."""
+    """Add to a DTensor parameter's gradient, and run its hooks, as autograd does for the local part only."""
     gradient = DTensor(local, parameter._spec, requires_grad=False)  # type: ignore[attr-defined]
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
     hooks: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
@@ -34,10 +34,10 @@ def give_gradient(parameter: nn.Parameter, local: Tensor) -> None:
 
 
 def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse what a wrapped parameter cannot become.
+    """Check that a wrapped parameter has kept its dtype and device.
 
     Raises:
-        RuntimeError: it has got another dtype or device, or a hook that would never run.
+        RuntimeError: its dtype or device changed, or it has a hook that would never run.
     """
     if parameter.dtype != dtype or parameter.device != device:
         raise RuntimeError(
@@ -52,10 +52,10 @@ def check_unchanged(name: str, parameter: nn.Parameter, dtype: torch.dtype, devi
 
 
 def check_in_place(name: str, found: Tensor | None, wrapped: nn.Parameter) -> None:
-    """Refuse a parameter that is no longer the one that was wrapped.
+    """Check that a parameter is still the one that was wrapped.
 
     Raises:
-        RuntimeError: it was replaced.
+        RuntimeError: the parameter was replaced.
     """
     if found is not wrapped:
         raise RuntimeError(
@@ -65,9 +65,9 @@ def check_in_place(name: str, found: Tensor | None, wrapped: nn.Parameter) -> No
 
 
 def scale_by_all_ranks() -> None:
-    """Let `torch.amp.GradScaler` find an overflow of any rank in gradients of which only some are sharded.
+    """Make `torch.amp.GradScaler` see overflows of all ranks where only some gradients are sharded.
 
-    PyTorch asks the ranks for one another's overflows only if the first of the gradients is sharded: put one there.
+    PyTorch exchanges overflows between ranks only if the first of the gradients is sharded: put a sharded one first.
     """
     handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
     operator = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
@@ -84,5 +84,5 @@ def scale_by_all_ranks() -> None:
 
 
 def is_replicated(tensor: Tensor) -> bool:
-    """Whether each rank has all of it."""
+    """Whether a DTensor is replicated: each rank holds the whole tensor."""
     return not isinstance(tensor, DTensor) or all(isinstance(place, Replicate) for place in tensor.placements)

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism: each rank keeps a part of every large weight, of its gradient and optimizer state.
+"""Fully sharded data parallelism: weights, gradients and optimizer state are sharded across ranks.
 
     model = FullyShardedDataParallel(model, compute_dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -7,8 +7,8 @@
     optimizer.step()
 
 This is ZeRO stage 3 (Rajbhandari et al. 2020) with the interface of `data_parallel`. Weights are gathered before a
-layer uses them, freed after it, and gathered again for its backward pass; from the second pass on, while the layers
-before it are computed. The loss is a mean over the rank's examples, of which all ranks have the same number.
+layer uses them, freed after it, and re-gathered for its backward pass. From the second pass on, gathering overlaps with
+the layers before. The loss is a mean over the rank's examples, of which all ranks have the same number.
 
 Parameters are DTensors, as those of PyTorch's `fully_shard` are. So optimizers, `torch.nn.utils.clip_grad_norm_`,
 `torch.amp.GradScaler` (for a `compute_dtype` of float16: all ranks skip a step in which one of them overflows), state
@@ -16,15 +16,15 @@ dicts and torch.distributed.checkpoint do what they do there:
 
 - an optimizer that computes with whole matrices, such as Muon, gets them; one that PyTorch has no rules for raises
   PyTorch's error (Adafactor, LBFGS over rows that the ranks cannot share evenly, `fused=True` with SGD);
-- an optimizer of one's own may do with `p.data` and `p.grad` what goes number by number;
+- your own optimizer may compute elementwise on `p.data` and `p.grad`;
 - a weight that is read outside its layer's call, as in `h @ embedding.weight.T`, raises PyTorch's error that tensors
   and DTensors are mixed; tie the weight of a Linear instead;
-- a penalty on the weights has a backward pass of its own, `penalty(model.parameters()).backward()`: its sum with a loss
+- a penalty on the weights needs its own backward pass, `penalty(model.parameters()).backward()`: its sum with a loss
   mixes tensors and DTensors as well;
-- a parameter changes in place, under `torch.no_grad()` or by `load_state_dict`: `p.data = ...` has no effect.
+- change a parameter in place, under `torch.no_grad()` or by `load_state_dict`: `p.data = ...` has no effect.
 
-Without a compute_dtype, two ranks train to the bit as `data_parallel` does, and as one process would that computes the
-gradients of both halves of the batch and takes their mean: a sum of two numbers is rounded once, and halving is exact.
+Without a compute_dtype, two ranks train to the bit as `data_parallel` does, and as one process that averages the
+gradients of both halves of the batch: a sum of two numbers is rounded once, and halving is exact.
 One process on the whole batch adds up the same terms in another order: a gradient is off by at most n·u times the sum
 of the magnitudes of its n terms, one per token, with u = 2^-24 in fp32 (Higham 2002, section 4.2). More than two ranks
 add up their gradients in an order that the backend chooses, within the same bound.
@@ -59,17 +59,17 @@ from cs336_systems.parallel.units import Unit, divide, find_places, shard_weight
 class FullyShardedDataParallel(nn.Module):
     """Shards the weight of every Linear and Embedding over the ranks of a process group.
 
-    Outside the module's forward pass, what `parameters()` and `state_dict()` give are DTensors over the group: weights
-    of Linear and Embedding sharded by rows, all others replicated, with gradients averaged. `requires_grad` may be set
-    at any time between a backward pass and the next forward pass.
+    Outside the module's forward pass, `parameters()` and `state_dict()` return DTensors over the group: weights of
+    Linear and Embedding are sharded by rows, all others are replicated, with averaged gradients. `requires_grad` may be
+    set at any time between a backward pass and the next forward pass.
 
     All ranks have to use the same layers in the same order, and take part in the same backward passes, or they wait for
-    each other forever; a replicated parameter may be used by some of them. Call the wrapper or the wrapped module, not
-    a part of it. Of hooks on parameters, those of `register_post_accumulate_grad_hook` run when
-    `finish_gradient_synchronization` has set the gradient.
+    each other forever. A replicated parameter may be used by some ranks only. Call the wrapper or the wrapped module,
+    not a part of it. Hooks of `register_post_accumulate_grad_hook` run when `finish_gradient_synchronization` has set
+    the gradient.
 
-    It can neither be copied nor pickled, cast nor moved, and its parameters cannot be replaced: each is refused in a
-    sentence. `load_state_dict(assign=True)` copies. Save its `state_dict`, or what `TrainingState` gives.
+    The wrapper can be neither copied nor pickled, cast nor moved, and its parameters cannot be replaced; each attempt
+    raises an error. `load_state_dict(assign=True)` copies. Save its `state_dict`, or a `TrainingState`.
     """
 
     def __init__(
@@ -80,21 +80,21 @@ class FullyShardedDataParallel(nn.Module):
         together: Sequence[type[nn.Module]] = (),
         process_group: dist.ProcessGroup | None = None,
     ):
-        """Shard a module, which all ranks have built alike; it gets rank 0's parameters and buffers.
+        """Shard a module that all ranks have built alike, with rank 0's parameters and buffers.
 
         Args:
-            module: what is trained. A block that is to be compiled is replaced by `torch.compile(block)` before.
-            compute_dtype: dtype in which weights and gradients travel and layers compute: their weights, biases and
+            module: the module to train. To compile a block, replace it by `torch.compile(block)` first.
+            compute_dtype: dtype in which weights and gradients are sent and layers compute: their weights, biases and
                 floating-point inputs are cast. Shards and their gradients keep the parameters' dtype. None: no cast.
             together: classes of modules, such as the Transformer's block, whose layers' weights are gathered in one
-                call, and reduced in one: fewer calls, more memory. By default each layer is by itself. A compiled
-                module always is one of these.
+                call, and reduced in one: fewer calls, more memory. By default each layer is its own unit. A compiled
+                module always is one unit.
             process_group: the ranks; None: all.
 
         Raises:
             ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point or
-                not that of a part which would keep another, an embedding has sparse gradients or renormalizes itself,
-                parameters have no memory yet (the meta device) or share it, or a module was compiled in place or is
+                conflicts with a part that keeps its own dtype, an embedding has sparse gradients or renormalizes
+                itself, parameters are on the meta device or share memory, or a module was compiled in place or is
                 sharded already.
         """
         super().__init__()
@@ -139,12 +139,12 @@ class FullyShardedDataParallel(nn.Module):
         scale_by_all_ranks()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns.
+        """Return the module's output.
 
         Raises:
             RuntimeError: the gradients of the last backward pass were not synchronized.
         """
-        if torch._C._current_graph_task_id() != -1:  # in a backward pass, which computes a checkpointed part again
+        if torch._C._current_graph_task_id() != -1:  # in a backward pass, which recomputes a checkpointed part
             return self.module(*args, **kwargs)
         if not torch.is_grad_enabled():
             return self._evaluate(*args, **kwargs)
@@ -170,11 +170,10 @@ class FullyShardedDataParallel(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in this context add to the gradients of a later one: gradient accumulation.
+        """Accumulate gradients: put all backward passes of a step except the last into this context.
 
-        Put all backward passes of a step but the last into it, as in `data_parallel`. Gradients of sharded weights are
-        reduced all the same, and added up in the shards' dtype: whole gradients of all weights would take as much
-        memory as sharding has saved.
+        Gradients of sharded weights are reduced nevertheless, and accumulated in the shards' dtype: whole gradients of
+        all weights would need as much memory as sharding has saved.
         """
         if self._arrived:
             raise RuntimeError("no_sync() begins between a backward pass and finish_gradient_synchronization()")
@@ -185,10 +184,10 @@ class FullyShardedDataParallel(nn.Module):
             self._accumulating = before
 
     def finish_gradient_synchronization(self) -> None:
-        """Wait for the mean of all gradients: on a GPU the current stream waits, not the host. All ranks call it.
+        """Wait until all gradients are averaged; on a GPU the current stream waits, not the host.
 
-        Call it after a step's last backward pass and before gradients are clipped or used. Where no rank has a
-        gradient, it remains None.
+        All ranks call it, after a step's last backward pass and before gradients are clipped or used. Where no rank has
+        a gradient, it remains None.
         """
         for unit in self._units:
             if unit.arrived:  # but not all of them
@@ -202,9 +201,9 @@ class FullyShardedDataParallel(nn.Module):
         self._arrived = False
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients, and forget those that were not synchronized: a batch can be dropped. All ranks call it.
+        """Reset all gradients, also unsynchronized ones, so that a batch can be dropped. All ranks call it.
 
-        An optimizer's `zero_grad` resets only what `finish_gradient_synchronization` has set.
+        An optimizer's `zero_grad` resets only gradients that `finish_gradient_synchronization` has set.
         """
         super().zero_grad(set_to_none)
         self._wait_for_reductions()
@@ -224,17 +223,17 @@ class FullyShardedDataParallel(nn.Module):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients so that the norm of all of them together is at most `max_norm`. All ranks call it.
 
-        It does what `torch.nn.utils.clip_grad_norm_` does, with one message for all gradients, not one for each.
+        The result is that of `torch.nn.utils.clip_grad_norm_`, with one message for all gradients instead of one each.
 
         Args:
-            max_norm: as there.
+            max_norm: the largest norm allowed.
             norm_type: above 0, `inf` included.
 
         Returns:
-            the norm before: a number on the gradients' device.
+            the norm before clipping, a scalar tensor on the gradients' device.
 
         Raises:
-            ValueError: a norm_type that is not above 0.
+            ValueError: norm_type is not above 0.
         """
         if not norm_type > 0:
             raise ValueError(f"norm_type is {norm_type}; allowed: numbers above 0, and inf")
@@ -255,11 +254,11 @@ class FullyShardedDataParallel(nn.Module):
 
     @property
     def sharded_weights(self) -> dict[nn.Parameter, ShardedWeight]:
-        """What each shard is a part of."""
+        """The sharded weight of each shard."""
         return {weight.shard: weight for weight in self._weights}
 
     def gather_full_parameters(self) -> dict[str, Tensor]:
-        """Copies of all parameters, whole and in their own dtype, by their names in the module. All ranks call it."""
+        """Gather copies of all parameters, whole and in their own dtype, by their names. All ranks call it."""
         whole = {shard: weight.gather_shards() for shard, weight in self.sharded_weights.items()}
         named = self.module.named_parameters(remove_duplicate=False)
         return {name: whole[p] if p in whole else local_part(p).detach().clone() for name, p in named}
@@ -269,14 +268,14 @@ class FullyShardedDataParallel(nn.Module):
         refuse_copies()
 
     def _follow_shards(self) -> None:
-        """Let weights require gradients where shards do now."""
+        """Copy `requires_grad` from shards to whole weights."""
         changed = [weight.follow() for weight in self._weights]
         if any(changed):
             for unit in self._units:
                 unit.plan()
 
     def _begin_backward_pass(self) -> None:
-        """Let what is computed again find plain tensors, as the forward pass did."""
+        """Register plain tensors for recomputation, as in the forward pass."""
         if not self._in_backward:
             self._in_backward = True
             self._replicas.show()
@@ -289,7 +288,7 @@ class FullyShardedDataParallel(nn.Module):
             self._replicas.put_back()
 
     def _begin_use(self, unit: Unit, backward: bool) -> None:
-        """Make the weights of a unit whole, and start to gather those that are needed next."""
+        """Gather the weights of a unit, and start to gather those that are needed next."""
         for weight in unit.weights:
             weight.users.add((unit.index, backward))
         self._timeline.note(unit.index)
@@ -305,7 +304,7 @@ class FullyShardedDataParallel(nn.Module):
         self._free_unused(unit.weights)
 
     def _free_unused(self, weights: Iterable[ShardedWeight]) -> None:
-        """Free those of the weights that nobody uses now or is about to use."""
+        """Free the weights that no unit uses now or is about to use."""
         soon = {weight for index in self._timeline.upcoming() for weight in self._units[index].weights}
         for weight in weights:
             if weight.is_whole and not weight.users and weight not in soon:
@@ -318,12 +317,12 @@ class FullyShardedDataParallel(nn.Module):
                 weight.free()
 
     def _begin_backward(self, unit: Unit) -> None:
-        """The gradient of an output of the unit is there; there may be several outputs, and uses."""
+        """Handle the first gradient of a unit's outputs; a unit may have several outputs, and uses."""
         if (unit.index, True) not in unit.weights[0].users:
             self._begin_use(unit, backward=True)
 
     def _gradient_arrived(self, unit: Unit, weight: ShardedWeight) -> None:
-        """The gradient of a weight is complete, and with it the backward pass of whatever uses it."""
+        """Handle a complete gradient of a weight: its users' backward passes are complete, too."""
         self._arrived = not self._accumulating
         weight.users.clear()
         self._free_unused([weight])
@@ -333,7 +332,7 @@ class FullyShardedDataParallel(nn.Module):
             self._reduce(unit)
 
     def _reduce(self, unit: Unit) -> None:
-        """Reduce the gradients of a unit that have arrived."""
+        """Start to reduce the gradients of a unit that have arrived."""
         while len(self._reductions) >= REDUCTIONS:
             self._reductions.popleft().wait()
         weights, unit.arrived = unit.arrived, []
@@ -349,7 +348,7 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def refuse_copies() -> NoReturn:
-    """Raise.
+    """Raise an error that says why FSDP modules cannot be copied.
 
     Raises:
         RuntimeError: always.
@@ -361,13 +360,13 @@ def refuse_copies() -> NoReturn:
 
 
 class Hook:
-    """A hook of a module, which is not copied with the module."""
+    """A hook of a module that refuses to be copied with it."""
 
     def __init__(self, action: Callable[..., Any]):
         self._action = torch.compiler.disable(action)
 
     def __call__(self, *args: Any) -> Any:
-        """What the action returns."""
+        """Call the action."""
         return self._action(*args)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -378,10 +377,10 @@ Wrapper = weakref.ref[FullyShardedDataParallel]
 
 
 def alive(this: Wrapper) -> FullyShardedDataParallel:
-    """The wrapper, which holds the weights.
+    """Dereference the wrapper, which holds the weights.
 
     Raises:
-        RuntimeError: it is gone.
+        RuntimeError: the wrapper no longer exists.
     """
     wrapper = this()
     if wrapper is None:
@@ -390,7 +389,7 @@ def alive(this: Wrapper) -> FullyShardedDataParallel:
 
 
 def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) -> None:
-    """Let the backward pass call `action` once it has the gradients of all tensors."""
+    """Call `action` once the backward pass has the gradients of all tensors."""
     # torch.autograd.graph.register_multi_grad_hook would keep the graph alive, in a cycle.
     missing = len(tensors)
 
@@ -405,7 +404,7 @@ def call_after_gradients(tensors: Sequence[Tensor], action: Callable[[], None]) 
 
 
 def note_arrival(this: Wrapper) -> Callable[[Tensor], None]:
-    """A hook that notes that a replicated parameter has a gradient which is not synchronized."""
+    """Make a hook that records that a replicated parameter has an unsynchronized gradient."""
 
     def hook(parameter: Tensor) -> None:
         wrapper = alive(this)
@@ -415,7 +414,7 @@ def note_arrival(this: Wrapper) -> Callable[[Tensor], None]:
 
 
 def before_module(this: Wrapper) -> Callable[..., None]:
-    """A hook that lets the module have plain tensors."""
+    """Make a hook that registers plain tensors in the module."""
 
     def hook(module: nn.Module, args: Any) -> None:
         alive(this)._replicas.show()
@@ -424,7 +423,7 @@ def before_module(this: Wrapper) -> Callable[..., None]:
 
 
 def after_module(this: Wrapper) -> Callable[..., None]:
-    """A hook that lets the module have DTensors again, until its backward pass."""
+    """Make a hook that registers DTensors in the module again, until its backward pass."""
 
     def begin_backward(gradient: Tensor) -> None:
         alive(this)._begin_backward_pass()
@@ -439,7 +438,7 @@ def after_module(this: Wrapper) -> Callable[..., None]:
 
 
 def before_forward(this: Wrapper, index: int) -> Callable[..., Any]:
-    """A hook that makes a unit's weights whole."""
+    """Make a hook that gathers a unit's weights."""
 
     def end_backward() -> None:
         wrapper = alive(this)
@@ -460,7 +459,7 @@ def before_forward(this: Wrapper, index: int) -> Callable[..., Any]:
 
 
 def after_forward(this: Wrapper, index: int) -> Callable[..., None]:
-    """A hook that frees a unit's weights, and sees to it that they are whole in the backward pass."""
+    """Make a hook that frees a unit's weights, and re-gathers them before the backward pass."""
 
     def begin_backward(gradient: Tensor) -> None:
         wrapper = alive(this)
@@ -479,7 +478,7 @@ def after_forward(this: Wrapper, index: int) -> Callable[..., None]:
 
 
 def on_arrival(this: Wrapper, index: int, position: int) -> Callable[[Tensor], None]:
-    """A hook that notes that the gradient of a whole weight is complete."""
+    """Make a hook that handles the complete gradient of a whole weight."""
 
     def hook(parameter: Tensor) -> None:
         wrapper = alive(this)

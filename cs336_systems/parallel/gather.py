@@ -1,4 +1,4 @@
-"""Numbers of every rank, brought together."""
+"""Gather numbers from every rank."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 def gather(numbers: Sequence[float], device: torch.device) -> list[list[float]]:
-    """Each rank's numbers, by rank, on every rank; all give equally many, and the same device as their group."""
+    """Gather each rank's numbers on every rank, by rank; all ranks pass equally many, and their group's device."""
     mine = torch.tensor(numbers, dtype=torch.float64, device=device)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyones, mine)

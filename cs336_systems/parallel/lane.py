@@ -1,4 +1,4 @@
-"""Collectives that run beside the computation."""
+"""A side stream on which collectives overlap with compute."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from torch.distributed.distributed_c10d import _coalescing_manager
 
 
 class Waitable(Protocol):
-    """What an asynchronous collective returns."""
+    """The handle of an asynchronous collective."""
 
     def wait(self) -> object:
         """Return once the result can be used."""
@@ -22,11 +22,11 @@ Send = Callable[[bool], Waitable | None]
 
 
 class Transfer:
-    """Collectives under way, and the tensors that they read."""
+    """Collectives in flight, and the tensors that they read."""
 
     def __init__(self, wait: Callable[[], None], reads: Sequence[Tensor]):
         self._wait: Callable[[], None] | None = wait
-        self._reads = reads  # Memory that other streams than the lane's must not reuse too early.
+        self._reads = reads  # Memory that no stream but the communication stream may reuse too early.
 
     def wait(self) -> None:
         """Wait for the result, the first time: on a GPU the current stream waits, not the host."""
@@ -36,10 +36,10 @@ class Transfer:
 
 
 class Lane:
-    """One queue of collectives: on a GPU a stream of its own, on a CPU the backend's threads.
+    """A communication stream: on a GPU a CUDA stream of its own, on a CPU the backend's threads.
 
-    Each starts when all is done that the current stream has been given before. So memory that the lane allocates can be
-    freed by the host as soon as the last kernel that reads it is launched: the lane reuses it only after that kernel.
+    Each collective starts after all work that the current stream was given before. So the host can free memory that
+    this stream allocates as soon as the last kernel that reads it is launched: the stream reuses it only afterwards.
     """
 
     def __init__(self, device: torch.device):
@@ -48,12 +48,12 @@ class Lane:
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def start(self, send: Send, then: Callable[[], None] = lambda: None, reads: Sequence[Tensor] = ()) -> Transfer:
-        """Start collectives. All ranks do so in the same order.
+        """Start collectives. All ranks start them in the same order.
 
         Args:
-            send: starts them. It may allocate what they write.
-            then: what is to be done with their result.
-            reads: what they read of the memory of other streams, if nobody else keeps it until they are waited for.
+            send: starts the collectives. It may allocate their outputs.
+            then: called on their result.
+            reads: inputs in the memory of other streams that nothing else keeps alive until `wait`.
         """
         if self._stream is None:
             work = send(True)
@@ -67,7 +67,7 @@ class Lane:
 
 
 def finish_on_host(work: Waitable | None, then: Callable[[], None]) -> None:
-    """Wait for the collectives, and do what comes after them."""
+    """Wait for the collectives, then call `then`."""
     if work is not None:
         work.wait()
     then()
@@ -76,7 +76,7 @@ def finish_on_host(work: Waitable | None, then: Callable[[], None]) -> None:
 def as_one_call(
     collectives: Sequence[Callable[..., Waitable | None]], group: dist.ProcessGroup, asynchronous: bool
 ) -> Waitable | None:
-    """Start collectives of one kind together: NCCL makes one kernel of them, without copies to bring them together."""
+    """Start collectives of one kind in one call: NCCL runs them as one kernel, without copies into a bucket."""
     if len(collectives) == 1:
         return collectives[0](group=group, async_op=asynchronous)
     with _coalescing_manager(group, async_ops=asynchronous) as manager:

@@ -1,13 +1,13 @@
-"""How much is gathered ahead, kept in flight and padded: closed forms, which import no PyTorch, count with it."""
+"""Limits on prefetching, communication in flight and padding; without PyTorch, since closed forms use them."""
 
 AHEAD = 2
-"""Units, layers or blocks, that are gathered before it is their turn: none is gathered any earlier."""
+"""How many units (layers or blocks) ahead of use weights are gathered."""
 REDUCTIONS = 2
-"""Units whose gradients may still be on their way when those of another one are complete."""
+"""How many units' reductions may be in flight when the gradients of another unit are complete."""
 ALIGNMENT = 256
-"""Bytes at whose multiples parameters begin, as those that CUDA allocates do: matrix products choose their kernel by
-it, and another kernel rounds differently."""
+"""Alignment of parameters in bytes, as in CUDA's allocations: matmuls choose their kernel by it, and another kernel
+rounds differently."""
 EVEN = 1.05
-"""A collective needs as much of each rank. So much more than the numbers there are may be padding."""
+"""Largest size of a padded bucket relative to its contents: a collective needs equal parts from each rank."""
 PATIENCE = 4
-"""A full bucket waits for more parameters until ranks own nearly equal parts, up to so many times its size per rank."""
+"""A full bucket waits for more parameters until ranks own nearly equal parts, up to this multiple of its size."""

@@ -1,4 +1,4 @@
-"""Tensors within arguments and results: in containers, and in the fields of dataclasses."""
+"""Tensors nested in arguments and results: in containers, and in the fields of dataclasses."""
 
 import copy
 import dataclasses
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
-    """The values, with each tensor replaced by what a function returns for it."""
+    """Apply a function to each tensor in nested values."""
 
     def replace(value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -28,7 +28,7 @@ def map_tensors(function: Callable[[Tensor], Tensor], values: Any) -> Any:
 
 
 def tensors_with_gradient(values: Any) -> list[Tensor]:
-    """Those that require a gradient."""
+    """The tensors in nested values that require a gradient."""
     found = []
 
     def note(tensor: Tensor) -> Tensor:

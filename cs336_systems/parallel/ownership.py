@@ -1,4 +1,4 @@
-"""Who updates which parameter: whole parameters, in buckets that travel in one collective."""
+"""Assignment of parameters to owners: whole parameters, in buckets that one collective sends."""
 
 from collections.abc import Iterable, Sequence
 
@@ -9,18 +9,18 @@ from cs336_systems.parallel.limits import ALIGNMENT, EVEN, PATIENCE
 
 
 def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: float) -> list[dict[int, int]]:
-    """Share tensors out among ranks, and put them into buckets.
+    """Assign tensors to ranks, and put them into buckets.
 
     Each bucket has one dtype, and either parts of nearly the same size for all ranks or a single owner: the tensors
-    that cannot be shared out evenly, such as one that is larger than all the others.
+    that cannot be distributed evenly, such as one that is larger than all the others.
 
     Args:
         tensors: in the order in which buckets are to be complete; neighbors share a bucket.
-        loads: bytes that each rank owns already; what it is given here is added.
-        bucket_bytes: what a bucket holds at least, if there is as much.
+        loads: bytes that each rank owns already; updated by this call.
+        bucket_bytes: the least that a bucket holds, except the last of a dtype.
 
     Returns:
-        for each bucket its members, by their indices, and their owners; in the order of the buckets' last members.
+        for each bucket the owner of each member, by the member's index; in the order of the buckets' last members.
     """
     sizes = [tensor.nbytes for tensor in tensors]
     buckets: list[dict[int, int]] = []
@@ -50,7 +50,7 @@ def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: floa
 
 
 def choose_owners(sizes: Sequence[int], loads: Iterable[int]) -> list[int]:
-    """An owner for each size: the largest first, each to the rank that has least (Graham 1969, longest first)."""
+    """Assign an owner to each size: the largest first, each to the rank with the least load (Graham 1969)."""
     loads = list(loads)
     owners = [0] * len(sizes)
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -60,7 +60,7 @@ def choose_owners(sizes: Sequence[int], loads: Iterable[int]) -> list[int]:
 
 
 def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
-    """Two tensors, by their indices, that have some memory in common; None if no two have."""
+    """Find two tensors that share memory, by their indices; None if no two do."""
     spans = []
     for index, tensor in enumerate(tensors):
         if tensor.numel():
@@ -76,7 +76,7 @@ def find_overlap(tensors: Sequence[Tensor]) -> tuple[int, int] | None:
 
 
 def is_even(sizes: Iterable[int], owners: Iterable[int], ranks: int) -> bool:
-    """Whether parts as large as the largest waste little memory and time."""
+    """Whether padding all ranks' parts to the largest wastes little memory and time."""
     parts = [0] * ranks
     for size, owner in zip(sizes, owners, strict=True):
         parts[owner] += aligned(size, ALIGNMENT)
@@ -84,5 +84,5 @@ def is_even(sizes: Iterable[int], owners: Iterable[int], ranks: int) -> bool:
 
 
 def aligned(size: int, to: int) -> int:
-    """The next multiple."""
+    """Round a size up to a multiple of the alignment."""
     return -(-size // to) * to

@@ -1,7 +1,7 @@
-"""Memory that the ranks of one machine share: each has a part, and all may write into it.
+"""Symmetric memory of the ranks of one machine: each rank has a buffer that all ranks may write into.
 
-Between GPUs that reach each other (NVLink, PCIe), such writes are done by copy engines, which take no SM from
-what is computed meanwhile. Between processes on a CPU they are plain copies.
+Between GPUs that reach each other (NVLink, PCIe), copy engines perform the writes, without SMs. Between processes on a
+CPU they are plain copies.
 """
 
 import tempfile
@@ -20,17 +20,17 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """One piece of memory per rank of a process group."""
+    """One buffer per rank of a process group."""
 
     of_rank: list[Tensor]
-    """Each rank's piece, as this rank sees it: bytes [size]."""
+    """Each rank's buffer, as mapped into this rank: bytes [size]."""
     barrier: Callable[[], None]
-    """Wait until all ranks have called it: afterwards each sees what all had written before. On a GPU the current
-    stream does, not the host."""
+    """Wait until all ranks have called it: afterwards each sees all earlier writes. On a GPU the current stream waits,
+    not the host."""
 
 
 def allocate(size: int, device: torch.device, group: dist.ProcessGroup | None = None) -> PeerMemory:
-    """Memory of `size` bytes on each rank of `group` (None: all ranks); all of them call it with the same size.
+    """Allocate `size` bytes on each rank of `group` (None: all ranks); all ranks call it with the same size.
 
     Raises:
         RuntimeError: the ranks cannot reach each other's memory.

@@ -15,22 +15,22 @@ from cs336_systems.parallel.peer_memory import PeerMemory, allocate
 from cs336_systems.parallel.streams import current_stream, new_stream
 
 SMALL_BYTES = MB
-"""Gradients smaller than this travel together, up to so many: below it, starting a copy takes longer than the copy."""
+"""Smaller gradients are sent together, up to this size: below it, starting a copy takes longer than the copy."""
 
 
 class PeerMemoryDataParallel(OverlappedDataParallel):
-    """Each gradient has an owner among the ranks: the others write theirs into its memory, and it writes back the mean.
+    """Averages gradients through symmetric memory: other ranks write to a gradient's owner, which writes back the mean.
 
     Improves on bucketed: on GPUs, copy engines move the gradients. A collective's kernels take SMs from the backward
-    pass; here only the additions do, and each rank adds only what it owns. Nothing is copied into buckets: a gradient
-    leaves from where the backward pass has put it, and the mean is used where it arrives.
+    pass; here only the additions do, and each rank adds only the gradients that it owns. Nothing is copied into
+    buckets: a gradient is sent from where the backward pass has put it, and the mean is used where it arrives.
 
-    The price is memory: for each gradient that a rank owns, one for each of the others, and one for each that it does
-    not own. The ranks have to be on one machine. A mean of two gradients is rounded three times, not once; all ranks
-    have the same bits, since only the owner computes it.
+    The price is memory: ranks - 1 slots for each gradient that a rank owns, and one for each that it does not own. The
+    ranks have to be on one machine. A mean of two gradients is rounded three times, not once; all ranks have the same
+    bits, since only the owner computes it.
 
-    What is sent and received is what a ring's reduce-scatter and all-gather send (Patarasuk and Yuan 2009), in one hop
-    instead of ranks - 1.
+    Ranks send and receive as many bytes as in a ring's reduce-scatter and all-gather (Patarasuk and Yuan 2009), in one
+    hop instead of ranks - 1.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
         """Wrap a module, as `DataParallel` does.
 
         Args:
-            module: what is trained.
-            bucket_size_mb: about so many 10^6 bytes of gradients set out together; a larger gradient sets out alone.
-            process_group: as there.
+            module: the module to train.
+            bucket_size_mb: about how many 10^6 bytes of gradients are sent together; a larger gradient is sent alone.
+            process_group: as in `DataParallel`.
 
         Raises:
             ValueError: as `DataParallel`, or a bucket size that is not positive.
@@ -59,8 +59,8 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
         self._exchanges = [Exchange(messages, indices, layout, self._memory, rank) for indices in groups]
         self._plan([exchange.bucket for exchange in self._exchanges])
         self._device = device
-        self._sent: list[list[Tensor]] = []  # gradients that other streams work on, whatever becomes of `grad`
-        # What has arrived is worked on before anything else, since others wait for it.
+        self._sent: list[list[Tensor]] = []  # gradients that other streams use, kept even if `grad` is replaced
+        # Arrived gradients are averaged before anything else, since other ranks wait for the mean.
         self._sending, self._averaging = new_stream(device), new_stream(device, priority=-1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
@@ -79,26 +79,26 @@ class PeerMemoryDataParallel(OverlappedDataParallel):
             self._memory.barrier()  # All contributions are there.
             owned = [gradients[index] for index in exchange.owned]
             for number, contributions in enumerate(exchange.contributions if owned else [], start=1):
-                # The mean of so many and one more. A sum and a division would pass over the memory twice.
+                # Running mean of number + 1 gradients. A sum and a division would read the memory twice.
                 torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
             for index, slot in exchange.returned:
                 slot.copy_(gradients[index])
 
     def _wait(self) -> None:
         with self._averaging:
-            self._memory.barrier()  # All means are there, and what was sent may be overwritten in the next step.
+            self._memory.barrier()  # All means are there, and the next step may overwrite the slots.
         current_stream(self._device).wait_stream(self._averaging)
         for exchange in self._exchanges:
             for parameter, mean in exchange.received:
-                if parameter.grad is not None:  # zero_grad() gives up a step whose gradients are on their way.
+                if parameter.grad is not None:  # zero_grad() drops a step whose gradients are in flight.
                     parameter.grad = mean
         self._sent.clear()
 
 
 class Layout:
-    """Who owns each message, and where it lies in the memory of each rank.
+    """Owners of the messages, and their slots in the memory of each rank.
 
-    On the owner there is a slot for what each other rank sends; on each other rank, a slot for the mean.
+    The owner has a slot for each other rank's contribution; each other rank has a slot for the mean.
     """
 
     def __init__(self, sizes: Sequence[int], ranks: int):
@@ -124,12 +124,12 @@ class Layout:
 
 
 class Exchange:
-    """Messages that set out together, and the slots that they go through, seen from this rank."""
+    """Messages that are sent together, and their slots, as seen from this rank."""
 
     def __init__(
         self, messages: Sequence[Bucket], indices: Sequence[int], layout: Layout, memory: PeerMemory, rank: int
     ):
-        """The messages `indices` of `messages`, on `rank`."""
+        """Make an exchange of the messages `indices` of `messages`, on `rank`."""
         self.messages = [messages[i] for i in indices]
         self.bucket = Bucket([parameter for message in self.messages for parameter in message.parameters])
 
@@ -149,13 +149,13 @@ class Exchange:
             for number in numbers
             if owners[number] == other
         ]
-        """What goes to its owners, and where to."""
+        """Messages that this rank sends to their owners, and the slots that it writes."""
         self.contributions = [
             [slot(number, holder=rank, sender=other) for number in self.owned] for other in sorted(others)
         ]
-        """From each other rank, what it has sent of all owned messages."""
+        """For each other rank, its contributions to the messages that this rank owns."""
         self.returned = [(number, slot(number, holder=other, sender=rank)) for other in others for number in self.owned]
-        """What goes from its owner to the others, and where to."""
+        """Means that this rank returns to the others, and the slots that it writes."""
         self.received = [
             pair
             for number in numbers
@@ -166,7 +166,7 @@ class Exchange:
                 strict=True,
             )
         ]
-        """Parameters that are not owned, and their means."""
+        """Parameters that other ranks own, and the slots of their means."""
 
 
 def make_messages(parameters: Sequence[nn.Parameter], small: float) -> list[Bucket]:
@@ -191,7 +191,7 @@ def group_messages(sizes: Sequence[int], max_bytes: float) -> list[list[int]]:
 
 
 def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The owner of each message: one after another goes to the rank that has least so far."""
+    """Assign an owner to each message, in order: the rank with the least load so far."""
     owned = [0] * ranks
     owners = []
     for size in sizes:

@@ -16,10 +16,10 @@ from cs336_systems.parallel.streams import current_stream, new_stream
 
 
 class PeerMemoryBucket(ShardedBucket):
-    """A bucket of parameters that lies in memory which the other ranks may write into."""
+    """A bucket of parameters in symmetric memory, which the other ranks may write into."""
 
     def send(self) -> None:
-        """Write what this rank has updated to the other ranks, in the current stream.
+        """Write this rank's updated parameters to the other ranks, in the current stream.
 
         No rank may read the parameters meanwhile: `barrier` before and after.
         """
@@ -31,7 +31,7 @@ class PeerMemoryBucket(ShardedBucket):
             self.my_slot(there).copy_(self.my_slot(self._flat))
 
     def barrier(self) -> None:
-        """Wait until all ranks have called it: on a GPU the current stream does, not the host."""
+        """Wait until all ranks have called it; on a GPU the current stream waits, not the host."""
         self._memory.barrier()
 
     def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -41,10 +41,10 @@ class PeerMemoryBucket(ShardedBucket):
 
 
 class PeerMemoryShardedOptimizer(ShardedOptimizer):
-    """A `ShardedOptimizer` whose parameters lie in memory that all ranks write into.
+    """A `ShardedOptimizer` whose parameters lie in symmetric memory, sent without collectives.
 
-    On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates that they run
-    alongside, and both take longer; copy engines take none. The ranks have to be on one machine.
+    On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates that they overlap with,
+    which slows down both; copy engines need no SMs. The ranks have to be on one machine.
     """
 
     _bucket_type = PeerMemoryBucket

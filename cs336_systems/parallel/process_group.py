@@ -1,4 +1,4 @@
-"""A rank of a torchrun launch: its number, its device, and the process group that connects it with the others."""
+"""A rank of a torchrun launch: its number, its device, and its process group."""
 
 import atexit
 import contextlib
@@ -18,13 +18,12 @@ from torch.distributed.rendezvous import rendezvous
 from cs336_systems.lifeline import end_with_the_launcher
 
 JOIN_TIMEOUT = timedelta(seconds=60)
-"""How long a rank waits for the others to start: many times what importing PyTorch and waking up a GPU take."""
+"""How long a rank waits for the others to start: many times as long as importing PyTorch and initializing a GPU."""
 TIMEOUT = ("CS336_COLLECTIVE_TIMEOUT_S", "180")
-"""The environment variable with the seconds that a rank waits for the others in a collective, and its default. Ranks
-compile a model at the same time: this covers how much longer one of them takes. One that is dead need not be waited
-for: torchrun notices that at once."""
+"""The environment variable with the seconds that a rank waits for the others in a collective, and its default. The time
+covers differences between ranks in compiling a model. A dead rank needs no timeout: torchrun notices it at once."""
 GRACE_S = 1.0
-"""How long a rank keeps an error to itself; torchrun looks after the ranks ten times as often."""
+"""How long a rank delays raising an error; torchrun polls the ranks ten times as often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +31,20 @@ class Rank:
     """One process of a launch."""
 
     number: int
-    """From 0; only rank 0 writes and prints."""
+    """The rank, from 0; only rank 0 writes and prints."""
     processes: int
-    """Processes in the launch: the world size."""
+    """The world size: processes in the launch."""
     local_number: int
-    """From 0, among the processes of this host."""
+    """The local rank, from 0, among the processes of this host."""
     local_processes: int
-    """Processes of this host."""
+    """The number of processes on this host."""
 
 
 def current_rank() -> Rank:
     """This process's rank in a torchrun launch, from the environment; outside a launch, that of a lone process.
 
     Raises:
-        ValueError: a variable that torchrun sets has a value that it cannot have.
+        ValueError: a variable that torchrun sets has an invalid value.
     """
     processes = environment_integer("WORLD_SIZE", "1", at_least=1)
     local_processes = environment_integer("LOCAL_WORLD_SIZE", "1", at_least=1, at_most=processes)
@@ -61,10 +60,10 @@ def current_rank() -> Rank:
 
 
 def environment_integer(name: str, default: str, *, at_least: int, at_most: int | None = None) -> int:
-    """An environment variable, or its default.
+    """Read an integer from an environment variable, or return its default.
 
     Raises:
-        ValueError: it is no integer, or not in its range.
+        ValueError: the value is not an integer, or out of range.
     """
     text = os.environ.get(name, default)
     if not text.isdecimal() or int(text) < at_least or (at_most is not None and int(text) > at_most):
@@ -74,10 +73,10 @@ def environment_integer(name: str, default: str, *, at_least: int, at_most: int 
 
 
 def check_meeting_point() -> None:
-    """Refuse a launch whose ranks cannot meet.
+    """Check that the ranks of a launch can rendezvous.
 
     Raises:
-        ValueError: MASTER_ADDR is no host's name or address, or MASTER_PORT no port.
+        ValueError: MASTER_ADDR is not a host's name or address, or MASTER_PORT not a port.
     """
     port = environment_integer("MASTER_PORT", "", at_least=1, at_most=65_535)
     address = os.environ.get("MASTER_ADDR", "")
@@ -94,12 +93,12 @@ def check_meeting_point() -> None:
 def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
     """Connect the ranks of a launch: NCCL between GPUs, each bound to its own, Gloo between CPUs.
 
-    They leave together: what follows happens only if every rank has got to the end. A rank that raises or is killed
-    ends the launch: torchrun ends the others, and names it and its error. So does the end of torchrun itself. A lone
-    process has no group.
+    Ranks leave the context together: code after it runs only if every rank has reached the end. A rank that raises or
+    is killed ends the launch: torchrun ends the other ranks, and names the failed one and its error. The end of
+    torchrun itself also ends all ranks. A single process has no group.
 
     Raises:
-        ValueError: the variable of TIMEOUT is no number of seconds.
+        ValueError: the variable of TIMEOUT is not a number of seconds.
         TimeoutError: some ranks have not started within JOIN_TIMEOUT; the sentence names them.
     """
     if rank.processes == 1:
@@ -123,19 +122,19 @@ def process_group(rank: Rank, device: torch.device) -> Iterator[None]:
         dist.barrier()
     except Exception as error:
         error.add_note(f"This happened on rank {rank.number} of {rank.processes}.")
-        # It may only be the echo of another rank's death. Then torchrun finds that rank meanwhile, and ends this one.
+        # The error may follow from another rank's death. Then torchrun finds that rank, and ends this one.
         time.sleep(GRACE_S)
-        # Python would wait for collectives under way, in which other ranks wait for this one.
+        # Python would wait for collectives in flight, in which other ranks wait for this one.
         atexit.register(_end_at_once)
         raise
     dist.destroy_process_group()
 
 
 def join(rank: Rank) -> Store:
-    """The store of the launch, once all ranks have reached it.
+    """Connect to the launch's store, and wait until all ranks have reached it.
 
     Raises:
-        TimeoutError: some have not within JOIN_TIMEOUT; the sentence names them.
+        TimeoutError: some ranks have not within JOIN_TIMEOUT; the sentence names them.
     """
     store, *_ = next(rendezvous("env://", timeout=JOIN_TIMEOUT))
     present = [f"rank {number}" for number in range(rank.processes)]

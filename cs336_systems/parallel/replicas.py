@@ -1,4 +1,4 @@
-"""The same model on every rank."""
+"""Replication of rank 0's model on every rank."""
 
 from collections.abc import Iterable
 from itertools import zip_longest
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from cs336_systems.parallel.buckets import MB, group_tensors, views_like
 
 BROADCAST_BYTES = 100 * MB
-"""Small tensors are broadcast together, up to this size: more memory than that is not spent on the copy."""
+"""The most that one broadcast of small tensors holds: an upper bound of the memory that the copy needs."""
 
 
 def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Give each rank the parameters and buffers of rank 0.
+    """Broadcast the parameters and buffers of rank 0.
 
     Args:
-        module: the same on all ranks, but for the numbers.
+        module: the same on all ranks, except the values.
         group: the ranks; None: all.
 
     Raises:
@@ -40,7 +40,7 @@ def replicate(module: nn.Module, group: dist.ProcessGroup | None = None) -> None
 
 
 def describe(name: str, tensor: Tensor) -> str:
-    """What must be the same on all ranks."""
+    """Describe the properties of a tensor that must agree on all ranks."""
     strides = "" if tensor.is_contiguous() else f" with strides {list(tensor.stride())}"
     frozen = "" if tensor.requires_grad else ", without gradient"
     meta = " on the meta device" if tensor.is_meta else ""
@@ -48,10 +48,10 @@ def describe(name: str, tensor: Tensor) -> str:
 
 
 def check_member(group: dist.ProcessGroup | None) -> None:
-    """Refuse a process group that this process has no part in.
+    """Check that this process is a member of a process group.
 
     Raises:
-        ValueError: it has none.
+        ValueError: it is not.
     """
     if dist.get_rank(group) < 0:
         raise ValueError(
@@ -60,10 +60,10 @@ def check_member(group: dist.ProcessGroup | None) -> None:
 
 
 def check_dense(module: nn.Module) -> None:
-    """Refuse layers whose gradients are sparse.
+    """Check that no layer has sparse gradients.
 
     Raises:
-        ValueError: there is one; it is named.
+        ValueError: a layer has; the sentence names it.
     """
     for name, part in module.named_modules():
         if isinstance(part, (nn.Embedding, nn.EmbeddingBag)) and part.sparse and part.weight.requires_grad:
@@ -71,10 +71,10 @@ def check_dense(module: nn.Module) -> None:
 
 
 def check_in_memory(named: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without numbers.
+    """Check that no tensor is on the meta device.
 
     Raises:
-        ValueError: there is one on the meta device; it is named.
+        ValueError: a tensor is; the sentence names it.
     """
     for name, tensor in named:
         if tensor.is_meta:
@@ -89,7 +89,7 @@ def check_same_on_all_ranks(mine: list[str], group: dist.ProcessGroup | None = N
         group: the ranks, by whose numbers a difference is reported; None: all.
 
     Raises:
-        ValueError: some rank's differ; it names the first difference.
+        ValueError: a rank's tensors differ; the sentence names the first difference.
     """
     everyone: list[list[str]] = [[]] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)

@@ -1,4 +1,4 @@
-"""Parameters of a sharded model that every rank holds whole, such as those of norms and biases."""
+"""Replicated parameters of a sharded model, such as norms and biases, which every rank holds whole."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,22 +24,22 @@ from cs336_systems.parallel.distributed_parameters import (
 
 @dataclass
 class Replica:
-    """A parameter, as the model computes with it and as others see it, in the same memory."""
+    """A replicated parameter: a plain tensor for the model and a DTensor for everyone else, in the same memory."""
 
     name: str
     places: Sequence[Place]
     local: nn.Parameter
-    """The module's own, a plain tensor."""
+    """The parameter that the module computes with: a plain tensor."""
     outside: nn.Parameter
-    """A DTensor, replicated over the ranks."""
+    """The parameter that others see: a DTensor, replicated over the ranks."""
     memory: Tensor
     """The local part of `outside`."""
 
     def follow(self) -> None:
-        """Let the module's own parameter be what has become of the one that others see.
+        """Apply changes of the outside parameter, such as `requires_grad`, to the local one.
 
         Raises:
-            RuntimeError: it has got another dtype or device, or a hook that would never run.
+            RuntimeError: its dtype or device changed, or it has a hook that would never run.
         """
         check_unchanged(self.name, self.outside, self.local.dtype, self.local.device)
         if local_part(self.outside) is not self.memory:  # Module.to_empty puts another one there
@@ -50,7 +50,7 @@ class Replica:
 
 
 class ReplicatedParameters:
-    """All of a model's, which averages their gradients with one all-reduce per dtype, as `FlatDataParallel` does."""
+    """All replicated parameters of a model; one all-reduce per dtype averages their gradients."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class ReplicatedParameters:
         device: torch.device,
         on_arrival: Callable[[Tensor], None],
     ):
-        """Put DTensors in the places of parameters.
+        """Replace parameters by DTensors.
 
         Args:
-            places: where each parameter is, by its name.
+            places: the modules and names under which each parameter is registered, by its full name.
             mesh: the ranks, in one dimension.
             device: where this rank's parameters are.
             on_arrival: called in the backward pass when a gradient is there.
@@ -84,10 +84,10 @@ class ReplicatedParameters:
         self.hide()
 
     def show(self) -> None:
-        """Let the model have plain tensors, until `hide` has been called as often.
+        """Register plain tensors in the model, until `hide` has been called as often.
 
         Raises:
-            RuntimeError: a parameter was replaced, or became what it cannot be.
+            RuntimeError: a parameter was replaced, or changed in dtype or device.
         """
         self._uses += 1
         if self._uses > 1:
@@ -99,13 +99,13 @@ class ReplicatedParameters:
                 owner._parameters[key] = replica.local
 
     def hide(self) -> None:
-        """Let the model have DTensors again."""
+        """Register DTensors in the model again."""
         self._uses = max(0, self._uses - 1)
         if not self._uses:
             self.put_back()
 
     def put_back(self) -> None:
-        """Let the model have DTensors again, however often it was shown plain ones: a pass may have failed."""
+        """Register DTensors again, however often `show` was called: a pass may have failed."""
         self._uses = 0
         for replica in self._replicas:
             for owner, key in replica.places:
@@ -113,9 +113,9 @@ class ReplicatedParameters:
                     owner._parameters[key] = replica.outside
 
     def average_gradients(self) -> None:
-        """Give all parameters the means of their gradients; where no rank has one, it remains None.
+        """Average the gradients of all parameters; where no rank has one, it remains None.
 
-        Ranks without a gradient count as zeros, and learn from the others whether they have one.
+        Ranks without a gradient contribute zeros, and learn from the others whether any has one.
         """
         trained = [replica for replica in reversed(self._replicas) if replica.local.requires_grad]
         if not trained:
@@ -133,7 +133,7 @@ class ReplicatedParameters:
                 give_gradient(replica.outside, gradient)
 
     def _unused(self, absent: list[int], trained: int) -> list[int]:
-        """Those that no rank has used; only a rank that asks has to wait for the answer."""
+        """The parameters that no rank has used; only a rank that lacks a gradient waits for the answer."""
         used = self._all_used[:trained]  # The largest of ones and anything is one, so these never change.
         if absent:
             used = used.clone()
@@ -142,6 +142,6 @@ class ReplicatedParameters:
         return [index for index in absent if not used[index]]
 
     def drop_gradients(self) -> None:
-        """Forget what was not averaged yet."""
+        """Drop gradients that were not averaged yet."""
         for replica in self._replicas:
             replica.local.grad = None

@@ -1,4 +1,4 @@
-"""The models that can be sharded."""
+"""Checks that a model can be sharded."""
 
 from itertools import pairwise
 
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.PReLU)
-"""PyTorch's modules that compute with parameters of their own, and accept no inputs of another dtype."""
+"""PyTorch's modules that compute with parameters of their own, and reject inputs of another dtype."""
 
 
 def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    """Refuse what cannot be sharded.
+    """Check that a module can be sharded.
 
     Raises:
-        ValueError: it has such a part, or there is nothing to train.
+        ValueError: a part of it cannot be, or there is nothing to train.
     """
     if compute_dtype is not None and not compute_dtype.is_floating_point:
         raise ValueError(f"compute_dtype is {compute_dtype}; allowed: floating-point dtypes, and None")
@@ -31,10 +31,10 @@ def check(module: nn.Module, compute_dtype: torch.dtype | None) -> None:
 
 
 def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) -> None:
-    """Refuse a part that would compute something else, or nothing.
+    """Check that a part computes the same when it is sharded.
 
     Raises:
-        ValueError: it would.
+        ValueError: it would compute something else, or fail.
     """
     if isinstance(part, nn.Embedding) and (part.sparse or part.max_norm is not None):
         raise ValueError(
@@ -52,10 +52,10 @@ def check_part(name: str, part: nn.Module, compute_dtype: torch.dtype | None) ->
 
 
 def check_memory(module: nn.Module) -> None:
-    """Refuse parameters that share memory: a shard is a copy.
+    """Check that no two parameters share memory, since a shard is a copy.
 
     Raises:
-        ValueError: two do, without being the same parameter.
+        ValueError: two different parameters do.
     """
     spans: list[tuple[int, int, str]] = [
         (*bytes_of(parameter), name) for name, parameter in module.named_parameters() if parameter.numel()
@@ -69,6 +69,6 @@ def check_memory(module: nn.Module) -> None:
 
 
 def bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of its first byte, and of the one after its last."""
+    """The addresses of a tensor's first byte and of the byte after its last."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

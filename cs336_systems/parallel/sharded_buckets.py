@@ -1,4 +1,4 @@
-"""Buckets of parameters that ranks share out: each has an owner, who updates it and sends it to the others."""
+"""Buckets of parameters, each with an owner that updates it and sends it to the other ranks."""
 
 from collections.abc import Iterable
 
@@ -13,10 +13,10 @@ from cs336_systems.parallel.ownership import aligned
 
 
 class ShardedBucket:
-    """Parameters of one dtype, side by side in one tensor: a slot for each owner, all slots of the same size.
+    """Parameters of one dtype, contiguous in one tensor, with a slot of equal size for each owner.
 
-    With a slot for every rank, an all-gather brings what each has updated to all. A bucket with a single owner is
-    broadcast. The parameters are views of the tensor, so that nothing is copied.
+    With a slot for every rank, an all-gather sends the updates of all ranks. A bucket with a single owner is broadcast.
+    The parameters are views of the tensor, so that nothing is copied.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ShardedBucket:
         """Move parameters, which are of one dtype and on one device, into a bucket.
 
         Args:
-            parameters: their data lies in the bucket from here on.
+            parameters: their data become views of the bucket.
             owners: for each parameter the rank that updates it.
             group: the ranks; None: all.
         """
@@ -54,15 +54,15 @@ class ShardedBucket:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it holds, gaps included."""
+        """Bytes of the bucket, gaps included."""
         return self._flat.nbytes
 
     @torch.no_grad()
     def take_in(self) -> None:
-        """Move parameters into the bucket whose data is elsewhere: at first all, later those that got other data.
+        """Move parameters whose data is elsewhere into the bucket: at first all, later those with a replaced `.data`.
 
         Raises:
-            RuntimeError: a parameter has another dtype, or is on another device than at first.
+            RuntimeError: a parameter changed in dtype or device.
         """
         for parameter, view in zip(self.parameters, self._views, strict=True):
             if parameter.data_ptr() == view.data_ptr():
@@ -76,26 +76,26 @@ class ShardedBucket:
             parameter.data = view
 
     def share(self) -> dist.Work:
-        """Start to give all ranks what the owners have updated; `wait` before the parameters are used."""
+        """Start to send the owners' updates to all ranks; `wait` before the parameters are used."""
         self.mark_updated()
         if self.owner is not None:
             return dist.broadcast(self._flat, group=self.group, group_src=self.owner, async_op=True)
         return all_gather_single(self._flat, self.my_slot(self._flat), group=self.group, async_op=True)
 
     def mark_updated(self) -> None:
-        """Let autograd know, as updates in place do."""
+        """Bump the parameters' versions for autograd, as in-place updates do."""
         torch.autograd.graph.increment_version(self.parameters)
 
     def my_slot(self, flat: Tensor) -> Tensor:
-        """This rank's slot in memory that is laid out like the parameters; where there is one slot, that."""
+        """This rank's slot in memory that is laid out like the parameters, or the only slot."""
         return flat if self.owner is not None else flat.narrow(0, self.rank * self.slot_size, self.slot_size)
 
     def _zeros(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The memory that the parameters are to lie in."""
+        """Allocate the memory for the parameters."""
         return torch.zeros(numel, dtype=dtype, device=device)
 
     def empty_like(self) -> Tensor:
-        """Memory that is laid out like the parameters."""
+        """Allocate memory that is laid out like the parameters."""
         return torch.empty_like(self._flat)
 
     def views(self, flat: Tensor) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Data parallelism in which each rank gets the mean gradients of its own parameters alone, as in ZeRO's stages 1 and 2.
+"""Data parallelism that sends each mean gradient only to the owner of its parameter, as in ZeRO's stages 1 and 2.
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
     model = ShardedGradientsDataParallel(model, optimizer)
@@ -7,8 +7,8 @@
     model.clip_grad_norm_(1.0)
     optimizer.step()
 
-A reduce-scatter sends half as much as an all-reduce; with the parameters that the optimizer then gathers, a step sends
-as much as with plain data parallelism, and twice instead of three times the parameters' size.
+A reduce-scatter sends half as many bytes as an all-reduce. With the parameters that the optimizer then gathers, a step
+sends as many bytes as plain data parallelism: twice instead of three times the parameters' size.
 """
 
 import weakref
@@ -26,11 +26,11 @@ from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 
 IN_FLIGHT = 2
-"""Buckets of gradients that travel at a time: only these need memory besides the gradients that a rank keeps."""
+"""Buckets of gradients in flight at a time: only these need memory besides the gradients that a rank keeps."""
 
 
 NORMS = {torch.linalg.vector_norm, torch._foreach_norm}
-"""What PyTorch's `clip_grad_norm_` and `get_total_norm` compute of each gradient."""
+"""Norms that PyTorch's `clip_grad_norm_` and `get_total_norm` compute of each gradient."""
 
 
 class GradientOfOneRank(Tensor):
@@ -89,24 +89,24 @@ class OwnedGradients(Bucket):
 
 
 class ShardedGradientsDataParallel(OverlappedDataParallel):
-    """One reduce-scatter per bucket of the optimizer, started as soon as the backward pass has made its gradients.
+    """One reduce-scatter per bucket of the optimizer, started when the backward pass has computed its gradients.
 
     After `finish_gradient_synchronization()` a gradient is its mean over the ranks on the rank that owns the parameter,
     and None on the others. Gradients of other ranks' parameters are freed while the backward pass goes on.
 
     Clip with `clip_grad_norm_` of this class: `torch.nn.utils.clip_grad_norm_` sees the gradients of one rank, and is
-    refused. `torch.amp.GradScaler` and what treats each number by itself, as `clip_grad_value_`, work as usual.
+    refused. `torch.amp.GradScaler` and elementwise functions such as `clip_grad_value_` work as usual.
     """
 
     def __init__(self, module: nn.Module, optimizer: ShardedOptimizer):
         """Wrap a module, as `DataParallel` does, in the process group of its optimizer.
 
         Args:
-            module: what is trained.
-            optimizer: of all its parameters that require a gradient, and of no others.
+            module: the module to train.
+            optimizer: its parameters must be exactly those of the module that require a gradient.
 
         Raises:
-            ValueError: as `DataParallel`, or the optimizer is one of other parameters.
+            ValueError: as `DataParallel`, or the optimizer has other parameters.
         """
         super().__init__(module, process_group=optimizer.process_group)
         self._optimizer = optimizer
@@ -129,15 +129,14 @@ class ShardedGradientsDataParallel(OverlappedDataParallel):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale all gradients down so that their common norm is at most `max_norm`. All ranks call this.
 
-        It does what `torch.nn.utils.clip_grad_norm_`, which sees the gradients of one rank, does in plain data
-        parallelism. The host does not wait for it.
+        The result is that of `torch.nn.utils.clip_grad_norm_` in plain data parallelism. The host does not wait.
 
         Args:
-            max_norm: as there.
-            norm_type: as there.
+            max_norm: as in `torch.nn.utils.clip_grad_norm_`.
+            norm_type: as in `torch.nn.utils.clip_grad_norm_`.
 
         Returns:
-            the norm before: a number on the gradients' device.
+            the norm before clipping, a scalar tensor on the gradients' device.
         """
         in_order = self._trainable[::-1]
         gradients = [parameter.grad for parameter in in_order if parameter.grad is not None]

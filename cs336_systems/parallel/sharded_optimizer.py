@@ -1,11 +1,11 @@
-"""An optimizer whose state is spread over the ranks: each updates the parameters that it owns, and sends them to all.
+"""An optimizer with sharded state: each rank updates the parameters that it owns, and sends them to all ranks.
 
     model = BucketedDataParallel(model, bucket_size_mb=25)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3, fused=True)
 
-The gradients have to be the same on all ranks, as data-parallel wrappers make them. `sharded_gradients` has one that
-gives each rank those of its own parameters alone, in less memory and time; `peer_memory_optimizer` has an optimizer
-that sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
+The gradients have to be the same on all ranks, as after a data-parallel wrapper. The wrapper in `sharded_gradients`
+gives each rank only the gradients of its own parameters, in less memory and time. The optimizer in
+`peer_memory_optimizer` sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
 """
 
 import warnings
@@ -26,23 +26,23 @@ from cs336_systems.parallel.replicas import check_in_memory, check_member, check
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 
 PARTS = 8
-"""In about so many parts the parameters are updated. Each costs the host a fraction of a millisecond, and of the first
-one's update nothing is hidden behind communication."""
+"""About how many parts the update is split into. Each part costs the host a fraction of a millisecond; the update of
+the first part overlaps with no communication."""
 
-# GradScaler's other way to serve an optimizer keeps to itself what it has found: see `step`.
+# Without this protocol GradScaler does not tell the optimizer about overflows: see `step`.
 warnings.filterwarnings("ignore", "GradScaler is going to stop passing itself", FutureWarning)
 
 
 class ShardedOptimizer(Optimizer):
-    """Any optimizer that updates each parameter from its own gradient and state, with 1/N of the state on each rank.
+    """Wraps any optimizer that updates each parameter on its own, with 1/N of the state on each of N ranks.
 
-    The weights are those of the unsharded optimizer, to the bit. Whole parameters are shared out, by their bytes. While
-    some buckets of updated parameters travel, the next ones are updated.
+    The weights are those of the unsharded optimizer, to the bit. Ranks own whole parameters, balanced by bytes. While
+    some buckets of updated parameters are sent, the next ones are updated.
 
     `param_groups` has all parameters on all ranks; `state` has those that this rank owns. Parameters are moved into
-    buckets, of which their data are views from then on; frozen ones are left alone until they need a gradient.
+    buckets, of which their data become views. Frozen parameters stay where they are until they need a gradient.
 
-    `torch.amp.GradScaler` works as with any optimizer: where one rank finds an infinity, all skip the step.
+    `torch.amp.GradScaler` works as with any optimizer: if one rank finds an infinity, all skip the step.
     """
 
     _bucket_type: type[ShardedBucket] = ShardedBucket
@@ -60,14 +60,14 @@ class ShardedOptimizer(Optimizer):
         """Make an optimizer on every rank.
 
         Args:
-            params: parameters or groups of them, as any optimizer takes them; the same on all ranks.
+            params: parameters or groups of them, as any optimizer accepts them; the same on all ranks.
             optimizer_cls: the class of the optimizer.
-            bucket_size_mb: how many 10^6 bytes of parameters travel together, at least.
+            bucket_size_mb: the least that one collective sends, in 10^6 bytes of parameters.
             process_group: the ranks that share the state; None: all.
             kwargs: arguments of the optimizer.
 
         Raises:
-            TypeError: optimizer_cls is not a class of optimizers.
+            TypeError: optimizer_cls is not an optimizer class.
             ValueError: the ranks' parameters differ, two of them share memory, one is on the meta device, the bucket
                 size is not positive, this process is not in the group, or the optimizer is LBFGS, whose updates depend
                 on all parameters at once.
@@ -103,7 +103,7 @@ class ShardedOptimizer(Optimizer):
 
     @property
     def buckets(self) -> list[ShardedBucket]:
-        """The parameters to update, about in the order in which a backward pass makes their gradients."""
+        """The parameters to update, roughly in the order in which a backward pass computes their gradients."""
         newcomers = [parameter for parameter in self._parameters_to_update() if parameter not in self._placed]
         if newcomers:
             self._place(newcomers)
@@ -112,7 +112,7 @@ class ShardedOptimizer(Optimizer):
     def step(  # type: ignore[override]
         self, closure: Callable[[], float] | None = None, *, grad_scaler: GradScaler | None = None, **kwargs: Any
     ) -> float | None:
-        """Update the parameters on all ranks; on a GPU the current stream waits for other ranks', not the host.
+        """Update the parameters on all ranks; on a GPU the current stream waits for other ranks, not the host.
 
         Args:
             closure: computes the loss, and gradients that are the same on all ranks.
@@ -120,7 +120,7 @@ class ShardedOptimizer(Optimizer):
             kwargs: passed on to the optimizer's step.
 
         Returns:
-            what the closure returns.
+            the closure's result.
         """
         if grad_scaler is not None and self._overflowed(grad_scaler):
             return None
@@ -146,28 +146,28 @@ class ShardedOptimizer(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of all parameters, in the host's memory, as the unsharded optimizer would have it.
+        """Return the state of all parameters in the host's memory, in the unsharded optimizer's format.
 
-        All ranks call this, as they exchange their states: a rank that calls it alone waits for the others until its
-        collective times out. It loads into any number of ranks, and into the unsharded optimizer. Where one rank is to
-        save it, `consolidate_state_dict` spares the others its memory.
+        All ranks call this, as they exchange their states: a rank that calls it alone waits until its collective times
+        out. The result loads into any number of ranks, and into the unsharded optimizer. If only one rank saves it,
+        `consolidate_state_dict` needs no memory on the others.
         """
         return self._consolidated(keep=True)
 
     def consolidate_state_dict(self, to: int = 0) -> dict[str, Any] | None:
-        """What `state_dict` returns, on the rank `to` of the group alone; None on the others. All ranks call this."""
+        """Return `state_dict()` on the group's rank `to`, and None on the others. All ranks call this."""
         wanted = dist.get_rank(self.process_group) == to
         state_dict = self._consolidated(keep=wanted)
         return state_dict if wanted else None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over hyperparameters, and the states of the parameters that this rank owns. All ranks call this.
+        """Load hyperparameters, and the states of the parameters that this rank owns. All ranks call this.
 
         Args:
-            state_dict: what `state_dict` returned on any number of ranks, or that of the unsharded optimizer.
+            state_dict: from `state_dict` on any number of ranks, or from the unsharded optimizer.
 
         Raises:
-            ValueError: it has other groups.
+            ValueError: the state dict has other groups.
         """
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameter_of = dict(zip(numbers, self._parameters(), strict=False))
@@ -180,7 +180,7 @@ class ShardedOptimizer(Optimizer):
         self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
 
     def _overflowed(self, scaler: GradScaler) -> bool:
-        """Unscale the gradients, and let the scalers of all ranks know if those of one rank are not finite."""
+        """Unscale the gradients, and tell the scalers of all ranks if a gradient of any rank is not finite."""
         if scaler._per_optimizer_states[id(self)]["stage"] is OptState.READY:
             scaler.unscale_(self)
         found: dict[Any, Any] = scaler._found_inf_per_device(self)  # a rank without gradients has found nothing
@@ -191,24 +191,24 @@ class ShardedOptimizer(Optimizer):
         return bool(overflow)
 
     def _share(self, buckets: Sequence[ShardedBucket]) -> None:
-        """Start to give all ranks what the owners have updated."""
+        """Start to send the owners' updates to all ranks."""
         self._running.extend(bucket.share() for bucket in buckets)
 
     def _wait(self) -> None:
-        """See to it that all parameters can be used."""
+        """Wait until all parameters can be used."""
         for work in self._running:
             work.wait()
         self._running.clear()
 
     def _parameters(self) -> list[nn.Parameter]:
-        """Those of all groups."""
+        """The parameters of all groups."""
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def _parameters_to_update(self) -> list[nn.Parameter]:
         return [p for p in self._parameters() if p.requires_grad or p.grad is not None]
 
     def _place(self, newcomers: Iterable[nn.Parameter]) -> None:
-        """Give parameters owners, and places in new buckets."""
+        """Assign owners to parameters, and move them into new buckets."""
         parameters = list(dict.fromkeys(newcomers))[::-1]
         named = [(f"parameter {i}", parameter) for i, parameter in enumerate(parameters)]
         check_same_on_all_ranks([describe(*each) for each in named], self.process_group)
@@ -226,9 +226,9 @@ class ShardedOptimizer(Optimizer):
         self._placed.update(parameters)
 
     def _members(self, parts: Sequence[Sequence[ShardedBucket]]) -> list[dict[int, list[nn.Parameter]]]:
-        """For each part the parameters that this rank owns, by the numbers of their groups.
+        """For each part, the parameters that this rank owns, by the numbers of their groups.
 
-        A group of which it owns nothing has no members in the first part, so that its counts go on nevertheless.
+        A group of which this rank owns nothing is in the first part without members, so that its step count advances.
         """
         part_of = {parameter: i for i, part in enumerate(parts) for bucket in part for parameter in bucket.mine}
         members: list[dict[int, list[nn.Parameter]]] = [{} for _ in parts]
@@ -247,7 +247,7 @@ class ShardedOptimizer(Optimizer):
 
 
 def split(buckets: Sequence[ShardedBucket]) -> list[list[ShardedBucket]]:
-    """Neighboring buckets in at most `PARTS` parts of about as many bytes each; a bucket stays whole."""
+    """Split the buckets, in order, into at most `PARTS` parts of about equal bytes; no bucket is divided."""
     parts: dict[int, list[ShardedBucket]] = {}
     total, before = max(1, sum(bucket.nbytes for bucket in buckets)), 0
     for bucket in buckets:
@@ -257,5 +257,5 @@ def split(buckets: Sequence[ShardedBucket]) -> list[list[ShardedBucket]]:
 
 
 def hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    """What a group says besides its parameters."""
+    """The entries of a parameter group, except its parameters."""
     return {name: value for name, value in group.items() if name != "params"}

@@ -1,4 +1,4 @@
-"""State dicts of sharded models: what PyTorch gives and takes for DTensor parameters, and whole tensors."""
+"""Loading of state dicts, with DTensors or whole tensors, into sharded models."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ from cs336_systems.parallel.distributed_parameters import Place
 
 
 def load_into(parameters: Mapping[Place, nn.Parameter]) -> None:
-    """Let `load_state_dict` take whole tensors for DTensor parameters, and keep these where it assigns others.
+    """Make `load_state_dict` accept whole tensors for DTensor parameters, and copy where it would assign.
 
     Args:
-        parameters: the DTensor parameters, by where they are.
+        parameters: the DTensor parameters, by their place.
     """
     for (owner, name), parameter in parameters.items():
         owner.register_load_state_dict_pre_hook(take_own_part(name, parameter))
@@ -22,7 +22,7 @@ def load_into(parameters: Mapping[Place, nn.Parameter]) -> None:
 
 
 def take_own_part(name: str, parameter: nn.Parameter) -> Callable[..., None]:
-    """A hook before `load_state_dict`; it leaves to PyTorch to refuse what has another shape."""
+    """Make a pre-hook of `load_state_dict` that cuts out this rank's rows; PyTorch refuses tensors of another shape."""
 
     def hook(module: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         value = state.get(prefix + name)
@@ -36,7 +36,7 @@ def take_own_part(name: str, parameter: nn.Parameter) -> Callable[..., None]:
 
 
 def take_assigned(name: str, parameter: nn.Parameter) -> Callable[..., None]:
-    """A hook after `load_state_dict`, which with `assign=True` has put another parameter there."""
+    """Make a post-hook of `load_state_dict` that copies from a parameter which `assign=True` has put in place."""
 
     def hook(module: nn.Module, incompatible_keys: object) -> None:
         assigned = module._parameters[name]

@@ -1,4 +1,4 @@
-"""A row-sharded weight: each rank keeps its shard, and holds the whole weight only while it is in use."""
+"""A row-sharded weight: each rank keeps its shard and holds the full weight only while it is in use."""
 
 import math
 from collections.abc import Sequence
@@ -21,17 +21,18 @@ from cs336_systems.parallel.lane import Transfer, Waitable, as_one_call
 
 
 class ShardedWeight:
-    """Rank r of N keeps rows r·k to (r + 1)·k - 1, k = ⌈rows/N⌉: the last ranks have fewer of them, or none.
+    """A weight sharded by rows: rank r of N keeps rows r·k to (r + 1)·k - 1, with k = ⌈rows/N⌉.
 
-    The whole weight is one tensor for good, whose storage is there only from `gather` to `free`. What autograd saves of
-    it for the backward pass, views included, shares that storage, and is whole again when the weight is.
+    The last ranks have fewer rows, or none. The whole weight is a permanent tensor whose storage exists only from
+    `gather` to `free`. Tensors that autograd saves of it, views included, share that storage, and are whole again when
+    the weight is.
     """
 
     def __init__(self, name: str, parameter: nn.Parameter, compute_dtype: torch.dtype | None, mesh: DeviceMesh):
         """Copy this rank's rows; the parameter itself is no longer needed.
 
         Args:
-            name: what messages call it.
+            name: its name in error messages.
             parameter: [rows, ...], the same on all ranks.
             compute_dtype: dtype of the whole weight and of its gradient; None: the parameter's. The shard, and the
                 gradient that the optimizer sees, keep the parameter's.
@@ -44,7 +45,7 @@ class ShardedWeight:
         self._rows = math.ceil(self.shape[0] / self._ranks)
         rows = self.own_rows(parameter.detach()).clone(memory_format=torch.contiguous_format)
         self.shard = outside_parameter(rows, Shard(0), mesh, like=parameter)
-        """What `parameters()` gives: a DTensor parameter of the whole weight's shape, with this rank's rows."""
+        """The parameter that `parameters()` returns: a DTensor of the whole weight's shape, with this rank's rows."""
         self._dtype = parameter.dtype
         padded = parameter.new_empty(
             self._ranks * self._rows * math.prod(self.shape[1:]), dtype=compute_dtype, requires_grad=False
@@ -54,9 +55,9 @@ class ShardedWeight:
         self._place = self.place_of_rank(self._padded)
         self._own_rows = self._place[: rows.numel()].view(rows.shape)
         self.units = 0
-        """How many units use it; several, if it is tied."""
+        """How many units use the weight; more than one if it is tied."""
         self.users: set[tuple[int, bool]] = set()
-        """What needs the whole weight now: the index of a unit, and whether it is in its backward pass."""
+        """Users of the whole weight at present: the index of a unit, and whether it is in its backward pass."""
         self.arrival: Transfer | None = None
         self._reduced: Tensor | None = None
         self.free()
@@ -80,10 +81,10 @@ class ShardedWeight:
         return padded.chunk(self._ranks)[self._rank]
 
     def follow(self) -> bool:
-        """Require a gradient if the shard does; whether that is a change.
+        """Copy `requires_grad` from the shard; return whether it changed.
 
         Raises:
-            RuntimeError: the shard has got another dtype or device, or a hook that would never run.
+            RuntimeError: the shard's dtype or device changed, or it has a hook that would never run.
         """
         check_unchanged(self.name, self.shard, self._dtype, self._padded.device)
         if self.whole.requires_grad == self.shard.requires_grad:
@@ -92,7 +93,7 @@ class ShardedWeight:
         return True
 
     def prepare_gather(self) -> partial[Waitable | None]:
-        """Allocate the whole weight and cast the shard to its place there; the all-gather is left to be called."""
+        """Allocate the whole weight, cast the shard into its place, and return the all-gather, to be called later."""
         self._padded.untyped_storage().resize_(self._padded.nbytes)
         self._own_rows.copy_(self.rows)
         return partial(all_gather_single, self._padded, self._place)
@@ -103,14 +104,14 @@ class ShardedWeight:
         self.arrival.wait()
 
     def free(self) -> None:
-        """Give the memory of the whole weight back."""
+        """Free the memory of the whole weight."""
         if self.arrival is not None:
             self.arrival.wait()
             self.arrival = None
         self._padded.untyped_storage().resize_(0)
 
     def take_gradient(self) -> Tensor:
-        """The gradient of the whole weight, in one dimension, with as many rows for each rank; it is taken away."""
+        """Remove and return the gradient of the whole weight, flattened and padded to equal parts for all ranks."""
         gradient = self.whole.grad
         assert gradient is not None, "no gradient has arrived"
         self.whole.grad = None
@@ -119,22 +120,22 @@ class ShardedWeight:
         return nn.functional.pad(flat, (0, missing)) if missing else flat  # pad would copy
 
     def add_reduced(self, rows: Tensor) -> None:
-        """Add to the gradient of the shard, in its dtype, what a reduce-scatter has left on this rank."""
+        """Add this rank's part of a reduce-scatter to the gradient of the shard, in the shard's dtype."""
         rows = rows[: self._own_rows.numel()].view(self._own_rows.shape).to(self._dtype)
         self._reduced = rows if self._reduced is None else self._reduced.add_(rows)
 
     def give_gradient(self) -> None:
-        """Give the shard its gradient; it has none if none was reduced."""
+        """Set the shard's gradient, if one was reduced."""
         if self._reduced is not None:
             give_gradient(self.shard, self._reduced)
             self._reduced = None
 
     def drop_gradient(self) -> None:
-        """Forget what the shard has not been given yet."""
+        """Drop gradients that the shard has not received yet."""
         self.whole.grad = self._reduced = None
 
     def gather_shards(self) -> Tensor:
-        """The whole weight in the shard's dtype, in memory of its own. All ranks call it."""
+        """Gather a copy of the whole weight in the shard's dtype. All ranks call it."""
         rows = self.rows
         padded = rows.new_empty(self._padded.numel())
         place = self.place_of_rank(padded)
@@ -144,24 +145,24 @@ class ShardedWeight:
 
 
 def gather(weights: Sequence[ShardedWeight], asynchronous: bool) -> Waitable | None:
-    """Make weights whole, in one call."""
+    """Gather whole weights in one call."""
     return as_one_call([weight.prepare_gather() for weight in weights], weights[0].group, asynchronous)
 
 
 def reduce(
     gradients: Sequence[Tensor], received: list[Tensor], group: dist.ProcessGroup, asynchronous: bool
 ) -> Waitable | None:
-    """Leave on each rank its rows of the gradients' means over the ranks, in one call.
+    """Reduce-scatter gradients in one call: each rank receives its rows of their means.
 
-    They travel in the dtype in which they were computed. A wider one would cost twice the time, and spare only the
-    roundings of the mean, each as large as that which each gradient has already seen. What several passes add up to is
-    in the shards' dtype.
+    Gradients are sent in the dtype in which they were computed. A wider dtype would cost twice the time, and save only
+    the roundings of the mean, each as large as the rounding that each gradient has already seen. Sums over several
+    passes are kept in the shards' dtype.
 
     Args:
-        gradients: as `take_gradient` gives them; they are changed, and must stay in memory until the result is there.
-        received: where what this rank receives is appended.
+        gradients: from `take_gradient`; they are overwritten, and must stay in memory until the result is there.
+        received: list to which this rank's rows are appended.
         group: the ranks.
-        asynchronous: whether to return before it is there.
+        asynchronous: whether to return before the result is there.
     """
     received.extend(gradient.new_empty(gradient.numel() // group.size()) for gradient in gradients)
     operation = averaging(gradients, group)

@@ -1,4 +1,4 @@
-"""Streams of a device: queues of work, of which those on a GPU run beside each other."""
+"""Streams of a device: queues of work, which run concurrently on a GPU."""
 
 from typing import Any, Protocol
 
@@ -6,10 +6,10 @@ import torch
 
 
 class Stream(Protocol):
-    """A queue of work; `with stream:` puts into it what is called meanwhile."""
+    """A queue of work; operations called inside `with stream:` are put into it."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Begin what is put into this queue from now on when all that is in the other one is done."""
+        """Make later work in this queue wait for all work that is in the other queue now."""
 
     def __enter__(self) -> Any: ...
 
@@ -17,23 +17,23 @@ class Stream(Protocol):
 
 
 class HostStream:
-    """What takes a stream's place on a CPU, where an operation is over when its call returns."""
+    """A stand-in for a stream on a CPU, where an operation is complete when its call returns."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Nothing is ever left to wait for."""
+        """Return at once: no operation is pending on a CPU."""
 
     def __enter__(self) -> None:
-        """Begin what on a GPU would be put into this queue."""
+        """Enter the context, which has no effect on a CPU."""
 
     def __exit__(self, *_: Any) -> None:
-        """End it."""
+        """Leave the context."""
 
 
 def new_stream(device: torch.device, priority: int = 0) -> Stream:
-    """A stream of its own; what has a lower priority number runs first."""
+    """Make a stream; a lower priority number runs first."""
     return torch.cuda.Stream(device, priority=priority) if device.type == "cuda" else HostStream()
 
 
 def current_stream(device: torch.device) -> Stream:
-    """The stream that operations are put into at present."""
+    """The stream that receives operations at present."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else HostStream()

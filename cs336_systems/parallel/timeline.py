@@ -4,7 +4,7 @@ from cs336_systems.parallel.limits import AHEAD
 
 
 class Timeline:
-    """The uses of one pass, forward and backward, and those that are expected next."""
+    """The order of uses in one pass, forward and backward, and the uses expected next."""
 
     def __init__(self) -> None:
         self._expected: list[int] = []
@@ -12,17 +12,17 @@ class Timeline:
         self._uses: list[int] = []
 
     def begin_pass(self) -> None:
-        """From here on, expect the uses of the pass that ends here."""
+        """End a pass, and expect its uses in the next one."""
         self._expected, self._uses, self._seen = self._uses, [], 0
 
     def note(self, index: int) -> None:
-        """The part `index` is used now."""
+        """Record that the part `index` is used now."""
         if self._seen == len(self._uses) and self._expected[self._seen : self._seen + 1] == [index]:
             self._seen += 1
         self._uses.append(index)
 
     def upcoming(self) -> list[int]:
-        """The next uses, at most AHEAD; none if this pass has left the order of the last one."""
+        """The next uses, at most AHEAD; none if this pass deviates from the order of the last one."""
         if self._seen < len(self._uses):
             return []
         return self._expected[self._seen : self._seen + AHEAD]

@@ -1,10 +1,10 @@
-"""What a training run needs to be resumed, for torch.distributed.checkpoint.
+"""Checkpoints of a training run, for torch.distributed.checkpoint.
 
     state = {"training": TrainingState(model, optimizer)}
     dcp.save(state, checkpoint_id=folder / f"{step:08}")
     dcp.load(state, checkpoint_id=latest_checkpoint(folder))
 
-Every rank writes its rows; as many ranks read them as there are then, or one process without a group (`no_dist=True`).
+Every rank writes its rows. Any number of ranks can read them, or one process without a group (`no_dist=True`).
 
 Load only what you trust: `dcp.load` unpickles, and a pickle can run any code.
 """
@@ -26,19 +26,19 @@ class TrainingState(Stateful):
     """The state of a model and its optimizer by the parameters' names, whether sharded or not.
 
     A checkpoint of either kind loads into the other, over any number of ranks. A checkpoint that cannot be read to its
-    end, or is another model's, leaves both as they were. Like PyTorch's functions, which it uses, it wants each
-    parameter of the optimizer to have had a gradient before the checkpoint is saved.
+    end, or is another model's, leaves model and optimizer unchanged. Like PyTorch's functions, which it uses, it
+    requires each parameter of the optimizer to have had a gradient before the checkpoint is saved.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer):
-        """Of a FullyShardedDataParallel, or of a model that one process holds, and an optimizer of its parameters."""
+        """Wrap a FullyShardedDataParallel or a model in one process, and an optimizer of its parameters."""
         self._module = model.module if isinstance(model, FullyShardedDataParallel) else model
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies in the host's memory: loading fills them first, and the model only when it is done.
+        """Copy the state into the host's memory; loading fills these copies before it touches the model.
 
-        The optimizer's state is made if it has not made a step.
+        An optimizer that has not made a step gets its initial state.
         """
         state = {
             "model": self._module.state_dict(),
@@ -48,10 +48,10 @@ class TrainingState(Stateful):
         return {**copies, "shapes": self._shapes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what `state_dict` has given.
+        """Load what `state_dict` returned.
 
         Raises:
-            ValueError: it is the state of another model.
+            ValueError: the state is another model's.
         """
         for ours, theirs in zip_longest(self._shapes(), state["shapes"], fillvalue="nothing more"):
             if ours != theirs:
@@ -67,8 +67,8 @@ class TrainingState(Stateful):
 
 
 def latest_checkpoint(folder: Path) -> Path | None:
-    """The last by name of the checkpoints in a folder, which has a folder for each; None if there is none.
+    """The checkpoint with the last name in a folder of checkpoints; None if there is none.
 
-    Those that were never finished do not count: the file `.metadata` is written last, and appears whole.
+    Unfinished checkpoints do not count: the file `.metadata` is written last, and atomically.
     """
     return max((file.parent for file in folder.glob("*/.metadata")), default=None)

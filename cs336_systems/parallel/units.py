@@ -1,4 +1,4 @@
-"""The parts of a model whose weights are gathered together."""
+"""Units of a sharded model: parts whose weights are gathered together."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -17,44 +17,44 @@ LAYER_NAMES = {"Linear", "Embedding"}
 
 
 class Unit:
-    """A module that finds its weights whole while it runs: a layer, or a module of several layers."""
+    """A layer, or a module of several layers, whose weights are gathered together while it runs."""
 
     def __init__(self, index: int, weights: dict[Place, ShardedWeight], biases: list[Place]):
-        """A unit.
+        """Make a unit.
 
         Args:
             index: its place among the units.
-            weights: those of its layers.
+            weights: the weights of its layers.
             biases: other floating-point parameters of its layers.
         """
         self.index = index
         self.weights = list(dict.fromkeys(weights.values()))
         self.first = [weight for weight in self.weights if not weight.units]
-        """Those that no earlier unit uses."""
+        """Weights that no earlier unit uses."""
         self.owed: list[ShardedWeight] = []
-        """Those of the first whose gradients are reduced together, once all have arrived: not the frozen ones."""
+        """Weights in `first` that are not frozen: their gradients are reduced together, once all have arrived."""
         for weight in self.weights:
             weight.units += 1
         self.arrived: list[ShardedWeight] = []
-        """Those of the owed whose gradients have arrived."""
+        """Weights in `owed` whose gradients have arrived."""
         self._places = weights
         self._biases = biases
         self._hidden: dict[Place, Tensor | None] = {}
 
     def plan(self) -> None:
-        """Note which weights are frozen now."""
+        """Update which weights are frozen."""
         self.owed = [weight for weight in self.first if weight.whole.requires_grad]
 
     @property
     def has_ambiguous_gradients(self) -> bool:
-        """Whether the arrival of a gradient does not tell that the backward pass of this unit is done with a weight.
+        """Whether a gradient's arrival does not imply that this unit's backward pass no longer needs the weight.
 
-        A frozen weight has none, and a tied one has to wait for other units.
+        A frozen weight has no gradient, and a tied one has to wait for other units.
         """
         return any(not weight.whole.requires_grad or weight.units > 1 for weight in self.weights)
 
     def gather(self, lane: Lane) -> None:
-        """Start to gather its weights, but for those that are whole or on their way."""
+        """Start to gather the weights, except those that are whole or in flight."""
         missing = [weight for weight in self.weights if not weight.is_whole]
         if missing:
             transfer = lane.start(partial(gather, missing))
@@ -62,7 +62,7 @@ class Unit:
                 weight.arrival = transfer
 
     def show_whole(self, compute_dtype: torch.dtype | None) -> None:
-        """Let its layers see the whole weights, and their biases in the same dtype.
+        """Register the whole weights in the unit's layers, and biases in the same dtype.
 
         Raises:
             RuntimeError: a weight was replaced.
@@ -82,14 +82,14 @@ class Unit:
         owner._parameters[name] = tensor  # type: ignore[assignment]  # setattr would refuse what is no Parameter
 
     def show_shards(self) -> None:
-        """Let its layers have what they have outside their forward passes."""
+        """Register the shards in the unit's layers again, as outside forward passes."""
         while self._hidden:
             (owner, name), parameter = self._hidden.popitem()
             owner._parameters[name] = parameter  # type: ignore[assignment]
 
 
 def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None, mesh: DeviceMesh) -> dict[Place, ShardedWeight]:
-    """Put shards in the places of all weights that are to be sharded; the same shard where a weight is tied."""
+    """Replace weights by shards; tied weights share one shard."""
     weights = {}
     names = {parameter: name for name, parameter in module.named_parameters()}
     places = deque((names.pop(parameter), parameter, owners) for parameter, owners in find_places(module).items())
@@ -106,12 +106,15 @@ def shard_weights(module: nn.Module, compute_dtype: torch.dtype | None, mesh: De
 def divide(
     module: nn.Module, together: tuple[type[nn.Module], ...], weights: dict[Place, ShardedWeight]
 ) -> tuple[list[nn.Module], list[Unit]]:
-    """The modules that are units, and what is to be known of each of them.
+    """Divide a module into units.
 
     Args:
-        module: what is divided.
+        module: the module to divide.
         together: classes of modules whose layers make one unit.
-        weights: the sharded ones.
+        weights: the sharded weights.
+
+    Returns:
+        the modules that are units, and the units.
     """
     parts: list[nn.Module] = []
     units: list[Unit] = []
@@ -134,7 +137,7 @@ def find_units(module: nn.Module, together: tuple[type[nn.Module], ...]) -> Iter
 
 
 def find_places(module: nn.Module) -> dict[nn.Parameter, list[Place]]:
-    """Where each parameter is."""
+    """Find the places where each parameter is registered."""
     places = defaultdict(list)
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
@@ -144,24 +147,24 @@ def find_places(module: nn.Module) -> dict[nn.Parameter, list[Place]]:
 
 
 def is_sharded(parameter: nn.Parameter, places: Sequence[Place]) -> bool:
-    """Whether a parameter is the weight of layers, and nothing else."""
+    """Whether a parameter is only used as the weight of layers."""
     return parameter.dim() > 0 and all(name == "weight" and is_layer(owner) for owner, name in places)
 
 
 def is_bias(place: Place, weights: dict[Place, ShardedWeight]) -> bool:
-    """Whether a parameter of a layer is none of the sharded weights, and computes with them."""
+    """Whether a parameter of a layer is not a sharded weight, and takes part in its computation."""
     owner, name = place
     parameter = owner._parameters[name]
     return place not in weights and parameter is not None and parameter.is_floating_point()
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Whether it is a linear map or an embedding: PyTorch's, derived from these, or another class of such a name."""
+    """Whether a module is a Linear or an Embedding: PyTorch's, a subclass, or another class of one of these names."""
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return False  # nn.MultiheadAttention reads the weight of its own without calling it
     return type(module).__name__ in LAYER_NAMES or isinstance(module, nn.Linear | nn.Embedding)
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether it is what torch.compile has made of a module: nothing can be done between its layers."""
+    """Whether a module was made by torch.compile: no hook can run between its layers."""
     return hasattr(module, "_orig_mod")

@@ -1,4 +1,4 @@
-"""Variations of the bucketed wrapper that were tried to hide more of the communication; what each buys is measured.
+"""Variations of the bucketed wrapper that try to hide more of the communication.
 
 The names are those of the experiment `data_parallel`.
 """
@@ -18,7 +18,7 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel, average, 
 
 
 class GroupedDataParallel(BucketedDataParallel):
-    """Tries to save the copies into buckets: a bucket's gradients stay where they are, and travel in one grouped call.
+    """Tries to save the copies into buckets: one grouped call sends a bucket's gradients from where they are.
 
     NCCL runs the grouped all-reduces in one kernel.
     """
@@ -34,7 +34,7 @@ class GroupedDataParallel(BucketedDataParallel):
 
 
 class SmallLastDataParallel(BucketedDataParallel):
-    """Tries to start earlier: the last gradient, for which nothing is left to hide behind, keeps no others waiting."""
+    """Tries to start earlier: the last gradient, which nothing can hide, has a bucket of its own."""
 
     def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, bucket_size_mb, process_group=process_group)
@@ -66,7 +66,7 @@ class PriorityDataParallel(BucketedDataParallel):
 
 
 class Bf16WireDataParallel(BucketedDataParallel):
-    """Tries to send less: gradients travel, and are added, as bf16. The price is their precision."""
+    """Tries to send less: gradients are sent and added in bf16. The price is precision."""
 
     def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
         super().__init__(module, bucket_size_mb, process_group=process_group)
@@ -84,7 +84,7 @@ class Bf16WireDataParallel(BucketedDataParallel):
 
 
 class OptimizerOverlapDataParallel(BucketedDataParallel):
-    """Tries to hide the last buckets behind the optimizer: each bucket's parameters are updated as soon as it is there.
+    """Tries to hide the last buckets behind the optimizer: each bucket's parameters are updated once it is averaged.
 
     `finish_gradient_synchronization()` is the optimizer's step, too. Each parameter needs a gradient in each step.
     """

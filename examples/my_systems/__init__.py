@@ -1,1 +1,1 @@
-"""A small package of one's own: for each family one implementation that is right, and one that is wrong."""
+"""A small package of own code: for each family a right and a wrong implementation."""

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in tiled PyTorch, and attention that forgets what it has padded."""
+"""FlashAttention-2 in tiled PyTorch, and attention that forgets its padding."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ def tiles(length: int) -> list[slice]:
 
 
 def scores_of(q: Tensor, k: Tensor, rows: slice, columns: slice, is_causal: bool) -> Tensor:
-    """Scaled scores of one tile, [batch, rows, columns], those of the future -inf."""
+    """Compute scaled scores of one tile, [batch, rows, columns]; scores of future keys are -inf."""
     scores = q[:, rows].float() @ k[:, columns].float().mT / math.sqrt(q.shape[-1])
     if is_causal:
         query, key = (torch.arange(part.start, part.stop, device=q.device) for part in (rows, columns))
@@ -52,7 +52,7 @@ class FlashAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients of q, k and v, from tiles of the softmax that are computed again."""
+        """Compute gradients of q, k and v from recomputed tiles of the softmax."""
         q, k, v, o, lse = ctx.saved_tensors
         dq, dk, dv = (torch.zeros_like(x, dtype=torch.float32) for x in (q, k, v))
         delta = (grad_o.float() * o.float()).sum(-1, keepdim=True)

@@ -19,11 +19,11 @@ class DDP(nn.Module):
                 parameter.register_post_accumulate_grad_hook(self.reduce)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """What the module computes."""
+        """Return the module's output."""
         return self.module(*arguments, **keywords)
 
     def reduce(self, parameter: Tensor) -> None:
-        """Start to add up a gradient; a tied parameter has one gradient, and one hook."""
+        """Start to sum a gradient; a tied parameter has one gradient, and one hook."""
         self.send(parameter.grad)
 
     def send(self, gradient: Tensor) -> None:

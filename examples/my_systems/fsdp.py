@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Gather(torch.autograd.Function):
-    """Whole weights from all ranks' rows; the gradient of these rows is the mean over ranks."""
+    """Gathers whole weights from all ranks' rows; the gradient of these rows is the mean over ranks."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ class Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        """The other way round."""
+        """Reduce-scatter the gradient: the reverse of forward."""
         ranks = dist.get_world_size()
         rows = gradient.new_empty(len(gradient) // ranks, *gradient.shape[1:])
         dist.reduce_scatter_tensor(rows, gradient.contiguous())
@@ -68,11 +68,11 @@ class FSDP(nn.Module):
         return (inputs[0].to(self.compute_dtype),) if cast else inputs
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
-        """What the module computes."""
+        """Return the module's output."""
         return self.module(*arguments, **keywords)
 
     def finish_gradient_synchronization(self) -> None:
-        """Average the gradients of what is not sharded, and free the whole weights."""
+        """Average the gradients of replicated parameters, and free the whole weights."""
         for parameter in self.named.values():
             if parameter not in self.lengths and parameter.grad is not None:
                 dist.all_reduce(parameter.grad)

@@ -1,4 +1,4 @@
-"""An optimizer whose state is shared out over the ranks, and one that forgets who has the last parameters."""
+"""An optimizer with sharded state, and one that forgets to send the last parameters."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ class ShardedOptimizer(Optimizer):
         super().__init__(params, kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Share out the parameters of a group."""
+        """Assign the parameters of a group to ranks."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in group["params"]:
@@ -32,7 +32,7 @@ class ShardedOptimizer(Optimizer):
             self.own.add_param_group(part)
 
     def step(self, closure: Callable[[], float] | None = None, **kwargs: Any) -> Any:
-        """Update what is this rank's, and get the rest from its owners."""
+        """Update this rank's parameters, and receive the others from their owners."""
         for part, group in zip(self.own.param_groups, self.param_groups, strict=True):
             part.update({key: value for key, value in group.items() if key != "params"})  # as schedulers set them
         result = self.own.step(closure, **kwargs)
@@ -46,7 +46,7 @@ class ShardedOptimizer(Optimizer):
 
 
 class EvenlyShardedOptimizer(ShardedOptimizer):
-    """Wrong: shares as many parameters of each rank, so that what is left over stays with its owner."""
+    """Wrong: sends equally many parameters of each rank, so that the remaining ones stay with their owner."""
 
     def share(self) -> None:
         """Send the parameters, in turns of all ranks."""

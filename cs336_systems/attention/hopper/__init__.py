@@ -1,1 +1,1 @@
-"""FlashAttention for Hopper (compute capability 9.0) in Gluon: each warp only loads, or only multiplies."""
+"""FlashAttention for Hopper (compute capability 9.0) in Gluon, with warps specialized for loads or matmuls."""

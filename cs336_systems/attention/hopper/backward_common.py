@@ -1,7 +1,7 @@
-"""What the two backward kernels for Hopper share: where a program works, and the parts of a step.
+"""Helpers of the two backward kernels for Hopper: the work of a program, and the parts of a step.
 
 A program owns 128 keys of one head and goes through the queries that see them, 64 at a time. Two warpgroups own 64 keys
-each and compute, with all matrices transposed so that P^T and dS^T feed the next products from registers,
+each and compute, with all matrices transposed so that P^T and dS^T feed the next matmuls from registers,
 
     S^T = K Q^T,   P^T = exp(S^T - L),   dV += P^T dO,   dP^T = V dO^T,   dS^T = P^T * (dP^T - D),   dK += dS^T Q.
 
@@ -21,21 +21,21 @@ NEVER = gl.constexpr(2**31 - 1)  # beyond all queries
 
 
 class Work(NamedTuple):
-    """Where in a head a program works."""
+    """The keys that a program owns in a head, and the query tiles that it goes through."""
 
     start_n: Any
-    """First of its 128 keys."""
+    """The first of the program's 128 keys."""
     query_tiles: Any
-    """Of the head."""
+    """Query tiles of the head."""
     first: Any
-    """Query tile of the first step."""
+    """The query tile of the first step."""
     steps: Any
     """Query tiles that see one of the keys; with a causal mask and more keys than queries there may be none."""
 
 
 @gluon.jit
 def locate(n_queries, IS_CAUSAL: gl.constexpr):
-    """The Work of this program: with a causal mask those that see the most queries come first.
+    """Compute this program's Work: with a causal mask, keys seen by the most queries come first.
 
     Without a mask the programs of a head start at different query tiles, so as to add to different rows of dQ.
     """
@@ -52,20 +52,20 @@ def locate(n_queries, IS_CAUSAL: gl.constexpr):
 
 @gluon.jit
 def locate_head():
-    """Which of the batch x heads this program works on; called where it is needed, lest it take a register before."""
+    """Compute this program's index in batch x heads; called where it is needed, to save a register before."""
     return gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
 
 
 @gluon.jit
 def query_tile(work, j, IS_CAUSAL: gl.constexpr):
-    """Tile of step j."""
+    """The query tile of step j."""
     tile = work.first + j
     return tile if IS_CAUSAL else gl.where(tile < work.query_tiles, tile, tile - work.query_tiles)
 
 
 @gluon.jit
 def masked_steps(work, n_keys, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
-    """Steps that need a mask, the first ones: all where keys are beyond the end, else those on the diagonal."""
+    """How many of the first steps need a mask: all if keys are beyond the end, else those on the diagonal."""
     masked = gl.minimum(work.steps, 2) if IS_CAUSAL else work.steps * 0
     if RAGGED:
         masked = gl.where(work.start_n + 128 > n_keys, work.steps, masked)

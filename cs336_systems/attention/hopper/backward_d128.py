@@ -1,10 +1,10 @@
 """The backward kernel for head dimensions up to 128: S^T and dP^T one after the other, in the same registers.
 
-dK and dV of 64 keys take 128 registers of a thread here, which leaves no room for S^T and dP^T together, nor for a warp
-that only loads: the warpgroup that computes dQ loads too. It refills a stage when both others have released it.
+dK and dV of 64 keys occupy 128 registers per thread here, which leaves no room for S^T and dP^T together, nor for a
+warp that only loads: the warpgroup that computes dQ loads too. It refills a stage when both others have released it.
 
-The two warpgroups that sum dK and dV take turns to compute scores, so that one has the tensor cores to itself while the
-other computes exponentials.
+The two warpgroups that sum dK and dV alternate in computing scores, so that one has the tensor cores to itself while
+the other computes exponentials.
 """
 
 from typing import Any, NamedTuple
@@ -42,12 +42,12 @@ STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
 
 
 class Shared(NamedTuple):
-    """What the partitions of a program share."""
+    """Shared memory and barriers of a program's partitions."""
 
     k: Any
-    """Keys as [4, 64, 64]: of each warpgroup, the first and the second half of the head dimension."""
+    """Keys as [4, 64, 64]: for each warpgroup the first and the second half of the head dimension."""
     v: Any
-    """Values, [2, 64, 128]; in the end the gradients pass through here."""
+    """Values, [2, 64, 128]; staging area of the gradients at the end."""
     q: Any
     """Ring of queries, [STAGES, 64, 128]."""
     do: Any
@@ -66,7 +66,7 @@ class Shared(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Descriptors of what is loaded, and the head that a program loads it from."""
+    """Descriptors of a program's inputs, and the head that it loads from."""
 
     q: Any
     do: Any
@@ -74,7 +74,7 @@ class Sources(NamedTuple):
     batch: Any
     head: Any
     first_tile: Any
-    """Query tiles of the heads before."""
+    """The number of query tiles of all heads before."""
 
 
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
@@ -97,7 +97,7 @@ def attention_backward_d128_kernel(
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
     DKDV_REGISTERS: gl.constexpr,  # per thread
 ):
-    """128 keys of one head; the grid is (heads in a group, key tiles, groups of heads)."""
+    """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads)."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [4, 64, 64], TILE),
@@ -128,7 +128,7 @@ def attention_backward_d128_kernel(
 
 @gluon.jit
 def load_and_sum_dq(q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """Copy what the others read, and sum this program's share of dQ, tile by tile, in two halves of 64 columns."""
+    """Load tiles for all partitions, and sum this program's share of dQ, tile by tile, in two halves of 64 columns."""
     shared, heads, n_queries, _, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, IS_CAUSAL)
@@ -194,7 +194,7 @@ def sum_dkdv(
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
 ):
-    """dK and dV of 64 keys."""
+    """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     D: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
@@ -238,13 +238,13 @@ def step(
     INDEX: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """What 64 queries add to dK and dV."""
+    """Add the contribution of 64 queries to dK and dV."""
     S: gl.constexpr = zero.type.layout
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
     DTYPE: gl.constexpr = shared.q.dtype
     stage = j % STAGES
-    # Zero, which the compiler cannot know: addresses of tiles that never change would be kept in registers all the
-    # time, for want of which others are spilled.
+    # Zero, which the compiler cannot know: it would keep addresses of tiles that never change in registers all the
+    # time, and spill others.
     none = j >> 24
     q_tile = shared.q.index(stage)
     do_tile = shared.do.index(stage)

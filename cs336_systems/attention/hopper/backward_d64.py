@@ -1,8 +1,8 @@
 """The backward kernel for head dimensions up to 64: the next scores are computed while dV and dK are.
 
-Registers suffice here to keep the keys and values of a warpgroup in them, as operands of S^T and dP^T. A warp of its
-own loads. At the start of a step the scores are ready: the step before has computed them. So the last step computes
-scores that nobody needs, from a tile that the loader adds for it.
+The keys and values of a warpgroup fit into its registers, as operands of S^T and dP^T. A separate warp loads. At the
+start of a step the scores are ready: the step before has computed them. So the last step computes scores that are not
+needed, from a tile that the loader adds for it.
 """
 
 from typing import Any, NamedTuple
@@ -35,12 +35,12 @@ DS_STAGES = gl.constexpr(2)  # of the ring of dS
 
 
 class Shared(NamedTuple):
-    """What the partitions of a program share."""
+    """Shared memory and barriers of a program's partitions."""
 
     k: Any
     """Keys of each warpgroup, [2, 64, 64]."""
     v: Any
-    """Values, likewise; in the end the gradients pass through here."""
+    """Values, likewise; staging area of the gradients at the end."""
     q: Any
     """Ring of queries, [STAGES, 64, 64]."""
     do: Any
@@ -81,7 +81,7 @@ def attention_backward_d64_kernel(
     DKDV_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
-    """128 keys of one head; the grid is (heads in a group, key tiles, groups of heads)."""
+    """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads)."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
@@ -155,9 +155,9 @@ def sum_dkdv(
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
 ):
-    """dK and dV of 64 keys."""
+    """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
-    # Layout of all products here: 64 queries or 64 numbers of a head in a row.
+    # Layout of all matmuls here: 64 queries or 64 numbers of a head in a row.
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, IS_CAUSAL)
     start_n = work.start_n + INDEX * 64
@@ -203,7 +203,7 @@ def step(
     INDEX: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """What 64 queries add to dK and dV, and the next step's scores."""
+    """Add the contribution of 64 queries to dK and dV, and compute the next step's scores."""
     S: gl.constexpr = zero.type.layout
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, S, 2)
     DTYPE: gl.constexpr = shared.q.dtype
@@ -236,7 +236,7 @@ def step(
 
 @gluon.jit
 def sum_dq(dq, inputs, IS_CAUSAL: gl.constexpr):
-    """This program's share of dQ, tile by tile."""
+    """Sum this program's share of dQ, tile by tile."""
     shared, _, n_queries, _, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, IS_CAUSAL)

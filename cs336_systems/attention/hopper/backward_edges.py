@@ -1,4 +1,4 @@
-"""What runs before and after the backward kernels for Hopper: plain Triton, bound by memory."""
+"""Preprocess and postprocess kernels of the Hopper backward pass, in plain Triton; both are bandwidth-bound."""
 
 import triton
 import triton.language as tl
@@ -26,7 +26,7 @@ def attention_prepare_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,  # HEAD_DIM padded to 64 or 128
 ):
-    """L and D of 64 queries, infinite and zero beyond the end; the grid is (batch x heads x query tiles)."""
+    """Write L and D of 64 queries, infinite and zero beyond the end; the grid is (batch x heads x query tiles)."""
     query_tiles = tl.cdiv(n_queries, 64)
     tile = tl.program_id(0)
     start_m = tile % query_tiles * 64
@@ -59,7 +59,7 @@ def attention_dq_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,  # HEAD_DIM padded to 64 or 128
 ):
-    """64 queries by 64 columns of dQ; the grid is (batch x heads x query tiles x BLOCK_D / 64)."""
+    """Convert 64 queries by 64 columns of dQ; the grid is (batch x heads x query tiles x BLOCK_D / 64)."""
     query_tiles = tl.cdiv(n_queries, 64)
     block = tl.program_id(0)
     tile = block // (BLOCK_D // 64)

@@ -1,4 +1,4 @@
-"""Barriers between the partitions of a program: arrivals counted in shared memory, and turns on the tensor cores."""
+"""Barriers between the partitions of a program: mbarriers in shared memory, and turns on the tensor cores."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -7,7 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 @gluon.jit
 def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers, [COUNT, 1], each of which ends a phase when as many partitions as ARRIVALS have arrived."""
+    """Allocate barriers, [COUNT, 1], each of which ends a phase when ARRIVALS partitions have arrived."""
     barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(barriers.index(i), count=ARRIVALS)
@@ -26,26 +26,26 @@ def wait_empty(barriers, step, STAGES: gl.constexpr):
     mbarrier.wait(barriers.index(step % STAGES), ((step // STAGES) & 1) ^ 1)
 
 
-# Named barriers, by which warpgroups take turns: each waits for its own and opens the next one's. Triton uses the
+# Named barriers, by which warpgroups alternate: each waits for its own and opens the next one's. Triton uses the
 # numbers 0, 1 and one more for each partition from 2 on; FIRST_TURN and the two after it are free in all kernels here.
 FIRST_TURN = gl.constexpr(8)
 
 
 @gluon.jit
 def wait_for_turn(WARPGROUP: gl.constexpr):
-    """Wait until it is this warpgroup's turn; of the barrier's 256 threads its own are half."""
+    """Wait for this warpgroup's turn; its threads are half of the barrier's 256."""
     _named_barrier("sync", WARPGROUP)
 
 
 @gluon.jit
 def give_turn(WARPGROUP: gl.constexpr):
-    """Make it that warpgroup's turn."""
+    """Give the turn to a warpgroup."""
     _named_barrier("arrive", WARPGROUP)
 
 
 @gluon.jit
 def _named_barrier(INSTRUCTION: gl.constexpr, WARPGROUP: gl.constexpr):
-    # Inline assembly computes a tensor from a tensor: one element for each thread, and nobody reads the result.
+    # Inline assembly computes a tensor from a tensor: one element for each thread, and the result is unused.
     threads = gl.arange(0, 128, layout=gl.BlockedLayout([1], [32], [4], [0]))
     assembly: gl.constexpr = f"bar.{INSTRUCTION} {FIRST_TURN + WARPGROUP}, 256; mov.b32 $0, $1;"
     gl.inline_asm_elementwise(assembly, "=r,r", [threads], dtype=gl.int32, is_pure=False, pack=1)

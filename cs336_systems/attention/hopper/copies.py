@@ -1,4 +1,4 @@
-"""TMA copies by their present names: Triton 3.8 renamed them, and 3.9 has only the new names."""
+"""TMA copies under their current names: Triton 3.8 renamed them, and 3.9 has only the new names."""
 
 from triton.experimental.gluon.language.nvidia.hopper import tma
 

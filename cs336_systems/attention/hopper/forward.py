@@ -1,9 +1,9 @@
-"""FlashAttention's forward pass for Hopper: one warp loads, the others multiply, in Gluon.
+"""FlashAttention's forward pass for Hopper in Gluon, with one loading warp and one to three consumer warpgroups.
 
 A program owns CONSUMERS x 64 queries and goes through its keys from the last visible tile to the first. One warp, the
 loader, copies tiles of keys and values into a ring of STAGES stages by TMA. Each consumer is a warpgroup that owns 64
-queries. Per step it issues the product for the next scores and the one of the last probabilities with their values, and
-computes the softmax while the second product runs. Consumers take turns to issue products: while one computes its
+queries. Per step it issues the matmul for the next scores and the one of the last probabilities with their values, and
+computes the softmax while the second matmul runs. Consumers alternate in issuing matmuls: while one computes its
 softmax, the tensor cores work for another.
 
 Step t of the ring carries key tile t and value tile t - 1 under one pair of barriers, since they are used together.
@@ -37,16 +37,16 @@ LOWEST = gl.constexpr(-1e30)  # below all scores; finite, so that no infinities 
 
 
 class Shared(NamedTuple):
-    """What the partitions of a program share."""
+    """Shared memory and barriers of a program's partitions."""
 
     q: Any
-    """Queries, [CONSUMERS, 64, BLOCK_D]; each consumer puts its output there in the end."""
+    """Queries, [CONSUMERS, 64, BLOCK_D]; staging area of the output at the end."""
     k: Any
     """Ring of keys, [STAGES, BLOCK_N, BLOCK_D]."""
     v: Any
     """Ring of values, [STAGES, BLOCK_N, BLOCK_D]."""
     q_full: Any
-    """Barrier of each consumer's queries."""
+    """Barrier of each consumer: its queries have been written."""
     full: Any
     """Barrier of each stage: its tiles have been written."""
     empty: Any
@@ -71,7 +71,7 @@ def attention_forward_kernel(
     CONSUMER_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
-    """One tile of queries; the grid is (heads in a group, query tiles, groups of heads)."""
+    """Compute attention of one tile of queries; the grid is (heads in a group, query tiles, groups of heads)."""
     TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     shared = Shared(
         gl.allocate_shared_memory(q.dtype, [CONSUMERS, 64, BLOCK_D], TILE),
@@ -117,9 +117,9 @@ def attention_forward_kernel(
 
 @gluon.jit
 def locate(heads, n_keys, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """Batch, head, first query and number of key tiles of this program; there is at least one key tile.
+    """Compute this program's batch, head, first query and number of key tiles, of which there is at least one.
 
-    With a causal mask the last queries see the most keys. They come first, so that what starts last is short.
+    With a causal mask the last queries see the most keys. They come first, so that the last programs are short.
     """
     batch_head = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
     tile = gl.program_id(1)
@@ -174,7 +174,7 @@ def consumer(
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
-    """Attention of 64 queries."""
+    """Compute attention of 64 queries."""
     shared, heads, n_queries, n_keys, softmax_scale_log2 = inputs
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     OUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_D, 16])
@@ -257,7 +257,7 @@ def step(
     CONSUMERS: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Scores and softmax of this step's keys, while last step's probabilities are multiplied with their values."""
+    """Compute scores and softmax of this step's keys while the last step's probabilities multiply their values."""
     DTYPE: gl.constexpr = q_tile.dtype
     stage = t % STAGES
     wait_full(shared.full, t, STAGES)
@@ -280,12 +280,12 @@ def step(
 
 @gluon.jit
 def online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, MASKED: gl.constexpr):
-    """Probabilities relative to the new maximum, that maximum, the new sums, and what corrects older numbers."""
+    """Compute probabilities relative to the new maximum, that maximum, the new sums, and the factor of older sums."""
     S: gl.constexpr = scores.type.layout
     ROWS: gl.constexpr = row_max.type.layout
     if MASKED:
-        # A column is a lane's part, bits 1 and 2, and a part known when compiling. Taken apart they leave a comparison
-        # with a constant for each score; all at once costs three more instructions.
+        # A column number is a lane's part, bits 1 and 2, plus a part known at compile time. Split, they leave one
+        # comparison with a constant for each score; comparing the whole number costs three more instructions.
         column = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, S))
         last_column = (last_key - start_n)[:, None] - (column & 6)[None, :]
         scores = gl.where((column & ~6)[None, :] <= last_column, scores, float("-inf"))
@@ -298,5 +298,5 @@ def online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_lo
 
 @gluon.jit
 def lane_sums(p):
-    """Sums of what each of the four lanes that share a row holds of it, [64, 4]: the lanes add theirs in the end."""
+    """Sum a row's numbers in each of the four lanes that share it, [64, 4]; the lanes' sums are added at the end."""
     return gl.sum(gl.sum(p.reshape([64, p.shape[1] // 8, 4, 2]), 3), 1)

@@ -1,8 +1,8 @@
-"""From tensors to launches of the Hopper kernels: what they take, descriptors, buffers, the grid.
+"""Launches of the Hopper kernels: supported inputs, descriptors, buffers, grids.
 
-All functions take q [batch, heads, n_queries, d] and k, v [batch, kv_heads, n_keys, d], or the same without the axis of
-heads, in bf16 or fp16, with any strides: what a tensor map does not take is copied. Each head of k and v is shared by
-heads / kv_heads neighbouring heads of q.
+All functions accept q [batch, heads, n_queries, d] and k, v [batch, kv_heads, n_keys, d], or the same without the axis
+of heads, in bf16 or fp16, with any strides: tensors that a tensor map does not support are copied. Each head of k and v
+is shared by heads / kv_heads neighbouring heads of q.
 """
 
 import math
@@ -38,9 +38,9 @@ from cs336_systems.attention.operators import empty_output, softmax_scale
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
-MIN_QUERIES = 2**15  # batch x heads x n_queries: two programs of 128 queries for each multiprocessor
+MIN_QUERIES = 2**15  # batch x heads x n_queries: two programs of 128 queries for each SM
 MIN_LENGTH = 512  # queries, and keys, of a sequence
-MIN_WORK = 2**34  # batch x heads x n_queries x n_keys x padded head dimension: with less, the host sets the pace
+MIN_WORK = 2**34  # batch x heads x n_queries x n_keys x padded head dimension: with less, calls are host-bound
 MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to 32 at most by the Triton kernels
 MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
@@ -52,7 +52,7 @@ ROW_LAYOUT = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1
 
 
 def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
-    """Why these kernels do not run inputs of this dtype and these shapes, in a few words; empty if they do."""
+    """Name the reason why these kernels do not support inputs of this dtype and these shapes; empty if they do."""
     d = q_shape[-1]
     if dtype not in DTYPES:
         return "they accept bf16 and fp16"
@@ -64,9 +64,9 @@ def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> st
 
 
 def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
-    """Whether inputs of these shapes are many and long enough for these kernels to be faster than the Triton ones.
+    """Whether these kernels are faster than the Triton kernels for inputs of these shapes.
 
-    Their tiles are large, so that few short heads leave multiprocessors idle, and their launches cost the host more.
+    Their tiles are large, so that few short heads leave SMs idle, and their launches cost the host more.
     """
     n_queries, d = q_shape[-2:]
     n_keys = k_shape[-2]
@@ -78,7 +78,7 @@ def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
 def attention_forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *, tiles: ForwardTiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
+    """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
     Scores are multiplied by scale, 1 / √d if None. Tiles are the default ones unless an experiment passes its own.
     """
@@ -103,9 +103,9 @@ def attention_backward(
     *,
     group: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v, from those of o and, unless it is None, of L.
+    """Compute the gradients of q, k and v from the gradients of o and, unless it is None, of L.
 
-    That of q differs from run to run by the order of its additions.
+    The gradient of q differs from run to run by the order of its additions.
 
     Heads are in groups of the default size unless an experiment passes its own.
     """
@@ -125,7 +125,7 @@ def attention_backward(
 
 
 def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
-    """D - dL in place of D, in the tiles of 64 queries that attention_prepare_kernel has written."""
+    """Replace D by D - dL in the tiles of 64 queries that attention_prepare_kernel has written."""
     n_queries = grad_lse.shape[-1]
     tiles = cdiv(n_queries, QUERIES)
     padded = torch.nn.functional.pad(grad_lse, (0, tiles * QUERIES - n_queries))
@@ -226,11 +226,11 @@ def _backward_launches(
 
 
 def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: int) -> MakeDescriptor:
-    """Descriptors for [block, block_d] tiles, with zeros beyond the tensor's end."""
+    """Make descriptors for [block, block_d] tiles, with zeros beyond the tensor's end."""
     blocks = [1, 1, block, block_d]
     return partial(TensorDescriptor, **described_as(shape, strides), block_shape=blocks, layout=TILE_LAYOUT)
 
 
 def _block_d(d: int) -> int:
-    """The head dimension padded to what the kernels are made for."""
+    """The head dimension padded to 64 or 128."""
     return 64 if d <= 64 else 128

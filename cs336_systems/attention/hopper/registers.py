@@ -1,7 +1,7 @@
-"""Tiles of 16-bit numbers in registers, two to a register.
+"""Packed tiles of 16-bit numbers in registers, two per register.
 
-A 16-bit tensor that lives for long, as one carried round a loop does, takes a 32-bit register for each element. Packed
-into 32-bit integers by hand it takes half as many.
+A long-lived 16-bit tensor, such as one carried through a loop, occupies a 32-bit register per element. Packed into
+32-bit integers by hand, it occupies half as many.
 """
 
 from triton.experimental import gluon
@@ -18,7 +18,7 @@ def pack(x, DTYPE: gl.constexpr):
 
 @gluon.jit
 def unpack(x, DTYPE: gl.constexpr, LAYOUT: gl.constexpr):
-    """What pack has packed, [rows, columns] DTYPE, in a layout that leaves every element in its register."""
+    """Unpack the result of pack, [rows, columns] DTYPE, in a layout that leaves every element in its register."""
     pairs = gl.join(x.to(gl.int16), (x >> 16).to(gl.int16))
     y = pairs.reshape([x.shape[0], x.shape[1] * 2]).to(DTYPE, bitcast=True)
     return gl.convert_layout(y, LAYOUT, assert_trivial=True)

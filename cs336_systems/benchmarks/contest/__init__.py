@@ -1,1 +1,1 @@
-"""What contenders share that are timed against each other: what they are compared with first, and their turns."""
+"""Comparisons of contenders: checks of their results, and interleaved timing."""

@@ -1,4 +1,4 @@
-"""What all ranks agree on before they go on: one that gave up alone would leave the others waiting for it."""
+"""Agreement between ranks: a rank that gave up alone would leave the others waiting."""
 
 import contextlib
 import gc
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
-    """What an attempt returns that needs no other rank, but memory.
+    """Run an attempt that needs memory but no other rank, and return its result.
 
     Raises:
         MemoryError: on all ranks, if it ran out on any.
@@ -38,11 +38,11 @@ def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
 
 
 def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
-    """What an attempt returns.
+    """Run an attempt that any rank may find unavailable, and return its result.
 
     Args:
-        attempt: which raises `Unavailable` if it cannot be made here.
-        own: whether it is of a user's code, of which any exception is a reason to go on without it.
+        attempt: raises `Unavailable` if it cannot be made here.
+        own: whether it runs a user's code, any exception of which is a reason to go on without it.
 
     Raises:
         Unavailable: on all ranks, if an attempt failed on any.
@@ -62,14 +62,14 @@ def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
 
 
 def first_of_all_ranks(reason: str) -> str:
-    """The reason of the first rank that has one, or nothing."""
+    """Return the reason of the first rank that has one, or an empty text."""
     reasons = [""] * dist.get_world_size()
     dist.all_gather_object(reasons, reason)
     return next(filter(None, reasons), "")
 
 
 def check_memory(needed: int, device: torch.device) -> None:
-    """Check that all ranks have so many bytes of memory to spare.
+    """Check that all ranks have a number of bytes of memory to spare.
 
     Raises:
         Unavailable: on all ranks, if one has not.
@@ -81,14 +81,14 @@ def check_memory(needed: int, device: torch.device) -> None:
 
 
 def spare_memory(device: torch.device) -> int:
-    """Bytes that this rank can still have."""
+    """Bytes that this rank can still allocate."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - in_use(device)
     return psutil.virtual_memory().available // dist.get_world_size()
 
 
 def free_memory(device: torch.device) -> None:
-    """Free what nothing refers to any more; compiled graphs stay."""
+    """Free unreferenced memory; compiled graphs stay."""
     gc.collect()  # PyTorch's wrapper may be part of a cycle.
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -96,7 +96,7 @@ def free_memory(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def quick_collections() -> Iterator[None]:
-    """While this lasts, the garbage collector looks only at what is made meanwhile, in milliseconds."""
+    """Restrict garbage collection to objects made inside this context, so that it takes milliseconds."""
     gc.freeze()
     try:
         yield
@@ -106,10 +106,10 @@ def quick_collections() -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """While this lasts, ranks wait for each other, so that one that runs out of memory has to end the launch.
+    """Enclose code in which ranks wait for each other, so that running out of memory must end the launch.
 
     Raises:
-        RuntimeError: it ran out. As an error that is no result it ends this process, and torchrun then the others.
+        RuntimeError: memory ran out. The error is not a result: it ends this process, and torchrun ends the others.
     """
     try:
         yield

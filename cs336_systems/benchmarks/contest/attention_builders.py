@@ -1,6 +1,6 @@
-"""What makes each contender of the experiment `flash`: from a cell to a function of q, k and v.
+"""Builders of the contenders of the experiment `flash`: from a cell to a function of q, k and v.
 
-All take [batch, heads, sequence, d] each, and give the output in the same shape.
+All functions accept [batch, heads, sequence, d] each, and return the output in the same shape.
 """
 
 import functools
@@ -20,7 +20,7 @@ from cs336_systems.measure.memory import Unavailable
 
 
 def build(cell: Flash) -> AttentionCall:
-    """The implementation that a cell names.
+    """Build the implementation that a cell names.
 
     Raises:
         Unavailable: it cannot run these inputs, or is not installed.
@@ -33,25 +33,25 @@ def build(cell: Flash) -> AttentionCall:
 
 
 def _masked(call: Callable[..., Tensor], cell: Flash) -> AttentionCall:
-    """A function that takes is_causal too, as one of q, k and v; by position, as autograd functions are applied."""
+    """Bind is_causal, by position, as autograd functions require."""
     causal = cell.causal
     return lambda q, k, v: call(q, k, v, causal)
 
 
 def ours(cell: Flash) -> AttentionCall:
-    """The fastest of this project's kernels that take the inputs."""
+    """This project's fastest kernels for the inputs."""
     return functools.partial(flash_attention, is_causal=cell.causal)
 
 
 def compiled_backward(cell: Flash) -> AttentionCall:
-    """The forward kernel, and the backward pass in compiled PyTorch."""
+    """This project's forward kernel, with the backward pass in compiled PyTorch."""
     from cs336_systems.attention.triton_attention import TritonForwardCompiledBackward
 
     return _masked(TritonForwardCompiledBackward.apply, cell)
 
 
 def tiled(cell: Flash) -> AttentionCall:
-    """Tiles in PyTorch."""
+    """FlashAttention-2 in tiled PyTorch."""
     return _masked(TiledFlashAttention.apply, cell)
 
 
@@ -61,7 +61,7 @@ def tiled_compiled(cell: Flash) -> AttentionCall:
 
 
 def plain(cell: Flash) -> AttentionCall:
-    """The score matrix in memory."""
+    """Plain attention, with the score matrix in memory."""
     return functools.partial(plain_attention, is_causal=cell.causal)
 
 
@@ -71,7 +71,7 @@ def plain_compiled(cell: Flash) -> AttentionCall:
 
 
 def sdpa(cell: Flash) -> AttentionCall:
-    """PyTorch's operator, of which `measure` chooses the backend."""
+    """PyTorch's scaled_dot_product_attention; `measure` chooses the backend."""
     call = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=cell.causal)
     if not cell.compiled_call:
         return call
@@ -86,7 +86,7 @@ def sdpa(cell: Flash) -> AttentionCall:
 
 
 def flex(cell: Flash) -> AttentionCall:
-    """PyTorch's generator of attention kernels."""
+    """FlexAttention, PyTorch's generator of attention kernels."""
     compiled = torch.compile(flex_attention, dynamic=False, mode=cell.contender.compiler_mode)
     if not cell.causal:
         return lambda q, k, v: compiled(q, k, v)
@@ -97,7 +97,7 @@ def flex(cell: Flash) -> AttentionCall:
 
 
 def flash_attention_4(cell: Flash) -> AttentionCall:
-    """FlashAttention's fourth generation, of the package flash-attn-4."""
+    """FlashAttention-4, from the package flash-attn-4."""
     if find_spec("flash_attn") is None:
         raise Unavailable("the package flash-attn-4 is not installed")
     from flash_attn.cute import flash_attn_func

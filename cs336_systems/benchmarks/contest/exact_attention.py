@@ -1,4 +1,4 @@
-"""Attention in float64, written out by its equations: what implementations of it are compared with."""
+"""Reference attention in float64, written out by its equations, and comparisons with it."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,25 +10,25 @@ from torch import Tensor
 from cs336_systems.benchmarks.contest.refusal import refuse
 
 AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From q, k, v, [..., sequence, d] each, to the output, like q."""
+"""Function from q, k, v, [..., sequence, d] each, to the output, like q."""
 SCORES = 2**24
-"""About so many scores are in memory at a time."""
+"""About how many scores are in memory at a time."""
 TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
-"""Errors that are allowed, relative to what is compared. fp32: sums of many terms in any order, but not TF32, whose
-inputs are off by 2**-12 or so. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
+"""Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, whose inputs are off
+by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
 PART = 64
-"""About so many rows are compared at a time, or an error in a few would be lost among many."""
+"""About how many rows are compared at a time, so that an error in a few is not lost among many."""
 
 
 def exact_attention(
     q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output of attention, and its gradients dq, dk and dv, float64, in the shapes of the inputs.
+    """Compute attention and its gradients dq, dk and dv in float64, in the shapes of the inputs.
 
     A few rows of scores are in memory at a time. Equations 1 to 3 and 13 to 19 of the handout.
 
     Args:
-        q: queries, [..., sequence, d]; no gradient is recorded here.
+        q: queries, [..., sequence, d]; no gradient is recorded.
         k: keys, in the same shape.
         v: values, in the same shape.
         grad_o: gradient of the output.
@@ -41,7 +41,7 @@ def exact_attention(
 
 
 def _of_one_head(q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool) -> tuple[Tensor, ...]:
-    """The same of matrices [sequence, d]."""
+    """Compute exact_attention of matrices, [sequence, d]."""
     scale = 1 / math.sqrt(q.shape[-1])
     positions = torch.arange(len(q), device=q.device)
     o, dq, dk, dv = (torch.zeros_like(q) for _ in range(4))
@@ -65,12 +65,12 @@ def require_attention(call: AttentionCall, inputs: Sequence[Tensor], *, is_causa
     Args:
         call: the implementation.
         inputs: q, k and v, as they are timed.
-        is_causal: what it is to compute.
-        foreign: whether it is a library's.
+        is_causal: whether the implementation is causal.
+        foreign: whether it is a third-party library's.
 
     Raises:
-        Unavailable: a library's computes something else.
-        AssertionError: one of this project does.
+        Unavailable: a library's results are wrong.
+        AssertionError: this project's results are wrong.
     """
     o = call(*inputs)
     if not isinstance(o, Tensor) or o.shape != inputs[0].shape:
@@ -85,17 +85,17 @@ def require_attention(call: AttentionCall, inputs: Sequence[Tensor], *, is_causa
 def require_close(
     found: Mapping[str, Tensor], inputs: Sequence[Tensor], *, is_causal: bool, foreign: bool = False
 ) -> None:
-    """Compare some of o, dq, dk and dv with what they are in float64.
+    """Compare some of o, dq, dk and dv with float64.
 
     Args:
         found: results by name.
         inputs: q, k, v and the gradient of the output.
-        is_causal: what they are to be.
-        foreign: whether a library made them.
+        is_causal: whether the results are of causal attention.
+        foreign: whether a third-party library made them.
 
     Raises:
-        Unavailable: a library's results are something else, or have another dtype than the inputs.
-        AssertionError: results of this project are.
+        Unavailable: a library's results are wrong, or have another dtype than the inputs.
+        AssertionError: this project's results are wrong.
     """
     dtype = inputs[0].dtype
     exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*inputs, is_causal=is_causal), strict=True))
@@ -109,28 +109,28 @@ def require_close(
 
 
 class Worst(NamedTuple):
-    """The largest error, relative to what is compared, and where it is."""
+    """The largest relative error, and its location."""
 
     error: float
     head: int
-    """Of batch x heads."""
+    """Index of the head in batch x heads."""
     heads: int
-    """How many there are."""
+    """Number of heads, batch x heads."""
     first: int
     """Row."""
     last: int
     """Row."""
 
     def __str__(self) -> str:
-        """Where it is, in words."""
+        """Describe the location in words."""
         head = f"head {self.head}, " if self.heads > 1 else ""
         return f"most in {head}rows {self.first} to {self.last}"
 
 
 def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
-    """The largest error among parts of some rows, relative to the norm of the part.
+    """Find the largest error among parts of a few rows, relative to the norm of the part.
 
-    Gradients that cancel out, as those of a query that sees one key, are compared with what they consist of.
+    Gradients that cancel out, such as those of a query that sees one key, are compared with the norms of their terms.
     """
     rows = exact.shape[-2]
     parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o)]
@@ -144,6 +144,6 @@ def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
 
 
 def _relative_errors(found: Tensor, exact: Tensor, grad_o: Tensor, rows: int) -> Tensor:
-    """Those of one part, [batch x heads], of so many rows in all."""
+    """Relative errors of one part, [batch x heads]."""
     norm, terms = (x.double().norm(dim=(-2, -1)) for x in (exact, grad_o))
     return ((found.double() - exact).norm(dim=(-2, -1)) / (norm + terms / rows)).flatten()

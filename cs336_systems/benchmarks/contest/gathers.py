@@ -1,4 +1,4 @@
-"""What a device does in a forward pass whose weights are gathered, and when for which of its units."""
+"""Timeline of a sharded forward pass: when weights are gathered, and when each unit needs them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,11 +14,11 @@ from cs336_systems.measure.overlap import ALL_GATHER, COMPUTE, DeviceEvent, coll
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 
 MARK = "spin_kernel"
-"""Part of the name of the kernel that `mark` launches, and that nothing else does."""
+"""Part of the name of the kernel that only `mark` launches."""
 
 
 def units_of(training: Training) -> list[nn.Module]:
-    """The modules whose weights are gathered by themselves, in the order of the forward pass."""
+    """Find the modules whose weights are gathered separately, in the order of the forward pass."""
     if isinstance(training.wrapped, FullyShardedDataParallel):
         return list(training.wrapped.units)
     return [module for module in training.wrapped.modules() if isinstance(module, FSDPModule)]
@@ -27,14 +27,14 @@ def units_of(training: Training) -> list[nn.Module]:
 def forward_rows(
     forward: Callable[[], None], units: Sequence[nn.Module], device: torch.device, details: Mapping[str, str]
 ) -> list[Measurement]:
-    """The all-gathers of one forward pass, and when the device is ready for each unit's work, and begins it.
+    """Measure the all-gathers of one forward pass, and when the device is ready for each unit, and begins it.
 
     Args:
         forward: the pass.
-        units: the modules that are gathered by themselves. A mark on the device before and after each waits for its
-            weights costs some microseconds.
+        units: the modules that are gathered separately. Marks on the device before and after each waits for its weights
+            cost some microseconds.
         device: a CUDA device.
-        details: what tells the rows apart.
+        details: detail columns of the rows.
     """
     hooks = [
         unit.register_forward_pre_hook(mark, prepend=first)  # the first one before the hook that waits
@@ -50,9 +50,9 @@ def forward_rows(
 def describe_forward(
     events: Sequence[DeviceEvent], milliseconds: float, units: int, details: Mapping[str, str]
 ) -> list[Measurement]:
-    """The rows of a forward pass; without those of each all-gather where there is not one for each unit.
+    """Make the rows of a forward pass, without rows of each all-gather if their number differs from the units'.
 
-    When the device is ready for the last unit, weights may already be gathered again for the backward pass.
+    When the device is ready for the last unit, weights may already be re-gathered for the backward pass.
     """
     gathers = sorted((event.start, event.end) for event in events if collective_of(event.name) == ALL_GATHER)
     marks = sorted(event.start for event in events if MARK in event.name)
@@ -73,5 +73,5 @@ def describe_forward(
 
 
 def mark(*_: object) -> None:
-    """Launch a kernel of a name of its own, which does nothing."""
+    """Launch an empty kernel with a recognizable name."""
     torch.cuda._sleep(1)

@@ -1,4 +1,4 @@
-"""The gradients that a contender makes at the size that is timed, beside the mean of those that ranks make alone."""
+"""Comparison of a contender's gradients, at the timed size, with the mean of gradients computed on each rank alone."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from cs336_systems.parallel.gather import gather
 from cs336_systems.training_step import precision_context
 
 SAMPLES = 1000
-"""About so many numbers of a weight are looked at to see whether it moves, and is the same on all ranks."""
+"""About how many numbers of a weight are sampled, to check that it moves and agrees on all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientErrors:
-    """How far a contender's gradients are from what they should be, by the relative 2-norm."""
+    """Errors of a contender's gradients, as relative 2-norms."""
 
     name: str
-    """The weight whose gradient is farthest on any rank."""
+    """The weight with the largest error on any rank."""
     worst: float
-    """How far."""
+    """Its error."""
     overall: float
     """The error of all this rank's gradients together."""
 
 
 def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str, Tensor]:
-    """This rank's gradients of the loss of its tokens, [batch, context + 1], by name; no hook of a wrapper runs.
+    """Compute this rank's gradients for its tokens, [batch, context + 1], by name, without a wrapper's hooks.
 
-    Those in `grad` stay as they are. The same arithmetic as a training step's, written out.
+    Gradients in `grad` stay unchanged. The arithmetic is that of a training step, written out.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     with precision_context(precision, tokens.device):
@@ -42,7 +42,7 @@ def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str,
 
 
 def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> GradientErrors:
-    """How far the gradients in a model's `grad` are from those that ranks have made alone, or from their mean."""
+    """Compare the gradients in a model's `grad` with those of each rank alone, or with their mean."""
     parameters = dict(model.named_parameters())
     errors: dict[str, float] = {}
     everything: list[tuple[float, float]] = []
@@ -60,20 +60,20 @@ def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bo
 
 
 def sample_weights(model: nn.Module) -> list[Tensor]:
-    """Some numbers of each trained weight, or of this rank's part of it, fp32."""
+    """Sample some numbers of each trained weight, or of this rank's part of it, in fp32."""
     trained = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
     weights = ((weight.to_local() if isinstance(weight, DTensor) else weight).flatten() for weight in trained)
     return [weight[:: max(1, len(weight) // SAMPLES)].float() + 0 for weight in weights]
 
 
 def some_stay(before: Sequence[Tensor], after: Sequence[Tensor], device: torch.device) -> bool:
-    """Whether a weight of any rank has not moved from one sample to the other."""
+    """Whether a weight of any rank has not moved between two samples."""
     stay = any(len(old) and torch.equal(old, new) for old, new in zip(before, after, strict=True))
     return any(rank[0] for rank in gather([stay], device))
 
 
 def differ_among_ranks(samples: Sequence[Tensor]) -> bool:
-    """Whether samples of all ranks are not the same."""
+    """Whether samples differ between ranks."""
     most, least = torch.cat(list(samples)), torch.cat(list(samples))
     dist.all_reduce(most, dist.ReduceOp.MAX)
     dist.all_reduce(least, dist.ReduceOp.MIN)

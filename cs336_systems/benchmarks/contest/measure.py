@@ -20,16 +20,16 @@ ON_CUDA = {
     "allocated": "PyTorch counts memory in use on CUDA devices only",
     "peak_memory": "PyTorch counts peak memory on CUDA devices only",
 }
-"""Metrics that a CPU does not have, and why."""
+"""Metrics that exist only on CUDA devices, and the reason."""
 
 T = TypeVar("T")
 
 
 def measure(cell: Any, device: torch.device) -> list[Measurement]:
-    """Steps of all contenders, round by round; then, one by one, their phases, memory and profiles.
+    """Measure steps of all contenders, interleaved; then, one by one, their phases, memory and profiles.
 
     Raises:
-        Unavailable: none could take part.
+        Unavailable: no contender could take part.
     """
     trial = Trial(cell, device)
     with quick_collections(), together():
@@ -54,12 +54,12 @@ def measure(cell: Any, device: torch.device) -> list[Measurement]:
 
 
 def contenders_of(cell: Any) -> list[Declared]:
-    """All that take part in a cell."""
+    """List the contenders of a cell."""
     return [*(one for one in cell.contenders if not one.tried or cell.tried), *own_contenders(cell)]
 
 
 def agreed(attempt: Callable[[Declared], T]) -> Callable[[Declared], T]:
-    """An attempt with a contender; of a user's own, whatever it raises is a reason on all ranks to go on without it."""
+    """Run an attempt with a contender; any exception of a user's own lets all ranks go on without it."""
 
     def attempted(contender: Declared) -> T:
         if not contender.own:

@@ -1,4 +1,4 @@
-"""What a contender keeps in memory, rank by rank, at the moments of a step; and outside of PyTorch's allocator."""
+"""Memory of a contender on each rank, at several moments of a step, and outside PyTorch's allocator."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -18,23 +18,23 @@ INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 
 
 def memory_rows(training: Training, device: torch.device, base: int, details: Mapping[str, str]) -> list[Measurement]:
-    """The memory of a training that has just begun, at each of the moments. It makes two steps.
+    """Measure the memory of a training run that has just begun, at each of the moments; runs two steps.
 
     Args:
-        training: of a contender; nothing was reset since it began.
-        device: this rank's.
+        training: a contender's training; peaks were not reset since it began.
+        device: this rank's device.
         base: the bytes that the allocator had in use before.
-        details: what tells the contender's rows apart.
+        details: detail columns of the contender's rows.
     """
 
     def at(moment: str) -> Iterator[Measurement]:
-        """Memory now, above `base`, and the most since this was last asked."""
+        """Measure memory now, above `base`, and the peak since the last call."""
         synchronize(device)
         named = {**details, "moment": moment}
         for part, count in held(training).items():
             yield on_each_rank("held", count, device, named | {"part": part})
         if device.type == "cuda":
-            above = getattr(training.optimizer, "peer_bytes", 0) - base  # The allocator does not count peers' memory.
+            above = getattr(training.optimizer, "peer_bytes", 0) - base  # Symmetric memory is not the allocator's.
             yield on_each_rank("allocated", in_use(device) + above, device, named)
             yield on_each_rank("peak_memory", most_in_use(device) + above, device, named)
             reset_peak(device)
@@ -65,7 +65,7 @@ def held(training: Training) -> dict[str, int]:
 
 
 def parts_of(optimizer: Optimizer) -> Iterator[Optimizer]:
-    """An optimizer, and those in which it keeps the state, as PyTorch's sharded one does."""
+    """List an optimizer and its inner optimizers, in which PyTorch's sharded one keeps the state."""
     yield optimizer
     for value in vars(optimizer).values():
         values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
@@ -73,19 +73,19 @@ def parts_of(optimizer: Optimizer) -> Iterator[Optimizer]:
 
 
 def on_each_rank(metric: str, count: int, device: torch.device, details: dict[str, str]) -> Measurement:
-    """Bytes on each rank, in their order."""
+    """Gather bytes of each rank, in order."""
     everyones = [rank[0] / MIB for rank in gather([count], device)]
     return summarize(metric, "MiB", everyones, details=details)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the memory that tensors lie in, each piece counted once."""
+    """Bytes of tensors' storages, each storage counted once."""
     storages = [tensor.untyped_storage() for tensor in tensors]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def memory_outside(device: torch.device) -> int:
-    """Bytes of a device that are in use, but not by PyTorch's allocator: libraries' buffers, memory of peers."""
+    """Bytes of a device in use outside PyTorch's allocator: libraries' buffers, symmetric memory."""
     if device.type != "cuda":
         return 0
     free, total = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""What a contender does in one step at the size that is timed, held to what it declares of itself.
+"""Observation of one step of a contender at the timed size, compared with its declaration.
 
-PyTorch's dispatcher shows every collective and every operator in front of its kernel, of libraries as well as of this
-project, of C++ as well as of Python. Nothing of it is there any more while steps are timed.
+PyTorch's dispatcher shows every collective and every operator before its kernel, in libraries and in this project, in
+C++ and in Python. The observation is removed before steps are timed.
 """
 
 from collections import Counter
@@ -23,7 +23,8 @@ from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
 
 STEPS_BEFORE = 2
-"""At its second step PyTorch's wrapper rebuilds its buckets, and ours has learned in which order layers are used."""
+"""Steps before the observed one: in its second step PyTorch's wrapper rebuilds its buckets, and ours knows the order of
+layers."""
 COLLECTIVES = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -31,33 +32,33 @@ COLLECTIVES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
-"""What the operators' names begin with, underscores left out, and what the collectives are called."""
+"""Names of collectives by the prefix of their operator's name, without underscores."""
 ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
 UPDATES = ("_fused_adamw_", "_foreach_add_")
-"""The optimizer's, and its count of steps; ranks that share it out have less of them."""
+"""Operators of the optimizer and its step count; ranks that shard it run fewer of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """A step."""
+    """Observations of one step."""
 
     collectives: Found
-    """Of floating-point numbers: flags, which say what has a gradient, are not counted."""
+    """Collectives of floating-point numbers; flags, which say what has a gradient, are not counted."""
     tokens: int
-    """That the model was called with."""
+    """Tokens that the model was called with."""
     written: int
-    """Bytes that PyTorch's operators wrote, those of the optimizer's update left out."""
+    """Bytes that PyTorch's operators wrote, without the optimizer's update."""
     weights_stay: bool
     """Whether a weight has not moved on some rank."""
 
     @property
     def sent(self) -> tuple[float, float]:
-        """All collectives, and their bytes."""
+        """Number of all collectives, and their bytes."""
         return sum(count for count, _ in self.collectives.values()), sum(size for _, size in self.collectives.values())
 
 
 class Watch(TorchDispatchMode):
-    """Counts collectives and what is written, as long as it is entered."""
+    """Counts collectives and written bytes while it is entered."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,12 +88,12 @@ class Watch(TorchDispatchMode):
 
 
 def bytes_of(value: Any) -> int:
-    """Bytes of the floating-point tensors in an argument, a result, or a list of such."""
+    """Bytes of the floating-point tensors in an argument, a result, or a list of these."""
     return sum(x.nbytes for x in tree_leaves(value) if isinstance(x, Tensor) and x.is_floating_point())
 
 
 def written_by(func: Any, args: Any, kwargs: Any, result: Any) -> int:
-    """Bytes of the arguments that an operator changes, and of those results that are no views of others."""
+    """Bytes of an operator's modified arguments, and of its results that are not views."""
     schema = func._schema
     results = result if len(schema.returns) > 1 else (result,)
     given = [*args, *(kwargs.get(argument.name) for argument in schema.arguments[len(args) :])]
@@ -107,7 +108,7 @@ def writes(argument: Any) -> bool:
 
 
 def watched(phases: Phases) -> Watch:
-    """What was counted in one step."""
+    """Count in one step."""
     with Watch() as watch:
         for name, phase in phases.items():
             watch.part = PART_OF_STEP[name]
@@ -116,7 +117,7 @@ def watched(phases: Phases) -> Watch:
 
 
 def observe(training: Training, device: torch.device) -> Observed:
-    """Watch one step of a training, after some others. All ranks call it."""
+    """Observe one step of a training run, after some others. All ranks call it."""
     for _ in range(STEPS_BEFORE):
         run(training.careful)
     tokens: list[int] = []
@@ -135,16 +136,16 @@ def observe(training: Training, device: torch.device) -> Observed:
 
 
 class Witness:
-    """Observes each contender once, and keeps from being timed what does something else than it declares."""
+    """Observes each contender once, and rejects contenders that deviate from their declaration."""
 
     def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None):
-        """See to the contenders of a cell.
+        """Make a witness for the contenders of a cell.
 
         Args:
-            cell: of an experiment on several ranks.
-            gradient_bytes: those of all gradients together.
-            device: this rank's.
-            alone: a step of a rank by itself; None where there is no memory for one: then nobody's copies are counted.
+            cell: a cell of an experiment on several ranks.
+            gradient_bytes: bytes of all gradients together.
+            device: this rank's device.
+            alone: observations of a single rank's step; None if there was no memory for it: copies are not counted.
         """
         self.cell = cell
         self.gradient_bytes = gradient_bytes
@@ -153,10 +154,10 @@ class Witness:
         self.seen: dict[Declared, Observed] = {}
 
     def see(self, contender: Declared, training: Training) -> None:
-        """Observe a contender, the first time that it has its turn. All ranks call it.
+        """Observe a contender in its first turn. All ranks call it.
 
         Raises:
-            Unavailable: on all ranks, if it does something else than it declares on any of them; the others go on.
+            Unavailable: on all ranks, if the contender deviates from its declaration on any; the others go on.
         """
         if contender in self.seen:
             return
@@ -181,7 +182,7 @@ class Witness:
                 yield f"it writes all gradients {copies:.1f} times besides, and {contender.copies:g} times declared"
 
     def rows(self, contender: Declared, details: Mapping[str, str]) -> Iterator[Measurement]:
-        """What was seen of a contender, on this rank."""
+        """Make the rows of a contender's observations on this rank."""
         found = self.seen[contender]
         each = {f"{part} {what}": numbers for (part, what), numbers in found.collectives.items()}
         for kind, (count, size) in {"": found.sent, **each}.items():

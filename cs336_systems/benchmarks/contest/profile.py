@@ -1,4 +1,4 @@
-"""What a device does during one step: computation and communication, and how much of them at the same time."""
+"""Profile of one step on a device: compute, communication, and their overlap."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,28 +19,28 @@ LAUNCHES = tuple(
     for library in ("cuda", "cu")
     for call in ("LaunchKernel", "LaunchCooperative", "Memcpy", "Memset", "GraphLaunch")
 )
-"""What the names of the host's calls begin with that have a device do something."""
+"""Prefixes of the host's calls that launch work on a device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One step of this rank."""
+    """A profile of one step of this rank."""
 
     events: list[DeviceEvent]
-    """What ran on the device, in milliseconds from the step's start."""
+    """Events of the device, in milliseconds from the step's start."""
     milliseconds: float
-    """How long the step took."""
+    """Duration of the step."""
     launches: int
     """Kernels, copies, fills and graphs that the host launched."""
 
 
 def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequence[str] = ()) -> list[Measurement]:
-    """What a CUDA device does in a step.
+    """Make the rows of a profiled step on a CUDA device.
 
     Args:
-        profile: the step's.
-        details: what tells the rows apart.
-        apart: collectives that are also told by themselves.
+        profile: the step's profile.
+        details: detail columns of the rows.
+        apart: collectives that also get rows of their own.
     """
     found = by_kind(profile.events, apart)
     computing = found[COMPUTE] + found[OPTIMIZER]
@@ -63,7 +63,7 @@ def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequenc
 
 
 def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device) -> Profile:
-    """One more step on a CUDA device. All ranks run it with the profiler: none waits for the others."""
+    """Profile one more step on a CUDA device. All ranks run it with the profiler, so that none waits for the others."""
     with profiling(device, operators=False) as watching:
         dist.barrier()
         synchronize(device)

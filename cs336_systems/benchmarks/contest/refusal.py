@@ -1,4 +1,4 @@
-"""What becomes of a contender that is not what it is called, or that is a user's and raises."""
+"""Reject contenders whose results are wrong, or whose own code raises."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,27 +11,27 @@ from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 
 
 def refuse(why: str, *, foreign: bool) -> NoReturn:
-    """Keep a contender from being timed.
+    """Reject a contender before it is timed.
 
     Args:
-        why: what is wrong with it, in a few words.
-        foreign: whether it is a library's, or a user's: then the contest goes on without it.
+        why: the reason, in a few words.
+        foreign: whether it is a library's or a user's: then the comparison goes on without it.
 
     Raises:
-        Unavailable: it is a library's, or a user's.
-        AssertionError: it is this project's, and what is wrong is a bug.
+        Unavailable: the contender is a library's or a user's.
+        AssertionError: the contender is this project's, and has a bug.
     """
     raise Unavailable(f"not timed: {why}") if foreign else AssertionError(why)
 
 
 @contextlib.contextmanager
 def errors_of_own_code(*, own: bool) -> Iterator[None]:
-    """Turn what a user's code raises into the reason why it is not timed; do nothing around other code.
+    """Turn exceptions of a user's code into the reason why it is not timed; do nothing around other code.
 
-    Out of memory and a compiler's failure stay what they are.
+    Out of memory and a compiler's failure are passed on.
 
     Raises:
-        Unavailable: the code raises; of NotImplementedError, its text.
+        Unavailable: the code raised; for NotImplementedError, with its text.
     """
     try:
         yield
@@ -45,7 +45,7 @@ def errors_of_own_code(*, own: bool) -> Iterator[None]:
 
 
 def in_words(error: Exception) -> str:
-    """What a user's code raises: its own words where it says that it does not support something."""
+    """Describe an exception of a user's code: by its own words if it says that something is not supported."""
     text = first_line(error) if str(error).strip() else ""
     if isinstance(error, NotImplementedError) and text:
         return text

@@ -1,6 +1,6 @@
-"""Rounds, in each of which every contender has its turn: a ratio of two then holds on a machine that gets slower.
+"""Interleave contenders round by round, so that a ratio of two holds on a machine that slows down.
 
-Before its first turn a contender is checked: what is not what it is called has none.
+A contender is checked before its first turn, and rejected if its results are wrong.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,13 +15,13 @@ T = TypeVar("T")
 def take_turns(
     contenders: Iterable[C], rounds: int, check: Callable[[C], None], turn: Callable[[C], T]
 ) -> tuple[dict[C, list[T]], dict[C, str]]:
-    """Each contender's turns, round by round; and of those that cannot have theirs, the reason."""
+    """Run each contender's turns, round by round; return them, and the reasons of rejected contenders."""
     turns: dict[C, list[T]] = {contender: [] for contender in contenders}
     refused: dict[C, str] = {}
     for _ in range(rounds):
         for contender in list(turns):
             try:
-                if not turns[contender]:  # Not all at first: the floor comes before what libraries allocate once.
+                if not turns[contender]:  # Not all at once: the baseline precedes libraries' one-time allocations.
                     check(contender)
                 turns[contender].append(turn(contender))
             except Unavailable as error:

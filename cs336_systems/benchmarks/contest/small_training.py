@@ -1,7 +1,7 @@
-"""What a contender does with a small model before it is timed: it must train it as one process does.
+"""Check, before timing, that a contender trains a small model as a single process does.
 
-One process has the whole batch, PyTorch's optimizer, and nothing to communicate. A contender whose weights, gradients
-or state are sharded is never whole at the size that is timed, where there may be no room for anything to compare with.
+The single process has the whole batch and PyTorch's optimizer. At the timed size, sharded weights, gradients or state
+are never whole, and there may be no memory for a reference.
 """
 
 import copy
@@ -27,24 +27,24 @@ SMALL: Mapping[str, Any] = {
     "vocab_size": 61,
 }
 STEPS = 3
-"""In the first one state is made, and orders are learned; the second one uses both."""
+"""Number of steps: the first makes state and learns the order of layers, the second uses both."""
 HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
-"""So large an eps that the update of a weight with next to no gradient is not all rounding."""
+"""AdamW's hyperparameters; eps is large, so that updates of weights with tiny gradients are not all rounding."""
 TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-2}
-"""Errors of weights' movements that are allowed, relative to these. bf16: autocast against weights in bf16."""
+"""Allowed errors of weights' changes, relative to these. bf16: autocast against weights in bf16."""
 
 
 def require_same_training(contender: Declared, cell: Any, device: torch.device) -> None:
-    """Let a contender and one process train the same model for some steps, and compare where the weights end.
+    """Train the same model for some steps with a contender and with one process, and compare the weights.
 
     Args:
-        contender: the baseline trains on each rank by itself, on its part of the batch.
-        cell: decides model class, precision and number of processes.
-        device: this rank's.
+        contender: the no-communication baseline trains on each rank alone, on its part of the batch.
+        cell: determines model class, precision and number of processes.
+        device: this rank's device.
 
     Raises:
-        Unavailable: on all ranks, if it cannot be had on one, or is not this project's and trains otherwise.
-        AssertionError: on all ranks, if it is, and does.
+        Unavailable: on all ranks, if the contender is unavailable on one, or trains wrongly and is not this project's.
+        AssertionError: on all ranks, if this project's contender trains wrongly.
     """
     small = replace(cell, **SMALL)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):  # what is timed draws as if this were not
@@ -72,7 +72,7 @@ def require_same_training(contender: Declared, cell: Any, device: torch.device) 
 
 
 def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
-    """What is wrong with a weight that cannot be compared, if it cannot."""
+    """Describe why a weight cannot be compared; empty if it can."""
     if found is None:
         return f"after {STEPS} steps there is no {name}"
     if found.shape != right.shape:
@@ -81,5 +81,5 @@ def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
 
 
 def not_ours(contender: Declared) -> bool:
-    """Whether what is wrong with a contender costs only its rows."""
+    """Whether a contender is a library's or a user's, so that a mistake costs only its rows."""
     return contender.foreign or contender.own

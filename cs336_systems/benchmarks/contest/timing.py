@@ -1,7 +1,7 @@
-"""How long steps take, their phases, and the host to issue them; replayed from CUDA graphs where the device is to pace.
+"""Times of steps, of their phases, and of the host to issue them; steps can be replayed from CUDA graphs.
 
-A step that is launched call by call may be paced by the host; its phases, with the device idle in between, then add up
-to more than the step. A graph's phases are told by events that are part of it, in the very step that is timed.
+A step that is launched call by call may be host-bound; its phases, with the device idle in between, then add up to more
+than the step. The phases of a replayed graph are measured by events inside the graph, in the timed step itself.
 """
 
 import itertools
@@ -22,11 +22,11 @@ from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synch
 from cs336_systems.parallel.gather import gather
 
 STEPS_BEFORE_CAPTURE = 11
-"""PyTorch's wrapper looks at events of its first ten steps, which a capture forbids."""
+"""Steps before a capture: PyTorch's wrapper queries events in its first ten steps, which a capture forbids."""
 
 
 def captured(phases: Phases) -> Phases:
-    """The phases of a step as a single one, which replays a CUDA graph of it in the current stream."""
+    """Capture the phases of a step as a single phase that replays a CUDA graph in the current stream."""
     for _ in range(STEPS_BEFORE_CAPTURE):
         run(phases)
     graph = torch.cuda.CUDAGraph()
@@ -36,13 +36,13 @@ def captured(phases: Phases) -> Phases:
 
 
 def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
-    """From each rank's laps to those of the slowest rank."""
+    """Reduce each rank's laps to the slowest rank's."""
     return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]
 
 
 @no_garbage_collection()
 def time_steps(phases: Phases, device: torch.device, *, warmup: int, steps: int) -> list[float]:
-    """Seconds of each timed step on this rank; all ranks begin together."""
+    """Time steps on this rank, in seconds; all ranks begin together."""
     for _ in range(warmup):
         run(phases)
     synchronize(device)
@@ -58,7 +58,7 @@ def time_steps(phases: Phases, device: torch.device, *, warmup: int, steps: int)
 def phase_rows(
     phases: Phases, device: torch.device, experiment: type[Experiment], details: Mapping[str, str], *, replays: bool
 ) -> list[Measurement]:
-    """Each phase's time, by the slowest rank; or why it is not known, where a step cannot be captured with events."""
+    """Make rows of each phase's time on the slowest rank, or why it is unknown if a step cannot be captured."""
     try:
         seconds = time_replayed_phases(phases, device) if replays else time_phases(phases, device)
     except Unavailable as error:
@@ -71,9 +71,9 @@ def phase_rows(
 
 @no_garbage_collection()
 def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each phase of some steps on this rank; all ranks begin a step together.
+    """Time each phase of some steps on this rank, in seconds; all ranks begin a step together.
 
-    A phase ends when the device has done the work on the current stream. What travels on others goes on.
+    A phase ends when the device has done the work on the current stream. Communication on other streams goes on.
     """
     seconds: dict[str, list[float]] = {name: [] for name in phases}
     for _ in range(PHASE_STEPS):
@@ -90,10 +90,10 @@ def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
 
 @no_garbage_collection()
 def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
-    """The same of a step that is replayed as a whole, by events that are part of its graph.
+    """Time each phase of a step that is replayed as a whole, by events inside its graph.
 
     Raises:
-        Unavailable: on all ranks, if it cannot be captured on one.
+        Unavailable: on all ranks, if the step cannot be captured on one.
     """
     # External: nodes of the graph, which each replay records anew. Others only order what is captured.
     moments = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(len(phases) + 1)]
@@ -114,9 +114,9 @@ def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list
 
 @no_garbage_collection()
 def host_row(phases: Phases, device: torch.device, details: Mapping[str, str]) -> Measurement:
-    """How long this rank's host takes to issue a step. The device is idle at first, and is not waited for.
+    """Time this rank's host to issue a step, without waiting for the device, which is idle at first.
 
-    Where it falls behind by more launches than its queue holds, about a thousand, that is waited for all the same.
+    If the device falls behind by more launches than its queue holds, about a thousand, the host waits nevertheless.
     """
     samples = []
     for _ in range(HOST_STEPS):

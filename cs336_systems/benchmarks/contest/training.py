@@ -1,4 +1,4 @@
-"""The training that contenders take turns at: a model, what wraps it, its optimizer, and the phases of a step."""
+"""A contender's training run: a model, its wrapper, its optimizer, and the phases of a step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -23,31 +23,31 @@ from cs336_systems.training_step import TrainingStep
 Phases = Mapping[str, Callable[[], None]]
 
 GATHERS = ("gather_full_parameters", "gather_full_params")
-"""What a wrapper's method is called that gives the whole weights by name."""
+"""Names of a wrapper's method that returns the whole weights by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A model that a contender trains."""
+    """A training run of a contender."""
 
     model: nn.Module
     wrapped: nn.Module
-    """What it is called as."""
+    """The wrapped model, which is called."""
     optimizer: Optimizer
     phases: Phases
-    """Those of a step, as they are timed."""
+    """The phases of a step, as they are timed."""
     own: bool
-    """Whether the contender is a user's."""
+    """Whether the contender is a user's own."""
 
     @property
     def careful(self) -> Phases:
-        """The same as they run before any is timed: if a user's code raises on one rank, no other waits for it."""
+        """The phases for untimed steps: if a user's code raises on one rank, no other rank waits for it."""
         if not self.own:
             return self.phases
         return {name: partial(available_on_all_ranks, phase, own=True) for name, phase in self.phases.items()}
 
     def whole_weights(self) -> Mapping[str, Tensor]:
-        """The weights, whole, by their names in the model. All ranks call it."""
+        """Gather the whole weights, by their names in the model. All ranks call it."""
         for method in filter(None, (getattr(self.wrapped, name, None) for name in GATHERS)):
             return {name.removeprefix("module."): weight for name, weight in method().items()}
         named = {name: weight.detach() for name, weight in self.model.named_parameters()}
@@ -55,10 +55,10 @@ class Training:
 
 
 def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hyperparameters: Any) -> Training:
-    """Have a contender begin to train a model on this rank's tokens.
+    """Start a contender's training of a model on this rank's tokens.
 
     Raises:
-        Unavailable: on all ranks, if it cannot be had on one.
+        Unavailable: on all ranks, if the contender is unavailable on one.
     """
     wrapped, optimizer = available_on_all_ranks(
         lambda: builder_of(contender, cell)(model, contender, cell, **hyperparameters), own=contender.own
@@ -70,7 +70,7 @@ def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hy
 
 
 def new_model(cell: Any, device: torch.device) -> nn.Module:
-    """A cell's model, drawn anew."""
+    """Make a cell's model with new random weights."""
     return build_model(
         cell.model,
         parse_size(cell.size),
@@ -81,7 +81,7 @@ def new_model(cell: Any, device: torch.device) -> nn.Module:
 
 
 def everyones_tokens(cell: Any, device: torch.device) -> Tensor:
-    """A batch that all ranks draw alike, [processes * batch_size, context + 1]."""
+    """Draw the same batch on all ranks, [processes * batch_size, context + 1]."""
     return torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
 
 
@@ -93,7 +93,7 @@ def own_part(tokens: Tensor) -> Tensor:
 def phases_of(
     wrapped: nn.Module, tokens: Tensor, precision: str, optimizer: Optimizer
 ) -> dict[str, Callable[[], None]]:
-    """The phases of a training step; PyTorch's wrappers have none of their own for synchronization."""
+    """Make the phases of a training step; PyTorch's wrappers have no separate synchronization."""
     phases = TrainingStep(wrapped, tokens, precision=precision, optimizer=optimizer).phases("train_step")
     if finish := getattr(wrapped, "finish_gradient_synchronization", None):
         update = phases.pop("optimizer")
@@ -102,7 +102,7 @@ def phases_of(
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Have each block compiled by itself, so that its gradients arrive when its own backward pass is over."""
+    """Compile each block separately, so that its gradients arrive when its own backward pass is over."""
     blocks = getattr(model, "blocks", None)
     if blocks is None:
         raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be compiled one by one")
@@ -111,6 +111,6 @@ def compile_blocks(model: nn.Module) -> None:
 
 
 def run(phases: Phases) -> None:
-    """One step."""
+    """Run one step."""
     for phase in phases.values():
         phase()

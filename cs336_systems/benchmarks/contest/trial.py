@@ -1,4 +1,4 @@
-"""A contender's turn at training on several ranks: each begins with a new model."""
+"""Turns of contenders that train on several ranks, each with a new model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,25 +46,25 @@ from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
 from cs336_systems.parallel.buckets import MB
 
 SLACK = 1.05
-"""For libraries' workspaces, and what the allocator cannot use."""
+"""Factor for libraries' workspaces and the allocator's fragmentation."""
 STEPS_BEFORE_CHECK = 2
-"""At its second step PyTorch's wrapper rebuilds its buckets."""
+"""Steps before the check: PyTorch's wrapper rebuilds its buckets in its second step."""
 LEARNING_RATE = 1e-6
-"""So small that hundreds of steps on one batch leave weights and gradients about as large as they were."""
+"""Learning rate so small that hundreds of steps on one batch hardly change the size of weights and gradients."""
 ALONE = Declared(name=FLOOR, title="no communication", builder=f"{BUILDERS}.data_parallel:alone")
 
 
 class Trial:
-    """The batch that all contenders of a cell train on, and their turns.
+    """The common batch of a cell's contenders, and their turns.
 
-    What is looked at besides steps, phases and collectives is what the experiment has metrics for.
+    In addition to steps, phases and collectives, it measures whatever the experiment has metrics for.
     """
 
     def __init__(self, cell: Any, device: torch.device):
-        """Draw the batch, and see what a rank does that trains by itself, if there is memory for that.
+        """Draw the batch, and observe a single rank's training, if there is memory for it.
 
         Raises:
-            MemoryError: on all ranks, if on any it runs out against expectation, as other models may.
+            MemoryError: on all ranks, if memory runs out unexpectedly on any, as it may with other models.
             Unavailable: the model has no blocks to compile.
         """
         self.cell = cell
@@ -84,32 +84,32 @@ class Trial:
         self.witness = Witness(cell, self.gradient_bytes, device, alone)
 
     def _rehearse(self) -> tuple[Watch, int]:
-        """A step of a rank by itself, and the bytes of its gradients."""
+        """Run a single rank's step; return its observations, and the bytes of its gradients."""
         training = self._begin(ALONE)
         run(training.phases)  # In the first one there is no state yet.
         watch = watched(training.phases)
         return watch, sum(weight.nbytes for weight in training.model.parameters() if weight.requires_grad)
 
     def details(self, contender: Declared) -> dict[str, str]:
-        """What tells a contender's rows apart."""
+        """Detail columns of a contender's rows."""
         column, *others = self.cell.details
         sized = {"bucket_mb": "" if contender.bucket_mb is None else str(contender.bucket_mb)}
         return {column: contender.name} | (sized if "bucket_mb" in others else {})
 
     def check(self, contender: Declared) -> None:
-        """Have a contender train a small model as one process does, and, where that is asked for, average gradients.
+        """Check a contender's training of a small model and, if it averages gradients, its gradients.
 
         Raises:
-            Unavailable: on all ranks, if one cannot have it, or it is not this project's and wrong.
-            AssertionError: on all ranks, if it is this project's and wrong.
+            Unavailable: on all ranks, if it is unavailable on one, or is wrong and not this project's.
+            AssertionError: on all ranks, if it is wrong and this project's.
         """
         require_same_training(contender, self.cell, self.device)
         if "gradient_error" in self.cell.metrics:
             self._check_gradients(contender)
 
     def _check_gradients(self, contender: Declared) -> None:
-        """See that, at the size that is timed, all ranks begin with the same weights, that a step's gradients are the
-        mean of those that ranks make alone, and that it updates the weights. The floor's gradients are its own."""
+        """Check at the timed size that all ranks begin with the same weights, that a step's gradients are the mean of
+        each rank's own, and that it updates the weights. The baseline's gradients are its own."""
         training = self._start(contender, beside=self.gradient_bytes)
         model, communicates = training.model, contender.name != FLOOR
         if communicates and differ_among_ranks(sample_weights(model)):
@@ -130,10 +130,10 @@ class Trial:
             refuse("it leaves weights as they are", foreign=not_ours(contender))
 
     def turn(self, contender: Declared) -> Turn:
-        """A contender's turn: begin, see what a step does, warm up, time some, and drop it all.
+        """Run a contender's turn: build, observe a step, warm up, time some steps, and release everything.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank, or does something else than it declares.
+            Unavailable: the contender is unavailable on any rank, or deviates from its declaration.
         """
         training = self._start(contender)
         self.witness.see(contender, training)
@@ -143,10 +143,10 @@ class Trial:
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
     def inspect(self, contender: Declared) -> list[Measurement]:
-        """What else there is to know about a contender, from a turn that is not timed as a whole.
+        """Measure phases, memory and profile of a contender, in a turn that is not timed as a whole.
 
         Raises:
-            Unavailable: it cannot have its turn, on any rank.
+            Unavailable: the contender is unavailable on any rank.
         """
         details, metrics = self.details(contender), self.cell.metrics
         free_memory(self.device)
@@ -167,7 +167,7 @@ class Trial:
         return rows
 
     def _messages(self, contender: Declared, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
-        """What a data-parallel wrapper sends; of a user's own, as observed."""
+        """Make rows of a data-parallel wrapper's messages; for a user's own, as observed."""
         calls, size = self.witness.seen[contender].sent
         sent = size if contender.own else contender.wire * self.gradient_bytes
         messages = calls if contender.own else getattr(training.wrapped, "messages", None)
@@ -178,7 +178,7 @@ class Trial:
             yield summarize("gradient_error", "", [self.errors[contender].overall], details=details)
 
     def _on_the_device(self, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
-        """What a GPU does in a step that is timed, what the host does, and when weights are gathered."""
+        """Make rows of a GPU's work in a timed step, of the host's, and of gathering weights."""
         metrics = self.cell.metrics
         phases = self._as_timed(training)
         profile = profile_step(phases, self.device)
@@ -194,7 +194,7 @@ class Trial:
                 yield from forward_rows(training.phases["forward"], units, self.device, details)
 
     def _begin(self, contender: Declared) -> Training:
-        """A new model, and a contender that begins to train it."""
+        """Start a contender's training of a new model."""
         model = new_model(self.cell, self.device)
         if getattr(self.cell, "compiled", False):
             # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
@@ -203,7 +203,7 @@ class Trial:
         return start(contender, model, self.tokens, self.cell, lr=LEARNING_RATE, fused=True, **graphs)
 
     def _start(self, contender: Declared, *, beside: int = 0, from_scratch: bool = False) -> Training:
-        """The same, if there is memory for it, and for so much besides; the peak is counted from then on, or before."""
+        """Start training if there is memory for it and for some more; the peak is counted from then on, or before."""
         self._make_room(contender, beside)
         reset_peak(self.device)
         training = self._begin(contender)
@@ -212,7 +212,7 @@ class Trial:
         return training
 
     def _make_room(self, contender: Declared, beside: int = 0) -> None:
-        """Free what the last turn has left.
+        """Free leftovers of the last turn.
 
         Raises:
             Unavailable: on all ranks, if there is not enough memory on one.
@@ -222,5 +222,5 @@ class Trial:
         check_memory(round(SLACK * needed) + beside, self.device)
 
     def _as_timed(self, training: Training) -> Phases:
-        """Its phases as they are timed as a whole."""
+        """The phases of a training run, as they are timed as a whole."""
         return captured(training.phases) if self.replays else training.phases

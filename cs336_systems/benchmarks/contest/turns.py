@@ -1,4 +1,4 @@
-"""What contenders' turns come to as rows."""
+"""Turn a contender's timings into measurements."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from cs336_systems.measure.measurement import Measurement, summarize
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What a contender's turn in one round has shown."""
+    """Results of a contender's turn in one round."""
 
     seconds: list[float]
-    """Of each timed step, by the slowest rank."""
+    """Times of each step on the slowest rank."""
     peak: int
     """The most bytes that this rank's allocator had in use; 0 on a CPU."""
     outside: int
-    """Bytes of this rank's device that are in use, but not the allocator's; 0 on a CPU."""
+    """Bytes of this rank's device in use outside the allocator; 0 on a CPU."""
 
 
 def summarize_turns(
@@ -29,13 +29,13 @@ def summarize_turns(
     device: torch.device,
     details: Mapping[str, str],
 ) -> Iterator[Measurement]:
-    """Time of a contender's steps, and their memory, where an experiment does not look at it moment by moment.
+    """Summarize times of a contender's steps and, unless the experiment measures it by moments, their memory.
 
-    What they take outside of the allocator is told above what the floor does.
+    Memory outside the allocator is counted above the no-communication baseline's.
     """
     yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.seconds], details=details)
     if device.type == "cuda" and "outside_memory" in experiment.metrics:
-        # Of the first round: what a library allocates once and keeps is everyone's, the floor's too, from then on.
+        # Of the first round: later, a library's one-time allocations count for every contender, the baseline too.
         yield summarize("peak_memory", "MiB", [turns[0].peak / MIB], details=details)
         if floor and turns is not floor:
             outside = max(turns[0].outside - floor[0].outside, 0)
@@ -45,6 +45,6 @@ def summarize_turns(
 def not_known(
     experiment: type[Experiment], metric: str, why: str, details: Mapping[str, str] | None = None
 ) -> Measurement:
-    """The one row that says why there are no others."""
+    """Make the single row that says why there are no others."""
     unit = experiment.metrics[metric]
     return Measurement(metric=metric, unit=unit, status="skipped", message=why, details=details or {})

@@ -1,4 +1,4 @@
-"""Data parallelism that adds up."""
+"""Data parallelism that sums gradients instead of averaging them."""
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ class DDP(nn.Module):
             dist.broadcast(parameter.data, src=0)
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """What the module computes."""
+        """Return the module's output."""
         return self.module(token_ids)
 
     def finish_gradient_synchronization(self) -> None:

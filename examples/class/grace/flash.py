@@ -1,4 +1,4 @@
-"""Attention whose tiles divide the sequence."""
+"""Attention that requires tiles to divide the sequence."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ TILE = 64
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """Right where it says that it is: of one tile, or of several whole ones."""
+    """Right for the lengths that it supports: a single tile, or several whole ones."""
     if q.shape[1] % TILE:
         raise NotImplementedError(f"the sequence has {q.shape[1]} tokens; supported: multiples of {TILE}")
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)

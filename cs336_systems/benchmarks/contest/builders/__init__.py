@@ -1,1 +1,1 @@
-"""What makes contenders that train on several ranks, as their entries in the experiments name it."""
+"""Builders of contenders that train on several ranks, which their entries in the experiments name."""

@@ -31,7 +31,7 @@ Wrap = Callable[..., nn.Module]
 
 @contextlib.contextmanager
 def unavailable_here() -> Iterator[None]:
-    """Turn the RuntimeError of a class that cannot work here, such as without symmetric memory, into `Unavailable`."""
+    """Turn the RuntimeError of a class that cannot work here, for example without NVLink, into `Unavailable`."""
     try:
         yield
     except RuntimeError as error:
@@ -41,14 +41,14 @@ def unavailable_here() -> Iterator[None]:
 def whole(
     model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """A wrapper without buckets."""
+    """Build a wrapper without buckets."""
     return wrap(model), AdamW(model.parameters(), **hyperparameters)
 
 
 def in_buckets(
     model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """A wrapper with buckets of the contender's size, or that of all contenders that have only one."""
+    """Build a wrapper with buckets of the contender's size, or of the common size."""
     wrapped = wrap(model, bucket_size_mb=contender.bucket_mb or VARIATION_MB)
     return wrapped, AdamW(model.parameters(), **hyperparameters)
 
@@ -56,7 +56,7 @@ def in_buckets(
 def optimizer_overlap(
     model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """A wrapper that has the optimizer update each bucket."""
+    """Build a wrapper that lets the optimizer update each bucket."""
     optimizer = AdamW(model.parameters(), **hyperparameters)
     return OptimizerOverlapDataParallel(model, contender.bucket_mb or VARIATION_MB, optimizer), optimizer
 

@@ -1,4 +1,4 @@
-"""This project's ways to shard more than gradients: the optimizer's state over peers' memory, and everything."""
+"""Builders of this project's sharded contenders: optimizer state over symmetric memory, and FSDP."""
 
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ COMPUTE_DTYPE = {"fp32": None, "bf16": torch.bfloat16}
 def sharded_optimizer(
     model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """Weights and gradients whole, the optimizer's state sharded, all of it through peers' memory."""
+    """Build replicated weights and gradients with a sharded optimizer, both over symmetric memory."""
     wrapped = PeerMemoryDataParallel(model, bucket_size_mb=VARIATION_MB)
     return wrapped, PeerMemoryShardedOptimizer(wrapped.parameters(), AdamW, **hyperparameters)
 
@@ -30,17 +30,17 @@ def sharded_optimizer(
 def shard(
     model: nn.Module, contender: Declared, cell: Any, *, by_block: bool, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """Everything sharded, and gathered layer by layer or block by block."""
+    """Build FSDP, gathered per layer or per block."""
     together = (type(blocks_of(model)[0]),) if by_block else ()
     wrapped = FullyShardedDataParallel(model, COMPUTE_DTYPE[cell.precision], together=together)
     return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """A model's blocks.
+    """Find a model's blocks.
 
     Raises:
-        Unavailable: it has none.
+        Unavailable: the model has none.
     """
     blocks = getattr(model, "blocks", None)
     if blocks is None:

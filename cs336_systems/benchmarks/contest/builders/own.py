@@ -1,4 +1,4 @@
-"""Implementations of a user's own, called as the course's adapters call them."""
+"""Builders of a user's own implementations, called as the course's adapters call them."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ Build = Callable[..., tuple[nn.Module, Optimizer]]
 def data_parallel(
     model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., nn.Module], **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """A data-parallel wrapper, with buckets of the usual size if it has any."""
+    """Build a data-parallel wrapper, with buckets of the common size if it has any."""
     sized = {"bucket_size_mb": VARIATION_MB} if "bucket_size_mb" in inspect.signature(kind).parameters else {}
     wrapped = kind(model, **sized)
     return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
@@ -31,7 +31,7 @@ def data_parallel(
 def fsdp(
     model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., nn.Module], **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """A wrapper that shards weights, and computes in a dtype by itself."""
+    """Build a wrapper that shards weights, and handles the compute dtype itself."""
     wrapped = kind(model, compute_dtype=COMPUTE_DTYPE[cell.precision])
     return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
 
@@ -41,11 +41,11 @@ CALLS: Mapping[str, tuple[Build, Needed]] = {
     "optimizer_sharding": (state, whole(1)),
     "fsdp": (fsdp, shares(by_block=True)),
 }
-"""By experiment, what calls one, and a guess at the memory that it takes."""
+"""The builder of an own implementation and an estimate of its memory, by experiment."""
 
 
 def own_contenders(cell: Any) -> Iterator[Declared]:
-    """The contenders that a cell names beside those that its experiment lists."""
+    """Make entries for a cell's own implementations, in addition to its experiment's contenders."""
     for own in own_implementations(cell):
         yield Declared(
             name=own.name,
@@ -58,6 +58,6 @@ def own_contenders(cell: Any) -> Iterator[Declared]:
 
 
 def builder_of(contender: Declared, cell: Any) -> Build:
-    """What makes a contender from a model, its entry, the cell and hyperparameters."""
+    """Look up the builder of a contender, a function of a model, its entry, the cell and hyperparameters."""
     found = load_path(contender.builder)
     return partial(CALLS[cell.name][0], kind=found) if contender.own else found

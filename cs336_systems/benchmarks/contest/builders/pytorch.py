@@ -1,4 +1,4 @@
-"""PyTorch's wrappers and its sharded optimizer."""
+"""Builders of PyTorch's wrappers and its sharded optimizer."""
 
 import warnings
 from functools import partial
@@ -19,19 +19,19 @@ from cs336_systems.experiments.data_parallel import VARIATION_MB
 
 
 def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
-    """The wrapper as it is by default."""
+    """Build DistributedDataParallel with default options."""
     return DistributedDataParallel(model), AdamW(model.parameters(), **hyperparameters)
 
 
 def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
-    """The wrapper at its best, with buckets of the contender's size."""
+    """Build tuned DistributedDataParallel, with buckets of the contender's size."""
     return view_buckets(model, contender.bucket_mb), AdamW(model.parameters(), **hyperparameters)
 
 
 def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
-    """The wrapper whose gradients are views of its buckets.
+    """Build DistributedDataParallel whose gradients are views of its buckets.
 
-    Before each step it would broadcast the model's buffers, which never change: without that it is at its best.
+    It does not broadcast buffers before each step, since they never change.
     """
     with warnings.catch_warnings():
         # Its successor is not yet there in PyTorch 2.11.
@@ -44,7 +44,7 @@ def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
 def zero(
     model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, views: bool, **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """The sharded optimizer; `views` makes parameters views of the buckets that are broadcast."""
+    """Build ZeroRedundancyOptimizer; `views` makes parameters views of the broadcast buckets."""
     wrapped = wrap(model)
     return wrapped, ZeroRedundancyOptimizer(
         model.parameters(), AdamW, parameters_as_bucket_view=views, **hyperparameters
@@ -57,7 +57,7 @@ zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=VARIA
 
 
 def by_block(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
-    """Everything sharded, block by block; what is outside of the blocks is a unit too, kept for the backward pass."""
+    """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass."""
     mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
     policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPE[cell.precision])
     for block in blocks_of(model):

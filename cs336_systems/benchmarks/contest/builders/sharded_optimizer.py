@@ -1,4 +1,4 @@
-"""This project's sharded optimizers, each with the wrapper that makes its gradients."""
+"""Builders of this project's sharded optimizers, each with the wrapper for its gradients."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +19,7 @@ from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 def state(
     model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., Optimizer], **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """The handout's scheme: the same gradients on all ranks, the state and the update of own parameters alone."""
+    """Build the handout's scheme: all gradients on all ranks, with sharded state and update."""
     wrapped = BucketedDataParallel(model, bucket_size_mb=VARIATION_MB)
     return wrapped, kind(model.parameters(), AdamW, **hyperparameters)
 
@@ -27,7 +27,7 @@ def state(
 def gradients(
     model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., ShardedOptimizer], **hyperparameters: Any
 ) -> tuple[nn.Module, Optimizer]:
-    """Ranks also have the gradients of their own parameters alone."""
+    """Build the scheme in which ranks also have only the gradients of their own parameters."""
     optimizer = kind(model.parameters(), AdamW, **hyperparameters)
     return ShardedGradientsDataParallel(model, optimizer), optimizer
 

@@ -1,0 +1,79 @@
+"""The headline table of README.md, from the recorded H200 results.
+
+Launch: python -m scripts.readme, which writes the table into README.md.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pandas as pd
+from pandas import DataFrame, Series
+
+README = Path("README.md")
+RECORDED = Path("recorded/nvidia-h200/raw")
+BEGIN, END = "<!-- --8<-- [start:headlines] -->\n", "<!-- --8<-- [end:headlines] -->\n"
+HEADER = """| on NVIDIA H200, bf16, medians | this project | speed relative to |
+| --- | ---: | --- |
+"""
+PYTORCH_ATTENTION = ["sdpa_flash", "sdpa_cudnn", "flex"]
+
+
+def with_headlines(readme: str) -> str:
+    """The text of README.md with the table of the recorded results."""
+    before, _, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert end, f"{README} has no lines {BEGIN!r} and {END!r}"
+    return before + BEGIN + HEADER + "".join(_lines()) + end + after
+
+
+def _lines() -> Iterator[str]:
+    calls = rows("flash/leaderboard.csv", metric="forward_backward").set_index("implementation")
+    for d in (64, 128):
+        yield line(
+            f"causal attention, 16 heads × 16 384 tokens, d = {d}: forward + backward",
+            calls[calls["d"] == d]["median"],
+            ["triton"],
+            {"PyTorch’s fastest": PYTORCH_ATTENTION, "FlashAttention-4": ["flash_attention_4"]},
+        )
+    for gpus in (2, 4):
+        yield line(
+            f"xl (2.0 B parameters), {gpus} GPUs: compiled data-parallel training step",
+            rows(f"data_parallel/compiled-{gpus}_processes.csv", metric="step").set_index("wrapper")["median"],
+            ["peer_memory"],
+            {"tuned DistributedDataParallel": ["ddp", "ddp_view"], "the no-communication baseline": ["none"]},
+        )
+    yield line(
+        "10B, 2 GPUs: fully sharded training step",
+        rows("fsdp/largest-2_processes.csv", metric="step").set_index("wrapper")["median"],
+        ["fsdp", "fsdp_blocks"],
+        {"`fully_shard`": ["fully_shard"]},
+    )
+    yield line(
+        "xl, 2 GPUs: update of the sharded optimizer",
+        rows("optimizer_sharding/bf16-2_processes.csv", metric="optimizer").set_index("contender")["median"],
+        ["sharded_peer_memory"],
+        {
+            "tuned ZeroRedundancyOptimizer": ["zero_redundancy", "zero_redundancy_view", "zero_redundancy_views"],
+            "the unsharded optimizer": ["unsharded"],
+        },
+    )
+
+
+def rows(path: str, metric: str) -> DataFrame:
+    """The measured rows of one metric in a recorded CSV file."""
+    table = pd.read_csv(RECORDED / path)
+    return table[(table["metric"] == metric) & (table["status"] == "ok")]
+
+
+def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> str:
+    """A row of the table: the fastest of ours against the fastest of each group of others; medians in ms, by name."""
+    fastest = float(medians[medians.index.isin(ours)].min())
+    against = []
+    for title, names in others.items():
+        other = float(medians[medians.index.isin(names)].min())
+        against.append(f"{title} ({other:.1f} ms): **{other / fastest:.2f}×**")
+    return f"| {what} | {fastest:.1f} ms | {', '.join(against)} |\n"
+
+
+if __name__ == "__main__":
+    README.write_text(with_headlines(README.read_text(encoding="utf-8")), encoding="utf-8")

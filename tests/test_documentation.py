@@ -1,0 +1,45 @@
+"""README and the documentation site: the headline table is that of the recorded results, and the examples run."""
+
+import os
+import re
+import subprocess
+import sys
+
+from scripts.readme import README, with_headlines
+from tests.samples import ROOT
+
+NAMES = """
+import tempfile, torch
+torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
+q = k = v = torch.randn(2, 4, 8, 16)
+folder = tempfile.mkdtemp()
+def fresh():
+    model, loss = torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy
+    inputs, targets = torch.randn(5, 4), torch.randint(3, (5,))
+    return model, loss, inputs, targets, torch.optim.AdamW(model.parameters())
+"""
+"""Definitions that the examples assume."""
+STEP = """
+loss(model(inputs).float(), targets).backward()
+model.finish_gradient_synchronization()
+optimizer.step()
+"""
+
+
+def test_the_headline_table_is_that_of_the_recorded_results():
+    readme = (ROOT / README).read_text(encoding="utf-8")
+    assert readme == with_headlines(readme), "the table is stale: python -m scripts.readme writes it anew"
+
+
+def test_the_examples_run(tmp_path):
+    code = NAMES
+    for page in (README, "docs/library.md"):
+        examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+        assert examples
+        for example in examples:
+            code += f"model, loss, inputs, targets, optimizer = fresh()\n{example}"
+            code += STEP if "model = " in example and ".backward()" not in example else ""
+    (tmp_path / "examples.py").write_text(code, encoding="utf-8")
+    command, environment = [sys.executable, tmp_path / "examples.py"], {**os.environ, "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr[-2000:]
