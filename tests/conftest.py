@@ -24,3 +24,8 @@ def pytest_collection_finish():
     """Leave modules and test items out of collections of garbage: those of benchmarks, and Python's own."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure():
+    """Take everything down at the end."""
+    gc.unfreeze()

@@ -33,8 +33,8 @@ from cs336_systems.parallel.data_parallel import NaiveDataParallel, average
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
-CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=2, steps=2)
-OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --tried True --rounds 2 --steps 2"
+CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=1, steps=2)
+OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --tried True --rounds 1 --steps 2"
 
 
 LAUNCHES = [("cpu", False), *(pytest.param(("cuda", compiled), marks=pytest.mark.gpu) for compiled in (False, True))]
@@ -137,6 +137,7 @@ def new(wrap, **traits):
     return Declared(name="new", title="new", builder=f"{__name__}:{wrap}", **traits)
 
 
+@pytest.mark.slow
 @on_all_ranks
 def test_no_contender_leaves_a_trace(device):
     """Each makes the mean of the gradients that ranks make alone, to the rounding, and the floor at last those."""
