@@ -1,5 +1,6 @@
 # make        set up, run every experiment that this machine can run, and typeset the report
-# make test   set up and run the tests
+# make test   set up and run the tests, but for those marked slow
+# make test-all  all tests: also whole pipelines, launches, hangs and sweeps
 # make clean  remove what these made, but for measurements: `rm -r results` removes those too
 
 PYTHON ?= python3
@@ -8,7 +9,7 @@ BIN := .venv/bin
 # Where it is set, as in many containers, each of a run's many processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: report test clean
+.PHONY: report test test-all clean
 # Tests beside measurements would disturb them.
 .NOTPARALLEL:
 
@@ -17,8 +18,13 @@ report: .venv/installed
 	@cat results/*/verdict.txt
 
 # By file: the tests of a file share what takes long to make.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+
 test: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/installed
+	$(PYTEST)
 
 # Nothing is compiled here: most of what PyTorch brings is never imported. The library runs with later versions of
 # PyTorch too; the report is made with those that it was tried with.

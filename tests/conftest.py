@@ -1,10 +1,12 @@
 """Skips what this machine cannot run, with the reason."""
 
+import gc
+
 import pytest
 import torch
 
 from cs336_systems.lifeline import end_with_the_run
-from tests.support.ranks import four_ranks, ranks, two_and_four_ranks  # noqa: F401 - fixtures of all tests
+from tests.support.ranks import four_ranks, groups, ranks, two_and_four_ranks  # noqa: F401 - fixtures of all tests
 
 end_with_the_run()  # The tests that a run has to pass before it measures end with it, like its jobs.
 
@@ -16,3 +18,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def pytest_collection_finish():
+    """Leave modules and test items out of collections of garbage: those of benchmarks, and Python's own."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """Take everything down at the end."""
+    gc.unfreeze()

@@ -109,7 +109,9 @@ def make_step(shape, vocab_size, batch_size, context, precision, attention, segm
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("segment", [0, 1, 3, 7])
+@pytest.mark.parametrize(
+    "segment", [0, pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(7, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("attention", "num_heads", "batch_size", "context", "vocab_size"),
     [

@@ -501,8 +501,12 @@ INTERPRETED_VARIANTS = {
 }
 
 
-def run_interpreted() -> None:
-    """Print one JSON object: for each case the results in excess of PyTorch's error."""
+FEW = {"default", "preprocess", "descriptors, all keys", "groups", "second derivative"}
+"""With a mask and without, with pointers and descriptors, with and without preprocessing, with heads in groups."""
+
+
+def run_interpreted(cases: list[str]) -> None:
+    """Print one JSON object: for each of these cases the results in excess of PyTorch's error."""
     from cs336_systems.attention import tile_config, triton_launch
     from cs336_systems.attention.triton_attention import TritonFlashAttention
 
@@ -520,7 +524,8 @@ def run_interpreted() -> None:
         "strided": lambda *problem: [dataclasses.replace(tiles, group=4) for tiles in default(*problem)],
     }
     report = {}
-    for case, (shape, n_keys, dtype, is_causal) in INTERPRETED.items():
+    for case in (case for case in INTERPRETED if case in cases):
+        shape, n_keys, dtype, is_causal = INTERPRETED[case]
         inputs = make_inputs(shape, n_keys, dtype, scale=8.0 if case == "large scores" else 1.0)
         if case.startswith("strided"):
             inputs = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
@@ -528,7 +533,8 @@ def run_interpreted() -> None:
         triton_launch.default_tiles = many_queries.get(case.partition(",")[0], default)
         got = function_results(TritonFlashAttention, inputs, is_causal)
         report[case] = excess(got, inputs, is_causal, large_scores=case == "large scores")
-    for case, (name, is_causal) in INTERPRETED_VARIANTS.items():
+    for case in (case for case in INTERPRETED_VARIANTS if case in cases):
+        name, is_causal = INTERPRETED_VARIANTS[case]
         inputs, options = make_variant(name, torch.float32)
         if "no gradient of L" in case:
             options["grad_lse"] = None
@@ -556,7 +562,7 @@ def launch_results(inputs, is_causal, scale, grad_lse) -> dict[str, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> dict[str, dict[str, str]]:
+def interpreted(request) -> dict[str, dict[str, str]]:
     if find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     import triton
@@ -566,15 +572,22 @@ def interpreted() -> dict[str, dict[str, str]]:
         pytest.skip(f"the interpreter of Triton {triton.__version__} fails with NumPy {numpy.__version__}")
     root = Path(__file__).parents[2]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
+    cases = [test.callspec.params["case"] for test in request.session.items if "interpreted" in test.fixturenames]
+    run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("case", [*INTERPRETED, *INTERPRETED_VARIANTS, "second derivative"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in FEW else pytest.mark.slow)
+        for case in (*INTERPRETED, *INTERPRETED_VARIANTS, "second derivative")
+    ],
+)
 def test_kernels_interpreted(interpreted, case):
     assert not interpreted[case]
 
 
 if __name__ == "__main__":
-    run_interpreted()
+    run_interpreted(sys.argv[1:])

@@ -423,7 +423,7 @@ def test_kernels_are_valid_gluon(name):
     assert module.verify()
 
 
-@pytest.mark.parametrize("shared", ["", ", shared"])
+@pytest.mark.parametrize("shared", ["", pytest.param(", shared", marks=pytest.mark.slow)])
 def test_products_of_the_kernel_with_the_fewest_free_registers_stay_asynchronous(tmp_path, shared):
     """Elsewhere ptxas would wait for each product at once, ignore the registers asked for, or spill in the main loops.
 

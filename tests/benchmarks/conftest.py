@@ -1,9 +1,11 @@
 """Running an experiment's command in this process."""
 
 import runpy
+import subprocess
 import sys
 
 import pytest
+import torch
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters, read_jobs
@@ -36,4 +38,28 @@ def launch(command, tmp_path):
         return list(cells.values())
 
     run.output = output
+    return run
+
+
+@pytest.fixture(scope="session")
+def launch_ranks(groups, tmp_path_factory):
+    """Runs an experiment's command on two ranks and gives back its rows."""
+
+    def run(name, device, *arguments):
+        if device == "cuda" and torch.cuda.device_count() < 2:
+            pytest.skip("needs 2 GPUs")
+        folder = tmp_path_factory.mktemp("launch")
+        module, output = f"cs336_systems.benchmarks.{name}", folder / "rows.csv"
+        options = [*arguments, "--device", device, "--output", str(output)]
+        if device == "cpu":
+            groups("gloo", 2).run_module(module, options, folder / "printed")
+        else:
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+            done = subprocess.run(
+                [*torchrun, "-m", module, *options], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            assert "Warning" not in done.stderr
+        return read_jobs(EXPERIMENTS[name], [output])
+
     return run

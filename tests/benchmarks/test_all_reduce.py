@@ -19,7 +19,7 @@ TOO_LARGE = 10**9
 
 
 def launch(folder, processes, agents, *options):
-    """The rows of a launch, by size and metric; its agents of torchrun share the processes, as those of nodes do."""
+    """The rows of a launch; its agents of torchrun share the processes, as those of nodes do."""
     with socket.create_server(("localhost", 0)) as server:
         meeting_point = f"localhost:{server.getsockname()[1]}"
     command = [
@@ -42,17 +42,27 @@ def launch(folder, processes, agents, *options):
     finally:
         for agent in started:
             agent.kill()
-    return {(row.megabytes, row.metric): row for row in read_jobs(AllReduce, [folder / "rows.csv"])}
+    return read_jobs(AllReduce, [folder / "rows.csv"])
 
 
-@pytest.fixture(scope="module", params=["gloo", pytest.param("nccl", marks=pytest.mark.gpu)])
-def rows(request, tmp_path_factory):
-    """Three sizes, one of them far too large; over Gloo between four processes, as on two nodes."""
-    processes, agents = {"gloo": (4, 2), "nccl": (2, 1)}[request.param]
-    if request.param == "nccl" and torch.cuda.device_count() < processes:
-        pytest.skip("needs 2 GPUs")
-    options = ["--backend", request.param, "--megabytes", "1", str(TOO_LARGE), "9", "--warmup", "1", "--steps", "4"]
-    return launch(tmp_path_factory.mktemp("launch"), processes, agents, *options)
+NODES = "gloo on two nodes"
+LAUNCHES = [
+    "gloo",
+    pytest.param(NODES, marks=pytest.mark.slow),
+    pytest.param("nccl", marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(scope="module", params=LAUNCHES)
+def rows(request, launch_ranks, tmp_path_factory):
+    """Three sizes, one of them far too large, by size and metric; on two nodes there are four processes."""
+    backend = request.param.partition(" ")[0]
+    options = ["--backend", backend, "--megabytes", "1", str(TOO_LARGE), "9", "--warmup", "1", "--steps", "4"]
+    if request.param == NODES:
+        found = launch(tmp_path_factory.mktemp("launch"), 4, 2, *options)
+    else:
+        found = launch_ranks("all_reduce", "cuda" if backend == "nccl" else "cpu", *options)
+    return {(row.megabytes, row.metric): row for row in found}
 
 
 @pytest.mark.parametrize("megabytes", [1, 9])
@@ -83,8 +93,9 @@ def test_what_does_not_fit_is_skipped_by_all_ranks_alike(rows):
 
 
 def test_over_gloo_no_gpu_takes_part(rows):
-    over_gloo = next(iter(rows.values())).backend == "gloo"
-    assert {(row.gpu_count, row.nodes) for row in rows.values()} == {(0, 2) if over_gloo else (2, 1)}
+    row = next(iter(rows.values()))
+    nodes = {2: 1, 4: 2}[row.processes]
+    assert {(row.gpu_count, row.nodes) for row in rows.values()} == {(0 if row.backend == "gloo" else 2, nodes)}
 
 
 def test_contributions_differ_and_their_sums_are_exact():

@@ -1,8 +1,6 @@
 """Data-parallel training in turns: what is measured, that no turn leaves a trace, and that ranks give up together."""
 
 import gc
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from functools import partial
@@ -30,36 +28,23 @@ from cs336_systems.benchmarks.contest.measure import contenders_of
 from cs336_systems.benchmarks.contest.trial import Trial
 from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
-from cs336_systems.measure.record import read_jobs
 from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel.data_parallel import NaiveDataParallel, average
-from tests.samples import ROOT
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
-CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=2, steps=2)
-OPTIONS = "--size {size} --context 7 --batch-size 3 --vocab-size 101 --tried True --rounds 2 --steps 2"
+CELL = DataParallelTraining(size=ODD, context=7, batch_size=3, vocab_size=101, tried=True, rounds=1, steps=2)
+OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --tried True --rounds 1 --steps 2"
 
 
 LAUNCHES = [("cpu", False), *(pytest.param(("cuda", compiled), marks=pytest.mark.gpu) for compiled in (False, True))]
 
 
 @pytest.fixture(scope="module", params=LAUNCHES, ids=str)
-def rows(request, tmp_path_factory):
+def rows(request, launch_ranks):
     """All rows of a launch, by wrapper, bucket size, kind and metric."""
     device, compiled = request.param
-    if device == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
-    output = tmp_path_factory.mktemp("launch") / "rows.csv"
-    command = [
-        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-        *["-m", "cs336_systems.benchmarks.data_parallel", "--device", device, "--compiled", str(compiled)],
-        *OPTIONS.format(size=ODD).split(),
-        *["--output", str(output)],
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    found = read_jobs(DataParallelTraining, [output])
+    found = launch_ranks("data_parallel", device, *OPTIONS.split(), "--compiled", str(compiled))
     return {(row.wrapper, row.bucket_mb, row.kind, row.metric): row for row in found}
 
 
@@ -152,6 +137,7 @@ def new(wrap, **traits):
     return Declared(name="new", title="new", builder=f"{__name__}:{wrap}", **traits)
 
 
+@pytest.mark.slow
 @on_all_ranks
 def test_no_contender_leaves_a_trace(device):
     """Each makes the mean of the gradients that ranks make alone, to the rounding, and the floor at last those."""

@@ -120,6 +120,7 @@ def test_graphs_are_counted(compiled, monkeypatch):
     assert metrics["compiled_graphs"].mean == compiled
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_costs_only_the_compiled_cell(launch):
     arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "forward"]
     arguments += ["--model", "tests.support.models:TableLM"]

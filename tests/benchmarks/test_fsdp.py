@@ -1,7 +1,5 @@
 """Training in turns, sharded and not: what is measured, that all contenders train the same, and what does not fit."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -18,31 +16,19 @@ from cs336_systems.benchmarks.contest.trial import SLACK, Trial
 from cs336_systems.experiments.data_parallel import FLOOR, PHASE_STEPS, PHASES
 from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER, DeviceEvent
-from cs336_systems.measure.record import read_jobs
-from tests.samples import ROOT
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
 CELL = FullyShardedTraining(size=ODD, context=7, batch_size=3, vocab_size=101, rounds=1, warmup=1, steps=2)
-OPTIONS = "--size {size} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --warmup 1 --steps 2 "
+OPTIONS = f"--size {ODD} --context 7 --batch-size 3 --vocab-size 101 --rounds 1 --warmup 1 --steps 2 "
 OPTIONS += "--implementation mine=tests.support.own:FSDP"
 UNITS = {"fsdp": 7 * 3 + 2, "fsdp_blocks": 3 + 2, "fully_shard": 3 + 1}
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_launch_measures_what_is_planned(device, tmp_path):
-    if device == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
-    output = tmp_path / "rows.csv"
-    command = [
-        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-        *["-m", "cs336_systems.benchmarks.fsdp", "--device", device],
-        *OPTIONS.format(size=ODD).split(),
-        *["--output", str(output)],
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = {(row.wrapper, row.kind, row.metric): row for row in read_jobs(FullyShardedTraining, [output])}
+def test_a_launch_measures_what_is_planned(device, launch_ranks):
+    found = launch_ranks("fsdp", device, *OPTIONS.split())
+    rows = {(row.wrapper, row.kind, row.metric): row for row in found}
     contenders = {contender.name for contender in CONTENDERS} | {"mine"}
     assert {wrapper for wrapper, _, metric in rows if metric == "step"} == contenders
     for wrapper in contenders:

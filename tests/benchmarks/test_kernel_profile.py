@@ -152,6 +152,7 @@ def nsys(monkeypatch, capfd):
     return run
 
 
+@pytest.mark.slow
 def test_nsys_profiles_the_step_where_it_is_installed(tmp_path, nsys, monkeypatch):
     stand_in = tmp_path / "nsys"
     stand_in.write_text(NSYS)

@@ -1,8 +1,6 @@
 """Training with sharded optimizers in turns: what is measured, memory to the byte, and that no turn leaves a trace."""
 
 import gc
-import subprocess
-import sys
 from dataclasses import replace
 from unittest import mock
 
@@ -17,9 +15,7 @@ from cs336_systems.benchmarks.contest.trial import Trial
 from cs336_systems.experiments.contender import Contender
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
 from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.measure.record import read_jobs
 from cs336_systems.parallel import peer_memory_optimizer
-from tests.samples import ROOT
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
@@ -31,21 +27,9 @@ TENSORS = 3 * 9 + 3
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def rows(request, tmp_path_factory):
+def rows(request, launch_ranks):
     """All rows of a launch, by contender, moment, part, kind and metric."""
-    if request.param == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
-    output = tmp_path_factory.mktemp("launch") / "rows.csv"
-    command = [
-        *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
-        *["-m", "cs336_systems.benchmarks.optimizer_sharding", "--device", request.param, "--size", ODD],
-        *OPTIONS.split(),
-        *["--output", str(output)],
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    found = read_jobs(OptimizerSharding, [output])
+    found = launch_ranks("optimizer_sharding", request.param, "--size", ODD, *OPTIONS.split())
     return {(row.contender, row.moment, row.part, row.kind, row.metric): row for row in found}
 
 

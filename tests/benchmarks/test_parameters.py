@@ -461,6 +461,7 @@ def test_a_parameter_changes_what_runs(experiment, parameter):
     check(experiment, parameter, torch.device("cuda" if EFFECTS[experiment][parameter].gpu else "cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "parameter"), [*cases(on_ranks=True)])
 @on_all_ranks
 def test_a_parameter_changes_what_runs_on_several_ranks(device, experiment, parameter):

@@ -173,6 +173,7 @@ list(keep(measure(), ["number=0", "number=1"]))
 """
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_ended_with_all_its_processes_and_no_other(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setattr("cs336_systems.lifeline.GRACE_S", 0.5)
@@ -191,7 +192,7 @@ def test_a_job_that_hangs_is_ended_with_all_its_processes_and_no_other(tmp_path,
     assert (len(measured_cells(kept)), cell_under_way(kept)) == (1, "number=1")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_nothing_of_a_job_outlives_its_watch(tmp_path, number):
     """As when a scheduler or Ctrl-C ends it: also what ignores that."""
     command = [sys.executable, "-m", "cs336_systems.relaunch", "--timeout", "60", "--kept", str(tmp_path / "cells")]

@@ -179,7 +179,7 @@ def test_checkpointed_modules(device, wrapper, model):
 
 
 @every_wrapper
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 @on_all_ranks
 def test_compiled_modules(device, wrapper, inside):
     torch._dynamo.reset()

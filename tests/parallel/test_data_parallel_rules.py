@@ -248,6 +248,7 @@ class TinyParameters(nn.Module):
         return x
 
 
+@pytest.mark.slow
 @on_all_ranks
 def test_buckets_cost_the_host_no_more_than_pytorchs(device):
     module = TinyParameters().to(device)

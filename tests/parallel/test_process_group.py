@@ -101,11 +101,11 @@ assert not dist.is_initialized()
 
 def test_ranks_reach_each_other(tmp_path):
     (tmp_path / "sum.py").write_text(SUM)
-    command = [*TORCHRUN, "--nproc-per-node=3", str(tmp_path / "sum.py")]
+    command = [*TORCHRUN, "--nproc-per-node=2", str(tmp_path / "sum.py")]
     environment = {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [3, 111.0, "gloo"]
+    assert json.loads(done.stdout) == [2, 11.0, "gloo"]
 
 
 FAULTY = """
@@ -222,6 +222,7 @@ def launches(request, tmp_path_factory):
         launch.torchrun.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ERRORS)
 def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
     launch = launches[fault]
@@ -235,6 +236,7 @@ def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
     assert alive(ranks) == []
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_its_launcher(launches):
     launch = launches["loses its launcher"]
     ranks = launch.ranks()

@@ -1,14 +1,22 @@
 """Tests that run on every rank of a launch: two or four processes, started once, serve all tests of a session."""
 
+import contextlib
 import functools
+import gc
 import importlib
+import importlib.util
 import inspect
 import multiprocessing
 import multiprocessing.connection
 import os
+import runpy
+import sys
 import time
 import traceback
+import warnings
 from datetime import timedelta
+from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +25,7 @@ import torch.distributed as dist
 PROCESSES = 2
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
 TEST_TIMEOUT_SECONDS = 120
+COMMAND_TIMEOUT_SECONDS = 280
 LAST_WORDS_SECONDS = 3
 """How long the others have to say what went wrong once a rank has failed."""
 
@@ -43,23 +52,40 @@ on_four_ranks = functools.partial(on_all_ranks, ranks="four_ranks")
 on_two_and_on_four_ranks = functools.partial(on_all_ranks, ranks="two_and_four_ranks")
 
 
+@pytest.fixture(scope="session")
+def groups(tmp_path_factory):
+    """The processes of a backend and number, which are started when the first test needs them."""
+    started = {}
+
+    def find(backend, number):
+        if (backend, number) not in started:
+            started[backend, number] = Ranks(backend, number, tmp_path_factory)
+        return started[backend, number]
+
+    yield find
+    for ranks in started.values():
+        ranks.stop()
+
+
 def processes(*numbers):
-    """A fixture with so many processes, in turn, which are started when the first test needs them."""
-    backends = {"gloo": (), "nccl": pytest.mark.gpu}
+    """A fixture with so many processes, in turn."""
+    backends = {"gloo": (), "nccl": (pytest.mark.gpu,)}
     launches = [
-        pytest.param((backend, number), id=f"{number} ranks over {backend}", marks=marks)
+        pytest.param(
+            (backend, number),
+            id=f"{number} ranks over {backend}",
+            marks=(*marks, pytest.mark.slow) if number > PROCESSES else marks,
+        )
         for number in numbers
         for backend, marks in backends.items()
     ]
 
     @pytest.fixture(scope="session", params=launches)
-    def ranks(request, tmp_path_factory):
+    def ranks(request, groups):
         backend, number = request.param
         if backend == "nccl" and torch.cuda.device_count() < number:
             pytest.skip(f"{number} GPUs are needed")
-        ranks = Ranks(backend, number, tmp_path_factory)
-        yield ranks
-        ranks.stop()
+        return groups(backend, number)
 
     return ranks
 
@@ -67,6 +93,31 @@ def processes(*numbers):
 ranks = processes(PROCESSES)
 four_ranks = processes(4)
 two_and_four_ranks = processes(PROCESSES, 4)
+
+
+@on_all_ranks
+def run_module(device, module, arguments, printed):
+    """Run a module's command line as torchrun does, but for the group, which is there. A warning is an error."""
+    from cs336_systems.benchmarks import command_line
+    from cs336_systems.parallel import process_group
+
+    rank, ranks = str(dist.get_rank()), str(dist.get_world_size())
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    restored = {"TORCHINDUCTOR_CACHE_DIR": ""}  # which a job sets
+    connected = contextlib.nullcontext()
+    meeting_point = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    with (
+        mock.patch.dict(os.environ, launched | meeting_point | restored),
+        mock.patch.object(sys, "argv", [module, *arguments]),
+        mock.patch.object(command_line, "process_group", return_value=connected),
+        mock.patch.object(process_group, "process_group", return_value=connected),
+        Path(printed if rank == "0" else os.devnull).open("w") as stdout,
+        contextlib.redirect_stdout(stdout),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*all_gather_into_tensor. is deprecated")  # which tests.support.own calls
+        runpy.run_path(importlib.util.find_spec(module).origin, run_name="__main__")
 
 
 class Ranks:
@@ -100,21 +151,26 @@ class Ranks:
             connection.close()
         self.workers = []
 
-    def run(self, module, name, parameters):
+    def run(self, module, name, parameters, seconds=TEST_TIMEOUT_SECONDS):
         if not self.workers:
             self.start()
         for _, connection in self.workers:
             connection.send((module, name, parameters))
-        errors = self.collect()
+        errors = self.collect(seconds)
         if errors:
             self.stop()
             pytest.fail("\n".join(errors), pytrace=False)
 
-    def collect(self):
+    def run_module(self, module, arguments, printed):
+        """`torchrun -m MODULE ARGUMENTS`, but in these processes; what rank 0 prints goes into the file `printed`."""
+        parameters = {"module": module, "arguments": arguments, "printed": printed}
+        self.run(__name__, "run_module", parameters, COMMAND_TIMEOUT_SECONDS)
+
+    def collect(self, seconds):
         """What went wrong, for each rank where something did."""
         waiting = {connection: rank for rank, (_, connection) in enumerate(self.workers)}
         errors = []
-        deadline = time.monotonic() + TEST_TIMEOUT_SECONDS
+        deadline = time.monotonic() + seconds
         while waiting:
             ready = multiprocessing.connection.wait(waiting, max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -152,9 +208,13 @@ def serve(connection, rank, processes, backend, meeting_point):
             module, name, parameters = connection.recv()
         except EOFError:  # pytest is gone
             return
-        torch.manual_seed(rank)
         try:
-            getattr(importlib.import_module(module), name).body(device=device, **parameters)
+            body = getattr(importlib.import_module(module), name).body
+            # Benchmarks collect garbage before each turn: of what the test makes, not of all modules' objects.
+            gc.collect()
+            gc.freeze()
+            torch.manual_seed(rank)
+            body(device=device, **parameters)
         except BaseException:
             connection.send(traceback.format_exc())
         else:

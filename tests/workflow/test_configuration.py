@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.workflow.project import copy_project, edit, snakemake
+from tests.workflow.project import ROOT, copy_project, edit, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -16,18 +16,26 @@ pytestmark = pytest.mark.workflow
             "strict: false\nspeed: fast",
             "unknown key 'speed' in the top level; allowed",
         ),
-        (
+        pytest.param(
             "config.yaml",
             "seed: 0",
             "seed: 0\nseed: 1",
             "config.yaml, line 14, column 1: the key 'seed' is",
+            marks=pytest.mark.slow,
         ),
-        ("config.yaml", "recorded: none", "recorded: pdp-11", "recorded is 'pdp-11'; allowed: none, nvidia-h200"),
-        (
+        pytest.param(
+            "config.yaml",
+            "recorded: none",
+            "recorded: pdp-11",
+            "recorded is 'pdp-11'; allowed: none, nvidia-h200",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "config.yaml",
             "model:TransformerLM",
             "modell:TransformerLM",
             "no source file found for module 'cs336_",
+            marks=pytest.mark.slow,
         ),
         (
             "report/contents.yaml",
@@ -46,6 +54,7 @@ def test_it_is_named_with_what_is_allowed(tmp_path, file, old, new, sentence):
     assert not (folder / "results").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, "", "- scale: smoke\n"])
 def test_a_configuration_without_keys_is_refused(tmp_path, content):
     folder = copy_project(tmp_path)
@@ -65,6 +74,7 @@ def test_what_the_nodes_file_says_is_blamed_on_it(tmp_path):
     assert "profiles/slurm/nodes.yaml: machine is '(edit profiles/slurm/nodes.yaml)'; allowed: auto, or" in output
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(tmp_path):
     folder = copy_project(tmp_path)
     output = snakemake(folder, "end_to_end", "--config", "model=tests.support.raising_model:LM", check=False)
@@ -72,7 +82,7 @@ def test_a_model_that_cannot_be_called_is_named_before_any_job_begins(tmp_path):
     assert not list((folder / "results").rglob("*.*"))
 
 
-def test_snakemake_runs_in_the_projects_folder(tmp_path, finished):
-    output = snakemake(tmp_path, "-s", str(finished / "Snakefile"), check=False)
-    assert f"snakemake runs in {tmp_path}; allowed: the project's folder, {finished}" in output
+def test_snakemake_runs_in_the_projects_folder(tmp_path):
+    output = snakemake(tmp_path, "-s", str(ROOT / "Snakefile"), check=False)
+    assert f"snakemake runs in {tmp_path}; allowed: the project's folder, {ROOT}" in output
     assert not (tmp_path / "results").exists()

@@ -14,7 +14,7 @@ from tests.workflow.project import (
     snakemake,
 )
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 
 def test_incorrect_code_is_not_measured(tmp_path):

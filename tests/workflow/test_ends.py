@@ -21,7 +21,7 @@ from tests.workflow.project import (
     wait_for,
 )
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 FATE = """
     # What befalls the second cell does not depend on the code, which stays the same.

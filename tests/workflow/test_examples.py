@@ -11,7 +11,7 @@ from tests.samples import pdf_text
 from tests.support.made_once import made_once
 from tests.workflow.project import NO_CELLS, NUMERIC_TEST, copy_project, replace_tests_of_instruments, snakemake
 
-pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.workflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 TRAINING = {
     "size": ["nano"],

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.workflow
 JOB = "cs336_systems.benchmarks.accumulation"
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(project):
     undisturbed = rows(project / "results/cpu/raw")
     raw = project / "results/cpu/raw"
@@ -69,6 +70,7 @@ def strangers(project):
         process.wait()
 
 
+@pytest.mark.slow
 def test_processes_of_others_survive(project, strangers):
     (project / "results/cpu/raw/accumulation/all.csv").unlink()
     for argument in ("-n", "--list", "accumulation"):
@@ -80,7 +82,12 @@ def survives(process):
     return process.poll() is None if hasattr(process, "poll") else process.is_running()
 
 
-@pytest.mark.parametrize("arguments", [["-n"], ["--list"], ["accumulation"]])
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "arguments", [pytest.param(["-n"], marks=slow), pytest.param(["--list"], marks=slow), ["accumulation"]]
+)
 def test_a_lock_of_unknown_owner_is_left_alone(project, arguments):
     csv = "results/cpu/raw/accumulation/all.csv"
     (project / csv).unlink()

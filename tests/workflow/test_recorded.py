@@ -24,6 +24,7 @@ from tests.workflow.project import (
 pytestmark = pytest.mark.workflow
 
 
+@pytest.mark.slow
 def test_a_fresh_clone_on_an_h200_plans_every_measurement_that_one_gpu_can_do(tmp_path):
     clone = copy_project(tmp_path, {})
     copy_files(ROOT, clone, ["config.yaml", "report/contents.yaml"])
@@ -45,6 +46,7 @@ def recorded(project):
     return project
 
 
+@pytest.mark.slow
 def test_recorded_results_are_only_read_and_need_not_be_complete(recorded):
     grids = yaml.safe_load((recorded / "config.yaml").read_text())["experiments"]
     grids["end_to_end"]["smoke"]["longer"] = {**CELL, "context": [32]}
@@ -63,6 +65,7 @@ def test_recorded_results_do_not_count_as_measured_here(recorded):
     assert planned_jobs(recorded) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["accumulation", "kernel_trace"])
 def test_what_measures_says_that_nothing_is_measured(recorded, target):
     printed = snakemake(recorded, "-n", target, "--config", "recorded=cpu", check=False)
@@ -76,6 +79,7 @@ def test_a_changed_recorded_file_is_named(recorded):
     assert "recorded/cpu/raw/accumulation/all.csv: changed since it was written" in printed
 
 
+@pytest.mark.slow
 def test_what_was_measured_here_is_promoted_on_request(project):
     (project / "recorded/cpu/raw/accumulation").mkdir(parents=True)
     (project / "recorded/cpu/raw/accumulation/all.csv").write_text("an earlier recording of the same job\n")

@@ -42,6 +42,7 @@ def git(folder, *arguments):
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout, tmp_path):
     command = [sys.executable, "-m", "scripts.submission", "results/cpu/writeup.pdf", "submission"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)

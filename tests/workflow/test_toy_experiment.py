@@ -9,7 +9,7 @@ from tests.samples import pdf_text, squeeze
 from tests.support.made_once import made_once
 from tests.workflow.project import NO_CELLS, TOY, add_toy_experiment, copy_project, python, snakemake
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,14 @@ def test_the_report_draws_the_trace_that_it_made(finished):
     assert "the whole step" in (finished / "results/cpu" / FIGURE).read_text()
 
 
+@pytest.mark.slow
 def test_a_changed_step_is_traced_again(project):
     edit(project / "config.yaml", "trace:\n  smoke:\n    size: nano", "trace:\n  smoke:\n    size: micro")
     assert planned_rules(project) >= {"kernel_trace", "kernel_timeline", "typeset"}
     assert "kernel_trace" not in planned_rules(project, "writeup")
 
 
+@pytest.mark.slow
 def test_a_recorded_trace_is_drawn(project):
     shutil.copytree(project / "results/cpu/raw", project / "recorded/cpu/raw")
     shutil.copytree(project / "results/cpu/traces", project / "recorded/cpu/traces")
@@ -29,6 +31,7 @@ def test_a_recorded_trace_is_drawn(project):
     assert "the whole step" in (project / "results/recorded/cpu" / FIGURE).read_text()
 
 
+@pytest.mark.slow
 def test_without_nsys_the_target_says_what_answers_instead(project):
     printed = snakemake(project, "nsys")
     assert "nsys is not on the PATH, so no .nsys-rep file was written; `snakemake kernel_profile`" in printed

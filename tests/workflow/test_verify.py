@@ -39,6 +39,7 @@ REASONS = {
 }
 
 
+@pytest.mark.slow
 def test_each_example_gets_the_verdict_that_it_is_for(verified):
     found = {name: row for (_, _, name), row in verdicts(verified).items()}
     right = {"my-flash", "my-optimizer"}
@@ -52,6 +53,7 @@ def test_each_example_gets_the_verdict_that_it_is_for(verified):
     assert f"{last} page: results/cpu/verify.html\n" in (verified / "printed.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_class_gets_a_table(tmp_path):
     folder = copy_project(tmp_path, NO_CELLS, sections=())
     snakemake(folder, "verify", "--config", "students=examples/class")
@@ -95,12 +97,18 @@ BAD = {
         r"Output and gradients .*: its process was ended by SIGSEGV",
     ),
     "import os\ndef f(q, k, v, is_causal):\n    os._exit(0)\n": (WRONG, r"its process ended with exit status 0"),
-    "def f(q, k, v, is_causal):\n    while True: pass\n": (WRONG, r"its process did not end within 30 s"),
+    "import time\ndef f(q, k, v, is_causal):\n    time.sleep(300)\n": (WRONG, r"its process did not end within 30 s"),
     "def f(q, k, v, is_causal):\n    return q.view(3)\n": (WRONG, r"it raises RuntimeError: shape '\[3\]' is invalid"),
 }
 
 
-@pytest.mark.parametrize("code", BAD, ids=["crash", "exit", "hang", "exception"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        pytest.param(code, marks=() if name == "crash" else pytest.mark.slow, id=name)
+        for name, code in zip(["crash", "exit", "hang", "exception"], BAD, strict=True)
+    ],
+)
 def test_what_ends_its_process_costs_only_itself(tmp_path, code):
     (tmp_path / "mine.py").write_text(code)
     with (tmp_path / "log").open("w") as log:
@@ -110,6 +118,7 @@ def test_what_ends_its_process_costs_only_itself(tmp_path, code):
     assert re.search(reason, found.reason)
 
 
+@pytest.mark.slow
 def test_a_student_has_to_hand_in_code(tmp_path):
     with (tmp_path / "log").open("w") as log:
         found = verify("attention", parse("it=cs336_systems.attention:flash_attention"), tmp_path, log, limit_s=60)

@@ -17,7 +17,7 @@ from tests.workflow.project import (
     snakemake,
 )
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 JOBS = {1: "ping/all-1_processes", 2: "ping/all-2_processes", 4: "ping/all-4_processes"}
 
