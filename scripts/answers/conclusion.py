@@ -120,7 +120,7 @@ def several_devices(wrappers: DataFrame) -> list[Step]:
         if floor is not None and not found:
             found.append(of_wrapper(f"{floor['precision']}{graph}", 1, floor))
         if best is not None:
-            found.append(of_wrapper(f"+ data parallel, {best['title']}", int(ranks), best))
+            found.append(of_wrapper(f"+ {best['title']}", int(ranks), best))
     return found
 
 
@@ -144,11 +144,13 @@ def helped(tables: Mapping[str, DataFrame], steps: list[Step], work: Mapping[str
     first, last = (told[0], max(told, key=lambda step: step.tokens)) if told else (None, None)
     alone = [step for step in told if step.ranks == 1]
     machine = measured_machine(tables)
-    caption = (
-        f"The training step of {work['size']}, context {work['context']}, on {machine}, one setting after another "
-        "changed: median, 20th and 80th percentile of n steps. Each experiment is a launch of its own; of "
-        "_data_parallel_, each number of ranks. _Busy_: how long a device works in a step; –: host-bound, no ratio is "
-        "formed, or not known."
+    caption = say(
+        "The training step of {size}, context {context}, on {machine}, one setting after another changed: median, 20th "
+        "and 80th percentile of n steps. Each experiment, and in `data_parallel` each number of ranks, is a launch of "
+        "its own. _Busy_: how long a device works in a step. –: host-bound, so no ratio is formed, or not known.",
+        size=work["size"],
+        context=int(work["context"]),
+        machine=machine,
     )
     return Answer(
         asked="What helped",

@@ -207,8 +207,14 @@ def hidden(table: DataFrame, rows: DataFrame, why: str) -> Answer:
     ours = cell[cell["contender"].isin(OURS) & cell["gather"].notna()]
     own = fastest(ours, OURS)
     machine = measured_machine({"": table})
-    profiled = rows[rows["gather"].notna() & (rows["gather"] > 0)]
-    profile = contender_table(FullyShardedTraining, table.iloc[:0], profiled, PROFILE)
+    profiled = rows[rows["gather"] > 0]
+    told, every = (
+        contender_table(FullyShardedTraining, table.iloc[:0], found, PROFILE)
+        for found in (device_bound(profiled), profiled)
+    )
+    caption = (
+        f"Collectives in one profiled step on rank 0, device-bound cells on {machine}; waits for other ranks count."
+    )
     skipped = setting(FullyShardedTraining, table, rows)["not_profiled"] if len(rows) else ""
     return Answer(
         asked="Hidden communication",
@@ -225,7 +231,7 @@ def hidden(table: DataFrame, rows: DataFrame, why: str) -> Answer:
             scatter=own["scatter_hidden"],
         ),
         more=NOTHING if own is None else say("Measured with _{title}_, {cell}.", title=own["title"], cell=own["cell"]),
-        evidence=["fsdp_timelines"],
+        evidence=[Captioned(told, caption)] if told else [],
         reason=NOTHING
         if own is None or isna(own["longer"])
         else say(
@@ -235,13 +241,7 @@ def hidden(table: DataFrame, rows: DataFrame, why: str) -> Answer:
             stretched=own["stretched"],
             uncovered=own["uncovered"],
         ),
-        details=[
-            Captioned(
-                profile, f"Collectives in one profiled step on {machine}; waits for other ranks count.", long=True
-            )
-        ]
-        if profile
-        else [],
+        details=["fsdp_timelines", *([Captioned(every, f"The same in every cell, on {machine}.")] if every else [])],
     )
 
 

@@ -58,7 +58,7 @@ def test_only_device_bound_steps_of_the_same_work_are_compared():
         ["fp32", "1024.0", "2000", "1.00"],
         ["bf16 autocast", "256.0", "8000", "–"],
         ["bf16 compiled into one CUDA graph", "100.0", "20480", "10.24"],
-        ["+ data parallel, peer memory, 100 MB", "128.0", "32000", "16.00"],
+        ["+ peer memory, 100 MB", "128.0", "32000", "16.00"],
     ]
     assert "16.00×" in plain(found.verdict)
     assert not conclusion.answers(tables())["helped"].verdict
