@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -67,6 +68,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     """
     counts: Counter[tuple[str, ...]] = Counter()
     first_reasons: dict[tuple[str, ...], str] = {}
+    notes = recorded_notes(plan)
     for experiment, jobs in plan.jobs.items():
         grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
         table = tables[experiment]
@@ -80,12 +82,18 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
             if missing := sum(dataclasses.astuple(cell) not in measured for cell in job.cells):
-                why = plan.obstacle(job) or NOT_RUN
+                why = notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
                 key = (experiment, job.grid, WHOLE_CELL, NOT_RUN, why)
                 counts[key] += missing
                 first_reasons[key] = why
     columns = ["experiment", "grid", "metric", "status", "cells", "reason"]
     return DataFrame(([*key[:4], count, first_reasons[key]] for key, count in counts.items()), columns=columns)
+
+
+def recorded_notes(plan: Plan) -> dict[int, str]:
+    """Why recorded results lack jobs, by the number of GPUs that they need: `not_measured.yaml` beside the rows."""
+    path = plan.raw.with_name("not_measured.yaml")
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
 
 
 def write_coverage(plan: str, tables: Mapping[str, Sequence[str]], output: str) -> None:

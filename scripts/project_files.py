@@ -16,7 +16,7 @@ PATTERNS = (
     "examples/*.py", "examples/*.yaml",
     "profiles/*/config.yaml", "profiles/*/nodes.yaml",
     "recorded/*/constraints.txt", "recorded/*/raw/*/*.csv", "recorded/*/raw/*/*.csv.sha256",
-    "recorded/*/traces/*.json.gz",
+    "recorded/*/traces/*.json.gz", "recorded/*/not_measured.yaml",
     "report/contents.yaml", "report/references.bib", "report/*.typ", "report/*.typ.j2", "report/*.html.j2",
     "report/captions/*.rst",
     "rules/*.smk", "rules/*.sh",

@@ -28,6 +28,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     rows = memory(tables["optimizer_sharding"])
     yield held_is_the_closed_form(rows)
     yield state_adds_up(rows)
+    yield an_equal_share_is_between_the_ends(rows)
     yield allocator_agrees(rows, tables["optimizer_sharding"])
     yield peak_is_the_closed_form(rows)
 
@@ -69,6 +70,21 @@ def state_adds_up(rows: DataFrame) -> Check:
         if abs(row["whole_state"] / (copies * state) - 1) > ROUNDING:
             complaints.append(f"{name(row)}: {row['whole_state']:.1f} of {copies * state:.1f} MiB")
     return conclude(check, complaints, examined, f"{examined} sums")
+
+
+def an_equal_share_is_between_the_ends(rows: DataFrame) -> Check:
+    """The rank with most of the state has an equal share of it or more, and the one with least has that or less."""
+    check = "an equal share of the optimizer state lies between the least and the most that a rank holds"
+    found = rows[rows["whole_state"] > 0]
+    complaints = [
+        f"{name(row)}, {row['moment']}: {row['least_state']:.1f} to {row['most_state']:.1f} MiB on each of "
+        f"{row['processes']} ranks, {row['whole_state']:.1f} MiB on all"
+        for _, row in found.iterrows()
+        if not row["least_state"] * (1 - ROUNDING)
+        <= row["whole_state"] / row["processes"]
+        <= row["most_state"] * (1 + ROUNDING)
+    ]
+    return conclude(check, complaints, len(found), f"{len(found)} moments")
 
 
 def allocator_agrees(rows: DataFrame, table: DataFrame) -> Check:

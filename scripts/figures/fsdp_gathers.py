@@ -1,32 +1,47 @@
-"""When each unit's weights are gathered in a forward pass, and when they are needed."""
+"""Whether each block's weights are there in time in a forward pass, and how long the device pauses before it."""
 
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.rendering.style import COLOURS, legend, save, save_note, subplots
-from scripts.views.comparison import contenders, marked, traced_cell
+from scripts.rendering.style import COLOURS, LINES, MARKERS, legend, save, save_note, subplots
+from scripts.views.comparison import cells_of, contenders, device_bound, marked
 from scripts.views.data import load_at_one_setting
-from scripts.views.fsdp import forward_pass
+from scripts.views.fsdp import by_block
+
+MOST = 2
+"""Cells that fit side by side."""
 
 
 def draw(table: str, output: str) -> None:
-    """One panel per contender: a bar for each all-gather, and a line through the times at which units begin."""
+    """A column of panels per cell, device-bound ones if there are any: above the lead of weights, below the pauses."""
     measured = load_at_one_setting("fsdp", table)
-    cell = traced_cell(contenders(FullyShardedTraining, measured))
-    shown = [(row, found) for _, row in cell.iterrows() if len(found := forward_pass(measured, row))]
+    rows = contenders(FullyShardedTraining, measured)
+    rows = rows[rows["forward_length"].notna()]
+    told = device_bound(rows)
+    cells = [
+        (cell.iloc[0], {row["title"]: found for _, row in cell.iterrows() if len(found := by_block(measured, row))})
+        for cell in cells_of(told if len(told) else rows)
+    ]
+    shown = [(first, lines) for first, lines in cells if lines][:MOST]
     if not shown:
         save_note("no forward pass with all-gathers was profiled on this machine", output)
         return
-    figure, panels = subplots(rows=len(shown), height=0.6 + 1.6 * len(shown), sharey=False)
-    for axes, (row, found) in zip(panels, shown, strict=True):
-        lengths = found["gather_ends"] - found["gather_begins"]
-        axes.barh(found.index, lengths, left=found["gather_begins"], height=1.0, color=COLOURS[1], label="all-gather")
-        axes.plot(found["needed"], found.index, color=COLOURS[0], label="device ready for the unit")
-        axes.plot(found["begins"], found.index, color="black", linestyle=":", label="unit begins")
-        axes.set_title(row["title"], loc="left", fontsize=8.5)
-        axes.set_title(f"{row['forward_length']:.1f} ms", loc="right", fontsize=8.5)
-        axes.set_xlim(0, max(each["forward_length"] for each, _ in shown))
-        axes.set_ylabel("unit")
-        axes.tick_params(labelbottom=axes is panels[-1])
-    panels[-1].set_xlabel("ms since the forward pass began")
-    figure.suptitle(marked(cell.iloc[0]), fontsize="medium")
+    figure, panels = subplots(len(shown), rows=2, height=3.8, sharey=False)
+    above, below = panels[: len(shown)], panels[len(shown) :]
+    titles = list(dict.fromkeys(title for _, lines in shown for title in lines))
+    for lead, wait, (first, lines) in zip(above, below, shown, strict=True):
+        for title, found in lines.items():
+            place = titles.index(title)
+            look = {"color": COLOURS[place], "linestyle": LINES[place], "marker": MARKERS[place], "markersize": 2.5}
+            lead.plot(found.index, found["lead"], label=title, **look)
+            wait.plot(found.index, found["pause"], label=title, **look)
+        lead.axhline(0, color="black", linewidth=0.8)
+        lead.set_title(marked(first), fontsize=8.5)
+        lead.set_yscale("symlog", linthresh=1)
+        lead.set_ylim(top=2 * max(1.0, *(found["lead"].max() for found in lines.values())))
+        lead.yaxis.set_major_formatter("{x:g}")
+        lead.tick_params(labelbottom=False)
+        wait.set_ylim(bottom=0)
+        wait.set_xlabel("block (0: embedding, last: head)")
+    above[0].set_ylabel("weights there\nbefore needed / ms")
+    below[0].set_ylabel("pause / ms")
     legend(panels, ncols=3)
     save(figure, output)

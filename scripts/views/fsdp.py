@@ -27,6 +27,22 @@ def forward_pass(table: DataFrame, row: Series) -> DataFrame:
     return DataFrame(times if whole else {}, columns=SERIES)
 
 
+def by_block(table: DataFrame, row: Series) -> DataFrame:
+    """A contender's profiled forward pass by block, ms: no rows unless it is known.
+
+    Columns: `lead`, by how much the latest weights come before the device is ready for them; `late`, how long it waits
+    for weights that come after that; `pause`, how long it is until work begins, whatever for. The index is the block: 0
+    is the embedding, the one after the last is the head. A unit is a layer or a block.
+    """
+    units = forward_pass(table, row)
+    layers = parse_size(row["size"]).num_layers
+    each = max(1, (len(units) - 2) // layers)
+    blocks = [0 if place == 0 else min(1 + (place - 1) // each, layers + 1) for place in range(len(units))]
+    lead = units["needed"] - units["gather_ends"]
+    found = DataFrame({"lead": lead, "late": (-lead).clip(lower=0), "pause": units["begins"] - units["needed"]})
+    return found.groupby(blocks).agg({"lead": "min", "late": "sum", "pause": "sum"})
+
+
 def sharded(row: Series) -> FullySharded:
     """How a row's model is sharded."""
     return FullySharded(

@@ -40,7 +40,8 @@ def memory(table: DataFrame) -> DataFrame:
 
     Columns: the parameters, `label`, `gpu`, `moment` and those of `described`; those of HELD; `allocated`, REST
     (allocated, but none of HELD) and `peak`, NaN where the allocator does not count; `total`, all that was counted;
-    `least_state` and `whole_state`: the optimizer state of the rank that has least, and of all ranks.
+    `least_state`, `most_state` and `whole_state`: the optimizer state of the rank that has least of it, of the rank
+    that has most of it, and of all ranks.
     """
     table = select(compared(OptimizerSharding, table), status="ok")
     keys = [*parameters(OptimizerSharding), "label", "gpu", "contender", "bucket_mb", "moment"]
@@ -61,7 +62,7 @@ def memory(table: DataFrame) -> DataFrame:
     every = ranks.groupby(keys)
     state = every["optimizer_state"]
     found = largest.droplevel("rank").assign(peak=every["peak"].max())
-    found = found.assign(least_state=state.min(), whole_state=state.sum()).reset_index()
+    found = found.assign(least_state=state.min(), most_state=state.max(), whole_state=state.sum()).reset_index()
     return described(OptimizerSharding, found)
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import summarize
 from cs336_systems.measure.record import make_row
+from scripts.rendering.answer import answers_of
 from scripts.rendering.markup import Typst
 from scripts.views.data import frame
 from scripts.writeup import environment
@@ -59,11 +60,15 @@ def training(kind, details, cells, origin=GPU, **setting):
 
 def prose(section, answers, origin):
     """A section as plain text."""
+
+    def figure(name):
+        return Typst(f"<fig-{name}>")
+
     return filled(
         f"sections/{section}",
-        a=answers,
+        a=answers | {key: found.markup(f"{section}-{key}", figure) for key, found in answers_of(answers).items()},
         summary={"machine": "M", "gpu": origin.gpu, "peak": gpu_of(origin.gpu), "traced": "T"},
-        figure=lambda name: Typst(f"<fig-{name}>"),
+        figure=figure,
         reproduce=lambda *arguments: Typst(""),
     )
 

@@ -1,92 +1,64 @@
-"""The last chapter: one step through the whole report, from whatever was measured of it."""
-
-import contextlib
+"""The last chapter's numbers: weak scaling, and which steps may be compared."""
 
 import pytest
 
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.answers import conclusion
-from scripts.rendering.markup import Typst
-from scripts.tables import merge
-from scripts.views.data import load, select
-from scripts.writeup import environment, typeset
-from tests.samples import H200, ROOT, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
+from scripts.views.data import frame
+from scripts.views.scaling import PYTORCHS, scaling
+from tests.prose import GPU, plain, table, took, training
 
-NAMES = ("end_to_end", "kernel_profile", "data_parallel", "optimizer_sharding")
-
-
-def load_rows(folder, name, cells, lost=lambda cell: None):
-    raw = write_raw(folder, name, rows_of(cells, provenance(**H200), lost))
-    merge(name, [str(raw)], str(folder / f"{name}.csv"), "nvidia-h200")
-    return load(name, folder / f"{name}.csv")
+XL = {"size": "xl", "precision": "bf16", "compiled": True, "rounds": 1, "steps": 2}
+HOST = {"device_busy": 50.0, "timeline_length": 100.0}
+"""A device that works for half of a step."""
 
 
-@pytest.fixture(scope="module")
-def tables(tmp_path_factory):
-    """What the handout plans for xl at context 512. Not to be changed."""
-    folder = tmp_path_factory.mktemp("h200")
-    return {
-        name: load_rows(
-            folder, name, [cell for cell in planned_cells(name, "handout") if (cell.size, cell.context) == ("xl", 512)]
-        )
-        for name in NAMES
-    }
+def tables(*cells, single=None):
+    found = {name: frame(name, []) for name in ("end_to_end", "kernel_profile", "fsdp")}
+    if single:
+        found["end_to_end"] = table("end_to_end", GPU, single)
+    return found | {"data_parallel": training(DataParallelTraining, ("wrapper", "bucket_mb"), cells, **XL)}
 
 
-def text_of(folder, tables):
-    (folder / "theme.typ").write_bytes((ROOT / "report" / "theme.typ").read_bytes())
-    answers = conclusion.answers(tables)
-    template = environment(ROOT / "report").get_template("sections/conclusion.typ.j2")
-    section = template.render(a=answers, summary={"machine": "a machine", "peak": None})
-    (folder / "text.typ").write_text(Typst(f'#import "/theme.typ": *\n#show: report\n{section}'), encoding="utf-8")
-    with contextlib.chdir(folder):
-        typeset(folder / "text.typ", folder / "text.pdf")
-    return pdf_text(folder / "text.pdf")
-
-
-def test_a_row_follows_from_its_step(tables, tmp_path):
-    answers = conclusion.answers(tables)
-    assert not answers["left_out"]
-    rows = {row[0]: row for row in answers["steps"].rows[:5]}
-    step = select(tables["end_to_end"], metric="step", precision="fp32", mode="train_step")["median"].item()
-    _, median, _, n, tokens, ratio, mfu, peak = rows["fp32"]
-    # 2 FLOPs per weight and token forward, and attention's 4 · 512 · 1600 per token and block; thrice that.
-    products = 48 * 40_960_000 + 10_000 * 1600
-    flops = 3 * 2048 * (2 * products + 48 * 4 * 512 * 1600)
-    assert (median, n, ratio) == (f"{step:.1f}", "10", "1.00")
-    assert float(tokens) == pytest.approx(4 * 512 / step * 1e3, rel=1e-3)
-    assert float(mfu) == pytest.approx(100 * flops / (step / 1e3) / 67e12, abs=0.05)
-    assert float(peak) > 29  # weights, gradients and moments
-    assert rows["bf16, compiled"][7] == "–"
-    last = answers["steps"].rows[-1]
-    step = select(
-        tables["optimizer_sharding"], metric="step", precision="fp32", processes=4, contender="sharded_gradients"
+def test_weak_scaling_is_against_the_same_cells_step_without_communication():
+    two = {"none": took(80.0), "naive": took(160.0), "bucketed 10": took(128.0), "bucketed 100": took(100.0)}
+    four = {"none": took(90.0), "naive": took(200.0), "ddp 25": took(120.0), "ddp_view 100": took(100.0)}
+    found = scaling(tables(two, four)).set_index(["title", "processes"])["efficiency"]
+    assert dict(found) == pytest.approx(
+        {("naive", 2): 0.5, ("bucketed", 2): 0.8, ("naive", 4): 0.45, (PYTORCHS, 4): 0.9}
     )
-    assert float(last[4]) == pytest.approx(4 * 4 * 512 / step["median"].item() * 1e3, rel=1e-3)
-    assert answers["fastest"]["processes"] == 4
-    assert squeeze("Most tokens per second") in text_of(tmp_path, tables)
 
 
-def test_memory_outside_of_the_allocator_counts(tables):
-    steps = conclusion.settings()
-    peer = next(setting for setting in steps if "peer memory" in setting.title)
-    rows = select(conclusion.rows_of(tables["data_parallel"], peer), bucket_mb="100")
-    inside, outside = (select(rows, metric=name)["mean"].item() for name in ("peak_memory", "outside_memory"))
-    assert outside > 1000
-    found = conclusion.numbers(peer, select(rows, metric="step").iloc[0], rows)
-    assert found["memory"] == pytest.approx(inside + outside)
+def test_nothing_scales_where_the_host_or_the_baseline_is_unsteady():
+    assert not len(scaling(tables({"none": took(80.0, **HOST), "naive": took(160.0, **HOST)})))
+    several = XL | {"rounds": 2}
+    unsteady = {"none": {"step": [50.0, 50.0, 100.0, 100.0]}, "naive": {"step": [160.0] * 4}}
+    found = training(DataParallelTraining, ("wrapper", "bucket_mb"), [unsteady], **several)
+    assert not len(scaling({"data_parallel": found, "fsdp": frame("fsdp", [])}))
+    sharded = training(FullyShardedTraining, ("wrapper",), [{"none": took(99.0), "fsdp": took(100.0)}])
+    (row,) = scaling({"data_parallel": found, "fsdp": sharded}).to_dict("records")
+    assert (row["contender"], row["efficiency"]) == ("fsdp", pytest.approx(0.99))
 
 
-def test_what_is_missing_is_left_out_with_its_reason(tables, tmp_path):
-    lost = Measurement(metric=WHOLE_CELL, status="skipped", message="needs 4 GPUs")
-    cells = [cell for cell in planned_cells("data_parallel", "handout") if (cell.size, cell.context) == ("xl", 512)]
-    some = load_rows(tmp_path, "data_parallel", cells, lambda cell: lost if cell.processes == 4 else None)
-    changed = tables | {"data_parallel": some, "optimizer_sharding": tables["optimizer_sharding"].iloc[:0]}
-    left_out = conclusion.answers(changed)["left_out"]
-    assert {reason: len(names) for reason, names in left_out.items()} == {"needs 4 GPUs": 3, "not run": 6}
-    text = text_of(tmp_path, changed)
-    assert squeeze("they were not measured (needs 4 GPUs): bf16, compiled, naive data parallel on 4") in text
-    empty = {name: table.iloc[:0] for name, table in tables.items()}
-    folder = tmp_path / "nothing"
-    folder.mkdir()
-    assert squeeze("none is in these measurements: not measured") in text_of(folder, empty)
+def test_only_device_bound_steps_of_the_same_work_are_compared():
+    step = {"forward": 1.0, "backward": 1.0, "optimizer": 1.0}
+    single = {
+        EndToEnd(size="xl", precision="fp32"): {"step": 1024.0, "device_busy": 1000.0} | step,
+        EndToEnd(size="xl", precision="bf16"): {"step": 256.0, "device_busy": 128.0} | step,
+        EndToEnd(size="xl", precision="fp32", context=1024): {"step": 1.0} | step,
+        EndToEnd(size="large", precision="fp32"): {"step": 1.0} | step,
+    }
+    cell = {"none": took(100.0), "naive": took(200.0), "peer_memory 100": took(128.0)}
+    found = conclusion.answers(tables(cell, single=single))["helped"]
+    rows = [[row[0], row[3], row[7], row[8]] for row in found.evidence[0].table.rows]
+    # 4 times 512 tokens on each device: 2000 a second in fp32. The eager bf16 step is host-bound.
+    assert rows == [
+        ["fp32", "1024.0", "2000", "1.00"],
+        ["bf16 autocast", "256.0", "8000", "–"],
+        ["bf16 compiled into one CUDA graph", "100.0", "20480", "10.24"],
+        ["+ peer memory, 100 MB", "128.0", "32000", "16.00"],
+    ]
+    assert "16.00×" in plain(found.verdict)
+    assert not conclusion.answers(tables())["helped"].verdict

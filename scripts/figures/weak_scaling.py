@@ -1,0 +1,52 @@
+"""Weak scaling of every way to train on several ranks."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+from pandas import DataFrame
+
+from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.views.data import load_at_one_setting, select
+from scripts.views.scaling import scaling
+
+
+def draw(table: str, beside: str, output: str) -> None:
+    """A panel per model and setting: the step without communication over each contender's, by number of ranks."""
+    tables = {name: load_at_one_setting(name, path) for name, path in (("data_parallel", table), ("fsdp", beside))}
+    found = scaling(tables)
+    if not len(found):
+        save_note("no device-bound step without communication was measured on this machine", output)
+        return
+    panels = list(dict.fromkeys(found["panel"]))
+    lines = max(select(found, panel=panel)["title"].nunique() for panel in panels)
+    figure, all_axes = subplots(len(panels), height=0.9 + 0.26 * lines, sharey=False)
+    least, most = (100 * end for end in (found["efficiency"].min(), max(found["efficiency"].max(), 1.0)))
+    ends = least - 0.1 * (most - least), most + 0.1 * (most - least)
+    ranks = sorted(found["processes"].unique())
+    for axes, panel in zip(all_axes, panels, strict=True):
+        draw_panel(axes, select(found, panel=panel), [int(number) for number in ranks])
+        axes.set_xlim(*ends)
+        axes.set_title(panel, fontsize=8.5)
+    legend(all_axes, ncols=len(ranks) + 1)
+    save(figure, output)
+
+
+def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:
+    """A row per contender, with a mark and its number for each number of ranks."""
+    titles = list(dict.fromkeys(found["title"]))
+    axes.axvline(100, color="black", linewidth=0.8, linestyle="--", label="no communication")
+    for place, number in enumerate(ranks):
+        rows = select(found, processes=number)
+        heights = [titles.index(title) for title in rows["title"]]
+        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": "", "markersize": 5}
+        axes.plot(100 * rows["efficiency"], heights, label=f"{number} ranks", **look)
+        for height, share in zip(heights, 100 * rows["efficiency"], strict=True):
+            side: dict[str, Any] = (
+                {"va": "bottom", "xytext": (0, 3)} if place % 2 == 0 else {"va": "top", "xytext": (0, -3)}
+            )
+            text = f"{share:.0f}" if len(ranks) > 2 else f"{share:.1f}"
+            side |= {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.2}}
+            axes.annotate(text, (share, height), textcoords="offset points", ha="center", fontsize=6, **side)
+    axes.set_yticks(range(len(titles)), titles, fontsize=7)
+    axes.set_ylim(len(titles) - 0.5, -0.7)
+    axes.set_xlabel("efficiency / %")

@@ -1,0 +1,44 @@
+"""Weak scaling: the step without communication over the step with it, on the same ranks in the same launch."""
+
+from collections.abc import Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.experiments.fsdp import FullyShardedTraining
+from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, names_in, setting_name, steady
+from scripts.views.data import select
+from scripts.views.data_parallel import OURS, PYTORCH
+
+PYTORCHS = "PyTorch's DDP"
+COLUMNS = ["panel", "title", "contender", "processes", "efficiency", "step"]
+
+
+def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
+    """One row per contender and number of ranks, in device-bound cells with a steady step without communication.
+
+    Columns: `panel`, model and setting; `title`; `contender`; `processes`; `efficiency`, 1 if communication costs
+    nothing; `step`, ms. Of data-parallel wrappers with several settings, the fastest.
+    """
+    wrappers, sharded = (contenders(kind, tables[kind.name]) for kind in (DataParallelTraining, FullyShardedTraining))
+    found = []
+    for cell in cells_of(device_bound(wrappers)):
+        names = {**{title: [name] for name, title in OURS.items()}, PYTORCHS: PYTORCH}
+        names |= {name: [name] for name in names_in(cell, OWN)}
+        found += rows_of(cell, {title: fastest(cell, each) for title, each in names.items()})
+    for cell in cells_of(device_bound(sharded)):
+        found += rows_of(cell, {row["title"]: row for _, row in cell.iterrows() if row["contender"] != FLOOR})
+    return DataFrame(found, columns=COLUMNS)
+
+
+def rows_of(cell: DataFrame, named: Mapping[str, Series | None]) -> list[list[object]]:
+    """The rows of one cell."""
+    for _, floor in select(cell, contender=FLOOR).iterrows():
+        if steady(floor):
+            panel = f"{floor['label']}, {setting_name(floor)}"
+            return [
+                [panel, title, row["contender"], int(row["processes"]), floor["median"] / row["median"], row["median"]]
+                for title, row in named.items()
+                if row is not None
+            ]
+    return []
