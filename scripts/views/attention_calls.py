@@ -12,6 +12,8 @@ from scripts.views.own import own_rows
 
 PASSES = ["forward", "backward", "forward_backward"]
 OURS = "triton"
+ONE_HEAD = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
+"""The handout's grid."""
 HOPPER_KERNEL = "attention_forward_kernel"
 """The forward kernel for Hopper; Triton's is `forward_kernel`."""
 
@@ -21,6 +23,11 @@ def titles(table: DataFrame) -> dict[str, str]:
     present = set(table["implementation"])
     known = [contender.name for contender in Flash.contenders if contender.name in present]
     return {name: contender_of(name).title for name in [*known, *sorted(present.difference(known))]}
+
+
+def our_implementation(table: DataFrame) -> str:
+    """The kernels, or this project's PyTorch version where they cannot run."""
+    return OURS if OURS in set(select(table, status="ok")["implementation"]) else "tiled"
 
 
 def without_own(table: DataFrame) -> DataFrame:
