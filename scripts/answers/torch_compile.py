@@ -208,9 +208,9 @@ def pays_sentence(told: list[tuple[Any, Any]]) -> Typst:
     cost = None if compiled is None else compile_seconds(compiled)
     pays = None if eager is None or compiled is None else steps_to_pay(cost, eager["step"], compiled["step"])
     return say(
-        "For {cell} it costs {cost:s} and pays after {pays} steps.",
+        "For {cell} compiling costs {cost:s} and pays after {pays} steps.",
         cost=cost,
-        cell=None if eager is None else f"{eager['label']}, {eager['precision']}",
+        cell=None if eager is None else f"{eager['label']} in {eager['precision']}",
         pays=pays,
     )
 

@@ -31,8 +31,10 @@ def ablation(table: DataFrame) -> Answer:
     if not rows:
         return Answer(asked, NOTHING, missing="Not measured: the kernels need a GPU.")
     shown = ablation_table(rows)
-    lengths = ", ".join(f"{name}: {own['heads'].max()} × {own['sequence'].max()} tokens" for name, own in rows.items())
-    first, *others = (most_valuable(own, precision) for precision, own in rows.items())
+    lengths = ", ".join(
+        f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens" for name, own in rows.items()
+    )
+    first, *others = (costliest(own, precision) for precision, own in rows.items())
     return Answer(
         asked=asked,
         verdict=first,
@@ -41,7 +43,7 @@ def ablation(table: DataFrame) -> Answer:
             Captioned(
                 shown,
                 "The Triton kernels as they are, ms, and how many times as long they take with one decision reverted; "
-                f"causal, {lengths}. –: not a decision of that pass. "
+                f"causal, {lengths}. –: not a decision there. "
                 f"{legend(shown)}".strip(),
             )
         ],
@@ -61,8 +63,8 @@ def worth(rows: DataFrame, phase: str, decision: str, d: int) -> float | None:
     return ratio(changed, usual)
 
 
-def most_valuable(rows: DataFrame, precision: str) -> Typst:
-    """The decision that is worth most, by the median over passes and head dimensions."""
+def costliest(rows: DataFrame, precision: str) -> Typst:
+    """The reversal that costs most, by the median over passes and head dimensions."""
     worths = {
         title: median(known)
         for decision, title in DECISIONS.items()
@@ -70,7 +72,7 @@ def most_valuable(rows: DataFrame, precision: str) -> Typst:
     }
     costly = max(worths, key=lambda title: worths[title], default=None)
     return say(
-        "In {precision}, reverting one costs most with _{costly}_: {gain:times} the time (median).",
+        "In {precision} the costliest reversal is _{costly}_: {gain:times} the time (median).",
         precision=precision,
         costly=costly,
         gain=worths.get(costly) if costly else None,

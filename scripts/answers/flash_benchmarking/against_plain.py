@@ -73,9 +73,7 @@ def memory(alone: DataFrame, ours: str, cell: Series) -> Typst:
     """The peaks of ours and of plain attention."""
     shape = dict(cell[["sequence", "d", "precision"]])
     peaks = [statistic(alone, "mean", metric="peak_memory", implementation=name, **shape) for name in (ours, "plain")]
-    texts = [
-        None if peak is None else with_unit(*((peak, "MiB") if peak < 1024 else (peak / 1024, "GiB"))) for peak in peaks
-    ]
+    texts = [peak and with_unit(*((peak, "MiB") if peak < 1024 else (peak / 1024, "GiB"))) for peak in peaks]
     return say("It peaks at {ours} there, plain attention at {plain}.", ours=texts[0], plain=texts[1])
 
 
@@ -99,7 +97,7 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, ours:
     groups, header = [("", 1)], ["sequence"]
     for place, precision in enumerate(precisions):
         if not place:
-            groups += [(f"{precision}, ours", 3), ("plain", 3)]
+            groups += [(f"{precision}, ours", 3), (f"{precision}, plain", 3)]
             header += ["forward", "backward", "both"] * 2
         device = 2 if on_gpu or place else 0
         groups.append((f"{precision}, device" if on_gpu else precision, device + 1))

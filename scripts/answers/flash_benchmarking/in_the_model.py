@@ -7,8 +7,7 @@ import numpy
 from pandas import DataFrame, Series
 
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
-from scripts.rendering.markup import Table, Typst, escape, fixed_point
-from scripts.views.attention_times import opening
+from scripts.rendering.markup import Table, Typst, fixed_point
 from scripts.views.data import one, select
 from scripts.views.kernels import kernels, label_of
 from scripts.views.spread import mark
@@ -75,9 +74,7 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
     last = gained or models[-1]
     return Answer(
         asked=asked,
-        verdict=opening(gained.over_plain, "our attention", "plain attention", escape(f"in a step of {gained.name}"))
-        if gained
-        else say("All steps with our attention are host-bound: no gain over plain attention can be told."),
+        verdict=over_plain(gained),
         more=paragraph(
             last.over_sdpa.sentence("Ours", "PyTorch’s SDPA", "there")
             if last.over_sdpa.faster is not None
@@ -93,12 +90,31 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
         evidence=[
             Captioned(
                 model_table(models),
-                "Training step with plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: "
+                f"Training step in {' and '.join(dict.fromkeys(model.ours['precision'] for model in models))} with "
+                f"plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: "
                 "medians, ms, "
                 "a star where std exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
             )
         ],
         reason=share_of_attention(profile),
+    )
+
+
+def over_plain(model: Trained | None) -> Typst:
+    """The verdict on the largest model that has one."""
+    if model is None:
+        return say("No gain over plain attention can be told: the steps with our attention are host-bound.")
+    gain = model.over_plain.ratio or 1
+    better, worse, gain = ("our", "plain", gain) if gain > 1 else ("plain", "our", 1 / gain)
+    return say(
+        "With {better} attention {size} trains {gain:times} as fast as with {worse} attention (context {context}, "
+        "{how}).",
+        better=better,
+        size=model.ours["label"],
+        gain=gain,
+        worse=worse,
+        context=int(model.ours["context"]),
+        how=f"{model.ours['precision']}{', compiled' if model.ours['compiled'] else ''}",
     )
 
 

@@ -43,8 +43,8 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
         evidence=[
             Captioned(
                 shown,
-                "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile: medians, ms, and the rate "
-                "of both passes; by the handout’s protocol the mean, ms, and the median clock meanwhile. "
+                "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are "
+                "medians. "
                 f"{legend(shown)}".strip(),
             )
         ],
@@ -72,23 +72,25 @@ def against_fastest(known: DataFrame, names: dict[str, str], d: int, *, aside: b
 
 
 def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str], dimensions: list[int]) -> Table:
-    """One line per implementation."""
-    body = []
-    for name, title in names.items():
-        line = [title]
-        for d in dimensions:
+    """One line per implementation and head dimension."""
+    header = ["", "forward", "backward", "both", "TFLOP/s", "mean / ms", "MHz", "W"]
+    body: list[list[str]] = []
+    for d in dimensions:
+        body.append([f"d = {d}"])
+        for name, title in names.items():
             own, cell = select(rows, implementation=name, d=d), one(known, implementation=name, d=d)
             if cell is None:
-                line += [reason(own)] * 6
+                body.append([title, *[reason(own)] * (len(header) - 1)])
                 continue
             rate = flash_flops("forward_backward", *cell[["batch_size", "heads", "sequence", "d"]], causal=True)
-            line += [marked(one(own, metric=timed_pass), 2) or "–" for timed_pass in ("forward", "backward")]
+            line = [title, *(marked(one(own, metric=timed_pass), 2) or "–" for timed_pass in ("forward", "backward"))]
             line += [f"{cell['median']:.2f}{mark(cell)}", f"{rate / cell['median'] / 1e9:.0f}"]
             line.append(fixed_point(statistic(own, "mean", metric="handout"), 2))
-            line.append(fixed_point(statistic(own, "median", metric="handout_sm_clock"), 0))
-        body.append(line)
-    header = ["", *["forward", "backward", "both", "TFLOP/s", "handout", "MHz"] * len(dimensions)]
-    return Table(header, body, groups=[("", 1), *((f"d = {d}", 6) for d in dimensions)])
+            line += [
+                fixed_point(statistic(own, "median", metric=f"handout_{what}"), 0) for what in ("sm_clock", "power")
+            ]
+            body.append(line)
+    return Table(header, body, groups=[("", 1), ("medians / ms", 3), ("", 1), ("handout’s protocol", 3)])
 
 
 def by_handout(rows: DataFrame) -> Typst:
