@@ -192,7 +192,7 @@ def step_sentence(told: list[tuple[Any, Any]], pairs: list[tuple[Any, Any]]) -> 
     quick, slow = ("compiled", "eager") if gain > 1 else ("eager", "compiled")
     kind = f"median of {count(len(told), 'cell')}"
     if len(told) < len(pairs):
-        kind = f"{len(told)} of {len(pairs)} cells; in the others either is host-bound"
+        kind = f"{len(told)} of {len(pairs)} cells; the others are host-bound"
     return say(
         "The {quick} step is {gain:times} as fast as the {slow} one ({kind}).",
         quick=quick,
