@@ -7,7 +7,7 @@ from pandas import DataFrame, MultiIndex, Series
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.measure.kernel_names import categorize
 from cs336_systems.measure.record import parameters
-from scripts.views.data import select, statistic
+from scripts.views.data import select
 from scripts.views.own import own_rows
 
 PASSES = ["forward", "backward", "forward_backward"]
@@ -69,8 +69,3 @@ def availability(table: DataFrame) -> dict[str, Any]:
         return {"measured": True}
     why = table[table["status"] != "ok"]["message"]
     return {"measured": False, "why": why.iloc[0] if len(why) else "not run"}
-
-
-def median_time(rows: DataFrame, timed_pass: str, **cell: Any) -> float | None:
-    """Median time of a pass, ms."""
-    return statistic(rows, "median", metric=timed_pass, **cell)
