@@ -1,43 +1,43 @@
 """Throughput of attention implementations on shapes with many heads."""
 
+import numpy
+
 from cs336_systems.accounting.attention import flash_flops
 from scripts.rendering.attention_looks import looks
 from scripts.rendering.style import legend, save, save_note, subplots
+from scripts.views.attention_times import call_table
 from scripts.views.data import load, select
 
 BOTH = "forward_backward"
 
 
 def draw(table: str, output: str) -> None:
-    """A panel per mask and head dimension; along the axis the shapes, short sequences first."""
-    table_rows = load("flash", table)
-    data = select(table_rows, metric=BOTH, precision="bf16", compiled_call=False)
-    data = data[data["batch_size"] * data["heads"] > 1]
-    if not len(data):
+    """A panel per mask and head dimension; along the axis the shapes, short sequences first, a line per length."""
+    rows = load("flash", table)
+    cells = select(call_table(rows), precision="bf16", compiled_call=False, many=True, host_bound=False)
+    if not len(cells):
         save_note("not measured", output)
         return
-    data = data.assign(sequences=data["batch_size"] * data["heads"])
-    shapes = sorted(set(zip(data["sequence"], data["sequences"], strict=True)))
-    place = {shape: index for index, shape in enumerate(shapes)}
-    shown = sorted(set(zip(~data["causal"], data["d"], strict=True)))
-    rows = (len(shown) + 1) // 2
-    figure, panels = subplots(min(2, len(shown)), rows=rows, height=0.9 + 2.2 * rows)
-    for axes, (whole, d) in zip(panels, shown, strict=False):
-        cells = select(data, causal=not whole, d=d)
-        for name, look in looks(table_rows).items():
-            of_name = select(cells, implementation=name)
-            for length in sorted(set(of_name["sequence"])):
-                own = select(of_name, sequence=length).sort_values("sequences")
-                flops = [flash_flops(BOTH, 1, n, length, d, causal=not whole) for n in own["sequences"]]
-                rates = [work / time / 1e9 for work, time in zip(flops, own["median"], strict=True)]
-                places = [place[length, sequences] for sequences in own["sequences"]]
-                axes.plot(places, rates, **look)
+    cells = cells.assign(heads_in_all=cells["batch_size"] * cells["heads"])
+    shapes = sorted(set(zip(cells["sequence"], cells["heads_in_all"], strict=True)))
+    shown = sorted(set(zip(~cells["causal"], cells["d"], strict=True)))
+    across, down = min(2, len(shown)), (len(shown) + 1) // 2
+    figure, panels = subplots(across, rows=down, height=1.0 + 1.6 * down)
+    for place, (axes, (whole, d)) in enumerate(zip(panels, shown, strict=False)):
+        here = select(cells, causal=not whole, d=d)
+        for name, look in looks(rows).items():
+            for length in sorted(set(here["sequence"])):
+                own = select(here, implementation=name, sequence=length).sort_values("heads_in_all")
+                flops = [flash_flops(BOTH, 1, n, length, d, causal=not whole) for n in own["heads_in_all"]]
+                places = [shapes.index((length, n)) for n in own["heads_in_all"]]
+                if len(own):
+                    axes.plot(places, numpy.divide(flops, 1e9 * own["median"]), **look)
         axes.set_title(f"d = {d}, {'no mask' if whole else 'causal'}")
-        axes.set_xticks(range(len(shapes)), [f"{n} × {length}" for length, n in shapes], rotation=60, fontsize=7)
-        axes.tick_params(labelbottom=True)
+        labels = [f"{n} × {length}" for length, n in shapes] if place + across >= len(shown) else [""] * len(shapes)
+        axes.set_xticks(range(len(shapes)), labels, rotation=60, fontsize=7)
     for axes in panels[len(shown) :]:
         axes.axis("off")
-    for axes in panels[:: min(2, len(shown))]:
+    for axes in panels[::across]:
         axes.set_ylabel("TFLOP/s")
     panels[0].set_ylim(bottom=0)
     legend(panels, ncols=4, handlelength=3)

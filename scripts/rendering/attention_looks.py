@@ -10,7 +10,9 @@ from scripts.views.attention_calls import titles
 
 SHIFT = 3
 """Where a colour comes a second time, it comes with another mark and style."""
-THICK, THIN = 2.2, 1.1
+THICK, THIN = 2.2, 1.4
+FIRST = sorted(Flash.contenders, key=lambda contender: (not contender.emphasized, not contender.foreign))
+"""Ours and the libraries first: they have the colours that nobody shares."""
 
 
 def looks(table: DataFrame) -> dict[str, dict[str, Any]]:
@@ -19,7 +21,7 @@ def looks(table: DataFrame) -> dict[str, dict[str, Any]]:
     Each of the registry has the same look whichever others are there, and a user's own have those after it.
     """
     thin = {contender.name for contender in Flash.contenders if not contender.emphasized}
-    places = {contender.name: place for place, contender in enumerate(Flash.contenders)}
+    places = {contender.name: place for place, contender in enumerate(FIRST)}
     found = {}
     for name, title in titles(table).items():
         place = places.setdefault(name, len(places))

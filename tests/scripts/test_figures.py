@@ -54,9 +54,7 @@ CALLED = {
 SLOWER = {
     "precision_speedup": ("precision", "fp32"),
     "precision_context": ("precision", "fp32"),
-    "compile_speedup": ("compiled", False),
     "attention_compiled": ("compiled", False),
-    "flash_backward": ("implementation", "triton_compiled_backward"),
 }
 """Of figures that show gains: what is improved, by its column and value."""
 

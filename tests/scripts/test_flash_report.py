@@ -6,18 +6,17 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.plan import plan_jobs
 from scripts.answers import flash_benchmarking
+from scripts.rendering.answer import Captioned, answers_of
 from scripts.self_checks import all_checks
 from scripts.views.attention_calls import without_own
 from scripts.views.data import frame
-from tests.prose import prose
+from tests.prose import plain
 from tests.samples import H200, config, provenance, rows_of
 from tests.scripts.test_figures import figure_of
 
 WHY = "its dk is off from that of causal attention by 0.31 of it, most in head 3, rows 64 to 127"
 REFUSED = Measurement(metric=WHOLE_CELL, status="skipped", message=f"not timed: {WHY}")
 OWN = {"mine": "tests.support.own_attention:Right", "wrong": "tests.support.own_attention:WrongKeys"}
-OF_OTHERS = ("grids", "tiled", "board", "board_fastest", "longest", "training_shapes", "short_waiting", "disturbed")
-"""Answers that a user's own takes no part in."""
 
 
 def tables_of(scale, origin):
@@ -39,41 +38,43 @@ def words(figure):
     return [text.get_text() for text in (*labels, *(tick for axes in figure.axes for tick in axes.get_xticklabels()))]
 
 
-def test_they_are_in_every_table_figure_and_verdict(h200):
-    answers = flash_benchmarking.answers(h200)
-    board = [line for line in answers["leaderboard"].rows if line[0] in OWN]
-    assert [(name, d) for name, d, *_ in board] == [("mine", "64"), ("wrong", "64"), ("mine", "128"), ("wrong", "128")]
-    assert {cell for name, _, *cells in board if name == "wrong" for cell in cells} == {f"not measured: {WHY}"}
-    assert "mine" in answers["training_all"].columns
-    assert answers["short"].columns.count("mine") == 2
-    for table in ("against", "training"):
-        assert "mine" in [line[0] for line in answers[table].rows]
+def table_of(answer):
+    """The table of an answer."""
+    return next(each.table for each in (*answer.evidence, *answer.details) if isinstance(each, Captioned))
+
+
+def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
+    found = answers_of(flash_benchmarking.answers(h200))
+    for name in ("peers", "leaderboard"):
+        assert "mine" in [line[0] for line in table_of(found[name]).rows], name
+    refused = [line for line in table_of(found["leaderboard"]).rows if line[0] == "wrong"]
+    assert {cell for line in refused for cell in line[1:]} == {f"not measured: {WHY}"}
+    mine, wrong = found["own_1"], found["own_2"]
+    assert plain(mine.verdict) == "mine takes 4.35 ms."
+    assert plain(mine.more) == "mine is 1.08× as fast as ours at 16 × 16384 tokens, d = 64, bf16."
     whole = h200["flash"][h200["flash"]["metric"] == "wall"]
-    assert len(answers["own"].rows) == len(whole) - len(without_own(whole))
-    assert sum(f"not measured: {WHY}" in line for line in answers["own"].rows) == len(answers["own"].rows) / 2
-    text = prose("flash_benchmarking", answers, provenance(**H200))
-    assert f"At 16 × 16384 tokens, d = 64, bf16, compiled, _wrong_ was not timed: {WHY}." in text
-    assert "compiled, _mine_ takes 4.35 ms;" in text
-    assert "the fastest of the others, ours, takes 1.08× as long." in text
-    for name in ("flash_latency", "flash_throughput", "flash_memory", "flash_training", "flash_leaderboard"):
+    shapes = (len(whole) - len(without_own(whole))) / 2
+    assert len(table_of(mine).rows) == shapes
+    assert plain(wrong.headline) == f"wrong, at 16 × 16384 tokens, d = 64, bf16: not measured: {WHY}."
+    for name in ("flash_throughput", "flash_training"):
         assert "mine" in words(figure_of(name, h200)), name
     assert [check for check in all_checks(h200) if check.outcome == "failed"] == []
 
 
 def test_they_change_nothing_that_is_said_of_the_others(h200):
-    answers = flash_benchmarking.answers(h200)
-    alone = flash_benchmarking.answers(h200 | {"flash": without_own(h200["flash"])})
-    assert alone["own"] is None
-    for name in OF_OTHERS:
-        assert answers[name] == alone[name], name
-    for name in ("leaderboard", "against", "training"):
-        assert [line for line in answers[name].rows if line[0] not in OWN] == alone[name].rows
+    with_them = answers_of(flash_benchmarking.answers(h200))
+    alone = answers_of(flash_benchmarking.answers(h200 | {"flash": without_own(h200["flash"])}))
+    assert with_them.keys() - alone.keys() == {"own_1", "own_2"}
+    for name, answer in alone.items():
+        assert with_them[name].headline == answer.headline, name
+        assert with_them[name].more == answer.more, name
+        assert with_them[name].reason == answer.reason, name
 
 
 def test_on_a_cpu_they_are_compared_at_the_longest_sequence():
     tables = tables_of("smoke", provenance())
-    text = prose("flash_benchmarking", flash_benchmarking.answers(tables), provenance())
-    assert "At 1 × 512 tokens, d = 64, bf16, _mine_ takes" in text
-    assert "the fastest of the others, plain, takes" in text
-    assert "mine" in words(figure_of("flash_latency", tables))
+    mine = answers_of(flash_benchmarking.answers(tables))["own_1"]
+    assert "at 1 × 512 tokens, d = 64, bf16" in plain(mine.more)
+    assert "as fast as plain" in plain(mine.more)
+    assert "mine" in words(figure_of("flash_throughput", tables))
     assert [check for check in all_checks(tables) if check.outcome == "failed"] == []

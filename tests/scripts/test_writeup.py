@@ -17,7 +17,6 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, make_plan, plan_to_json
-from scripts.answers import pytorch_attention
 from scripts.coverage import write_coverage
 from scripts.draw import draw
 from scripts.plan import keep
@@ -304,10 +303,3 @@ def test_results_can_be_a_link_to_another_disk(tmp_path, monkeypatch):
     Path("results/writeup.typ").write_text('#image("/results/figure.svg")')
     typeset(Path("results/writeup.typ"), Path("results/writeup.pdf"))
     assert (tmp_path / "disk/writeup.pdf").read_bytes().startswith(b"%PDF")
-
-
-def test_attentions_memory_grows_with_the_square_of_the_sequence(h200):
-    found = pytorch_attention.answers(h200.tables)
-    assert found["growth"] == pytest.approx(2, abs=0.05)
-    assert found["constant_mib"] == pytest.approx(32)
-    assert found["expected_mib"] == pytest.approx(5 * found["vectors_mib"] + found["scores_mib"])

@@ -1,0 +1,139 @@
+"""Times of attention implementations on the device, and who of two is the faster one."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+from pandas import DataFrame
+
+from cs336_systems.experiments.flash import Flash
+from cs336_systems.implementations import PARAMETER
+from cs336_systems.measure.record import parameters
+from scripts.checks import TOLERANCE
+from scripts.checks.attention_calls import IMPLEMENTATION, needed_for_device_bound
+from scripts.rendering.answer import NOTHING, say
+from scripts.rendering.markup import Typst
+from scripts.views.attention_calls import PASSES
+from scripts.views.cells import side_by_side
+from scripts.views.steps import HOST_BOUND
+from scripts.views.verdicts import Speed, speed
+
+SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
+KINDS: dict[str, dict[str, Any]] = {
+    "One head, causal": {"many": False, "causal": True},
+    "Many heads, causal": {"many": True, "causal": True},
+    "Many heads, no mask": {"many": True, "causal": False},
+}
+"""The kinds of shapes in which implementations are compared, apart from the leaderboard's."""
+
+
+def call_table(table: DataFrame) -> DataFrame:
+    """One row per measured cell of `flash`.
+
+    Columns: the parameters; `many`, whether there are several heads; the medians of calls, ms, as `forward`,
+    `backward` and `forward_backward`; of both passes on the device `median`, `p20`, `p80`, `mean`, `std` and `n`, taken
+    from a replayed CUDA graph, or from the calls where nothing was replayed; `waits`, whether the device waits for the
+    host in these calls; `host_bound`, whether that leaves its own time unknown, since nothing was replayed.
+    """
+    keys = parameters(Flash)
+    cells = side_by_side(table, Flash, "median").reindex(columns=[*PASSES, "graph", "host"]).reset_index()
+    both = table[table["metric"].isin(["forward_backward", "graph"]) & (table["status"] == "ok")]
+    both = both.sort_values("metric").drop_duplicates(keys, keep="last")  # the graph, where there is one
+    cells = cells.merge(both[[*keys, "median", "p20", "p80", "mean", "std", "n"]], on=keys)
+    usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
+    cells["host"] = cells["host"].fillna(usual).fillna(0) / 1e3
+    called, limit = cells["forward_backward"], 1 + TOLERANCE["GPU"]
+    # Without a replay: both passes take longer than one by one, or no longer than the call costs the host.
+    paced = (called > limit * (cells["forward"] + cells["backward"])) | (cells["host"] >= HOST_BOUND * called)
+    paced &= called < needed_for_device_bound(cells)
+    replayed = cells["graph"].notna()
+    cells["waits"] = (cells["graph"] < HOST_BOUND * called).where(replayed, paced).astype(bool)
+    cells["host_bound"] = cells["waits"] & ~replayed
+    return cells.assign(many=cells["batch_size"] * cells["heads"] > 1)
+
+
+def duels(cells: DataFrame, ours: str) -> DataFrame:
+    """Ours against every other implementation, shape by shape.
+
+    Columns: SHAPE, `many`, the other's `implementation`; `ratio`, its time over ours; `forward` and `backward`, the
+    same of single passes, NaN where the host slows down the calls of either; `faster`, whether ours is: True, False, or
+    None where they are closer than their spread. Shapes at which the time of either is not known are left out.
+    """
+    known = cells[~cells["host_bound"]]
+    mine = {tuple(row[SHAPE]): row for _, row in known[known["implementation"] == ours].iterrows()}
+    found = []
+    for _, other in known[known["implementation"] != ours].iterrows():
+        own = mine.get(tuple(other[SHAPE]))
+        if own is not None:
+            told = speed(own, other)
+            called = not (own["waits"] or other["waits"])
+            passes = {name: other[name] / own[name] if called else nan for name in ("forward", "backward")}
+            found.append({**other[[*SHAPE, "many", PARAMETER]], **passes, "ratio": told.ratio, "faster": told.faster})
+    return DataFrame(found, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster"])
+
+
+def opening(told: Speed, first: str, other: str, where: Typst) -> Typst:
+    """A comparison as a sentence that begins with a capital letter, whoever its subject is."""
+    subject, *_ = (other, first) if told.faster is False else (first, other)
+    names = {subject: subject[0].upper() + subject[1:]}
+    return told.sentence(names.get(first, first), names.get(other, other), where)
+
+
+@dataclass(frozen=True)
+class Score:
+    """How ours does against another implementation over some shapes."""
+
+    wins: int
+    losses: int
+    cells: int
+    ratio: float | None
+    """The median of the other's time over ours."""
+
+    @property
+    def text(self) -> str:
+        """Shapes at which ours is faster, as fast within the spread, and slower."""
+        return f"{self.wins} / {self.cells - self.wins - self.losses} / {self.losses}" if self.cells else "–"
+
+    def sentence(self, other: str, where: str, aside: str = "") -> Typst:
+        """Who is faster at most of the shapes, or that neither is; `aside` says what the other is."""
+        if self.ratio is None:
+            return NOTHING
+        if 2 * max(self.wins, self.losses) <= self.cells:
+            words = "{where}: ours and {other} are as fast, within the spread, at most shapes."
+            return say(words, where=where, other=other)
+        named = f"{other}, {aside}" if aside else other
+        if self.wins > self.losses:
+            return say("{where}: ours is {gain:times} as fast as {other}.", where=where, gain=self.ratio, other=named)
+        other = f"{named}," if aside else other
+        return say("{where}: {other} is {gain:times} as fast as ours.", where=where, gain=1 / self.ratio, other=other)
+
+
+def score(met: DataFrame) -> Score:
+    """What some duels come to."""
+    faster = list(met["faster"])
+    ratio = float(met["ratio"].median()) if len(met) else None
+    return Score(sum(each is True for each in faster), sum(each is False for each in faster), len(met), ratio)
+
+
+def strongest(met: DataFrame, names: Iterable[str]) -> str | None:
+    """Of some implementations the one whose times over ours have the least median; None if none was met."""
+    ratios = met[met[PARAMETER].isin(list(names))].groupby(PARAMETER)["ratio"].median()
+    return str(ratios.idxmin()) if len(ratios) else None
+
+
+def backward_pairs(cells: DataFrame) -> DataFrame:
+    """Shapes at which the backward pass was timed both as kernels and as compiled PyTorch.
+
+    Columns: SHAPE; `kernels` and `compiled`, ms; `gain`, their quotient; `waits`, whether either is host-bound.
+    """
+    ways = {"kernels": "triton", "compiled": "triton_compiled_backward"}
+    halves = [
+        cells[cells["implementation"] == name].set_index(SHAPE)[["backward", "waits"]].add_prefix(f"{way}_")
+        for way, name in ways.items()
+    ]
+    pairs = halves[0].join(halves[1], how="inner").reset_index()
+    pairs = pairs.rename(columns={f"{way}_backward": way for way in ways})
+    return pairs.assign(
+        gain=pairs["compiled"] / pairs["kernels"], waits=pairs["kernels_waits"] | pairs["compiled_waits"]
+    )
