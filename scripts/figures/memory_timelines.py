@@ -54,13 +54,14 @@ def draw_step(axes: Axes, cell: DataFrame, shown: list[str], margin: float) -> N
         xs.append(left + width * numpy.linspace(0, 1, levels[stage].shape[1]))
         if left:
             axes.axvline(left, color="black", linewidth=0.6, linestyle=(0, (4, 2)))
+        narrow = width < NARROW * sum(widths.values())
         axes.text(
             left + width / 2,
-            levels[stage].sum(axis=0).max() + margin,
+            levels[stage].sum(axis=0).max() + margin * (3 if narrow else 1),
             stage,
             ha="center",
             va="bottom",
-            rotation=90 if width < NARROW * sum(widths.values()) else 0,
+            rotation=90 if narrow else 0,
             fontsize=7,
         )
         left += width
