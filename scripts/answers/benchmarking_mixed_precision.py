@@ -212,8 +212,9 @@ def why(pairs: DataFrame, profile: DataFrame, gain: str) -> Typst:
             casts=here["rest", "bf16"],
         ),
         say(
-            "From context {context} to {long} the gain falls at {fell} of {sizes}: work on the scores (softmax, mask, "
-            "casts) grows with the context's square, so the rest takes {rest:times} as long, matmuls {matmuls:times}.",
+            "From context {context} to {long} the gain falls (@fig-precision_context) at {fell} of {sizes}: work on "
+            "the scores (softmax, mask, casts) grows with the context's square, so the rest takes {rest:times} as "
+            "long, matmuls {matmuls:times}.",
             context=context,
             long=int(spent.index[-1]) if len(fell) else None,
             fell=int((fell.iloc[:, -1] < fell.iloc[:, 0]).sum()) if len(fell) else None,

@@ -176,7 +176,7 @@ def closed_form(found: DataFrame, cases: Mapping[str, Mapping[str, Any]]) -> Typ
             best=best,
         ),
         say(
-            "Measured peaks differ from it by at most {error:percent}.",
+            "Measured peaks (@fig-checkpoint_memory) differ from it by at most {error:percent}.",
             error=(found["peak"] / found["closed"] - 1).abs().max(),
         ),
     )

@@ -24,7 +24,7 @@ def draw(table: str, output: str) -> None:
         save_note("no GPU whose peak rates are known was profiled, so there is no roof", output)
         return
     precisions = [name for name in PRECISIONS if len(select(here, precision=name))]
-    figure, panels = subplots(len(precisions), height=3.6)
+    figure, panels = subplots(len(precisions), height=3.1)
     for axes, precision in zip(panels, precisions, strict=True):
         draw_roof(axes, gpu, precision)
         draw_kernels(axes, select(here, precision=precision))
