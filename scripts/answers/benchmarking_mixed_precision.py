@@ -193,7 +193,7 @@ def why(pairs: DataFrame, profile: DataFrame, gain: str) -> Typst:
         return NOTHING
     here, last = spent.loc[context], spent.iloc[-1]
     ends = pairs.pivot_table(index="label", columns="context", values=gain, sort=False)
-    fell = ends[[context, spent.index[-1]]].dropna() if spent.index[-1] > context else ends[:0]
+    fell = ends.reindex(columns=[context, spent.index[-1]]).dropna() if spent.index[-1] > context else ends[:0]
 
     def growth(kind: str) -> float:
         return float(last[kind, "bf16"] / here[kind, "bf16"])

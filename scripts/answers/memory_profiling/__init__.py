@@ -27,7 +27,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     skipped = next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), "")
     missing = f"Not measured: {skipped}." if skipped else "Not measured in both precisions for every kind of step."
     found = {name: Answer(asked, NOTHING, missing=missing) for name, asked in ASKED.items()}
-    if len(table):
+    if len(plain):
         found["residual"] = residual(plain, context)
     if context is not None:
         fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)

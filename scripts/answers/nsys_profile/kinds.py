@@ -129,6 +129,8 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
     forward = {
         name: rows for name in PRECISIONS if len(rows := kernels(close, FORWARD, precision=name, mode=INFERENCE))
     }
+    if not forward:
+        return Answer(ASKED["others"].replace("kernel", unit), NOTHING)
     parts = {name: Series(shares(rows)).sort_values(ascending=False) for name, rows in forward.items()}
     last = list(parts)[-1]
     lost = [say("{share:percent} in {name}", share=1 - share["matmul"], name=name) for name, share in parts.items()]
