@@ -1,25 +1,16 @@
 """Answers to `benchmarking_mixed_precision`: dtypes under autocast, and fp32 against bf16 by size."""
 
-import itertools
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from cs336_systems.sizes import parse_size
-from scripts.rendering.markup import Table, Tile, significant, times
-from scripts.views.data import one, reference_context, select
-from scripts.views.steps import PASSES, most_complete, steady, step_table
-
-BOTH = "forward + backward"
-"""The passes by which precisions are compared: the optimizer works on fp32 weights in both."""
-GROWS = 1.1
-"""A gain that is larger by this factor has grown, one that is smaller by it has fallen."""
-LITTLE = 0.5
-"""More tokens cost little if a step takes longer by less than this share of what their number would add."""
+from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.markup import Table, Tile, Typst, times
+from scripts.views.data import PRECISIONS, measured_gpu, one, reference_context, select
+from scripts.views.kernels import FORWARD_AND_BACKWARD, kernels
+from scripts.views.precisions import precision_pairs
+from scripts.views.steps import most_complete, steady, step_table
 
 COMPONENTS = {
     "parameters": "parameters",
@@ -32,219 +23,214 @@ COMPONENTS = {
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values and tables of the section."""
-    return {**dtype_answers(tables["autocast_dtypes"]), **speed_answers(tables["end_to_end"])}
+    """The section's answers."""
+    steps = most_complete(steady(step_table(tables["end_to_end"])))
+    on_gpu = bool(measured_gpu({"": tables["end_to_end"]}))
+    pairs = precision_pairs(select(steps, compiled=False, attention="plain"))
+    context = reference_context(pairs)
+    here = select(pairs, context=context)
+    # What is compared: the device's time, on a CPU the step's.
+    prefix = "device_" if on_gpu else ""
+    compared = here[here[f"{prefix}gain"].notna()]
+    return {
+        "dtypes": dtypes(tables["autocast_dtypes"]),
+        "norm": norm(tables["autocast_dtypes"]),
+        "speed": speed_answer(pairs, compared, tables["kernel_profile"], prefix),
+        "ends": [compared.iloc[place] for place in (0, -1)] if len(compared) else [],
+        "gain": f"{prefix}gain",
+    }
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """What bf16 gains at the largest size, and at the smallest."""
-    if not found["largest"]:
+    if not found["ends"]:
         return []
-    small, large = found["smallest"], found["largest"]
-    what = f"bf16 autocast over fp32, forward and backward of {large['size']}, eager, at context {found['context']}"
-    meaning = f"{what} ({times(small['gain'])} for {small['size']})"
-    return [Tile(times(large["gain"]), meaning, f"gain from bf16, {large['size']}, {found['context']}")]
+    (small, large), gain = found["ends"], found["gain"]
+    of = "device time of forward and backward" if gain == "device_gain" else "forward and backward"
+    what = f"bf16 over fp32, {of}, {large['label']} at context {large['context']}"
+    meaning = f"{what} ({times(small[gain])} for {small['label']})"
+    return [Tile(times(large[gain]), meaning, f"gain from bf16, {of}, {large['label']}, {large['context']}")]
 
 
-def dtype_answers(table: DataFrame) -> dict[str, Any]:
-    """The dtype of each component under either autocast."""
-    seen = {
-        (autocast, component): row["value"]
-        for autocast in ("fp16", "bf16")
-        for component in COMPONENTS
-        if (row := one(table, autocast=autocast, metric=component)) is not None
-    }
+def seen(table: DataFrame) -> dict[tuple[str, str], str]:
+    """The dtype of each component under either autocast, where it was observed."""
+    rows = {(way, name): one(table, autocast=way, metric=name) for way in ("fp16", "bf16") for name in COMPONENTS}
+    return {key: str(row["value"]) for key, row in rows.items() if row is not None}
+
+
+def dtypes(table: DataFrame) -> Answer:
+    """Sub-question (a): the dtype of each component."""
+    found = seen(table)
     body = [
-        [title, *(seen.get((autocast, component), "–") for autocast in ("fp16", "bf16"))]
+        [title, *(found.get((way, component), "–") for way in ("fp16", "bf16"))]
         for component, title in COMPONENTS.items()
     ]
-    return {
-        "dtypes": Table(["component", "autocast to fp16", "autocast to bf16"], body, text_columns=3),
-        "norm_fp16": seen.get(("fp16", "norm_output")),
-        "norm_bf16": seen.get(("bf16", "norm_output")),
-        "logits_fp16": seen.get(("fp16", "logits")),
+    kept, lowered = (
+        {name: title for name, title in COMPONENTS.items() if found.get(("fp16", name)) == dtype}
+        for dtype in ("float32", "float16")
+    )
+    return Answer(
+        asked="(a) Data types",
+        verdict=tell(
+            {"parameters", "gradients", "loss"} <= kept.keys() and "logits" in lowered,
+            Typst("Under autocast matmuls return the low precision; parameters, gradients and loss stay fp32."),
+            say("Autocast gives fp16 for {lowered:listing}.", lowered=list(lowered.values())),
+        ),
+        more=say("LayerNorm's output is {dtype} under autocast to fp16.", dtype=found.get(("fp16", "norm_output"))),
+        evidence=[
+            Captioned(
+                Table(["component", "autocast to fp16", "autocast to bf16"], body, text_columns=3),
+                "Data types observed in a toy model, Linear → ReLU → LayerNorm → Linear, with fp32 parameters.",
+            )
+        ],
+    )
+
+
+def norm(table: DataFrame) -> Answer:
+    """Sub-question (b): what in layer normalization is sensitive."""
+    raised = seen(table).get(("fp16", "norm_output"))
+    return Answer(
+        asked="(b) Layer normalization",
+        verdict=Typst("Its mean and variance: in fp16 their sums overflow or vanish, and in bf16 they still round."),
+        more=Typst("bf16 has fp32's range, so nothing overflows, but the statistics still belong in fp32."),
+        reason=paragraph(
+            Typst(
+                "The sum of squares over the features @ba2016 can exceed fp16's largest number, 65 504; the variance "
+                "of small activations can fall below its smallest; and both are long sums, which lose precision as in "
+                "@sec-mixed_precision_accumulation. Dividing by the standard deviation spreads the error to every "
+                "feature. bf16 has 7 bits of fraction against fp16's 10, so its sums round more."
+            ),
+            say("Autocast on this device gives LayerNorm's output as {raised}.", raised=raised),
+        ),
+    )
+
+
+def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, prefix: str) -> Answer:
+    """Sub-question (c): what bf16 gains by size and by context, and why."""
+    gain, on_gpu = f"{prefix}gain", bool(prefix)
+    if not len(here):
+        return Answer("(c) Speed", NOTHING, missing="Not measured: no step ran in both precisions.")
+    small, large = here.iloc[0], here.iloc[-1]
+    told = pairs[~pairs["host_bound"]] if on_gpu else pairs[:0]
+    best = told.sort_values("gain").iloc[-1] if len(told) else None
+    grows = here[gain].is_monotonic_increasing if len(here) > 1 else None
+    return Answer(
+        asked="(c) Speed",
+        verdict=say(
+            "bf16 is {few:times} ({small}) to {many:times} ({large}) as fast in {what}.",
+            few=small[gain],
+            small=small["label"],
+            many=large[gain],
+            large=large["label"],
+            what="the device's part of forward and backward" if on_gpu else "forward and backward",
+        )
+        if len(here) > 1 and here[gain].min() >= 1
+        else say(
+            "fp32 over bf16, forward and backward: {gains:listing}.",
+            gains=[say("{gain:times} ({label})", gain=row[gain], label=row["label"]) for _, row in here.iterrows()],
+        ),
+        more=paragraph(
+            tell(
+                grows,
+                Typst("The gain grows with the model."),
+                Typst("The gain does not grow steadily with the model."),
+            ),
+            say(
+                "The whole step gains as much only where launches keep up: {gain:times} for {label} at context "
+                "{context}. {bound} of {cells} are host-bound.",
+                gain=best["gain"] if best is not None else None,
+                label=best["label"] if best is not None else None,
+                context=int(best["context"]) if best is not None else None,
+                bound=int(pairs["host_bound"].sum()),
+                cells=count(len(pairs), "cell"),
+            ),
+        ),
+        evidence=[Captioned(speed_table(here, on_gpu=on_gpu), speed_caption(here, on_gpu=on_gpu)), "precision_context"],
+        reason=why(pairs, profile, gain),
+        details=kinds_table(profile, str(large["size"])),
+    )
+
+
+def speed_caption(here: DataFrame, *, on_gpu: bool) -> str:
+    """The caption of the table of times."""
+    star = "; a star: host-bound in one precision, so only the device's times can be compared" if on_gpu else ""
+    return f"Sums of the phases' medians in ms, eager, context {here['context'].iloc[0]}{star}."
+
+
+def speed_table(here: DataFrame, *, on_gpu: bool) -> Table:
+    """Times of the forward pass and of both passes in both precisions, and the device's."""
+    parts = {
+        "forward": "forward_{}",
+        "forward + backward": "{}",
+        **({"both, on the device": "device_{}"} if on_gpu else {}),
     }
-
-
-def speed_answers(table: DataFrame) -> dict[str, Any]:
-    """Median times in both precisions, their ratio by size and by context, and what sets it."""
-    steps = steady(step_table(table))
-    eager = most_complete(select(steps, compiled=False, attention="plain"))
-    compiled = most_complete(select(steps, compiled=True, attention="plain"))
-    compiled = select(compiled, context=compiled["context"].max())
-    context = reference_context(select(eager, mode="train_step"))
-    both = pairs(eager)
-    here = [pair for pair in both if pair.context == context]
-    compiled_gains = [(pair.gain(BOTH), pair.label) for pair in pairs(compiled) if pair.gain(BOTH)]
-    return {
-        "context": context,
-        "speed": speed_table(here),
-        **by_size(here),
-        "ends_by_context": ends(by_context(both)),
-        "slower": [pair.described() for pair in both if (pair.gain(BOTH) or 1) < 1],
-        "pairs": len(both),
-        **pace(both),
-        "inversions": inversions(eager),
-        "compiled_least": min(compiled_gains, default=None),
-        "compiled_most": max(compiled_gains, default=None),
-        "compiled_context": int(compiled["context"].max()) if len(compiled) else None,
-    }
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The same step in both precisions."""
-
-    fp32: Series
-    bf16: Series
-
-    @property
-    def label(self) -> str:
-        """The model's size."""
-        return str(self.bf16["label"])
-
-    @property
-    def context(self) -> int:
-        """Tokens per sequence."""
-        return int(self.bf16["context"])
-
-    def gain(self, title: str) -> float | None:
-        """fp32's time over bf16's, of one of PASSES or of a column with times; None where one was not measured."""
-        times = self.fp32[title], self.bf16[title]
-        return None if any(map(math.isnan, times)) else times[0] / times[1]
-
-    def described(self) -> dict[str, Any]:
-        """What is said of a pair in which bf16 is the slower one."""
-        return {
-            "cell": f"{self.label} at context {self.context}",
-            "gain": self.gain(BOTH),
-            "host_bound": bool(self.bf16["host_bound"]),
-        }
-
-
-def pairs(steps: DataFrame) -> list[Pair]:
-    """The cells that were measured in both precisions, small to large."""
-    found = []
-    for _, low in select(steps, precision="bf16").iterrows():
-        cell = {name: low[name] for name in ("size", "context", "mode")}
-        full = one(steps, precision="fp32", **cell)
-        if full is not None:
-            found.append(Pair(full, low))
-    return found
-
-
-def speed_table(here: list[Pair]) -> Table:
-    """Times of each of PASSES in both precisions, and the device's share of the step."""
     body = []
-    for pair in here:
-        line = [pair.label]
-        for title in PASSES:
-            gain = pair.gain(title)
-            texts = [f"{pair.fp32[title]:.1f}", f"{pair.bf16[title]:.1f}", f"{gain:.2f}×"] if gain else ["–"] * 3
-            line += texts
-        line += ["–" if math.isnan(step["busy"]) else f"{100 * step['busy']:.0f}" for step in (pair.fp32, pair.bf16)]
-        body.append(line)
-    header = ["size", *["fp32", "bf16", "ratio"] * len(PASSES), "fp32", "bf16"]
-    groups = [("", 1), *((f"{title} / ms", 3) for title in PASSES), ("device busy / %", 2)]
-    if all(line[-2:] == ["–", "–"] for line in body):
-        header, groups, body = header[:-2], groups[:-1], [line[:-2] for line in body]
-    return Table(header, body, groups=groups)
+    for _, row in here.iterrows():
+        line = [row["label"] + ("*" if on_gpu and row["host_bound"] else "")]
+        for column in parts.values():
+            line += [f"{row[column.format(name)]:.1f}" for name in PRECISIONS]
+        body.append([*line, f"{row['device_gain' if on_gpu else 'gain']:.2f}×"])
+    groups = [("", 1), *((title, 2) for title in parts), ("", 1)]
+    return Table(["size", *PRECISIONS * len(parts), "gain"], body, groups=groups)
 
 
-def by_size(here: list[Pair]) -> dict[str, Any]:
-    """What bf16 gains at the smallest and at the largest size, in the step's time and in the device's."""
-    gains = [(pair, gain) for pair in here if (gain := pair.gain(BOTH))]
-    if not gains:
-        return {"smallest": None, "largest": None, "grows": False, "most": None}
-    ends = {
-        name: {"size": pair.label, "gain": gain, "busy_gain": pair.gain(f"{BOTH}, busy")}
-        for name, (pair, gain) in {"smallest": gains[0], "largest": gains[-1]}.items()
-    }
-    best, gain = max(gains, key=lambda entry: entry[1])
-    ordered = [gain for _, gain in gains]
-    return {
-        **ends,
-        "grows": ordered[-1] > GROWS * ordered[0]
-        and all(less < GROWS * more for less, more in itertools.pairwise(ordered)),
-        "most": {"size": best.label, "gain": gain},
-    }
+def matmul_times(profile: DataFrame, size: str) -> DataFrame:
+    """Milliseconds in matmuls and in the rest of forward and backward: a row per context, columns (kind, precision)."""
+    eager = {"compiled": False, "attention": "plain", "mode": "train_step", "size": size}
+    rows = kernels(profile, FORWARD_AND_BACKWARD, **eager)
+    rows = rows.assign(kind=(rows["category"] == "matmul").map({True: "matmuls", False: "rest"}))
+    return rows.pivot_table(index="context", columns=["kind", "precision"], values="ms", aggfunc="sum").dropna()
 
 
-def by_context(both: list[Pair]) -> list[dict[str, Any]]:
-    """What bf16 gains at each size from the shortest to the longest context."""
-    found = []
-    for label in dict.fromkeys(pair.label for pair in both):
-        gains = [(pair.context, gain) for pair in both if pair.label == label and (gain := pair.gain(BOTH))]
-        if len(gains) > 1:
-            (short, less), (long, more) = min(gains), max(gains)
-            found.append({"size": label, "short": short, "less": less, "long": long, "more": more})
-    return found
+def why(pairs: DataFrame, profile: DataFrame, gain: str) -> Typst:
+    """What the gain comes from, and why it falls with a long context."""
+    size = str(pairs["size"].iloc[-1])
+    trained = kernels(profile, mode="train_step")["size"]
+    size = next((name for name in reversed(list(dict.fromkeys(pairs["size"]))) if name in set(trained)), size)
+    spent = matmul_times(profile, size)
+    context = reference_context(spent.reset_index())
+    if context is None:
+        return NOTHING
+    here, last = spent.loc[context], spent.iloc[-1]
+    ends = pairs.pivot_table(index="label", columns="context", values=gain, sort=False)
+    fell = ends.reindex(columns=[context, spent.index[-1]]).dropna() if spent.index[-1] > context else ends[:0]
+
+    def growth(kind: str) -> float:
+        return float(last[kind, "bf16"] / here[kind, "bf16"])
+
+    return paragraph(
+        say(
+            "At {label}, context {context}, matmuls take {full:ms} in fp32 and {low:ms} in bf16 ({gain:times}); "
+            "all the rest, autocast's casts included, takes {rest:ms} and {casts:ms}. So a step gains more, the larger "
+            "the share of its matmuls, which grows with the size.",
+            label=select(pairs, size=size)["label"].iloc[0],
+            context=context,
+            full=here["matmuls", "fp32"],
+            low=here["matmuls", "bf16"],
+            gain=here["matmuls", "fp32"] / here["matmuls", "bf16"],
+            rest=here["rest", "fp32"],
+            casts=here["rest", "bf16"],
+        ),
+        say(
+            "From context {context} to {long} the gain falls (@fig-precision_context) at {fell} of {sizes}: work on "
+            "the scores (softmax, mask, casts) grows with the context's square, so the rest takes {rest:times} as "
+            "long, matmuls {matmuls:times}.",
+            context=context,
+            long=int(spent.index[-1]) if len(fell) else None,
+            fell=int((fell.iloc[:, -1] < fell.iloc[:, 0]).sum()) if len(fell) else None,
+            sizes=count(len(fell), "size"),
+            rest=growth("rest"),
+            matmuls=growth("matmuls"),
+        ),
+    )
 
 
-def ends(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first and the last."""
-    return found if len(found) < 2 else [found[0], found[-1]]
-
-
-def pace(both: list[Pair]) -> dict[str, Any]:
-    """How often the host sets the pace in either precision, and the size whose time then grows least with context."""
-    known = [pair for pair in both if not math.isnan(pair.bf16["busy"])]
-    flat = []
-    for label in dict.fromkeys(pair.label for pair in known):
-        waiting = [pair.bf16 for pair in known if pair.label == label and pair.bf16["host_bound"]]
-        if len(waiting) > 1:
-            first, last = waiting[0], waiting[-1]
-            tokens, factor = last["context"] // first["context"], last["step"] / first["step"]
-            if factor - 1 < LITTLE * (tokens - 1):
-                contexts = {"short": int(first["context"]), "long": int(last["context"])}
-                flat.append({"size": label, "tokens": tokens, "factor": factor, **contexts})
-    return {
-        "known": len(known),
-        "waiting": {p: sum(bool(getattr(pair, p)["host_bound"]) for pair in known) for p in ("fp32", "bf16")},
-        "flat": max(flat, key=lambda entry: entry["tokens"] / entry["factor"], default=None),
-        "pace": pace_table(known) if known else None,
-    }
-
-
-def pace_table(known: list[Pair]) -> Table:
-    """What may set the pace of each size's step: layers, launches, and the step's time in bf16 by context."""
-    contexts = sorted({pair.context for pair in known})
-    body = []
-    for label in dict.fromkeys(pair.label for pair in known):
-        pairs_here = {pair.context: pair for pair in known if pair.label == label}
-        first = next(iter(pairs_here.values()))
-        line = [label, str(traits(first.bf16)["layers"])]
-        line += [f"{step['launches']:.0f}" for step in (first.fp32, first.bf16)]
-        for context in contexts:
-            pair = pairs_here.get(context)
-            star = "*" if pair and pair.bf16["host_bound"] else ""
-            line.append(f"{significant(pair.bf16['step'])}{star}" if pair else "–")
-        body.append(line)
-    header = ["size", "layers", "fp32", "bf16", *map(str, contexts)]
-    groups = [("", 2), ("launches per step", 2), ("bf16 step / ms at context", len(contexts))]
-    return Table(header, body, groups=groups)
-
-
-def inversions(eager: DataFrame) -> list[dict[str, Any]]:
-    """Where a larger model's bf16 training step is the faster one at equal context, the largest difference first."""
-    found = []
-    trained = select(eager, precision="bf16", mode="train_step")
-    for _, group in trained.groupby("context"):
-        for small, large in itertools.combinations([step for _, step in group.iterrows()], 2):
-            if large["step"] < small["step"]:
-                gain = small["step"] / large["step"]
-                found.append(
-                    {"context": int(small["context"]), "gain": gain, "small": traits(small), "large": traits(large)}
-                )
-    return sorted(found, key=itemgetter("gain"), reverse=True)
-
-
-def traits(step: Series) -> dict[str, Any]:
-    """What may explain how long a step takes."""
-    return {
-        "size": step["label"],
-        "ms": step["step"],
-        "layers": parse_size(step["size"]).num_layers,
-        "launches": None if math.isnan(step["launches"]) else int(step["launches"]),
-        "busy": None if math.isnan(step["busy"]) else step["busy"],
-    }
+def kinds_table(profile: DataFrame, size: str) -> list[Captioned]:
+    """Matmuls and the rest by context, in both precisions."""
+    spent = matmul_times(profile, size)
+    if not len(spent):
+        return []
+    columns = [(kind, name) for kind in ("matmuls", "rest") for name in PRECISIONS]
+    body = [[str(context), *(f"{row[column]:.1f}" for column in columns)] for context, row in spent.iterrows()]
+    table = Table(["context", *PRECISIONS * 2], body, groups=[("", 1), ("matmuls", 2), ("the rest", 2)])
+    return [Captioned(table, "Milliseconds of kernels in forward and backward of the largest model, by context.")]

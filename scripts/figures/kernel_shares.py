@@ -43,7 +43,7 @@ def draw(table: str, output: str) -> None:
                 axes.annotate(
                     mark, (position + side, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
                 )
-        axes.set_xticks(range(len(sizes)), [label_of(found, size) for size in sizes])
+        axes.set_xticks(range(len(sizes)), [label_of(found, size) for size in sizes], fontsize=7.5)
         axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
         axes.set_xlabel("model size (I: inference, T: training step)")
         axes.grid(axis="x", visible=False)

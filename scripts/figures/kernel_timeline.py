@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
@@ -16,7 +18,9 @@ MICROSECONDS = 1e3
 ZOOM = 0.02
 """How much of the step the lower panel shows on each side of the loss, or of the middle."""
 RESOLUTION = 1 / 2000
-"""Gaps below this share of a panel's width cannot be seen, and are not drawn."""
+"""Share of a panel's width that a launch, which has no length, is drawn as."""
+BINS = 200
+"""Parts of a panel, in each of which a lane is as high as the share of it that was busy."""
 SHADES = ["0.90", "0.97"]
 """Behind the stages, alternating."""
 EDGE = 0.05
@@ -81,12 +85,10 @@ def draw_window(
     least = RESOLUTION * (end - start)
     labels = list(lanes)
     for row, label in enumerate(labels):
-        bars = [
-            ((left - origin) / MICROSECONDS, (right - left) / MICROSECONDS)
-            for left, right in merge(visible(lanes[label], window, least))
-        ]
+        heights = busy_shares(merge(visible(lanes[label], window, least)), window)
+        edges = (numpy.linspace(start, end, BINS + 1) - origin) / MICROSECONDS
         colour = COLOURS[6] if label.startswith("launches") else COLOURS[0]
-        axes.broken_barh(bars, (row - LANE / 2, LANE), color=colour, linewidth=0)
+        axes.stairs(row + LANE / 2 - LANE * heights, edges, baseline=row + LANE / 2, fill=True, color=colour)
     for number, stage in enumerate(trace.stages):
         left, right = max(stage.start, start), min(stage.end, end)
         if left < right:
@@ -103,6 +105,14 @@ def draw_window(
     axes.set_ylim(len(labels) - 0.4, -1.3)
     axes.set_yticks(range(len(labels)), labels, fontsize=7)
     axes.grid(axis="y", visible=False)
+
+
+def busy_shares(intervals: Iterable[tuple[float, float]], window: tuple[float, float]) -> NDArray[numpy.float64]:
+    """The share of each of BINS equal parts of a window that disjoint intervals cover."""
+    ends = numpy.array(list(intervals)).reshape(-1, 2)
+    edges = numpy.linspace(*window, BINS + 1)
+    covered = (numpy.clip(edges[:, None], ends[:, 0], ends[:, 1]) - ends[:, 0]).sum(axis=1)
+    return numpy.diff(covered) / numpy.diff(edges)
 
 
 def visible(

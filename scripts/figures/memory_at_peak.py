@@ -24,8 +24,9 @@ def draw(table: str, output: str) -> None:
                 for name, size in parts(cell).items():
                     axes.bar(position, size, WIDTH, bottom=bottom, **LOOKS[name])
                     bottom += size
+                lost = "OOM" if (cell["status"] == "oom").any() else "n/m"
                 axes.annotate(
-                    precision if peak_gib(cell) else f"{precision} n/m",
+                    precision if peak_gib(cell) else f"{precision} {lost}",
                     (position, bottom),
                     (0, 2),
                     textcoords="offset points",

@@ -15,7 +15,7 @@ from scripts.views.units import GIB
 
 Levels = NDArray[numpy.float64]
 
-LEAST_WIDTH = 0.05
+LEAST_WIDTH = 0.1
 """Share of a panel that a stage takes even if nothing is allocated or freed in it."""
 NARROW = 0.2
 """A stage with less than this share of its panel has its name written upwards."""
@@ -54,13 +54,14 @@ def draw_step(axes: Axes, cell: DataFrame, shown: list[str], margin: float) -> N
         xs.append(left + width * numpy.linspace(0, 1, levels[stage].shape[1]))
         if left:
             axes.axvline(left, color="black", linewidth=0.6, linestyle=(0, (4, 2)))
+        narrow = width < NARROW * sum(widths.values())
         axes.text(
             left + width / 2,
-            levels[stage].sum(axis=0).max() + margin,
+            levels[stage].sum(axis=0).max() + margin * (4 if narrow else 1),
             stage,
             ha="center",
             va="bottom",
-            rotation=90 if width < NARROW * sum(widths.values()) else 0,
+            rotation=90 if narrow else 0,
             fontsize=7,
         )
         left += width

@@ -1,17 +1,26 @@
 """Selections from the kernel profile that its figures, answers and self-checks share."""
 
+import itertools
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pandas import DataFrame
 
+from cs336_systems.accounting.attention import forward_flops, softmax_flops
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
-from scripts.views.data import MODES, select, statistic
+from cs336_systems.sizes import parse_size
+from scripts.rendering.markup import percent
+from scripts.views.data import MODES, PRECISIONS, one, reference_context, select, size_order, statistic
+from scripts.views.steps import HOST_BOUND, steady, step_table
 
 MODES_PROFILED = {mode: MODES[mode] for mode in ("inference", "train_step")}
 """The kinds of step, and what readers call them."""
 SPLIT_SUM = "_split_k"
 """Ends the name of an fp32 kernel of cuBLAS that adds up the parts of a product."""
+TOGETHER = "others ("
+"""Begins the name of a row that several small kernels share."""
 FORWARD = ["forward"]
 FORWARD_AND_BACKWARD = ["forward", "loss", "backward"]
 LONG_NAMES = {
@@ -21,11 +30,6 @@ LONG_NAMES = {
     r"((?:\w+_)?elementwise)_kernel: (\w+?)(?:_kernel)?(?:_cuda)?": r"\1: \2",
 }
 """What is shown of long names, by their pattern: of products the layout of the operands and the tile of the result."""
-
-
-def name_of(size: str, precision: str) -> str:
-    """A cell of the reference context in words."""
-    return f"{size} {precision}"
 
 
 def label_of(rows: DataFrame, size: str) -> str:
@@ -53,6 +57,20 @@ def kernels(table: DataFrame, stages: Sequence[str] = (), **wanted: object) -> D
     return rows.assign(ms=rows["mean"] * rows["n"] / rows["steps"] / 1e3, calls=rows["n"] / rows["steps"])
 
 
+def profiled_closely(table: DataFrame) -> DataFrame:
+    """The rows of the cells that answers quote: eager, plain attention, reference context, one size.
+
+    It is the largest size of which a training step was profiled in every precision, or the largest of all.
+    """
+    plain = select(table, compiled=False, attention="plain")
+    found = kernels(plain)
+    found = select(found, context=reference_context(found))
+    sizes, precisions = size_order(found), found["precision"].nunique()
+    trained = select(found, mode="train_step").groupby("size")["precision"].nunique()
+    complete = [size for size in sizes if trained.get(size) == precisions]
+    return select(plain, context=reference_context(found), size=(complete or sizes or [""])[-1])
+
+
 def products(rows: DataFrame) -> DataFrame:
     """Of some kernels those that compute a matrix product, not those that add up the parts of one.
 
@@ -72,3 +90,87 @@ def total(rows: DataFrame, metric: str, stages: Sequence[str]) -> float | None:
     """The mean of a metric of stages, summed over them; None unless all were measured. The rows are of one cell."""
     means = [statistic(rows, "mean", metric=metric, stage=stage) for stage in stages]
     return sum(mean for mean in means if mean is not None) if None not in means else None
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The kernel with most time in a pass."""
+
+    kernel: str
+    category: str
+    launches: DataFrame
+    """Its rows."""
+    share: float
+    """Of the pass's time."""
+    products: float
+    """Calls in the pass of all kernels that compute a matrix product."""
+
+    @property
+    def calls(self) -> float:
+        """Its calls in the pass."""
+        return float(self.launches["calls"].sum())
+
+    @property
+    def texts(self) -> list[str]:
+        """Its name, calls and share, as a table shows them."""
+        return [readable(self.kernel), f"{self.calls:.0f}", str(percent(self.share))]
+
+
+def top(rows: DataFrame) -> Longest | None:
+    """The kernel with most time among a pass's rows."""
+    named = rows[~rows["kernel"].str.startswith(TOGETHER)] if len(rows) else rows
+    if not len(named):
+        return None
+    kernel = str(named.groupby("kernel")["ms"].sum().idxmax())
+    launches = select(rows, kernel=kernel)
+    share = float(launches["ms"].sum() / rows["ms"].sum())
+    return Longest(kernel, str(launches["category"].iloc[0]), launches, share, float(products(rows)["calls"].sum()))
+
+
+def calls_explained(launched: DataFrame, layers: int) -> str:
+    """A kernel's launches as layers × modules, where they come from blocks: "12 × (query, 2 rope) + lm_head"."""
+    per_range = launched.groupby("range", sort=False)["calls"].sum()
+    inside = [_term(str(name), calls / layers) for name, calls in per_range.items() if calls % layers == 0]
+    outside = [_term(str(name), calls) for name, calls in per_range.items() if calls % layers]
+    blocks = [f"{layers} × ({', '.join(inside)})"] if inside else []
+    return " + ".join([*blocks, *outside])
+
+
+def _term(name: str, calls: float) -> str:
+    """A module by the last part of its name, with its number of calls unless it is one."""
+    module = name.rpartition(".")[2]
+    return module if calls == 1 else f"{calls:.0f} {module}"
+
+
+def forward_passes(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> DataFrame:
+    """The forward pass of each size and precision by three clocks, ms, and whether either process was host-bound."""
+    elsewhere = select(steady(step_table(end_to_end)), compiled=False, attention="plain", mode="inference")
+    lines = []
+    for size, precision in itertools.product(size_order(here), PRECISIONS):
+        rows = select(here, size=size, precision=precision, mode="inference")
+        busy, stage = (total(rows, metric, FORWARD) for metric in ("stage_busy", "stage"))
+        if busy is not None and stage is not None:
+            other = one(elsewhere, size=size, precision=precision, context=rows["context"].iloc[0])
+            host_bound = on_gpu and (busy < HOST_BOUND * stage or (other is not None and other["host_bound"]))
+            timer = math.nan if other is None else other["forward"]
+            lines.append((rows["label"].iloc[0], precision, busy, stage, timer, busy / stage, bool(host_bound)))
+    return DataFrame(lines, columns=["label", "precision", "kernels", "stage", "timer", "busy", "host_bound"])
+
+
+def attention_times(here: DataFrame) -> DataFrame:
+    """The softmax and the two matmuls of attention in inference, ms by size and precision, and their ratios.
+
+    Columns: `inside`, all that the range of the softmax launches; `time` and `flops`, the softmax over the matmuls.
+    """
+    lines = []
+    for size, precision in itertools.product(size_order(here), PRECISIONS):
+        forward = kernels(here, FORWARD, size=size, precision=precision, mode="inference")
+        matmuls = forward[forward["range"].isin(["scores", "final product"]) & (forward["category"] == "matmul")]
+        inside = select(forward, range="softmax")
+        times = [rows["ms"].sum() for rows in (select(inside, category="softmax"), inside, matmuls)]
+        if all(times):
+            shape, cell = parse_size(size), forward.iloc[0]
+            pairs = int(cell["batch_size"]), shape.num_heads, int(cell["context"])
+            flops = softmax_flops(*pairs) / forward_flops(*pairs, shape.d_model // shape.num_heads, causal=False)
+            lines.append((cell["label"], precision, *times, times[0] / times[2], flops))
+    return DataFrame(lines, columns=["label", "precision", "softmax", "inside", "matmuls", "time", "flops"])

@@ -1,14 +1,14 @@
-"""What the report says of a block's memory and of checkpointing, and the self-checks of both, on made-up tables."""
+"""A block's memory and checkpointing: what is computed of them, and the self-checks of both, on made-up tables."""
 
 import pandas
 import pytest
 
-from scripts.answers import gradient_checkpointing
-from scripts.answers.memory_profiling.block import block_answers
+from scripts.answers.gradient_checkpointing import bests, segments
 from scripts.checks import block_memory, checkpointing
 from scripts.tables import merge
-from scripts.views.closed_forms import step_of
-from scripts.views.data import load, select
+from scripts.views.block_memory import block_cells, contributors
+from scripts.views.data import load, one_model, select
+from scripts.views.strategies import strategies_table
 from tests.samples import H200, planned_rows, write_raw
 
 NAMES = ("block_memory", "checkpointing")
@@ -47,93 +47,42 @@ def number(table, metric, column="mean", **cell):
     return table.loc[where(table, metric=metric, **cell), column]
 
 
-def test_the_best_segment_is_quoted_with_its_neighbours_and_its_price(h200):
+def test_the_best_segment_has_its_neighbours_and_its_price(h200):
     table = h200["checkpointing"].copy()
     # Made-up peaks grow with the segment: have another length be the best.
     table.loc[where(table, metric="peak_memory", attention="flash", segment=4), "mean"] = 1000.0
-    plain, flash = gradient_checkpointing.answers({**h200, "checkpointing": table})["results"]["cases"]
-    assert (plain["attention"], plain["best"], plain["shorter"]) == ("plain", 1, None)
-    assert plain["longer"] == (2, number(table, "peak_memory", attention="plain", segment=2))
-    assert plain["out_of_memory"] == ["none", "32"]
-    assert plain["saving"] is plain["cost"] is None
-    assert (flash["best"], flash["peak"]) == (4, 1000)
-    assert (flash["shorter"][0], flash["longer"][0]) == (2, 8)
+    cases = bests(segments(one_model(table)))
+    plain, flash = cases["plain"], cases["flash"]
+    assert (plain["best"], len(plain["shorter"]), list(plain["longer"]["segment"])) == (1, 0, [2])
+    assert plain["saving"] is plain["slowdown"] is None  # without checkpointing it runs out of memory
+    assert (flash["best"], flash["row"]["peak"]) == (4, 1000)
+    assert [*flash["shorter"]["segment"], *flash["longer"]["segment"]] == [2, 8]
     assert flash["saving"] == number(table, "peak_memory", attention="flash", segment=0) / 1000
-    times = [number(table, "step", "median", attention="flash", segment=k) for k in (0, 1, 2, 4, 8, 16, 32)]
-    assert flash["cost"] == (min(times[1:]) / times[0], max(times[1:]) / times[0])
-    assert flash["slowdown"] == times[3] / times[0]
+    steps = [number(table, "step", "median", attention="flash", segment=k) for k in (0, 4)]
+    assert flash["slowdown"] == steps[1] / steps[0]
 
 
-def test_measured_peaks_are_held_against_the_closed_form(h200):
-    found = gradient_checkpointing.answers(h200)["results"]
-    assert found["deviation"] == pytest.approx(0.01)  # as the samples are made
-    assert found["phases"] == {"backward": 12}
-    (row,) = [row for row in found["table"].rows if row[:2] == ["plain", "8"]]
-    cell = select(h200["checkpointing"], metric="step", attention="plain", segment=8).iloc[0]
-    assert row[4:6] == [f"{1.01 * step_of(cell).peak / 2**30:.1f}", f"{step_of(cell).peak / 2**30:.1f}"]
-    (lost,) = [row for row in found["table"].rows if row[:2] == ["plain", "32"]]
-    assert lost[2] == lost[-1] == "not measured: out of memory"
-    assert float(lost[5]) > 150  # the closed form needs no measurement
-
-
-def test_a_cpu_counts_no_peak_but_what_is_saved(cpu):
-    found = gradient_checkpointing.answers(cpu)["results"]
-    assert found["table"].columns[2:] == ["saved / MiB", "closed form / MiB", "step / ms", "against none"]
-    assert [case["best"] for case in found["cases"]] == [None, None]
-    assert found["deviation"] is found["rival"] is None
-    assert gradient_checkpointing.tiles({"results": found}) == []
-
-
-def test_nothing_measured_leaves_the_strategies(nothing):
-    found = gradient_checkpointing.answers(nothing)
-    assert found["results"] is None
-    assert [row[3:6] for row in found["strategies"].rows] == [
+def test_the_strategies_are_counted():
+    assert [row[3:6] for row in strategies_table(32, {}).rows] == [
         ["0", "32", "32"],
         ["5", "5", "64"],
         ["5", "1", "112"],
         ["1", "1", "528"],
     ]
-    assert block_answers(nothing) == {"measured": False}
 
 
 def test_the_largest_contributors_come_first_with_their_share(h200):
-    found = block_answers(h200)
-    table = found["contributors"]
-    assert [title for title, _ in table.groups[1:]] == ["fp32, plain", "fp32, flash", "bf16, plain", "bf16, flash"]
+    table = h200["block_memory"]
+    cells = block_cells(table)
+    rows = contributors(table, select(cells, context=2048)).rows
     # Scores of 4 sequences and 32 heads: fp32 from softmax, bf16 for the product.
-    assert table.rows[0][:5] == ["attention", "softmax", "attention weights", "1 of 4×32×2048×2048", "2048"]
-    assert table.rows[0][6:9:2] == ["–", "2048"]
-    (cast,) = [row for row in table.rows if row[2] == "attention weights, cast"]
-    assert cast[3:9:2] == ["1 of 128×2048×2048", "–", "–"]
-    assert cast[8] == "1024"
-    total = number(h200["block_memory"], "saved_activations", context=2048, precision="bf16", attention="plain")
-    assert table.rows[0][9].startswith(f"{100 * 2048 / total:.0f}")
-    assert found["doubled"] == {
-        "softmax": 2048,
-        "product": 1024,
-        "ratio": total
-        / number(h200["block_memory"], "saved_activations", context=2048, precision="fp32", attention="plain"),
-    }
-    assert found["copies"] == ["attention.query", "attention.key", "attention.value"]
-
-
-def test_scores_are_kept_once_where_autocast_softmax_is_in_bf16(cpu):
-    found = block_answers(cpu)
-    assert found["measured"]
-    assert found["doubled"] is None
-    assert "left by forward" not in found["totals"].columns
-
-
-def test_a_tensor_that_the_closed_form_lacks_is_told(h200):
-    table = h200["block_memory"].copy()
-    row = where(
-        table, metric="saved", context=2048, precision="fp32", attention="plain", operator="softmax", range="attention"
-    )
-    table.loc[row, "tensor"] = "float32 1×2"
-    found = block_answers({"block_memory": table})
-    assert not found["exact"]
-    (line,) = [row for row in found["contributors"].rows if row[3] == "1 of 1×2"]
-    assert line[2] == "not in the closed form"
+    assert rows[0][:4] == ["attention", "softmax", "attention weights", "2048"]
+    assert rows[0][5:8:2] == ["–", "2048"]
+    (cast,) = [row for row in rows if row[2] == "attention weights, cast"]
+    assert cast[7] == "1024"
+    total = number(table, "saved_activations", context=2048, precision="bf16", attention="plain")
+    assert rows[0][8].startswith(f"{100 * 2048 / total:.0f}")
+    assert (cells["gradients"] == cells["expected"]).all()
 
 
 BLOCK_CELL = {"context": 512, "precision": "bf16", "attention": "plain"}

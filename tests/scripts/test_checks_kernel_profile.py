@@ -5,11 +5,18 @@ import pytest
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.sizes import parse_size
-from scripts.answers import nsys_profile
-from scripts.answers.nsys_profile.attention import attention_answers, removal_answers
 from scripts.checks import kernel_profile
 from scripts.tables import merge
-from scripts.views.data import load, select
+from scripts.views.data import load, one, select
+from scripts.views.kernels import (
+    FORWARD,
+    attention_times,
+    calls_explained,
+    forward_passes,
+    kernels,
+    profiled_closely,
+    top,
+)
 from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
 
 EXPERIMENTS = ("kernel_profile", "end_to_end")
@@ -151,67 +158,30 @@ def test_sums_of_partial_products_are_no_products(table, sound):
     assert outcome(table, sound, "matmul")[0] == "failed"
 
 
-def test_the_top_kernel_and_its_calls_are_those_of_the_table(sound):
-    found = nsys_profile.answers(sound)
-    (line,) = [row for row in found["top"].rows if row[:2] == ["xl", "fp32"]]
-    # In the made-up tables one kernel computes all products.
-    assert line[2].startswith("nvjet")
-    assert line[3].startswith("48 × (query, key, value, ")
-    assert line[3].endswith(" + lm_head")
-    assert (line[4], line[6]) == ("433", "433")
-    (line,) = [row for row in found["top_both"].rows if row[:2] == ["xl", "fp32"]]
-    assert int(line[3]) == int(line[5]) == 3 * 433
-    assert found["tops_matmul"] == found["tops"] == 8
-    assert found["focus"] == "2.7B"  # no training step of 10B
+def test_the_longest_kernel_and_its_calls_are_those_of_the_table(sound):
+    cell = {"context": 512, "size": "xl", "precision": "fp32", "compiled": False, "attention": "plain"}
+    forward = top(kernels(sound["kernel_profile"], FORWARD, mode="inference", **cell))
+    # In the made-up tables one kernel computes all matmuls.
+    assert (forward.calls, forward.products, forward.category) == (433, 433, "matmul")
+    source = calls_explained(forward.launches, 48)
+    assert source.startswith("48 × (query, key, value, ")
+    assert source.endswith(" + lm_head")
 
 
-def test_shares_of_categories_add_up(sound):
-    found = nsys_profile.answers(sound)
-    table = sound["kernel_profile"]
-    rows = select(table, size="2.7B", context=512, precision="fp32", mode="train_step", metric="kernel")
-    spent = rows["mean"] * rows["n"]
-    share = spent[rows["category"] == "matmul"].sum() / spent.sum()
-    (line,) = [row for row in found["shares"].rows if row[0] == "matmul"]
-    assert line[2].startswith(f"{100 * share:.0f}")
-    assert {change["precision"]: change["falls"] for change in found["changes"]} == {"fp32": 3, "bf16": 3}
+def test_the_largest_size_with_a_training_step_is_looked_at_closely(sound):
+    assert set(profiled_closely(sound["kernel_profile"])["size"]) == {"2.7B"}  # no training step of 10B
 
 
-def test_softmax_is_compared_with_the_products_in_time_and_operations(sound):
+def test_softmax_is_compared_with_the_matmuls_in_time_and_flops(sound):
     rows = select(sound["kernel_profile"], context=512, compiled=False, attention="plain")
-    found = attention_answers(rows)
-    (line,) = [row for row in found["attention"].rows if row[:2] == ["xl", "bf16"]]
+    row = one(attention_times(rows), label="xl", precision="bf16")
     # Made up: 6 parts against 4 + 4; five operations per score against four times the head dimension, 64.
-    assert line[5:] == ["0.75", f"{5 / 256:.3f}", f"{0.75 * 256 / 5:.1f}×"]
-
-
-def test_what_compiling_removes_is_quoted(sound):
-    found = removal_answers(sound["kernel_profile"])
-    assert found["removal"].groups[1:] == [
-        ("inference, context 512", 2),
-        ("training step, context 512", 3),
-        ("inference, context 1024", 2),
-        ("training step, context 1024", 1),
-    ]
-    compiled = next(one for one in found["removed"] if one["variant"] == "compiled")
-    assert compiled["launches"][0] > 2 * compiled["launches"][1]
-    assert compiled["step"][1] == pytest.approx(0.8 * compiled["step"][0], rel=0.05)
-
-
-def test_the_profilers_cost_is_the_ratio_of_steps(sound):
-    found = nsys_profile.answers(sound)
-    assert (found["cost_median"], found["cost_cells"]) == ("1.20×", 20)
+    assert (row["time"], row["flops"]) == (pytest.approx(0.75), 5 / 256)
 
 
 def test_a_forward_pass_is_compared_with_the_timer_of_the_other_experiment(sound):
-    found = nsys_profile.answers(sound)
-    assert found["forward_cells"] == 8
-    # The host sets the pace of the smallest in bf16; end_to_end has no inference of 10B.
-    assert found["host_bound"] == ["small bf16"]
-    assert found["compared"] == 8 - 1 - 2
-    assert found["largest_gap"][0] < 0.05
-    assert found["forward"].rows[-1][:2] == ["10B", "bf16"]
-
-
-def test_nothing_measured_is_said(sound):
-    empty = {name: table.iloc[:0] for name, table in sound.items()}
-    assert nsys_profile.answers(empty) == {"context": None}
+    here = select(sound["kernel_profile"], context=512, compiled=False, attention="plain")
+    found = forward_passes(here, sound["end_to_end"], on_gpu=True)
+    assert len(found) == 8
+    assert list(found[found["host_bound"]][["label", "precision"]].iloc[0]) == ["small", "bf16"]
+    assert set(found[found["timer"].isna()]["label"]) == {"10B"}  # of which end_to_end has no inference

@@ -52,7 +52,6 @@ CALLED = {
 """By column of the tables, how words name its values, but for baselines, which others are measured by."""
 
 SLOWER = {
-    "precision_speedup": ("precision", "fp32"),
     "precision_context": ("precision", "fp32"),
     "attention_compiled": ("compiled", False),
 }

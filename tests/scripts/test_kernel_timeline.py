@@ -4,7 +4,7 @@ import pytest
 
 from cs336_systems.measure.compact_trace import write_events
 from cs336_systems.measure.trace import attribute, read_events
-from scripts.figures.kernel_timeline import draw, lanes_of, visible
+from scripts.figures.kernel_timeline import BINS, busy_shares, draw, lanes_of, visible
 from tests.traces import FOLDER
 
 
@@ -32,11 +32,11 @@ def test_what_is_drawn_lies_in_the_window_and_is_wide_enough_to_be_seen():
     assert list(visible(intervals, (0.5, 3.0), 0.2)) == [(0.5, 1.0), (1.5, 1.7), (1.9, 3.0)]
 
 
-@pytest.mark.parametrize("name", ["eager", "two_streams"])
-def test_stages_and_lanes_are_named(tmp_path, name):
-    picture = drawn(FOLDER / f"{name}.json.gz", tmp_path)
-    for text in ("forward", "backward", "launches by autograd", "the whole step", "around the loss"):
-        assert f"<!-- {text} -->" in picture
+def test_a_lane_is_as_high_as_the_share_of_time_that_it_is_busy():
+    width = 4 / BINS  # of a part, in a window of 4
+    heights = busy_shares([(0.0, 1.5 * width), (1.0, 2.0)], (0.0, 4.0))
+    assert list(heights[:3]) == pytest.approx([1, 0.5, 0])
+    assert heights.mean() == pytest.approx((1 + 1.5 * width) / 4)
 
 
 @pytest.mark.parametrize("trace", ["", "empty.json.gz"])

@@ -3,250 +3,284 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import residual_bytes
+from cs336_systems.accounting.transformer import residual_bytes, state_bytes
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.sizes import parse_size
-from scripts.answers.memory_profiling.block import block_answers
-from scripts.rendering.markup import Table, fixed, fixed_point
-from scripts.views.cells import cells as cells_of
-from scripts.views.closed_forms import held_by_training
+from cs336_systems.sizes import SIZES, parse_size
+from scripts.answers.memory_profiling.tensors import ASKED, block, largest
+from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.markup import Table, Typst, fixed, with_unit
 from scripts.views.data import PRECISIONS, ratio, reason, select, statistic
 from scripts.views.memory import FOLLOWED, LOOKS, compared_context, contexts, parts, peak_gib, profiled
 from scripts.views.units import GIB
 
-FORMULAS = {
-    of.PARAMETERS: "4 bytes per weight",
-    of.GRADIENTS: "4 bytes per weight",
-    of.OPTIMIZER_STATE: "8 bytes per weight, 4 per tensor",
-    of.WEIGHT_COPIES: "2 bytes per weight of a linear layer",
-}
-"""The closed forms of what a training step holds, in words."""
-
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """Values and tables of the section."""
-    table = profiled(tables["memory_profile"])
-    block = block_answers(tables)
-    if not len(table):
-        return {"derived": None, "block": block}
+    """The section's answers."""
+    everything = tables["memory_profile"]
+    table = profiled(everything)
     plain = select(table, attention="plain")
-    found = {
-        "block": block,
-        "label": table["label"].iloc[0],
-        "batch": int(table["batch_size"].iloc[0]),
-        "derived": derived_table(table),
-        "d_model": parse_size(table["size"].iloc[0]).d_model,
-        "residual": [(context, residual_mib(table.iloc[0], context)) for context in contexts(table)],
-        "context": compared_context(plain),
-        "why_not": next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), ""),
+    context = compared_context(plain)
+    skipped = next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), "")
+    missing = f"Not measured: {skipped}." if skipped else "Not measured in both precisions for every kind of step."
+    found = {name: Answer(asked, NOTHING, missing=missing) for name, asked in ASKED.items()}
+    if len(plain):
+        found["residual"] = residual(plain, context)
+    if context is not None:
+        fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)
+        forward = select(fp32, mode="forward", context=context)
+        found |= {
+            "timelines": timelines(select(fp32, mode="train_step", context=context), context),
+            "peaks": peaks(table, fp32),
+            "autocast": autocast(fp32, bf16, context),
+            "largest": largest(forward, context),
+        }
+    return {**found, **block(tables["block_memory"]), "model": model(table), "needs": needs(table)}
+
+
+def model(table: DataFrame) -> Typst:
+    """The model that was followed."""
+    row = table.iloc[0] if len(table) else None
+    return NOTHING if row is None else say("{label} at batch {batch}", label=row["label"], batch=int(row["batch_size"]))
+
+
+def needs(table: DataFrame) -> Typst:
+    """What a step holds whatever the context, and the sizes that it rules out."""
+    if not len(table):
+        return NOTHING
+    row = table.iloc[0]
+    state = {
+        name: state_bytes("train_step", shape, int(row["vocab_size"]))
+        for name, shape in {**SIZES, row["label"]: parse_size(row["size"])}.items()
     }
-    if found["context"] is None:
-        return found
-    fp32, bf16 = (select(plain, precision=precision) for precision in PRECISIONS)
-    cells = {mode: select(fp32, mode=mode, context=found["context"]) for mode in FOLLOWED}
-    peaks = [
-        (row["mean"], statistic(rows, "mean", metric="peak_replayed"))
-        for row, rows in cells_of(table, MemoryProfile, "peak_allocated")
-    ]
-    return {
-        **found,
-        "cells": len(peaks),
-        "exact": all(allocated == replayed for allocated, replayed in peaks),
-        **stage_answers(cells),
-        **peak_answers(fp32, table, found["context"]),
-        **precision_answers(fp32, bf16, found["context"]),
-        "found": residual_found(cells["forward"]),
-        "found_bf16": residual_found(select(bf16, mode="forward", context=found["context"])),
-        **largest_answers(cells["forward"]),
-    }
-
-
-def derived_table(table: DataFrame) -> Table:
-    """Closed forms of what outlives a step and of the copies that autocast makes, next to what was found."""
-    most = select(table, metric="most").groupby("category")["mean"].max() / MIB
-    body = [
-        [category, FORMULAS[category], f"{size / MIB:.1f}", f"{most[category]:.1f}" if category in most else "–"]
-        for category, size in held_by_training(table.iloc[0]).items()
-    ]
-    header = ["memory", "closed form", "derived / MiB", "found / MiB"]
-    if not len(most):
-        header, body = header[:-1], [line[:-1] for line in body]
-    return Table(header, body, text_columns=2)
-
-
-def residual_mib(cell: Series, context: int) -> float:
-    """Size of one tensor of the residual stream, MiB."""
-    return residual_bytes(parse_size(cell["size"]), int(cell["batch_size"]), context) / MIB
-
-
-def stage_answers(cells: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """(a) The stages of the training step, and the stage of each kind of step's peak."""
-    rows = cells["train_step"]
-    events = {row["stage"]: int(row["mean"]) for _, row in select(rows, metric="stage_events").iterrows()}
-    ends = {stage: select(rows, metric="stage_end", stage=stage) for stage in events}
-    total = {stage: end["mean"].sum() / GIB for stage, end in ends.items() if len(end)}
-    held = {
-        category: {stage: (statistic(ends[stage], "mean", category=category) or 0) / GIB for stage in total}
-        for category in (of.ACTIVATIONS, of.GRADIENTS)
-    }
-    saved, left, gradients = (
-        held[category].get(stage)
-        for category, stage in ((of.ACTIVATIONS, of.LOSS), (of.ACTIVATIONS, of.BACKWARD), (of.GRADIENTS, of.BACKWARD))
+    too_large = [name for name, size in state.items() if 0 < row["gpu_memory"] < size]
+    return paragraph(
+        say(
+            "A training step holds 16 bytes per weight besides activations: {state:GiB} for {label}; autocast adds 2 "
+            "for each weight of a linear layer.",
+            state=state[row["label"]] / GIB,
+            label=row["label"],
+        ),
+        say("So {sizes:listing} can never be trained on this GPU alone.", sizes=too_large),
     )
+
+
+def timelines(cell: DataFrame, context: int) -> Answer:
+    """Sub-question (a): the stages of the training step."""
+    events = {row["stage"]: int(row["mean"]) for _, row in select(cell, metric="stage_events").iterrows()}
+    ends = select(cell, metric="stage_end")
+
+    def held(category: str, stage: str) -> float | None:
+        return ratio(statistic(ends, "mean", category=category, stage=stage), GIB)
+
+    def after(stage: str) -> float:
+        return float(select(ends, stage=stage)["mean"].sum() / GIB)
+
     body = [
-        [
-            stage,
-            str(count),
-            *(
-                fixed_point(size, 2)
-                for size in (
-                    ratio(statistic(rows, "mean", metric="stage_peak", stage=stage), GIB),
-                    *(sizes.get(stage) for sizes in (total, held[of.ACTIVATIONS], held[of.GRADIENTS])),
-                )
-            ),
-        ]
-        for stage, count in events.items()
+        [stage, str(number), *(fixed([after(stage), held(of.ACTIVATIONS, stage) or 0, held(of.GRADIENTS, stage) or 0]))]
+        for stage, number in events.items()
     ]
-    header = ["stage", "allocations and frees", "highest / GiB", "in all", of.ACTIVATIONS, of.GRADIENTS]
-    return {
-        "stages": Table(header, body, groups=[("", 3), ("at the stage's end / GiB", 3)]),
-        "seen": saved is not None and gradients is not None,
-        "saved": saved,
-        "left": left,
-        "gradients": gradients,
-        "backward_grows": total.get(of.BACKWARD, 0) > total.get(of.LOSS, 0),
-        "optimizer_events": events.get(of.OPTIMIZER),
-        "peak_stages": {mode: peak_stage(cell) for mode, cell in cells.items()},
+    header = ["stage", "allocations and frees", "in all", of.ACTIVATIONS, of.GRADIENTS]
+    table = Table(header, body, groups=[("", 2), ("at the stage's end / GiB", 3)])
+    still = events.get(of.OPTIMIZER) == 0
+    return Answer(
+        asked=ASKED["timelines"],
+        verdict=tell(
+            still,
+            Typst("Forward and backward can be told apart; the optimizer allocates nothing, so it cannot."),
+            Typst("Forward, backward and optimizer can be told apart."),
+        ),
+        more=say(
+            "Saved activations climb to {saved:GiB} until backward begins; they are then released layer by layer while "
+            "the gradients grow to {gradients:GiB} (fp32, context {context}).",
+            saved=held(of.ACTIVATIONS, of.LOSS),
+            gradients=held(of.GRADIENTS, of.BACKWARD),
+            context=context,
+        ),
+        evidence=["memory_timelines"],
+        reason=paragraph(
+            say(
+                "In @fig-memory_timelines the training step is {change} at the end of backward ({after:GiB}) than at "
+                "its beginning ({before:GiB}): the gradients that replace the activations are {size}.",
+                change="lower" if after(of.BACKWARD) < after(of.LOSS) else "higher",
+                size="smaller" if after(of.BACKWARD) < after(of.LOSS) else "larger",
+                after=after(of.BACKWARD),
+                before=after(of.LOSS),
+            ),
+            tell(still, Typst("Fused AdamW updates in place."), NOTHING),
+            Typst("Under `no_grad` nothing is saved, so inference is flat but for temporaries."),
+        ),
+        details=[Captioned(table, "The stages of the training step in the figure.")],
+    )
+
+
+def peaks(table: DataFrame, fp32: DataFrame) -> Answer:
+    """Sub-question (b): peaks by context and kind of step."""
+    plain = select(table, attention="plain")
+    lengths = contexts(plain)
+    body = []
+    columns = {
+        (precision, mode): peak_column(select(plain, precision=precision), mode, lengths)
+        for precision in PRECISIONS
+        for mode in FOLLOWED
     }
-
-
-def peak_stage(cell: DataFrame) -> str:
-    """The stage in which a cell's memory is highest."""
-    return str(select(cell, metric="peak_stage")["value"].iloc[0])
-
-
-def peak_answers(fp32: DataFrame, table: DataFrame, context: int) -> dict[str, Any]:
-    """(b) Peaks by context and kind of step, and what no_grad and FlashAttention save."""
-    lengths = contexts(fp32)
-    columns = [peak_column(fp32, mode, lengths) for mode in FOLLOWED]
-    body = [[str(length), *line] for length, line in zip(lengths, zip(*columns, strict=True), strict=True)]
-    plain = {mode: peak_gib(fp32, mode=mode, context=context) for mode in FOLLOWED}
-    flash = select(table, attention="flash", metric="peak_allocated")
-    lost = select(fp32, metric=WHOLE_CELL, status="oom")
-    return {
-        "peaks": Table(["context", *(f"{title} / GiB" for title in FOLLOWED.values())], body, text_columns=0),
-        "graph_factor": ratio(plain["forward"], plain["inference"]),
-        "graph_saved": parts(select(fp32, mode="forward", context=context))[of.ACTIVATIONS],
-        "out_of_memory": [
-            f"{FOLLOWED[mode]} at context {context}"
-            for mode, context in zip(lost["mode"], lost["context"], strict=True)
+    body = [[str(length), *(column[place] for column in columns.values())] for place, length in enumerate(lengths)]
+    groups = [("", 1), *((f"{precision} / GiB", len(FOLLOWED)) for precision in PRECISIONS)]
+    trained = {length: peak_gib(fp32, mode="train_step", context=length) for length in lengths}
+    fits = {length: size for length, size in trained.items() if size is not None}
+    late = [
+        length
+        for length in fits
+        if (here := parts(select(fp32, mode="train_step", context=length)))[of.GRADIENTS] > here[of.ACTIVATIONS]
+    ]
+    lost = [length for length in lengths if "memory" in reason(select(fp32, mode="train_step", context=length))]
+    flash = select(table, attention="flash", metric="peak_allocated", mode="train_step")
+    return Answer(
+        asked=ASKED["peaks"],
+        verdict=say(
+            "A training step in fp32 peaks at {sizes:listing} at context {lengths:listing}.",
+            sizes=[with_unit(size, "GiB") for size in fits.values()],
+            lengths=[str(length) for length in fits],
+        ),
+        more=paragraph(
+            say("At {lost:listing} it runs out of memory.", lost=[str(length) for length in lost]),
+            *(
+                say(
+                    "With FlashAttention it fits at {context} in {precision}: {size:GiB}.",
+                    context=int(row["context"]),
+                    precision=row["precision"],
+                    size=row["mean"] / GIB,
+                )
+                for _, row in flash.iterrows()
+            ),
+        ),
+        evidence=[
+            Captioned(
+                Table(["context", *list(FOLLOWED.values()) * len(PRECISIONS)], body, text_columns=0, groups=groups),
+                "Peak memory with plain attention, of a single step; OOM: out of memory.",
+            )
         ],
-        "flash": [
-            {
-                "context": int(row["context"]),
-                "precision": row["precision"],
-                "mode": FOLLOWED[row["mode"]],
-                "gib": gib,
-            }
-            for _, row in flash.iterrows()
-            for gib in [row["mean"] / GIB]
-        ],
-    }
+        reason=paragraph(
+            say(
+                "At context {late:listing} the peak is reached late in backward, when most gradients are there and few "
+                "activations are left, so it hardly depends on the context.",
+                late=[str(length) for length in late],
+            ),
+            say(
+                "What differs there is mostly the allocator's rounding ({rounding:listing}).",
+                rounding=[
+                    say("{size:GiB}", size=ratio(rounding(fp32, length), GIB))
+                    for length in (late if len(late) > 1 else [])
+                ],
+            ),
+            say(
+                "At {early:listing} it is reached at the beginning of backward, when all activations are there.",
+                early=[str(length) for length in fits if length not in late],
+            ),
+        ),
+    )
+
+
+def rounding(fp32: DataFrame, length: int) -> float | None:
+    """The allocator's rounding at the peak of a training step, bytes."""
+    cell = {"mode": "train_step", "context": length, "category": "allocator's rounding"}
+    return statistic(fp32, "mean", metric="at_peak", **cell)
 
 
 def peak_column(rows: DataFrame, mode: str, lengths: list[int]) -> list[str]:
     """The peak at each context in GiB, or why there is none."""
     cells = [select(rows, mode=mode, context=length) for length in lengths]
     texts = fixed([peak_gib(cell) for cell in cells])
-    return [text or reason(cell) for text, cell in zip(texts, cells, strict=True)]
+    lost = ["OOM" if "memory" in reason(cell) else "n/m" for cell in cells]
+    return [text or why for text, why in zip(texts, lost, strict=True)]
 
 
-def precision_answers(fp32: DataFrame, bf16: DataFrame, context: int) -> dict[str, Any]:
-    """(c) The same under autocast, and the difference by category at the compared context."""
-    lengths = contexts(bf16)
-    body = [[str(length)] for length in lengths]
-    saved: list[str] = []
-    costs: list[str] = []
-    for mode, title in FOLLOWED.items():
-        for line, length, text in zip(body, lengths, peak_column(bf16, mode, lengths), strict=True):
-            before, after = (peak_gib(rows, mode=mode, context=length) for rows in (fp32, bf16))
-            if before is None or after is None:
-                line += [text, text if after is None else "–"]
-                continue
-            line += [text, f"{after - before:+.2f}".replace("-", "−")]
-            (saved if after < before else costs).append(f"{title} at {length}")
-    header = ["context", *["bf16", "− fp32"] * len(FOLLOWED)]
-    groups = [("", 1), *((f"{title} / GiB", 2) for title in FOLLOWED.values())]
-    cells = {
+def autocast(fp32: DataFrame, bf16: DataFrame, context: int) -> Answer:
+    """Sub-question (c): the same under autocast."""
+    before, after = (peak_gib(rows, mode="train_step", context=context) or 0.0 for rows in (fp32, bf16))
+    shown = {
         (mode, precision): parts(select(rows, mode=mode, context=context))
         for mode in FOLLOWED
         for precision, rows in zip(PRECISIONS, (fp32, bf16), strict=True)
     }
-    by_category = [[name, *(f"{sizes[name]:.2f}" for sizes in cells.values())] for name in LOOKS]
-    return {
-        "bf16_peaks": Table(header, body, groups=groups, text_columns=0),
-        "by_category": Table(["memory at the peak", *["fp32", "bf16"] * len(FOLLOWED)], by_category, groups=groups),
-        "bf16_saves": saved,
-        "bf16_costs": costs,
-        "bf16_peak_stage": peak_stage(select(bf16, mode="train_step", context=context)),
-        "copies": {mode: cells[mode, "bf16"][of.WEIGHT_COPIES] for mode in FOLLOWED},
-        "activation_ratio": ratio(cells["forward", "bf16"][of.ACTIVATIONS], cells["forward", "fp32"][of.ACTIVATIONS]),
-    }
+    pairs = [
+        (peak_gib(fp32, mode=mode, context=length), peak_gib(bf16, mode=mode, context=length))
+        for mode in FOLLOWED
+        for length in contexts(bf16)
+    ]
+    differences = [low - full for full, low in pairs if full is not None and low is not None]
+    full, low = (shown["forward", precision] for precision in PRECISIONS)
+    groups = [("", 1), *((title, 2) for title in FOLLOWED.values())]
+    body = [[name, *(f"{sizes[name]:.2f}" for sizes in shown.values())] for name in LOOKS]
+    return Answer(
+        asked=ASKED["autocast"],
+        verdict=say(
+            "Autocast {changes} a training step's peak by {size:GiB} at context {context}.",
+            changes="raises" if after > before else "lowers",
+            size=abs(after - before),
+            context=context,
+        ),
+        more=paragraph(
+            say(
+                "It holds bf16 copies of the weights ({copies:GiB}), while saved activations shrink only to "
+                "{share:percent} of fp32's.",
+                copies=low[of.WEIGHT_COPIES],
+                share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
+            ),
+            say(
+                "The peak rises in {rises} of {cells}.",
+                rises=sum(difference > 0 for difference in differences),
+                cells=count(len(differences), "cell"),
+            ),
+        ),
+        evidence=["memory_at_peak"],
+        reason=Typst(
+            "By @fig-memory_at_peak weights, gradients and AdamW's moments stay in fp32, as do residual stream, norms "
+            "and softmax. The copies live until autocast's context ends, under `no_grad`, too; then the graph needs "
+            "them for the gradients of the layers' inputs."
+        ),
+        details=[
+            Captioned(
+                Table(["memory at the peak", *PRECISIONS * len(FOLLOWED)], body, groups=groups),
+                f"What the memory at the peak is for, GiB, at context {context}.",
+            )
+        ],
+    )
 
 
-def residual_found(cell: DataFrame) -> dict[str, Any] | None:
-    """(d) The allocations of a forward pass that have the size of the residual stream, by operator."""
-    rows = select(cell, metric="residual_tensors")
-    if not len(rows):
-        return None
-    counts = rows.groupby("operator")["mean"].sum().sort_values(ascending=False, kind="stable")
-    added = select(rows, operator="add")
-    return {
-        "total": int(rows["mean"].sum()),
-        "by_operator": [f"{int(count)} by {operator}" for operator, count in counts.items()],
-        "added": int(added["mean"].sum()),
-        "lines": [source.partition(" ")[0] for source in added["source"]],
-    }
-
-
-def largest_answers(cell: DataFrame) -> dict[str, Any]:
-    """(e) The largest allocations of the forward pass, the first one in words, and how much of them is kept."""
-    rows = select(cell, metric="allocation")
-    if not len(rows):
-        return {"largest": None}
-    layers = parse_size(cell["size"].iloc[0]).num_layers
-    body = []
-    for _, row in rows.iterrows():
-        lifetime = statistic(cell, "median", metric="lifetime", rank=row["rank"])
-        per_block, rest = divmod(int(row["n"]), layers)
-        body.append(
-            [
-                row["operator"],
-                row["source"].partition(" ")[0].removeprefix("cs336_systems/"),
-                row["code"],
-                row["category"],
-                f"{row['mean'] / MIB:.1f}",
-                f"{per_block} × {layers}" + (f" + {rest}" if rest else "") if per_block else str(rest),
-                "kept" if lifetime is None else f"{lifetime:.2f}",
-            ]
-        )
-    kept = select(rows, category=of.ACTIVATIONS)
-    first = rows.iloc[0]
-    header = ["operator", "line", "its text", "memory", "MiB each", "number", "lives / ms"]
-    return {
-        "largest": Table(header, body, text_columns=4),
-        "first": {
-            "mib": first["mean"] / MIB,
-            "operator": first["operator"],
-            "line": first["source"].partition(" ")[0],
-            "code": first["code"],
-        },
-        "groups": len(rows),
-        "kept_groups": len(kept),
-        "kept_gib": float((kept["n"] * kept["mean"]).sum()) / GIB,
-    }
+def residual(plain: DataFrame, context: int | None) -> Answer:
+    """Sub-question (d): one activation of the residual stream."""
+    row = plain.iloc[0]
+    shape, batch = parse_size(row["size"]), int(row["batch_size"])
+    sizes = {length: residual_bytes(shape, batch, length) / MIB for length in contexts(plain)}
+    quoted = context or max(sizes)
+    found = select(plain, metric="residual_tensors", mode="forward", context=quoted, precision="fp32")
+    return Answer(
+        asked=ASKED["residual"],
+        verdict=say("One tensor takes {size:MiB} at context {context}.", size=sizes[quoted], context=quoted),
+        more=say(
+            "Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20].",
+            batch=batch,
+            context=quoted,
+            d_model=shape.d_model,
+        ),
+        reason=paragraph(
+            say(
+                "At other contexts: {others:listing}.",
+                others=[
+                    say("{size:MiB} at {length}", size=size, length=length)
+                    for length, size in sizes.items()
+                    if length != quoted
+                ],
+            ),
+            say(
+                "The forward pass makes {number} tensors of exactly this size; {added} of them are the stream itself, "
+                "two sums per block.",
+                number=int(found["mean"].sum()) or None,
+                added=int(select(found, operator="add")["mean"].sum()) or None,
+            ),
+        ),
+    )

@@ -1,0 +1,68 @@
+"""The kernels of a block's forward pass against the GPU's peak rate and its memory's bandwidth."""
+
+import numpy
+from matplotlib.axes import Axes
+from pandas import DataFrame
+
+from cs336_systems.measure.gpus import Gpu, gpu_of
+from scripts.rendering.style import COLOURS, legend, log_scale, save, save_note, subplots
+from scripts.views.data import PRECISIONS, load_at_one_setting, measured_gpu, select
+from scripts.views.kernels import profiled_closely
+from scripts.views.roofline import FLASH, WHERE, block_kernels, fused_cell
+
+MARKERS = dict(zip(WHERE, ["o", "s", "D", "^", "v", "P", "X", "<", "*"], strict=True))
+REACH = (0.05, 3000)
+"""FLOPs per byte that are drawn."""
+
+
+def draw(table: str, output: str) -> None:
+    """One panel per precision: rate against FLOPs per byte, with the roofs; our attention from the cell that has it."""
+    data = load_at_one_setting("kernel_profile", table)
+    gpu = gpu_of(measured_gpu({"": data}))
+    here = profiled_closely(data)
+    if gpu is None or not len(here):
+        save_note("no GPU whose peak rates are known was profiled, so there is no roof", output)
+        return
+    precisions = [name for name in PRECISIONS if len(select(here, precision=name))]
+    figure, panels = subplots(len(precisions), height=3.1)
+    for axes, precision in zip(panels, precisions, strict=True):
+        draw_roof(axes, gpu, precision)
+        draw_kernels(axes, select(here, precision=precision))
+        draw_kernels(axes, fused_cell(select(data, precision=precision)))
+        axes.set_title(precision)
+        axes.set_xlabel("FLOPs per byte")
+    panels[0].set_ylabel("TFLOP/s")
+    legend(panels, ncols=4, fontsize=8)
+    save(figure, output)
+
+
+def draw_roof(axes: Axes, gpu: Gpu, precision: str) -> None:
+    """The bandwidth times the intensity, up to the peak rate."""
+    peak = gpu.flops(precision)
+    intensity = numpy.array([REACH[0], peak / gpu.bandwidth, REACH[1]])
+    axes.plot(intensity, numpy.minimum(intensity * gpu.bandwidth, peak) / 1e12, color="black", linewidth=1)
+    axes.annotate(f"{peak / 1e12:g} TFLOP/s", (REACH[1], peak / 1e12), (0, 3), textcoords="offset points", ha="right")
+    start = 60 * REACH[0]
+    axes.annotate(
+        f"{gpu.bandwidth / 1e12:g} TB/s",
+        (start, start * gpu.bandwidth / 1e12),
+        (-6, 0),
+        textcoords="offset points",
+        ha="right",
+    )
+
+
+def draw_kernels(axes: Axes, cell: DataFrame) -> None:
+    """One mark for each kind of kernel of a cell."""
+    for found in block_kernels(cell):
+        axes.plot(
+            found.work.intensity,
+            found.flops / 1e12,
+            linestyle="",
+            marker=MARKERS[found.kind],
+            markersize=9 if found.kind == FLASH else 6,
+            color=COLOURS[list(MARKERS).index(found.kind) % len(COLOURS)],
+            label=found.kind,
+        )
+    log_scale(axes.xaxis)
+    log_scale(axes.yaxis)
