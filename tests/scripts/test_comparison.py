@@ -11,24 +11,19 @@ from matplotlib.text import Text
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.record import make_row
-from scripts.answers import optimizer_state_sharding_accounting
+from scripts.answers import beyond_nccl, optimizer_state_sharding_accounting
 from scripts.checks import contenders as checks_of_contenders
 from scripts.checks import fsdp, optimizer_sharding
 from scripts.views.comparison import KINDS, contenders, outcome
 from scripts.views.data import frame, select
 from scripts.views.host import host_table
-from tests.prose import GPU, NANO, prose, took, training
+from tests.prose import GPU, NANO, plain, prose, took, training
 from tests.samples import planned_cells, rows_of
 from tests.scripts.test_figures import figure_of
 
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""
 SECTIONS = {
-    "naive_ddp_benchmarking": "data_parallel",
-    "minimal_ddp_flat_benchmarking": "data_parallel",
-    "ddp_overlap_individual_parameters_benchmarking": "data_parallel",
-    "ddp_bucketed_benchmarking": "data_parallel",
-    "beyond_nccl": "data_parallel",
     "optimizer_state_sharding": "optimizer_sharding",
     "optimizer_state_sharding_accounting": "optimizer_sharding",
     "fsdp": "fsdp",
@@ -36,7 +31,7 @@ SECTIONS = {
 }
 PICTURES = {
     "ddp_timelines": "data_parallel",
-    "ddp_exposed": "data_parallel",
+    "ddp_stack": "data_parallel",
     "sharding_memory": "optimizer_sharding",
     "sharding_steps": "optimizer_sharding",
     "fsdp_timelines": "fsdp",
@@ -69,9 +64,18 @@ def test_ones_own_are_in_every_section(section, tables):
     assert text.index("[before], [") < text.index("[mine], [")
     if section not in ("optimizer_state_sharding", "fsdp_accounting"):  # of memory alone
         assert "not measured: after 3 steps a weight is off by 0.31" in text
-    if section in ("beyond_nccl", "fsdp"):
+    if section == "fsdp":
         for other in ("ours at its best", "PyTorch's at its best", "before"):
             assert f"Against _{other}_, _mine_ is " in text
+
+
+def test_ones_own_wrappers_are_compared(tables):
+    answer = beyond_nccl.answers(tables)["gain"]
+    rows = {row[0]: row[1:] for row in answer.evidence[0].table.rows}
+    assert {"before", "mine"} <= set(rows)
+    assert set(rows["wrong"]) == {"not measured: after 3 steps a weight is off by 0.31"}
+    for other in ("ours at its best", "PyTorch's at its best"):
+        assert other in plain(answer.reason)
 
 
 def test_ones_own_optimizers_are_compared_with_all_others(tables):
