@@ -53,7 +53,7 @@ def test_checkpointing_at_its_best():
     assert "(plain attention, at 1.30× the step time)" in meaning
 
 
-def test_sharded_training_at_its_worst_and_copy_engines_at_their_best():
+def test_sharded_training_at_its_worst_and_copy_engines_on_two_gpus():
     cells = [{"fsdp": took(100.0), "fully_shard": took(theirs)} for theirs in (120.0, 150.0)]
     ((number, meaning),) = told(fsdp, {"fsdp": training(FullyShardedTraining, ("wrapper",), cells)})
     assert number == "1.20×"
@@ -61,8 +61,8 @@ def test_sharded_training_at_its_worst_and_copy_engines_at_their_best():
     cells = [{"none": took(50.0), "ddp 25": took(theirs), "peer_memory": took(100.0)} for theirs in (120.0, 200.0)]
     tables = {"data_parallel": training(DataParallelTraining, ("wrapper", "bucket_mb"), cells)}
     ((number, meaning),) = told(beyond_nccl, tables)
-    assert number == "2.00×"
-    assert ": 4 GPUs, fp32 (the least: 1.20×, 2 GPUs, fp32)" in meaning
+    assert number == "1.20×"
+    assert ": 2 GPUs, fp32" in meaning
 
 
 def test_attention_on_the_leaderboard_and_in_a_model():
