@@ -1,5 +1,6 @@
 """Exposed communication and step time against the size of buckets, beside the model's prediction."""
 
+from dataclasses import replace
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -9,17 +10,18 @@ from numpy import add
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
 from scripts.views.bucket_sizes import bucket_model, predicted
-from scripts.views.comparison import cells_of, contenders, device_bound, marked
+from scripts.views.comparison import contenders, device_bound, preferred_cells
 from scripts.views.data import load_at_one_setting, select
 
 COLUMNS = 3
 
 
 def draw(table: str, beside: str, output: str) -> None:
-    """One panel per cell; `beside` is the table of all-reduces, from whose fit the model has its constants."""
+    """One panel per device-bound cell; `beside` is the table of all-reduces, whose line has the model's constants."""
     rows = contenders(DataParallelTraining, load_at_one_setting("data_parallel", table))
     all_reduce = load_at_one_setting("all_reduce", beside)
-    cells = [cell for cell in cells_of(rows) if select(cell, contender="bucketed")["exposed"].notna().any()]
+    told = preferred_cells(device_bound(rows))
+    cells = [cell for cell in told if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
         save_note("not measured", output)
         return
@@ -33,12 +35,13 @@ def draw(table: str, beside: str, output: str) -> None:
         axes.errorbar(
             places, sizes["exposed"], yerr=errors, color=COLOURS[0], marker=MARKERS[0], capsize=2, label="measured"
         )
-        if len(device_bound(cell)) and (model := bucket_model(all_reduce, cell)):
-            expected = [predicted(model, row) for _, row in sizes.iterrows()]
+        if model := bucket_model(all_reduce, cell):
+            assumed = replace(model, backward_seconds=None)
+            expected = [predicted(assumed, row) for _, row in sizes.iterrows()]
             axes.plot(places, expected, color=COLOURS[1], marker=MARKERS[1], linestyle="--", label="model")
         axes.set_xticks(places, sizes["bucket_mb"])
         axes.set_xlabel("bucket / MB")
-        axes.set_title(marked(cell.iloc[0]), fontsize=8.5)
+        axes.set_title(cell["cell"].iloc[0], fontsize=8.5)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         step = step_axis(axes, float(sizes["floor"].iloc[0]))
         if index % columns == 0:

@@ -31,7 +31,7 @@ def draw(table: str, output: str, *, experiment: str) -> None:
         save_note("no step was profiled on this machine", output)
         return
     shown = shown_in_timelines(cell) if kind is DataParallelTraining else cell
-    figure, panels = subplots(rows=len(shown), height=0.9 + 0.72 * len(shown))
+    figure, panels = subplots(rows=len(shown), height=0.9 + 0.58 * len(shown))
     for axes, (_, row) in zip(panels, shown.iterrows(), strict=True):
         draw_step(axes, timeline(kind, measured, row), row["timeline_length"])
         axes.set_title(row["title"], loc="left", fontsize=8.5)

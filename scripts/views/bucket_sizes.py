@@ -18,19 +18,24 @@ def fitted_line(all_reduce: DataFrame, row: Series) -> Line | None:
 
 
 def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | None:
-    """The model of a cell's buckets: o and w from all-reduces, s and the floor's backward pass from the cell itself.
+    """The model of a cell's buckets: o and w from all-reduces, s and the backward pass, if known, from it.
 
-    None where one of them was not measured, or where the line leaves no overhead to a call: then nothing speaks for
-    few buckets.
+    None where one of the others was not measured, or where the line leaves no overhead to a call: then nothing speaks
+    for few buckets.
     """
     bucketed, floor = select(cell, contender="bucketed"), select(cell, contender=FLOOR)
-    if not len(bucketed) or not len(floor):
+    if not len(bucketed):
         return None
     line = fitted_line(all_reduce, bucketed.iloc[0])
-    size, backward = MB * bucketed["communicated"].iloc[0], floor["backward"].iloc[0] / 1e3
-    if line is None or not line.overhead or pandas.isna(size) or pandas.isna(backward):
+    size, backward = MB * bucketed["communicated"].iloc[0], floor["backward"].sum(min_count=1) / 1e3
+    if line is None or not line.overhead or pandas.isna(size):
         return None
-    return BucketedReduction(size=size, bandwidth=line.bandwidth, call_seconds=line.overhead, backward_seconds=backward)
+    return BucketedReduction(
+        size=size,
+        bandwidth=line.bandwidth,
+        call_seconds=line.overhead,
+        backward_seconds=None if pandas.isna(backward) else float(backward),
+    )
 
 
 def predicted(model: BucketedReduction, row: Series) -> float:

@@ -4,6 +4,7 @@ A contender whose name the experiment does not list is the reader's own: it is i
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas
@@ -19,6 +20,7 @@ from cs336_systems.measure.record import parameters
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
 from scripts.views.data import PRECISIONS, one, select, size_order
 from scripts.views.steps import HOST_BOUND
+from scripts.views.verdicts import Speed
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (DataParallelTraining, OptimizerSharding, FullyShardedTraining)}
@@ -262,21 +264,50 @@ def marked(row: Series) -> str:
 
 
 def traced_cell(rows: DataFrame) -> DataFrame:
-    """The contenders of the cell whose profiles are drawn, or no rows where none of their steps was profiled.
+    """The contenders of the cell whose profiles are drawn, or no rows where none of their steps was profiled."""
+    return next(iter(preferred_cells(rows[rows["timeline_length"].notna()])), rows.iloc[:0])
 
-    One that is device-bound, compiled, with most contenders, few processes, and bf16 before fp32, in which
-    communication weighs less.
+
+def preferred_cells(rows: DataFrame) -> list[DataFrame]:
+    """The contenders of each cell, the cell that verdicts are about first.
+
+    Device-bound cells come first, then compiled ones, those with most contenders and fewest processes, and bf16 before
+    fp32, in which communication weighs less.
     """
-    profiled = cells_of(rows[rows["timeline_length"].notna()])
-    if not profiled:
-        return rows.iloc[:0]
 
     def preference(cell: DataFrame) -> tuple[int, ...]:
         first = cell.iloc[0]
         compiled, precision = bool(first.get("compiled", False)), PRECISIONS.index(first["precision"])
         return (int(first["host_bound"]), -int(compiled), -len(cell), int(first["processes"]), -precision)
 
-    return min(profiled, key=preference)
+    return sorted(cells_of(rows), key=preference)
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Two contenders of one cell."""
+
+    first: Series
+    other: Series
+
+    @property
+    def speed(self) -> Speed:
+        """Who is faster, by the rule of `outcome`."""
+        ratio = float(self.other["median"] / self.first["median"])
+        if self.first["host_bound"]:
+            return Speed(ratio, "host-bound")
+        return Speed(ratio, "closer than their spread" if outcome(self.other, self.first) == "same" else "")
+
+    @property
+    def cell(self) -> str:
+        """The cell in words."""
+        return str(self.first["cell"])
+
+
+def duels(rows: DataFrame, first: Sequence[str], other: Sequence[str]) -> list[Duel]:
+    """Some contenders against others, each at its fastest, in the device-bound cells that have both."""
+    pairs = [(fastest(cell, first), fastest(cell, other)) for cell in preferred_cells(device_bound(rows))]
+    return [Duel(one, two) for one, two in pairs if one is not None and two is not None]
 
 
 def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "") -> list[float]:

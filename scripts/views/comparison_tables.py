@@ -82,8 +82,6 @@ COLUMNS = [
     memory("peak", "peak_memory"),
 ]
 """Those of data parallelism."""
-APART = [times("ms", "timed apart", "synchronization"), shares("%", "timed apart", "synchronization_share")]
-"""Communication in a step in which the device is synchronized after each phase."""
 
 
 def contender_table(
@@ -166,12 +164,6 @@ def host_bound(rows: DataFrame) -> dict[str, Any] | None:
         return None
     busy = (float(found["busy"].min()), float(found["busy"].max()))
     return {"cells": list(found["cell"]), "busy": busy, "all": len(found) == len(cells)}
-
-
-def first(column: Series) -> float | None:
-    """The first number of a column, or None."""
-    found = column.dropna()
-    return float(found.iloc[0]) if len(found) else None
 
 
 def extremes(rows: DataFrame, column: str) -> dict[str, tuple[float, str]] | None:

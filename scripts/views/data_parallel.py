@@ -1,21 +1,54 @@
-"""Data-parallel wrappers by kind, of each of which pictures show the fastest setting."""
+"""Data-parallel wrappers by kind, of each of which pictures and tables show the fastest setting."""
 
-from pandas import DataFrame
+from collections.abc import Mapping, Sequence
 
-from cs336_systems.experiments.data_parallel import CONTENDERS, FLOOR
-from scripts.views.comparison import OWN, TRIED, fastest, names_in
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.data_parallel import CONTENDERS, FLOOR, DataParallelTraining
+from scripts.rendering.answer import say
+from scripts.rendering.markup import NOT_MEASURED, Table, Typst
+from scripts.views.comparison import (
+    OWN,
+    TRIED,
+    Duel,
+    compared,
+    contenders,
+    device_bound,
+    fastest,
+    names_in,
+    preferred_cells,
+)
+from scripts.views.comparison_tables import COLUMNS, NONE, OUTSIDE, contender_table, fixed, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if not each.foreign and each.name not in (FLOOR, *TRIED)}
 """Those of this project that are more than a variation, and what readers call them."""
 PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
+BASELINE = {"no communication": [FLOOR]}
+BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
+BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
+NOTICED = 0.5
+"""Milliseconds by which a part of two profiled steps has to differ to be named."""
+PARTS = {
+    "idle": "idle time",
+    "uncovered": "communication next to no compute",
+    "stretched": "compute",
+}
+"""What the profiled step of a wrapper has beyond the baseline's."""
+STACK = ["compute", "stretched compute", "uncovered communication", "idle"]
+"""What a profiled step consists of."""
+
+
+def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
+    """All measured wrappers."""
+    return contenders(DataParallelTraining, tables["data_parallel"])
 
 
 def kinds(rows: DataFrame) -> dict[str, list[str]]:
     """The wrappers of each kind, by what pictures call it: PyTorch's come as they are and at their best."""
     return {
         **{title: [name] for name, title in OURS.items()},
-        "PyTorch's,\ndefault": PYTORCH[:1],
-        "PyTorch's,\nbest": PYTORCH,
+        "PyTorch's, default": PYTORCH[:1],
+        **BEST_PYTORCH,
         **{name: [name] for name in names_in(rows, OWN)},
     }
 
@@ -24,3 +57,90 @@ def shown_in_timelines(cell: DataFrame) -> DataFrame:
     """Of a cell's contenders, the fastest of each kind; PyTorch's at its best only."""
     found = [fastest(cell, names) for names in kinds(cell).values() if names != PYTORCH[:1]]
     return cell.loc[[row.name for row in found if row is not None]]
+
+
+def stacked_cells(rows: DataFrame) -> list[DataFrame]:
+    """The device-bound cells with a profiled baseline and wrappers to take apart next to it."""
+    profiled = device_bound(rows[rows["timeline_length"].notna()])
+    return [cell for cell in preferred_cells(profiled) if cell["stretched"].notna().any()]
+
+
+def stack(cell: DataFrame, row: Series) -> list[float]:
+    """The parts of a profiled step in the order of STACK, ms; they add up to its length."""
+    baseline = fastest(cell, [FLOOR])
+    assert baseline is not None
+    uncovered = row["communication"] - row["hidden"]
+    parts = [min(row["compute"], baseline["compute"]), max(row["compute"] - baseline["compute"], 0.0), uncovered]
+    return [*parts, row["timeline_length"] - row["compute"] - uncovered]
+
+
+def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence[str]]) -> Table:
+    """A row per kind of wrapper and the reader's own, with its fastest step and what it exposes in device-bound cells.
+
+    What was measured in none of them has its reason.
+    """
+    cells = preferred_cells(device_bound(rows))
+    every = compared(DataParallelTraining, table)
+    own = [name for name in dict.fromkeys(every["contender"]) if name not in {"", *(each.name for each in CONTENDERS)}]
+    body = []
+    for title, names in {**shown, **{name: [name] for name in own}}.items():
+        found = [fastest(cell, names) for cell in cells]
+        if any(row is not None for row in found):
+            texts = [("", "") if row is None else (_step(row), fixed(row["exposed"])) for row in found]
+            body.append([title, *(text or NONE for pair in texts for text in pair)])
+            continue
+        lost = every[every["contender"].isin(names) & (every["metric"] == "step") & (every["status"] != "ok")]
+        if len(lost):
+            why = f"{NOT_MEASURED}: {lost['message'].iloc[0].removeprefix('not timed: ')}"
+            body.append([title, *[why] * 2 * len(cells)])
+    groups = [("", 1), *((f"{cell['cell'].iloc[0]}", 2) for cell in cells)]
+    return Table(["ms", *["step", "exposed"] * len(cells)], body, groups=groups)
+
+
+def _step(row: Series) -> str:
+    return f"{fixed(row['median'])}{' *' if row['wide'] else ''}"
+
+
+def every_row(table: DataFrame, rows: DataFrame, names: Sequence[str]) -> Table | None:
+    """All that was measured of some wrappers in every cell, host-bound ones too."""
+    return contender_table(DataParallelTraining, table, rows, [*COLUMNS, OUTSIDE], names)
+
+
+def why_untold(table: DataFrame, rows: DataFrame) -> str:
+    """Why there is no verdict."""
+    if not len(rows):
+        return f"{missing(table).capitalize()}."
+    if not len(device_bound(rows)):
+        return "Measured in host-bound cells only, where the host's speed decides: no verdict."
+    return "Not measured in any cell in which the device sets the time."
+
+
+def told(duel: Duel, first: str, other: str, *, where: bool = False) -> Typst:
+    """Who is faster, as a sentence that begins with a capital."""
+    speed = duel.speed
+    names = (first, other[:1].upper() + other[1:]) if speed.faster is False else (first[:1].upper() + first[1:], other)
+    return speed.sentence(*names, f"({duel.cell})" if where else "")
+
+
+def elsewhere(found: Sequence[Duel]) -> Typst:
+    """How the other cells than the first came out."""
+    return say("Elsewhere: {others:listing}.", others=[_outcome(duel) for duel in found[1:]])
+
+
+def _outcome(duel: Duel) -> Typst:
+    speed = duel.speed
+    if speed.faster is None or speed.ratio is None:
+        return say("a tie ({cell})", cell=duel.cell)
+    if speed.faster:
+        return say("{ratio:times} ({cell})", ratio=speed.ratio, cell=duel.cell)
+    return say("slower, {ratio:times} the time ({cell})", ratio=1 / speed.ratio, cell=duel.cell)
+
+
+def difference(duel: Duel, who: str, other: str) -> Typst:
+    """What the profiled step of the first has less of than the other's, and what it has more of."""
+    changes = {what: duel.first[part] - duel.other[part] for part, what in PARTS.items()}
+    saved = [say("{ms:ms} of {what}", ms=-ms, what=what) for what, ms in changes.items() if ms < -NOTICED]
+    added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]
+    ends = [say("saves {saved:listing}", saved=saved), say("adds {added:listing}", added=added)]
+    end = Typst(" and ".join(filter(None, ends)))
+    return say("In the profiled step {who} {end} against {other}.", who=who, end=end, other=other)

@@ -1,14 +1,70 @@
-"""What a data-parallel training step costs the host: launches, and the time that it needs for them."""
+"""What a training step costs the host: launches, the time that it needs for them, and one step in several processes."""
 
+import pandas
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.measure.measurement import parse_samples
 from scripts.rendering.markup import Table, fixed_point
 from scripts.views.comparison import compared, described
-from scripts.views.data import select, size_order
+from scripts.views.data import PRECISIONS, select, size_order
+from scripts.views.steps import steady, step_table
 
 COSTS = {"launches": "launches", "host": "ms", "each": "µs each"}
 """The columns of each cell."""
+PROGRAM = ["label", "context", "batch_size", "vocab_size", "precision"]
+"""What makes two eager training steps the same program."""
+
+
+def per_launch(end_to_end: DataFrame) -> DataFrame:
+    """The steps of `step_table` with counted launches, and µs per launch: `host` of the step, `device` of its work.
+
+    The device takes the same time for the same work, so where `host` is well above `device`, the host sets it.
+    """
+    steps = steady(step_table(end_to_end))
+    steps = steps[(steps["launches"] > 0) & steps["device_busy"].notna()]
+    return steps.assign(
+        host=1e3 * steps["step"] / steps["launches"],
+        device=1e3 * steps["device_busy"] / steps["launches"],
+    )
+
+
+def same_step(end_to_end: DataFrame, data_parallel: DataFrame) -> DataFrame:
+    """Eager training steps without communication, of the one program per precision that most processes timed.
+
+    Columns: PROGRAM; `where`, the process in words; `samples`, ms; `median`; `busy`, ms, for which the device works in
+    the step on one device; `host_bound`. bf16 comes first.
+    """
+    single = select(steady(step_table(end_to_end)), mode="train_step", compiled=False, attention="plain")
+    single = single.assign(where="1 GPU", median=single["step"], busy=single["device_busy"])
+    ranks = select(data_parallel, metric="step", wrapper=FLOOR, compiled=False)
+    where = [f"{processes} GPUs" for processes in ranks["processes"]]
+    ranks = ranks.assign(where=where, samples=ranks["samples"].map(parse_samples))
+    ranks = ranks.merge(single[[*PROGRAM, "busy", "host_bound"]], on=PROGRAM)
+    both = pandas.concat([single.merge(ranks[PROGRAM].drop_duplicates(), on=PROGRAM), ranks])
+    both = both[[*PROGRAM, "where", "samples", "median", "busy", "host_bound"]]
+    programs = [rows for _, rows in both.groupby(PROGRAM, sort=False)]
+    kept = [
+        max(found, key=len)
+        for precision in reversed(PRECISIONS)
+        if (found := [rows for rows in programs if rows["precision"].iloc[0] == precision])
+    ]
+    return pandas.concat(kept, ignore_index=True) if kept else both
+
+
+def busy_shares(data_parallel: DataFrame) -> tuple[str, float, float] | None:
+    """The largest model whose bf16 baseline was profiled eager and replayed, and the device's busy shares."""
+    rows = select(data_parallel, wrapper=FLOOR, precision="bf16", kind="")
+    wide = rows.pivot_table(index=["label", "size", "compiled", "processes"], columns="metric", values="median")
+    if not {"device_busy", "timeline_length"} <= set(wide):
+        return None
+    every = (wide["device_busy"] / wide["timeline_length"]).groupby(["label", "size", "compiled"]).median()
+    shares = every.unstack("compiled").reindex(columns=[False, True]).dropna()
+    if not len(shares):
+        return None
+    last = size_order(shares.reset_index())[-1]
+    found = shares.xs(last, level="size")
+    return str(found.index[0]), float(found[False].iloc[0]), float(found[True].iloc[0])
 
 
 def host_table(table: DataFrame) -> tuple[str, Table] | None:

@@ -9,25 +9,22 @@ import pytest
 from matplotlib.text import Text
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.record import make_row
+from scripts.answers import beyond_nccl
 from scripts.checks import contenders as checks_of_contenders
 from scripts.checks import fsdp, optimizer_sharding
 from scripts.views.comparison import KINDS, contenders, outcome
 from scripts.views.data import frame, select
-from scripts.views.host import host_table
-from tests.prose import GPU, NANO, prose, took, training
+from scripts.views.host import host_table, per_launch, same_step
+from tests.prose import GPU, NANO, plain, prose, step, table, took, training
 from tests.samples import planned_cells, rows_of
 from tests.scripts.test_figures import figure_of
 
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""
 SECTIONS = {
-    "naive_ddp_benchmarking": "data_parallel",
-    "minimal_ddp_flat_benchmarking": "data_parallel",
-    "ddp_overlap_individual_parameters_benchmarking": "data_parallel",
-    "ddp_bucketed_benchmarking": "data_parallel",
-    "beyond_nccl": "data_parallel",
     "optimizer_state_sharding": "optimizer_sharding",
     "optimizer_state_sharding_accounting": "optimizer_sharding",
     "fsdp": "fsdp",
@@ -35,7 +32,7 @@ SECTIONS = {
 }
 PICTURES = {
     "ddp_timelines": "data_parallel",
-    "ddp_exposed": "data_parallel",
+    "ddp_stack": "data_parallel",
     "fsdp_timelines": "fsdp",
     "fsdp_gathers": "fsdp",
 }
@@ -66,9 +63,15 @@ def test_ones_own_are_in_every_section(section, tables):
     assert text.index("[before], [") < text.index("[mine], [")
     if section not in ("optimizer_state_sharding", "fsdp_accounting"):  # of memory alone
         assert "not measured: after 3 steps a weight is off by 0.31" in text
-    if section == "beyond_nccl":
-        for other in ("ours at its best", "PyTorch's at its best", "before"):
-            assert f"Against _{other}_, _mine_ is " in text
+
+
+def test_ones_own_wrappers_are_compared(tables):
+    answer = beyond_nccl.answers(tables)["gain"]
+    rows = {row[0]: row[1:] for row in answer.evidence[0].table.rows}
+    assert {"before", "mine"} <= set(rows)
+    assert set(rows["wrong"]) == {"not measured: after 3 steps a weight is off by 0.31"}
+    for other in ("ours at its best", "PyTorch's at its best"):
+        assert other in plain(answer.reason)
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -103,6 +106,31 @@ def test_faster_is_what_steps_of_the_same_rounds_say(steps, found):
     assert outcome(*(row for _, row in rows.iterrows())) == found
 
 
+def test_one_program_in_several_processes():
+    steps = [(20.0, 2, "bf16"), (21.0, 4, "bf16"), (50.0, 2, "fp32")]
+    ranks = [
+        training(DataParallelTraining, ("wrapper",), [{"none": took(ms)}], precision=precision, processes=processes)
+        for ms, processes, precision in steps
+    ]
+    # A GPU that works for half of the bf16 step, and for nearly all of the fp32 one.
+    single = {
+        EndToEnd(size="nano", precision=precision): step(*phases, device_busy=busy, launches=100.0)
+        for precision, phases, busy in (("bf16", (4.0, 8.0, 3.0), 7.5), ("fp32", (10.0, 30.0, 9.0), 48.0))
+    }
+    end_to_end = table("end_to_end", GPU, single)
+    found = same_step(end_to_end, pandas.concat(ranks, ignore_index=True))
+    assert list(zip(found["where"], found["median"], found["busy"], strict=True)) == [
+        ("1 GPU", 15.0, 7.5),
+        ("2 GPUs", 20.0, 7.5),
+        ("4 GPUs", 21.0, 7.5),
+        ("1 GPU", 49.0, 48.0),
+        ("2 GPUs", 50.0, 48.0),
+    ]
+    assert list(found["host_bound"]) == [True, True, True, False, False]
+    each = per_launch(end_to_end)
+    assert sorted(zip(each["host"], each["device"], strict=True)) == [(150.0, 75.0), (490.0, 480.0)]
+
+
 def test_what_launches_cost_the_host():
     assert host_table(frame("data_parallel", [])) is None
     cells = [
@@ -115,8 +143,8 @@ def test_what_launches_cost_the_host():
         for cell, launches in zip(cells, costs, strict=False)
         for metric, value in (("launches", launches), ("host", 5.0))
     ]
-    size, table = host_table(pandas.concat([*cells, *host], ignore_index=True))
+    size, costs_table = host_table(pandas.concat([*cells, *host], ignore_index=True))
     assert size == "nano"
-    assert table.groups == [("", 1), ("2 GPUs, fp32", 3), ("2 GPUs, fp32, compiled", 3)]
-    assert table.rows[0] == ["no communication", "2000", "5.00", "2.5", "1", "5.00", "5000.0"]
-    assert [row[0] for row in table.rows] == ["no communication", "mine"]
+    assert costs_table.groups == [("", 1), ("2 GPUs, fp32", 3), ("2 GPUs, fp32, compiled", 3)]
+    assert costs_table.rows[0] == ["no communication", "2000", "5.00", "2.5", "1", "5.00", "5000.0"]
+    assert [row[0] for row in costs_table.rows] == ["no communication", "mine"]

@@ -9,9 +9,7 @@ import pytest
 
 from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.accelerators import TPU_V5P
-from cs336_systems.accounting.bucketing import BucketedReduction
 from cs336_systems.accounting.xxl import XXL
-from scripts.answers.ddp_bucketed_benchmarking.bucket_model import bucket_answers
 from scripts.draw import draw
 from scripts.figures.parallelism import best_split
 from scripts.rendering.contents import read_contents
@@ -113,21 +111,6 @@ def test_no_machine_is_named(pages):
 def test_the_mesh_is_the_handouts():
     assert (MESH.fsdp, MESH.tensor, MESH.fsdp_axes, MESH.tensor_axes) == (16, 4, 2, 1)
     assert (TPU_V5P.flops, TPU_V5P.bandwidth, TPU_V5P.memory) == (4.6e14, 1.8e11, 95e9)
-
-
-def test_the_bucket_model_is_a_partial(tmp_path):
-    template = environment(ROOT / "report").get_template("partials/bucket_model.typ.j2")
-    head = '#import "/theme.typ": *\n#show: report\n'
-    derived = typeset_here(tmp_path, head + template.render(a={"buckets": bucket_answers(None)}))
-    assert squeeze("A model of the overhead") in derived
-    assert squeeze("Under the handout's assumption").replace("'", "’") not in derived
-    model = BucketedReduction(size=8e9, bandwidth=3.28e11, call_seconds=2e-5, backward_seconds=0.4)
-    fitted = typeset_here(tmp_path, head + template.render(a={"buckets": bucket_answers(model)}))
-    s, w, o = model.size, model.bandwidth, model.call_seconds
-    assert squeeze(f"buckets of {math.sqrt(s * w * o) / 1e6:.0f} MB are the best") in fitted
-    assert squeeze(f"leave {2e3 * math.sqrt(s * o / w):.2f} ms. With the measured 400 ms they are of") in fitted
-    buckets = (0.4 - s / w) / o
-    assert squeeze(f"{s / buckets / 1e6:.3f} MB and leave {1e3 * (o + s / w / buckets):.4f} ms") in fitted
 
 
 def test_the_leaderboards_step_by_hand(pages):
