@@ -4,11 +4,11 @@ Needs `config` and SOURCES (preconditions.smk); makes PLAN, PLAN_JSON, RESULTS, 
 """
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
 import tempfile
-from dataclasses import astuple
 from itertools import chain
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from cs336_systems.failure import full_disks, places
 from cs336_systems.implementations import family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.measure.source import source_digest
+from cs336_systems.parsed_sources import keep_parsed_sources
 from cs336_systems.plan import (
     AUTO,
     NONE,
@@ -31,6 +32,8 @@ from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
 
+if workflow.is_main_process:
+    keep_parsed_sources(Path(".snakemake/parsed_sources.pickle"))
 config.update(with_switches(config))
 try:
     PLAN = make_plan(config, sources=SOURCES)
@@ -85,6 +88,7 @@ onstart:
         check_other_models(pending)
         check_own_implementations(pending)
         test_together(pending)
+    Path(os.environ["CS336_PLAN"]).write_text(PLAN_JSON, encoding="utf-8")
     PROGRESS.follow(pending)
 
 
@@ -131,7 +135,7 @@ def test_together(jobs):
 
 def measures_here(wildcards):
     """Input of what only measures: none, or, where results are recorded, one that cannot exist, named by the reason."""
-    reason = f"(nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or a figure)"
+    reason = f"(nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or figures)"
     return [reason] if PLAN.recorded else []
 
 
@@ -146,23 +150,22 @@ def planned_csvs(*experiments):
 
 
 def raw_csvs(wildcards):
-    """What a table is made from: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
-    experiment = wildcards.experiment
+    """What tables are made from: the planned jobs' CSV files that exist or will; for recorded results, all of them."""
     if PLAN.recorded:
-        return sorted(str(path) for path in (PLAN.raw / experiment).glob("*.csv"))
-    coming = [] if measures_nothing() else planned_csvs(experiment)
-    csvs = [str(PLAN.csv(job)) for job in PLAN.jobs[experiment].values()]
+        return sorted(str(path) for name in PLAN.jobs for path in (PLAN.raw / name).glob("*.csv"))
+    coming = set() if measures_nothing() else set(planned_csvs())
+    csvs = [str(PLAN.csv(job)) for job in PLAN.all_jobs()]
     return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
+
+
+def scripts_of(package):
+    """The modules of a package of scripts by name, none of them imported."""
+    return [f"scripts.{package}.{found.name}" for found in pkgutil.iter_modules([f"scripts/{package}"])]
 
 
 def reference_csvs():
     """The CSV files of the recorded machine that the report compares with, if it does."""
     return sorted(str(path) for path in PLAN.reference.glob("*/*.csv")) if PLAN.reference else []
-
-
-def planned_cells(wildcards):
-    """The parameters of each planned cell of an experiment."""
-    return [astuple(cell) for job in PLAN.jobs[wildcards.experiment].values() for cell in job.cells]
 
 
 def trace_to_draw(wildcards):

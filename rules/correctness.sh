@@ -22,8 +22,11 @@ done
 if [ "${#tests[@]}" = 0 ]; then exit; fi
 log="$passed/last.log"
 status=0
+# GPUs are not shared out; a processor's cores are, by file, as a file's tests share what takes long to make.
+workers=()
+if [ "$machine" = cpu ]; then workers=(--numprocesses=auto --maxprocesses=4 --dist=loadfile); fi
 # One thread per process, since several ranks share the processor.
-OMP_NUM_THREADS=1 python -m pytest -q -m numeric -p no:cacheprovider "${tests[@]}" >"$log" 2>&1 || status=$?
+OMP_NUM_THREADS=1 python -m pytest -q -m numeric -p no:cacheprovider "${workers[@]}" "${tests[@]}" >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then
     cat "$log" >&2
     reason="The code is incorrect on this machine"

@@ -1,4 +1,4 @@
-"""Figures: one rule per figure in report/contents.yaml, named after it.
+"""Figures: one job for all of them, which draws those that have changed.
 
 Needs results/<machine>/tables and traces, or nothing where closed forms are drawn; makes results/<machine>/figures/*.svg.
 """
@@ -12,27 +12,48 @@ except ValueError as error:
 
 FIGURES = {name: f"{RESULTS}/figures/{name}.svg" for name in CONTENTS.figures}
 
-for name, figure in CONTENTS.figures.items():
 
-    rule:
-        name:
-            name
-        input:
-            **figure.sources(TABLES, trace_to_draw),
-        output:
-            report(
-                FIGURES[name],
-                category=figure.category,
-                labels={"figure": name},
-                caption="../report/captions/figure.rst",
-            ),
-        log:
-            f"{RESULTS}/logs/figures/{name}.log",
-        localrule: True
-        params:
-            script=figure.script,
-            options=figure.options,
-            caption=figure.caption,
-            source=source_digest(*figure.modules),
-        script:
-            "../scripts/draw.py"
+def figures_to_draw(wildcards):
+    """What `scripts.draw` is told about each figure."""
+    trace = trace_to_draw(wildcards) or ""
+    return [
+        {
+            "script": figure.script,
+            "options": figure.options,
+            "output": FIGURES[name],
+            "code": source_digest(*figure.modules),
+            "source": figure.sources(TABLES, trace),
+        }
+        for name, figure in CONTENTS.figures.items()
+    ]
+
+
+rule figures:
+    """Every figure in report/contents.yaml."""
+    input:
+        TABLES.values(),
+        trace_to_draw,
+    output:
+        # Kept while the job runs: those that have not changed are not drawn again.
+        [
+            update(
+                report(
+                    FIGURES[name],
+                    category=figure.category,
+                    labels={"figure": name, "shows": figure.caption},
+                    caption="../report/captions/figure.rst",
+                )
+            )
+            for name, figure in CONTENTS.figures.items()
+        ],
+    log:
+        f"{RESULTS}/logs/figures.log",
+    localrule: True
+    # One core is left for self-checks and answers.
+    threads: max(1, workflow.cores - 1)
+    params:
+        figures=figures_to_draw,
+    message:
+        "Drawing the figures"
+    script:
+        "../scripts/draw.py"

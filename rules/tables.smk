@@ -1,15 +1,17 @@
-"""Tables: the CSV files of an experiment merged and validated, the plan, its coverage, and the self-checks.
+"""Tables: the CSV files of each experiment merged and validated, the plan, its coverage, and the self-checks.
 
 Needs raw/; makes results/<machine>/tables/*.csv, unplanned/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
 """
 
+import hashlib
+
 from cs336_systems.discovery import modules
 
 TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLAN.jobs}
-# Cells that were measured and that no plan asks for, by experiment.
-UNPLANNED = [f"{RESULTS}/unplanned/{experiment}.csv" for experiment in PLAN.jobs]
 # Found by name, so no script has an import statement for them that its digest could follow.
 EXPERIMENT_MODULES = modules("cs336_systems.experiments")
+# Where the next rule finds what it writes: as a parameter, it would be in the record of each run.
+os.environ["CS336_PLAN"] = str(workflow.snakemake_tmp_dir / "plan.json")
 
 
 rule plan:
@@ -20,57 +22,36 @@ rule plan:
         f"{RESULTS}/logs/plan.log",
     localrule: True
     params:
-        plan=PLAN_JSON,
-        source=source_digest("scripts.plan"),
-    script:
-        "../scripts/plan.py"
+        digest=hashlib.sha256(PLAN_JSON.encode()).hexdigest(),
+    shell:
+        'cp "$CS336_PLAN" {output} 2> {log}'
 
 
-rule table:
-    """One validated table per experiment, and one of what was measured but is not planned."""
+rule tables:
+    """One validated table per experiment, one of what was measured but is not planned, and planned against measured."""
     input:
-        raw_csvs,
+        plan=rules.plan.output[0],
+        csvs=raw_csvs,
     output:
-        table=report(
-            f"{RESULTS}/tables/{{experiment}}.csv",
-            category="Tables",
-            labels={"experiment": "{experiment}"},
-            caption="../report/captions/table.rst",
-        ),
-        unplanned=f"{RESULTS}/unplanned/{{experiment}}.csv",
+        [
+            report(path, category="Tables", labels={"experiment": experiment}, caption="../report/captions/table.rst")
+            for experiment, path in TABLES.items()
+        ],
+        # Cells that were measured and that no plan asks for, by experiment.
+        [f"{RESULTS}/unplanned/{experiment}.csv" for experiment in PLAN.jobs],
+        coverage=f"{RESULTS}/coverage.csv",
     log:
-        f"{RESULTS}/logs/tables/{{experiment}}.log",
-    # Before any figure, so that the self-checks, which take longest, start early.
-    priority: 1
+        f"{RESULTS}/logs/tables.log",
     localrule: True
+    threads: workflow.cores
     params:
-        machine=PLAN.machine,
-        planned=planned_cells,
-        source=lambda wildcards: source_digest("scripts.tables", f"cs336_systems.experiments.{wildcards.experiment}"),
+        tables=f"{RESULTS}/tables",
+        unplanned=f"{RESULTS}/unplanned",
+        source=source_digest("scripts.tables", *EXPERIMENT_MODULES),
     message:
-        "Merging the measurements of {wildcards.experiment}"
+        "Merging the measurements, and comparing them with the plan"
     script:
         "../scripts/tables.py"
-
-
-rule coverage:
-    """Planned cells against measured ones."""
-    input:
-        **TABLES,
-        unplanned=UNPLANNED,
-        plan=rules.plan.output[0],
-    output:
-        f"{RESULTS}/coverage.csv",
-    log:
-        f"{RESULTS}/logs/coverage.log",
-    localrule: True
-    params:
-        experiments=list(PLAN.jobs),
-        source=source_digest("scripts.coverage", *EXPERIMENT_MODULES),
-    message:
-        "Comparing what was planned with what was measured"
-    script:
-        "../scripts/coverage.py"
 
 
 rule checks:
@@ -84,7 +65,7 @@ rule checks:
     priority: 1
     localrule: True
     params:
-        source=source_digest("scripts.self_checks", *modules("scripts.checks"), *EXPERIMENT_MODULES),
+        source=source_digest("scripts.self_checks", *scripts_of("checks"), *EXPERIMENT_MODULES),
     message:
         "Checking the measurements against each other and against closed forms"
     script:
@@ -105,6 +86,7 @@ rule verdict:
     localrule: True
     params:
         source=source_digest("scripts.verdict"),
-        strict=config["strict"],
-    script:
-        "../scripts/verdict.py"
+        strict="--strict" if config["strict"] else "",
+    shell:
+        "python -m scripts.verdict {input.checks} {input.source} {input.report} {output} {params.strict} 2> {log}"
+        " || python -m cs336_systems.failure $? {log}"

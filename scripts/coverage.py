@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas
 import yaml
 from pandas import DataFrame
 
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import COMMON_UNITS, WHOLE_CELL
-from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, read_plan
-from scripts.log import log_to
 from scripts.views.completeness import cells_of, missing_metrics
-from scripts.views.data import frame
+from scripts.views.data import load
 
 NOT_RUN = "not run"
 INCOMPLETE = "incomplete"
@@ -98,21 +96,5 @@ def recorded_notes(plan: Plan) -> dict[int, str]:
 
 def write_coverage(plan: str, tables: Mapping[str, Sequence[str]], output: str) -> None:
     """Write how much of a plan was measured; the plan and each experiment's tables are given as paths."""
-    loaded = {
-        name: frame(name, (row for path in paths for row in read_table(EXPERIMENTS[name], Path(path))))
-        for name, paths in tables.items()
-    }
+    loaded = {name: pandas.concat([load(name, path) for path in paths]) for name, paths in tables.items()}
     cover(read_plan(Path(plan)), loaded).to_csv(output, index=False)
-
-
-if __name__ == "__main__":
-    snakemake: Any  # set by Snakemake
-    with log_to(snakemake.log[0]):
-        write_coverage(
-            plan=snakemake.input.plan,
-            tables={
-                name: (snakemake.input[name], unplanned)
-                for name, unplanned in zip(snakemake.params.experiments, snakemake.input.unplanned, strict=True)
-            },
-            output=snakemake.output[0],
-        )

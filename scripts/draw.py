@@ -1,10 +1,13 @@
-"""Draw a figure of the report."""
+"""Draw the figures of the report, each anew only if its code, its options or its source has changed."""
 
+import hashlib
 import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from scripts.log import log_to
+from scripts.processes import in_processes
 
 
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
@@ -16,12 +19,25 @@ def draw(script: str, options: Mapping[str, str], output: str, **source: str) ->
     importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
 
 
+def draw_if_changed(script: str, options: Mapping[str, str], output: str, code: str, source: Mapping[str, str]) -> None:
+    """Draw a figure unless its SVG ends with the digest of what it is drawn from; `code` is that of its code."""
+    digest = hashlib.sha256(repr((code, options)).encode())
+    for path in source.values():
+        digest.update(Path(path).read_bytes() if path else b"")
+    mark = f"<!-- {digest.hexdigest()} -->\n"
+    picture = Path(output)
+    if picture.exists() and picture.read_text(encoding="utf-8").endswith(mark):
+        picture.touch()
+        return
+    draw(script, options, output, **source)
+    with picture.open("a", encoding="utf-8") as file:
+        file.write(mark)
+
+
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
-        draw(
-            script=snakemake.params.script,
-            options=snakemake.params.options,
-            output=snakemake.output[0],
-            **{name: str(path or "") for name, path in snakemake.input.items()},
-        )
+        # Before the processes fork, so that none has to.
+        importlib.import_module("scripts.rendering.style")
+        importlib.import_module("scripts.views.data")
+        in_processes(draw_if_changed, snakemake.params.figures, snakemake.threads)

@@ -1,12 +1,17 @@
-"""Merge the CSV files of an experiment's jobs into one validated table."""
+"""Merge the CSV files of each experiment's jobs into one validated table, and count what of the plan they hold."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters, read_jobs, write_table
+from cs336_systems.plan import read_plan
+from scripts.coverage import write_coverage
 from scripts.log import log_to
+from scripts.processes import in_processes
+from scripts.views.data import keep
 
 Cells = Collection[tuple[Any, ...]]
 """Cells by their parameters."""
@@ -28,16 +33,38 @@ def merge(
         rows = [row for row in rows if tuple(getattr(row, name) for name in names) in asked]
         write_table(Path(unplanned), kind, others)
     write_table(Path(output), kind, rows)
+    keep(experiment, output, rows)
+
+
+def merge_all(plan: str, csvs: Sequence[str], tables: str, unplanned: str, coverage: str, processes: int) -> None:
+    """Write the tables of every experiment of a plan into two folders, and their coverage."""
+    planned = read_plan(Path(plan))
+    in_processes(
+        merge,
+        [
+            {
+                "experiment": name,
+                "csvs": [csv for csv in csvs if Path(csv).parent.name == name],
+                "output": f"{tables}/{name}.csv",
+                "machine": planned.machine,
+                "planned": [astuple(cell) for job in jobs.values() for cell in job.cells],
+                "unplanned": f"{unplanned}/{name}.csv",
+            }
+            for name, jobs in planned.jobs.items()
+        ],
+        processes,
+    )
+    write_coverage(plan, {name: (f"{tables}/{name}.csv", f"{unplanned}/{name}.csv") for name in planned.jobs}, coverage)
 
 
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
-        merge(
-            experiment=snakemake.wildcards.experiment,
-            csvs=list(snakemake.input),
-            output=snakemake.output.table,
-            machine=snakemake.params.machine,
-            planned=snakemake.params.planned,
-            unplanned=snakemake.output.unplanned,
+        merge_all(
+            plan=snakemake.input.plan,
+            csvs=snakemake.input.csvs,
+            tables=snakemake.params.tables,
+            unplanned=snakemake.params.unplanned,
+            coverage=snakemake.output.coverage,
+            processes=snakemake.threads,
         )

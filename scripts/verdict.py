@@ -1,13 +1,13 @@
-"""Where the report is and how its self-checks went, in one line; a failed run if the configuration is strict."""
+"""Where the report is and how its self-checks went, in one line; a failed run if the configuration is strict.
 
+Launch: python -m scripts.verdict CHECKS SOURCE REPORT OUTPUT [--strict]
+"""
+
+import argparse
+import csv
 import re
 import sys
 from pathlib import Path
-from typing import Any
-
-import pandas
-
-from scripts.log import log_to
 
 
 def judge(checks: str, source: str, output: str, report: str, strict: bool) -> None:
@@ -16,15 +16,16 @@ def judge(checks: str, source: str, output: str, report: str, strict: bool) -> N
     Raises:
         SystemExit: a check failed and the configuration is strict, or the report shows other outcomes than the checks'.
     """
-    table = pandas.read_csv(checks)
-    failed = table[table["outcome"] == "failed"]
-    if len(failed) and strict:
-        complaints = "; ".join(f"{row.check}: {row.detail}" for row in failed.itertuples())
+    with Path(checks).open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    failed = [row for row in table if row["outcome"] == "failed"]
+    if failed and strict:
+        complaints = "; ".join(f"{row['check']}: {row['detail']}" for row in failed)
         sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {complaints}")
-    applicable = (table["outcome"] != "not applicable").sum()
+    applicable = sum(row["outcome"] != "not applicable" for row in table)
     passed = f"{applicable - len(failed)} of {applicable}"
     text = Path(source).read_text(encoding="utf-8")
-    if re.findall(r'\boutcome\("(.*?)"\)', text) != list(table["outcome"]):
+    if re.findall(r'\boutcome\("(.*?)"\)', text) != [row["outcome"] for row in table]:
         sys.exit(f"{source}: its table of self-checks has other outcomes than {checks}")
     if f"\n{passed} applicable self-checks passed" not in text:
         sys.exit(f"{source}: its first page does not say that {passed} self-checks passed, as in {checks}")
@@ -32,12 +33,8 @@ def judge(checks: str, source: str, output: str, report: str, strict: bool) -> N
 
 
 if __name__ == "__main__":
-    snakemake: Any  # set by Snakemake
-    with log_to(snakemake.log[0]):
-        judge(
-            checks=snakemake.input.checks,
-            source=snakemake.input.source,
-            output=snakemake.output[0],
-            report=snakemake.input.report,
-            strict=snakemake.params.strict,
-        )
+    parser = argparse.ArgumentParser()
+    for name in ("checks", "source", "report", "output"):
+        parser.add_argument(name)
+    parser.add_argument("--strict", action="store_true")
+    judge(**vars(parser.parse_args()))

@@ -1,6 +1,7 @@
 """Render the report: Jinja fills Typst templates with values computed from the tables, Typst typesets the PDF."""
 
 import importlib
+import pickle
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.headlines import Reference, compare
 from scripts.rendering.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
 from scripts.rendering.summary import summarize
-from scripts.views.data import at_one_setting, load, load_recorded
+from scripts.views.data import at_one_setting
 
 
 def environment(templates: Path) -> jinja2.Environment:
@@ -49,12 +50,32 @@ def render(
     recorded: Mapping[str, pandas.DataFrame] | None = None,
 ) -> str:
     """The report as Typst source, with the headline figures of recorded tables beside its own, if there are any."""
+    return fill(contents, plan, compute(contents, plan, tables, coverage, checks, digests, recorded))
+
+
+def compute(
+    contents: Contents,
+    plan: Plan,
+    tables: Mapping[str, pandas.DataFrame],
+    coverage: pandas.DataFrame,
+    checks: pandas.DataFrame,
+    digests: Mapping[str, Collection[str]],
+    recorded: Mapping[str, pandas.DataFrame] | None = None,
+) -> dict[str, Any]:
+    """What the templates print that depends on the tables: `summary`, `sections`, `tiles` and `reference`."""
     shown = {name: at_one_setting(name, table) for name, table in tables.items()}
     summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
     sections = {name: module.answers(shown) for name, module in modules.items()}
     of_sections = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
     tiles = [tile for of_a_section in of_sections for tile in of_a_section]
+    reference = compare(contents, tiles, shown, recorded) if recorded else Reference()
+    return {"summary": summary, "sections": sections, "tiles": tiles, "reference": reference}
+
+
+def fill(contents: Contents, plan: Plan, computed: Mapping[str, Any]) -> str:
+    """The report as Typst source, from what `compute` returns."""
+    summary, sections = computed["summary"], computed["sections"]
     figure = picture_of(contents, summary["machine"])
     found = {name: answers_of(values) for name, values in sections.items()}
     shown_in = {
@@ -65,12 +86,9 @@ def render(
         environment(Path("report"))
         .get_template("writeup.typ.j2")
         .render(
-            summary=summary,
-            parts=contents.parts,
-            sections=shown_in,
+            **{**computed, "sections": shown_in},
             found_in=found,
-            tiles=tiles,
-            reference=compare(contents, tiles, shown, recorded) if recorded else Reference(),
+            parts=contents.parts,
             figure=figure,
             reproduce=command_of(plan, summary["outdated"]),
         )
@@ -120,24 +138,9 @@ def typeset(source: Path, output: Path) -> None:
         raise RuntimeError(f"{source}: {error.diagnostic}") from None
 
 
-def write(
-    plan: str,
-    tables: Mapping[str, str],
-    coverage: str,
-    checks: str,
-    digests: Mapping[str, Collection[str]],
-    source: str,
-    output: str,
-) -> None:
-    """Render and typeset the report of the plan and the tables at the given paths.
-
-    `digests` are those that rows of each experiment have if the present code measured them.
-    """
-    loaded = {name: load(name, path) for name, path in tables.items()}
-    outcomes = pandas.read_csv(checks, keep_default_na=False)
-    planned = read_plan(Path(plan))
-    recorded = load_recorded(planned.reference) if planned.reference else None
-    text = render(read_contents(), planned, loaded, pandas.read_csv(coverage), outcomes, digests, recorded)
+def write(plan: str, answers: str, source: str, output: str) -> None:
+    """Fill the templates with the answers at a path, and typeset the report."""
+    text = fill(read_contents(), read_plan(Path(plan)), pickle.loads(Path(answers).read_bytes()))
     Path(source).write_text(text, encoding="utf-8")
     typeset(Path(source), Path(output))
 
@@ -147,10 +150,7 @@ if __name__ == "__main__":
     with log_to(snakemake.log[0]):
         write(
             plan=snakemake.input.plan,
-            tables={name: snakemake.input[name] for name in snakemake.params.digests},
-            coverage=snakemake.input.coverage,
-            checks=snakemake.input.checks,
-            digests=snakemake.params.digests,
+            answers=snakemake.input.answers,
             source=snakemake.output.source,
             output=snakemake.output.pdf,
         )

@@ -63,6 +63,8 @@ class Contender:
         self.key = key
         self.declared = declared
         self.rows = rows
+        plain = rows[rows["kind"] == ""]
+        self._numbers = dict(zip(plain["metric"], plain["mean"].astype(float), strict=True))
 
     def __str__(self) -> str:
         cell = self.cell
@@ -71,8 +73,7 @@ class Contender:
 
     def one(self, metric: str) -> float | None:
         """The number that it has of a metric, or None."""
-        found = self.rows[(self.rows["metric"] == metric) & (self.rows["kind"] == "")]["mean"]
-        return float(found.iloc[0]) if len(found) else None
+        return self._numbers.get(metric)
 
     def median(self, metric: str) -> float:
         """The median of one of its metrics."""

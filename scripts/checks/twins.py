@@ -1,6 +1,5 @@
 """Self-checks of cells that resemble each other more than two measurements do."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy
@@ -55,22 +54,23 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
         keys = parameters(kind)
         for differs in set(SETS_APART) & set(keys):
             for _, group in times.groupby([name for name in keys if name != differs]):
-                cells = zip(group.index, group.to_numpy(), strict=True)
-                for (one, first), (_, second) in itertools.combinations(cells, 2):
-                    difference = largest_difference(first, second)
-                    if numpy.isnan(difference):
-                        continue
-                    examined += 1
-                    closest = min(closest, difference)
-                    if difference <= APART:
-                        named = in_words(kind, one)
-                        complaints.append(f"{named}: another {differs}, all times within {difference:.2%}")
+                cells = group.to_numpy()
+                ones, others = numpy.triu_indices(len(cells), 1)
+                differences = largest_differences(cells[ones], cells[others])
+                known = differences[~numpy.isnan(differences)]
+                examined += len(known)
+                closest = min(closest, known.min(initial=closest))
+                complaints += [
+                    f"{in_words(kind, group.index[int(one)])}: another {differs}, all times within {difference:.2%}"
+                    for one, difference in zip(ones, differences, strict=True)
+                    if difference <= APART
+                ]
     check = f"cells that differ in implementation, compilation or length differ by more than {APART:.1%} in some time"
     summary = f"{examined} pairs; the closest differ by {closest:.1%}" if examined else "there are no two such cells"
     return conclude(check, complaints, examined, summary)
 
 
-def largest_difference(first: NDArray[numpy.float64], second: NDArray[numpy.float64]) -> float:
-    """The largest relative difference of two cells' times; those that one of them lacks are NaN, and left out."""
+def largest_differences(firsts: NDArray[numpy.float64], seconds: NDArray[numpy.float64]) -> NDArray[numpy.float64]:
+    """The largest relative difference of each two cells' times; those that one of them lacks are NaN, and left out."""
     with numpy.errstate(divide="ignore", invalid="ignore"):
-        return float(numpy.fmax.reduce(numpy.abs(first / second - 1), initial=numpy.nan))
+        return numpy.fmax.reduce(numpy.abs(firsts / seconds - 1), axis=1, initial=numpy.nan)

@@ -63,6 +63,10 @@ def look(label: str, colour: int, hatch: str) -> Look:
 
 def save(figure: Figure, path: str | Path) -> None:
     """Write the figure as SVG without a date."""
+    if layout := figure.get_layout_engine():
+        # Left to savefig, the layout would cost a drawing that nobody sees.
+        layout.execute(figure)
+        figure.set_layout_engine("none")
     figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)
 

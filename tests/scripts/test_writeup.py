@@ -17,9 +17,9 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, make_plan, plan_to_json
+from scripts.compute_answers import answer
 from scripts.coverage import write_coverage
 from scripts.draw import draw
-from scripts.plan import keep
 from scripts.rendering.contents import read_contents
 from scripts.rendering.style import save_note
 from scripts.self_checks import write_checks
@@ -60,15 +60,16 @@ class Report:
 def typeset_again(plan: Plan) -> None:
     """Fill and typeset the report from the tables, coverage and self-checks that are there."""
     results = plan.results
-    write(
+    answer(
         plan=str(results / "plan.json"),
         tables={name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS},
         coverage=str(results / "coverage.csv"),
         checks=str(results / "checks.csv"),
         digests=DIGESTS,
-        source=str(results / "writeup.typ"),
-        output=str(results / "writeup.pdf"),
+        output=str(results / "answers.pickle"),
     )
+    names = ("plan.json", "answers.pickle", "writeup.typ", "writeup.pdf")
+    write(*(str(results / name) for name in names))
 
 
 def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
@@ -83,7 +84,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
             raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
             planned = [dataclasses.astuple(cell) for job in plan.jobs[name].values() for cell in job.cells]
             merge(name, raw, path, plan.machine, planned=planned, unplanned=unplanned[name])
-        keep(plan_to_json(plan), str(results / "plan.json"))
+        (results / "plan.json").write_text(plan_to_json(plan))
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
             output = str(results / "figures" / f"{name}.svg")

@@ -68,7 +68,7 @@ def test_an_edited_benchmark_measures_its_experiment_only(project):
     module = project / "cs336_systems/benchmarks/accumulation.py"
     edit(module, "ADDEND = 0.01", "ADDEND = 0.02")
     assert planned_jobs(project) == {"accumulation/all"}
-    assert planned_rules(project, "writeup") == REPORT  # which says that the code has changed
+    assert planned_rules(project, "writeup") == {"answers", *REPORT}  # which say that the code has changed
 
 
 def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
@@ -107,18 +107,31 @@ def test_an_edited_model_measures_what_imports_it(project):
 def test_an_edited_closed_form_redoes_what_quotes_it(project):
     edit(project / "cs336_systems/accounting/attention.py", "4 * batch * sequence**2)", "5 * batch * sequence**2)")
     redone = planned_rules(project)
-    assert {"attention_length", "typeset"} <= redone
-    assert not redone & {"kernel_shares", "measure"}
+    assert {"figures", "typeset"} <= redone
+    assert "measure" not in redone
+
+
+@pytest.mark.parametrize(
+    ("module", "redrawn"), [("figures/attention_length", {"attention_length"}), ("rendering/style", FIGURES)]
+)
+def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
+    drawn = {path: path.read_text() for path in (project / "results/cpu/figures").iterdir()}
+    assert {path.stem for path in drawn} == FIGURES
+    with (project / f"scripts/{module}.py").open("a") as file:
+        file.write("\n\nEDITED = True\n")
+    snakemake(project, "figures")
+    # Each ends with the digest of what it was drawn from.
+    assert {path.stem for path, text in drawn.items() if path.read_text() != text} == redrawn
+    assert planned_rules(project, "figures") == set()
 
 
 @pytest.mark.parametrize(
     ("module", "redone"),
     [
-        ("scripts/answers/flash_backward.py", REPORT),
-        ("scripts/checks/attention.py", {"checks", *REPORT}),
-        ("scripts/figures/attention_length.py", {"attention_length", *REPORT}),
-        ("scripts/rendering/style.py", {*FIGURES, *REPORT}),
-        ("cs336_systems/experiments/autocast_dtypes.py", {"table", "coverage", "checks", *REPORT}),
+        ("scripts/answers/flash_backward.py", {"answers", *REPORT}),
+        ("scripts/checks/attention.py", {"checks", "answers", *REPORT}),
+        ("scripts/figures/attention_length.py", {"figures", *REPORT}),
+        ("cs336_systems/experiments/autocast_dtypes.py", {"tables", "checks", "figures", "answers", *REPORT}),
     ],
 )
 def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):

@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from cs336_systems.plan import make_plan
-from scripts.rendering.contents import read_contents
 from tests.samples import ROOT, config
 from tests.workflow.project import (
     CELL,
@@ -33,7 +32,7 @@ def test_a_fresh_clone_on_an_h200_plans_every_measurement_that_one_gpu_can_do(tm
     assert (clone / "recorded/nvidia-h200/raw").is_dir()
     assert planned_jobs(clone, gpus=1) == everything
     of_the_recorded = planned_rules(clone, "--config", "recorded=nvidia-h200", gpus=1)
-    assert {*read_contents().figures, "typeset"} <= of_the_recorded
+    assert {"figures", "typeset"} <= of_the_recorded
     assert "measure" not in of_the_recorded
 
 
@@ -69,7 +68,7 @@ def test_recorded_results_do_not_count_as_measured_here(recorded):
 @pytest.mark.parametrize("target", ["accumulation", "kernel_trace"])
 def test_what_measures_says_that_nothing_is_measured(recorded, target):
     printed = snakemake(recorded, "-n", target, "--config", "recorded=cpu", check=False)
-    assert "(nothing is measured where recorded is 'cpu'; allowed: all, writeup, or a figure)" in printed
+    assert "(nothing is measured where recorded is 'cpu'; allowed: all, writeup, or figures)" in printed
 
 
 def test_a_changed_recorded_file_is_named(recorded):

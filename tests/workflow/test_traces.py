@@ -19,7 +19,7 @@ def test_the_report_draws_the_trace_that_it_made(finished):
 @pytest.mark.slow
 def test_a_changed_step_is_traced_again(project):
     edit(project / "config.yaml", "trace:\n  smoke:\n    size: nano", "trace:\n  smoke:\n    size: micro")
-    assert planned_rules(project) >= {"kernel_trace", "kernel_timeline", "typeset"}
+    assert planned_rules(project) >= {"kernel_trace", "figures", "typeset"}
     assert "kernel_trace" not in planned_rules(project, "writeup")
 
 
@@ -27,7 +27,7 @@ def test_a_changed_step_is_traced_again(project):
 def test_a_recorded_trace_is_drawn(project):
     shutil.copytree(project / "results/cpu/raw", project / "recorded/cpu/raw")
     shutil.copytree(project / "results/cpu/traces", project / "recorded/cpu/traces")
-    snakemake(project, "kernel_timeline", "--config", "recorded=cpu")
+    snakemake(project, "figures", "--config", "recorded=cpu")
     assert "the whole step" in (project / "results/recorded/cpu" / FIGURE).read_text()
 
 
