@@ -62,7 +62,7 @@ def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
         tag, attributes, content = found.groups()
         known = re.search(r'id="([^"]*)"', attributes)
         anchor = known[1] if known else f"part-{len(headings) + 1}"
-        headings.append(Heading(int(tag) - 1, anchor, Markup(re.sub("</?a.*?>", "", content))))
+        headings.append(Heading(int(tag) - 1, anchor, Markup(re.sub("</?a.*?>", "", content).replace("_", "_<wbr>"))))
         return found[0] if known else f'<h{tag}{attributes} id="{anchor}">{content}</h{tag}>'
 
     return Markup(re.sub(r"<h([23])([^>]*)>(.*?)</h\1>", anchored, body, flags=re.DOTALL)), headings

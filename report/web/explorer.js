@@ -1,6 +1,9 @@
 // All rows of all experiments: a chart and a table of those chosen, and everything that was recorded with one.
 
 const MOST_CHOICES = 60; // values of a column that are listed to choose from; of more, a text is searched
+const MOST_TICKS = 14; // places on the horizontal axis that are all named
+// Okabe and Ito 2008, as in the figures; the last one is the text's.
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#999999", "ink"];
 const STATISTICS = ["median", "mean", "std", "p20", "p80", "n"];
 const LISTED = ["metric", "unit", "n", "mean", "std", "median", "p20", "p80", "status"];
 
@@ -35,7 +38,13 @@ const everyRow = () => data.columns.experiment.map((_, row) => row);
 const varying = () => parametersOf().filter((column) => distinct(column).length > 1);
 const parametersOf = () => ["machine", ...Object.keys(data.parameters), ...data.details];
 const isNumber = (column) => data.columns[column].some((value) => typeof value === "number");
-const byValue = (one, other) => (typeof one === "number" && typeof other === "number" ? one - other : String(one).localeCompare(String(other)));
+
+/** Values as a reader expects them: numbers by size, names in the order of the plan, in which the rows are. */
+function ordered(column, values) {
+  const place = new Map(distinct(column).map((value, index) => [value, index]));
+  const number = (value) => typeof value === "number";
+  return [...values].sort((one, other) => (number(one) && number(other) ? one - other : place.get(one) - place.get(other)));
+}
 
 /** The most frequent of some values. */
 function mode(values) {
@@ -60,7 +69,9 @@ async function chooseMetric(metric) {
   const names = ranked.filter((column) => !isNumber(column) && column !== "machine" && many(column) <= MOST_CHOICES);
   view.x = ranked.find((column) => isNumber(column)) ?? ranked[0] ?? "metric";
   view.colour = names.find((column) => column !== view.x) ?? ranked.find((column) => column !== view.x) ?? "";
-  view.logX = view.logY = false;
+  const along = rows.map((row) => data.columns[view.x][row]).filter((value) => typeof value === "number");
+  view.logX = along.length > 0 && Math.min(...along) > 0 && Math.max(...along) >= 8 * Math.min(...along);
+  view.logY = false;
   const rest = ranked.filter((column) => ![view.x, view.colour, "machine"].includes(column));
   const setting = (row) => JSON.stringify(rest.map((column) => data.columns[column][row]));
   const usual = JSON.parse(mode(rows.map(setting)) ?? "[]");
@@ -121,7 +132,7 @@ async function showControls() {
 
 function showFilters() {
   const boxes = [...varying(), "status"].filter((column) => distinct(column).length > 1).map((column) => {
-    const values = distinct(column).sort(byValue);
+    const values = ordered(column, distinct(column));
     if (values.length > MOST_CHOICES) return searched(column);
     const wanted = chosen.get(column);
     const summary = make("summary");
@@ -164,6 +175,7 @@ async function drawChart(rows) {
     row,
     x: columns[view.x][row] ?? "none",
     y: columns[view.y][row],
+    name: columns[view.colour]?.[row],
     colour: view.colour ? String(columns[view.colour][row] ?? "none") : undefined,
     machine: columns.machine[row],
     low: columns.p20[row],
@@ -182,14 +194,18 @@ async function drawChart(rows) {
   const unit = columns.unit[values[0].row];
   const machines = new Set(values.map((value) => value.machine)).size > 1;
   const positive = (key) => values.every((value) => value[key] > 0);
-  const scale = (key, log) => (log && positive(key) ? { type: "log" } : { zero: key === "y" });
+  const scale = (key, log) => (log && positive(key) ? { type: "log", nice: false, padding: 12 } : { zero: key === "y" });
+  const places = ordered(view.x, new Set(values.map((value) => value.x)));
+  const style = getComputedStyle(document.documentElement);
+  const [ink, faint] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
+  const named = view.colour ? ordered(view.colour, new Set(values.map((value) => value.name))).map((name) => String(name ?? "none")) : [];
   const encoding = {
     x: continuous
-      ? { field: "x", type: "quantitative", title: view.x, scale: scale("x", view.logX) }
-      : { field: "x", type: "nominal", title: view.x, sort: [...new Set(values.map((value) => value.x))].sort(byValue), axis: { labelAngle: -30, labelLimit: 160 } },
+      ? { field: "x", type: "quantitative", title: view.x, scale: scale("x", view.logX), axis: { format: "~r", ...(places.length <= MOST_TICKS && { values: places }) } }
+      : { field: "x", type: "nominal", title: view.x, sort: ordered(view.x, distinct(view.x)), axis: { labelAngle: -30, labelLimit: 160 } },
     y: { field: "y", type: "quantitative", title: `${view.metric}, ${view.y}${unit ? ` / ${unit}` : ""}`, scale: scale("y", view.logY && !bars) },
     ...(view.colour && {
-      color: { field: "colour", type: "nominal", title: view.colour, sort: [...new Set(values.map((value) => value.colour))].sort((one, other) => byValue(+one || one, +other || other)), scale: { scheme: "tableau20" }, legend: { orient: "bottom", columns: innerWidth < 600 ? 2 : 5, labelLimit: 220, symbolLimit: 0 } },
+      color: { field: "colour", type: "nominal", title: view.colour, sort: named, scale: named.length > COLOURS.length ? { scheme: "tableau20" } : { range: [isDark() ? LIGHTER : COLOURS[0], ...COLOURS.slice(1, -1), ink] }, legend: { orient: "bottom", columns: innerWidth < 600 ? 2 : 5, labelLimit: 220, symbolLimit: 0 } },
     }),
     ...(bars && view.colour && { xOffset: { field: "colour" } }),
     ...(machines && !bars && { shape: { field: "machine", type: "nominal", title: "machine" } }),
@@ -203,8 +219,6 @@ async function drawChart(rows) {
   const { color, shape, ...common } = encoding;
   const coloured = { ...common, ...(color && { color }) };
   const range = ["median", "mean"].includes(view.y) && !bars && { mark: { type: "rule", opacity: 0.45 }, encoding: { ...coloured, y: { ...encoding.y, field: "low" }, y2: { field: "high" } } };
-  const style = getComputedStyle(document.documentElement);
-  const [ink, faint] = ["--ink", "--line"].map((name) => style.getPropertyValue(name).trim());
   const spec = {
     width: "container",
     height: 340,
@@ -213,7 +227,7 @@ async function drawChart(rows) {
     layer: [
       ...(range ? [range] : []),
       ...(lines ? [{ mark: { type: "line", opacity: 0.7 }, encoding: { ...coloured, ...(machines && { strokeDash: { field: "machine", type: "nominal" } }) } }] : []),
-      { mark: bars ? { type: "bar" } : { type: "point", filled: true, size: 45 }, encoding },
+      { mark: bars ? { type: "bar" } : { type: "point", filled: true, size: 45, opacity: 1 }, encoding },
     ],
     config: {
       font: "system-ui, sans-serif",
@@ -234,7 +248,8 @@ let table;
 async function listRows(rows) {
   const DataTable = await tables();
   const { columns } = data;
-  const listed = [...varying(), ...LISTED];
+  const many = (column) => new Set(rows.map((row) => columns[column][row])).size > 1;
+  const listed = [...parametersOf().filter(many), ...LISTED];
   const text = DataTable.render.text().display;
   table?.destroy();
   const place = make("table", { class: "display compact" });
@@ -339,7 +354,7 @@ function copied(command) {
 async function lookUp(cell, place) {
   const { experiments } = await rowsOfAll();
   const near = place.closest("figure") ?? place;
-  const number = cell.textContent.replaceAll("\u202f", "").replaceAll("−", "-").match(/-?\d+(?:\.(\d+))?/);
+  const number = cell.textContent.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").match(/-?\d+(?:\.(\d+))?/);
   if (!number) return;
   const digits = (number[1] ?? "").length;
   const within = (value, factor) => value !== null && (value * factor).toFixed(digits) === number[0];

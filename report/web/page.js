@@ -3,11 +3,16 @@
 // Light and dark: as the system has it, until the switch says otherwise.
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
+function themed() {
+  document.documentElement.classList.toggle("dark", isDark()); // what the explorer's tables go by
+  document.dispatchEvent(new Event("theme"));
+}
 $("#theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  document.dispatchEvent(new Event("theme"));
+  themed();
 });
-dark.addEventListener("change", () => document.dispatchEvent(new Event("theme")));
+dark.addEventListener("change", themed);
+themed();
 
 // Contents: the entry of what is being read is marked, and in sight.
 const contents = $("#contents");
@@ -42,21 +47,33 @@ addEventListener("keydown", (event) => event.key === "Escape" && showContents(fa
 // Figures: a click opens one large, with the values at the pointer.
 const figures = once(async () => JSON.parse(await unpack("figures")));
 
-async function showFigures() {
-  const drawn = await figures();
+const [DEEP, LIGHTER] = ["#0072b2", "#3b9bdc"]; // a blue too dark for a dark page
+
+/** A figure's text in the present colours: in the dark its greys are turned round, and what has no colour is light. */
+async function drawing(name) {
+  const text = (await figures())[name];
+  if (!isDark()) return text;
+  const turned = (_, grey) => `#${Math.round(0xe6 - (parseInt(grey, 16) * (0xe6 - 0x17)) / 0xff).toString(16).repeat(3)}`;
+  return text.replace(/#([0-9a-f]{2})\1\1\b/gi, turned).replaceAll(DEEP, LIGHTER).replace("<svg ", '<svg fill="#e6e6e6" ');
+}
+
+async function drawFigures() {
   for (const image of all("img[data-figure]")) {
-    image.src = URL.createObjectURL(new Blob([drawn[image.dataset.figure]], { type: "image/svg+xml" }));
-    image.tabIndex = 0;
-    image.setAttribute("role", "button");
-    image.addEventListener("click", () => enlarge(image));
-    image.addEventListener("keydown", (event) => event.key === "Enter" && enlarge(image));
+    URL.revokeObjectURL(image.src);
+    image.src = URL.createObjectURL(new Blob([await drawing(image.dataset.figure)], { type: "image/svg+xml" }));
   }
 }
-showFigures();
+document.addEventListener("theme", drawFigures);
+drawFigures();
+for (const image of all("img[data-figure]")) {
+  image.tabIndex = 0;
+  image.setAttribute("role", "button");
+  image.addEventListener("click", () => enlarge(image));
+  image.addEventListener("keydown", (event) => event.key === "Enter" && enlarge(image));
+}
 
 async function enlarge(image) {
-  const text = (await figures())[image.dataset.figure];
-  const picture = new DOMParser().parseFromString(text, "image/svg+xml").documentElement;
+  const picture = new DOMParser().parseFromString(await drawing(image.dataset.figure), "image/svg+xml").documentElement;
   const values = JSON.parse($("#values", picture)?.textContent ?? "[]");
   picture.removeAttribute("width");
   picture.removeAttribute("height");
@@ -141,7 +158,7 @@ function sortable(table, title, column) {
     const down = title.getAttribute("aria-sort") === "ascending";
     for (const other of all("th[aria-sort]", table)) other.removeAttribute("aria-sort");
     title.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const key = (row) => row.cells[column].textContent.replaceAll("−", "-").replaceAll("\u202f", "").trim();
+    const key = (row) => row.cells[column].textContent.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").trim();
     const sign = down ? -1 : 1;
     const rows = [...table.tBodies].flatMap((part) => [...part.rows]);
     rows.sort((one, other) => {

@@ -51,7 +51,9 @@ def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) 
         for index, job in enumerate(jobs)
         for cell in job.cells
     }
-    cells = zip(*(columns[name] for name in names), strict=True)
+    job = [job_of.get(cell, len(jobs)) for cell in zip(*(columns[name] for name in names), strict=True)]
+    # In the order of the plan, which a reader knows, but one machine after the other.
+    order = sorted(range(len(job)), key=lambda row: (list(files).index(columns["machine"][row]), job[row]))
     docs = field_docs(kind)
     found = {
         "about": (kind.__doc__ or "").partition("\n")[0],
@@ -60,9 +62,11 @@ def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) 
         "timed": kind.timed,
         "metrics": {name: metric.meaning for name, metric in {**COMMON, **metrics_of(kind)}.items()},
         "commands": [plan.command(job) for job in jobs],
-        "job": [job_of.get(cell) for cell in cells],
+        "job": [job[row] for row in order],
     }
-    return found | {"columns": {name: typed(kind, name, column) for name, column in columns.items()}}
+    return found | {
+        "columns": {name: typed(kind, name, [column[row] for row in order]) for name, column in columns.items()}
+    }
 
 
 def read_columns(kind: type[Experiment], path: Path, columns: Columns) -> None:
