@@ -358,8 +358,8 @@ async function lookUp(cell, place) {
   if (!number) return;
   const digits = (number[1] ?? "").length;
   const within = (value, factor) => value !== null && (value * factor).toFixed(digits) === number[0];
-  const words = new Set(`${cell.parentElement.textContent} ${$("figcaption", near)?.textContent ?? ""}`.split(/[\s,;:()]+/));
-  const texts = [...cell.parentElement.cells].map((each) => each.textContent.trim());
+  const texts = [...cell.parentElement.cells, ...titlesOf(cell)].map((each) => each.textContent.trim());
+  const words = new Set([...texts, $("figcaption", near)?.textContent ?? ""].join(" ").split(/[\s,;:()]+/));
   const sections = all(".reproduce[data-experiment]");
   const named = sectionOf(place, sections).map((line) => line.dataset.experiment);
   const found = [];
@@ -370,7 +370,7 @@ async function lookUp(cell, place) {
       const fits = ["median", "mean"].filter((name) => [1, 1 / 1024, 1e-3, 1e3, 100].some((factor) => within(columns[name][row], factor)));
       if (!fits.length) continue;
       const exact = fits.some((name) => within(columns[name][row], 1));
-      const shared = [...Object.keys(parameters), ...details, "metric"].filter((name) => {
+      const shared = [...Object.keys(parameters), ...details, "metric", "unit"].filter((name) => {
         const value = String(columns[name][row] ?? "");
         return value && (texts.includes(value) || words.has(value));
       });
@@ -388,8 +388,15 @@ async function lookUp(cell, place) {
   });
   const heading = make("h3", {}, `Where ${number[0]} may come from`);
   const none = make("p", {}, "No row has this number: it was computed from several.");
-  const about = make("p", {}, `Rows whose median or mean prints like this${found.length > best.length ? `: the closest ${best.length} of ${found.length}` : ""}, those first that share most with its line of the table.`);
+  const about = make("p", {}, `Rows whose median or mean prints like this${found.length > best.length ? `: the closest ${best.length} of ${found.length}` : ""}, those first that share most with its place in the table.`);
   open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
+}
+
+/** The titles above a table's cell. */
+function titlesOf(cell) {
+  const start = (each) => [...each.parentElement.cells].slice(0, each.cellIndex).reduce((sum, before) => sum + before.colSpan, 0);
+  const covers = (title) => start(title) <= start(cell) && start(cell) < start(title) + title.colSpan;
+  return all("thead th", cell.closest("table")).filter(covers);
 }
 
 /** Of some elements those in the same section as a place: between the same two headings. */
