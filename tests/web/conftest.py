@@ -44,8 +44,6 @@ def source(plan, column):
 #show: report.with(title: {string(f"Report of {HTML}")}, machine: "cpu")
 #headline[Systems report]
 #grid(columns: (1fr, 1fr), tile([2.0×], [of something], beside: [CPU: 1.0×]), tile([3 ms], [of something else]))
-#heading(outlined: false, numbering: none)[Contents]
-#columns(2)[#outline(title: none)]
 #pagebreak()
 = First
 #question[How long does {escape(HTML)} take?]
