@@ -76,6 +76,9 @@ async function chooseMetric(metric) {
   const setting = (row) => JSON.stringify(rest.map((column) => data.columns[column][row]));
   const usual = JSON.parse(mode(rows.map(setting)) ?? "[]");
   chosen = new Map(rest.map((column, index) => [column, many(column) > MOST_CHOICES ? "" : new Set([usual[index]])]));
+  if (view.colour && new Set(matching().map((row) => data.columns[view.x][row])).size < 2) {
+    [view.x, view.colour] = [view.colour, ""]; // one place on the axis: names make better bars
+  }
   await refresh();
 }
 

@@ -82,7 +82,7 @@ async function enlarge(image) {
   spot.setAttribute("class", "spot");
   spot.setAttribute("r", 4);
   picture.append(spot);
-  picture.addEventListener("pointermove", (event) => {
+  const tell = (event) => {
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
     const distance = ([x, y]) => Math.hypot(x - at.x, y - at.y);
     const nearest = values.reduce((best, each) => (distance(each) < distance(best) ? each : best), [1e9, 1e9]);
@@ -92,13 +92,15 @@ async function enlarge(image) {
     spot.setAttribute("cx", nearest[0]);
     spot.setAttribute("cy", nearest[1]);
     tip.textContent = nearest[2];
-    const frame = picture.parentElement.getBoundingClientRect();
-    const left = event.clientX - frame.left;
-    tip.style.left = `${Math.min(left + 14, frame.width - tip.offsetWidth - 4)}px`;
-    tip.style.top = `${event.clientY - frame.top + 16}px`;
-  });
+    const frame = picture.parentElement;
+    const { left, top } = frame.getBoundingClientRect();
+    const edge = frame.scrollLeft + frame.clientWidth - tip.offsetWidth - 4;
+    tip.style.left = `${Math.max(0, Math.min(event.clientX - left + frame.scrollLeft + 14, edge))}px`;
+    tip.style.top = `${event.clientY - top + 16}px`;
+  };
+  for (const kind of ["pointermove", "pointerdown"]) picture.addEventListener(kind, tell);
   const caption = image.closest("figure").querySelector("figcaption").cloneNode(true);
-  const hint = values.length ? make("p", { class: "hint" }, "Move over the picture for values.") : null;
+  const hint = values.length ? make("p", { class: "hint" }, "Point at a mark for its value.") : null;
   open($("#viewer"), make("div", { class: "picture" }, picture, tip), caption, ...(hint ? [hint] : []));
 }
 
