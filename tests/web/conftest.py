@@ -38,7 +38,7 @@ def charts(tmp_path_factory):
 def source(plan, column):
     """A report of one part in the templates' own terms: a question, a figure and a table of a column of numbers."""
     rows = [[f"cell-{row}", f"{number:.2f}"] for row, number in enumerate(column)]
-    table = Table(["what", "step / ms"], [["quoted", HTML], *rows]).markup()
+    table = Table(["what", "step / ms"], [["long" * 20, HTML], *rows]).markup()
     return f"""#import sys.inputs.at("theme", default: "/report/theme.typ"): *
 #let picture = picture.with("/figures/")
 #show: report.with(title: {string(f"Report of {HTML}")}, machine: "cpu")

@@ -125,7 +125,7 @@ def test_it_is_light_or_dark_as_the_system_is_until_it_is_told(page, browser, sc
 def test_it_fits_its_window(page, browser, size):
     browser.open(page, size)
     browser.to_explorer()
-    browser.wait("return document.documentElement.scrollWidth <= innerWidth")
+    browser.wait("return document.documentElement.scrollWidth <= arguments[0]", size[0])
     shown = "return getComputedStyle(document.querySelector('#contents')).display !== 'none'"
     assert browser.run(shown) == (size == DESKTOP)
     if size == PHONE:
