@@ -1,8 +1,8 @@
-"""One command from this machine to results/<machine>/writeup.pdf: `snakemake`.
+"""One command from this machine to results/<machine>/writeup.pdf and report.html: `snakemake`.
 
-`snakemake writeup` rebuilds the report from the existing CSV files; `snakemake measurements` only measures;
-`snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission` packs the code
-and the report for handing in.
+`snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
+only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission`
+packs the code and the report for handing in.
 """
 
 from snakemake.utils import min_version
@@ -22,6 +22,7 @@ include: "rules/artifacts.smk"
 include: "rules/tables.smk"
 include: "rules/figures.smk"
 include: "rules/writeup.smk"
+include: "rules/web.smk"
 include: "rules/submission.smk"
 include: "rules/verify.smk"
 
@@ -32,4 +33,5 @@ rule all:
     input:
         planned_csvs(),
         f"{RESULTS}/writeup.pdf",
+        f"{RESULTS}/report.html",
         f"{RESULTS}/verdict.txt",

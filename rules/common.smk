@@ -175,9 +175,10 @@ def trace_to_draw(wildcards):
 
 
 def measures_nothing():
-    """Whether `snakemake writeup` runs, perhaps with `submission`, which takes the CSV files as they are."""
+    """Whether `snakemake writeup` or `snakemake web` runs, perhaps with `submission`: they use the existing CSV files."""
     targets = set(workflow.dag_settings.targets)
-    return PLAN.recorded or "writeup" in targets <= {"writeup", "submission"}
+    made = {"writeup", "web"}
+    return PLAN.recorded or bool(targets & made) and targets <= made | {"submission"}
 
 
 def obstacles(wildcards):

@@ -18,6 +18,7 @@ PATTERNS = (
     "recorded/*/constraints.txt", "recorded/*/raw/*/*.csv", "recorded/*/raw/*/*.csv.sha256",
     "recorded/*/traces/*.json.gz", "recorded/*/not_measured.yaml",
     "report/contents.yaml", "report/references.bib", "report/*.typ", "report/*.typ.j2", "report/*.html.j2",
+    "report/web/*.css", "report/web/*.js",
     "report/captions/*.rst",
     "rules/*.smk", "rules/*.sh",
     "scripts/*.py",

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
 from scripts.rendering.markup import measured
+from scripts.rendering.pointer import Values
 
 # Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999999"]
@@ -62,11 +63,12 @@ def look(label: str, colour: int, hatch: str) -> Look:
 
 
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure as SVG without a date."""
+    """Write the figure as SVG without a date, with what its marks stand for."""
     if layout := figure.get_layout_engine():
         # Left to savefig, the layout would cost a drawing that nobody sees.
         layout.execute(figure)
         figure.set_layout_engine("none")
+    figure.add_artist(Values())
     figure.savefig(path, format="svg", metadata={"Date": None})
     pyplot.close(figure)
 

@@ -1,0 +1,60 @@
+// What the other scripts share. All files here are one module, in alphabetical order.
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+/** An element with attributes (functions become listeners) and children; text is never read as HTML. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value === true) element.setAttribute(name, "");
+    else if (value !== false && value != null) element.setAttribute(name, value);
+  }
+  element.append(...children.filter((child) => child != null));
+  return element;
+}
+
+/** Text that the page carries compressed. */
+async function unpack(name) {
+  const bytes = Uint8Array.from(atob($(`#data-${name}`).textContent), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+/** What `load` gives, loaded at the first call. */
+function once(load) {
+  let loaded;
+  return () => (loaded ??= load());
+}
+
+/** A script that the page carries, as a module. */
+async function library(name) {
+  const address = URL.createObjectURL(new Blob([await unpack(name)], { type: "text/javascript" }));
+  return import(address);
+}
+
+/** A number with enough digits to read, not all that were recorded. */
+function shown(value) {
+  if (typeof value !== "number") return value ?? "";
+  if (Number.isInteger(value)) return String(value);
+  return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4 ? value.toExponential(3) : String(+value.toPrecision(5));
+}
+
+/** Have the browser save rows of values as a CSV file. */
+function download(name, rows) {
+  const field = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+  const text = rows.map((row) => row.map((value) => field(String(value ?? ""))).join(",")).join("\n");
+  const address = URL.createObjectURL(new Blob([`${text}\n`], { type: "text/csv" }));
+  make("a", { href: address, download: `${name}.csv` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}
+
+/** Open a dialog with new content; it closes by its button, Escape or a click beside it. */
+function open(dialog, ...content) {
+  $(".content", dialog).replaceChildren(...content);
+  if (!dialog.open) dialog.showModal();
+  dialog.scrollTop = 0;
+}
+for (const dialog of all("dialog")) {
+  dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+}

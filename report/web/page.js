@@ -1,0 +1,183 @@
+// The report's own part of the page: contents that follow, light and dark, figures, tables.
+
+// Light and dark: as the system has it, until the switch says otherwise.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
+function themed() {
+  document.documentElement.classList.toggle("dark", isDark()); // what the explorer's tables go by
+  document.dispatchEvent(new Event("theme"));
+}
+$("#theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  themed();
+});
+dark.addEventListener("change", themed);
+themed();
+
+// Contents: the entry of what is being read is marked, and in sight.
+const contents = $("#contents");
+const entries = new Map(all("a", contents).map((link) => [link.hash.slice(1), link]));
+const marks = [...entries.keys()].map((anchor) => document.getElementById(anchor));
+function follow() {
+  const line = scrollY + innerHeight / 4;
+  const top = (mark) => mark.getBoundingClientRect().top + scrollY;
+  const atEnd = scrollY + innerHeight >= document.documentElement.scrollHeight - 2;
+  const reading = atEnd ? marks.at(-1) : (marks.findLast((mark) => top(mark) <= line) ?? marks[0]);
+  for (const [anchor, link] of entries) {
+    if (anchor !== reading?.id) link.removeAttribute("aria-current");
+    else if (!link.hasAttribute("aria-current")) {
+      link.setAttribute("aria-current", "location");
+      contents.scrollTo({ top: link.offsetTop - contents.clientHeight / 3 });
+    }
+  }
+}
+addEventListener("scroll", follow, { passive: true });
+addEventListener("resize", follow);
+follow();
+
+// On a phone the contents are behind a button.
+function showContents(yes) {
+  document.body.classList.toggle("contents-open", yes);
+  $("#menu").setAttribute("aria-expanded", yes);
+}
+$("#menu").addEventListener("click", () => showContents(!document.body.classList.contains("contents-open")));
+contents.addEventListener("click", (event) => event.target.closest("a") && showContents(false));
+addEventListener("keydown", (event) => event.key === "Escape" && showContents(false));
+
+// Figures: a click opens one large, with the values at the pointer.
+const figures = once(async () => JSON.parse(await unpack("figures")));
+
+const [DEEP, LIGHTER] = ["#0072b2", "#3b9bdc"]; // a blue too dark for a dark page
+
+/** A figure's text in the present colours: in the dark its greys are turned round, and what has no colour is light. */
+async function drawing(name) {
+  const text = (await figures())[name];
+  if (!isDark()) return text;
+  const turned = (_, grey) => `#${Math.round(0xe6 - (parseInt(grey, 16) * (0xe6 - 0x17)) / 0xff).toString(16).repeat(3)}`;
+  return text.replace(/#([0-9a-f]{2})\1\1\b/gi, turned).replaceAll(DEEP, LIGHTER).replace("<svg ", '<svg fill="#e6e6e6" ');
+}
+
+async function drawFigures() {
+  for (const image of all("img[data-figure]")) {
+    URL.revokeObjectURL(image.src);
+    image.src = URL.createObjectURL(new Blob([await drawing(image.dataset.figure)], { type: "image/svg+xml" }));
+  }
+}
+document.addEventListener("theme", drawFigures);
+drawFigures();
+for (const image of all("img[data-figure]")) {
+  image.tabIndex = 0;
+  image.setAttribute("role", "button");
+  image.addEventListener("click", () => enlarge(image));
+  image.addEventListener("keydown", (event) => event.key === "Enter" && enlarge(image));
+}
+
+async function enlarge(image) {
+  const picture = new DOMParser().parseFromString(await drawing(image.dataset.figure), "image/svg+xml").documentElement;
+  const values = JSON.parse($("#values", picture)?.textContent ?? "[]");
+  picture.removeAttribute("width");
+  picture.removeAttribute("height");
+  const tip = make("output", { class: "tip", hidden: true });
+  const spot = document.createElementNS(picture.namespaceURI, "circle");
+  spot.setAttribute("class", "spot");
+  spot.setAttribute("r", 4);
+  picture.append(spot);
+  const tell = (event) => {
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
+    const distance = ([x, y]) => Math.hypot(x - at.x, y - at.y);
+    const nearest = values.reduce((best, each) => (distance(each) < distance(best) ? each : best), [1e9, 1e9]);
+    tip.hidden = !(distance(nearest) < 30);
+    spot.style.visibility = tip.hidden ? "hidden" : "visible";
+    if (tip.hidden) return;
+    spot.setAttribute("cx", nearest[0]);
+    spot.setAttribute("cy", nearest[1]);
+    tip.textContent = nearest[2];
+    const frame = picture.parentElement;
+    const { left, top } = frame.getBoundingClientRect();
+    const edge = frame.scrollLeft + frame.clientWidth - tip.offsetWidth - 4;
+    tip.style.left = `${Math.max(0, Math.min(event.clientX - left + frame.scrollLeft + 14, edge))}px`;
+    tip.style.top = `${event.clientY - top + 16}px`;
+  };
+  for (const kind of ["pointermove", "pointerdown"]) picture.addEventListener(kind, tell);
+  const caption = image.closest("figure").querySelector("figcaption").cloneNode(true);
+  const hint = values.length ? make("p", { class: "hint" }, "Point at a mark for its value.") : null;
+  open($("#viewer"), make("div", { class: "picture" }, picture, tip), caption, ...(hint ? [hint] : []));
+}
+
+// Tables: numbers to the right, sorted by a click on a column's title, searched, saved; a click on a number finds its row.
+const FEW_ROWS = 8;
+
+for (const box of all("article .scroll")) {
+  const table = $("table", box);
+  const align = box.dataset.align.split(" ");
+  for (const row of all("tr", table)) {
+    let column = 0;
+    for (const cell of row.cells) {
+      if (cell.colSpan === 1 && align[column] === "right") cell.classList.add("number");
+      if (cell.colSpan > 1 && cell.tagName === "TH") cell.classList.add("over");
+      column += cell.colSpan;
+    }
+  }
+  const body = [...table.tBodies].flatMap((part) => [...part.rows]);
+  const name = table.closest("[id]")?.id || "table";
+  const tools = make("div", { class: "tools" });
+  if (body.length > FEW_ROWS) {
+    tools.append(
+      make("input", {
+        type: "search",
+        placeholder: "Filter rows",
+        "aria-label": "Filter rows",
+        input: (event) => {
+          const wanted = event.target.value.toLowerCase().split(/\s+/);
+          for (const row of body) {
+            const text = row.textContent.toLowerCase();
+            row.hidden = !wanted.every((word) => text.includes(word));
+          }
+        },
+      }),
+    );
+  }
+  const save = () => {
+    const spread = (row) => [...row.cells].flatMap((cell) => [cell.textContent.trim(), ...Array(cell.colSpan - 1).fill("")]);
+    download(name, [...table.rows].filter((row) => !row.hidden).map(spread));
+  };
+  tools.append(make("button", { type: "button", title: "Save this table as CSV", click: save }, "CSV"));
+  box.before(tools);
+  const plain = body.every((row) => row.cells.length === align.length);
+  if (plain && table.tHead) {
+    for (const [column, title] of [...[...table.tHead.rows].at(-1).cells].entries()) sortable(table, title, column);
+  }
+  table.addEventListener("click", (event) => {
+    const cell = event.target.closest("td");
+    if (cell && /\d/.test(cell.textContent) && getSelection().isCollapsed) lookUp(cell, table);
+  });
+}
+
+function sortable(table, title, column) {
+  title.tabIndex = 0;
+  title.classList.add("sortable");
+  const sort = () => {
+    const down = title.getAttribute("aria-sort") === "ascending";
+    for (const other of all("th[aria-sort]", table)) other.removeAttribute("aria-sort");
+    title.setAttribute("aria-sort", down ? "descending" : "ascending");
+    const key = (row) => row.cells[column].textContent.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").trim();
+    const sign = down ? -1 : 1;
+    const rows = [...table.tBodies].flatMap((part) => [...part.rows]);
+    rows.sort((one, other) => {
+      const [left, right] = [key(one), key(other)];
+      const [a, b] = [parseFloat(left), parseFloat(right)];
+      if (Number.isNaN(a) !== Number.isNaN(b)) return Number.isNaN(a) ? 1 : -1; // what was not measured comes last
+      return sign * (Number.isNaN(a) ? left.localeCompare(right) : a - b);
+    });
+    table.tBodies[0].append(...rows);
+  };
+  title.addEventListener("click", sort);
+  title.addEventListener("keydown", (event) => event.key === "Enter" && sort());
+}
+
+// From a section and its figures to the rows behind them.
+for (const line of all(".reproduce[data-experiment]")) {
+  line.before(
+    make("button", { type: "button", class: "explore", click: () => explore(line.dataset.experiment) }, "Explore these rows"),
+  );
+}

@@ -1,0 +1,49 @@
+"""The report as one page: the text of the PDF, figures that show their values, and an explorer of all rows.
+
+Needs writeup.typ, the figures, tables and plan, and, on a GPU other than that of the reference, the recorded CSV files
+of that; makes results/<machine>/report.html, and charts.js, the library in it that draws charts. `snakemake writeup`
+makes neither.
+"""
+
+from importlib.metadata import version
+
+PAGE = f"{RESULTS}/report.html"
+
+
+rule charts:
+    """The library that draws the page's charts."""
+    output:
+        f"{RESULTS}/charts.js",
+    log:
+        f"{RESULTS}/logs/charts.log",
+    localrule: True
+    params:
+        version=version("vl-convert-python"),
+        source=source_digest("scripts.charts"),
+    script:
+        "../scripts/charts.py"
+
+
+rule web:
+    """The report as a page."""
+    input:
+        **TABLES,
+        reference=reference_csvs(),
+        parts=sorted(map(str, Path("report/web").glob("*"))),
+        figures=FIGURES.values(),
+        plan=rules.plan.output[0],
+        source=rules.typeset.output.source,
+        charts=rules.charts.output[0],
+    output:
+        PAGE,
+    log:
+        f"{RESULTS}/logs/web.log",
+    localrule: True
+    params:
+        experiments=list(TABLES),
+        version=version("itables"),
+        source=source_digest("scripts.web", *EXPERIMENT_MODULES),
+    message:
+        "Making {output}"
+    script:
+        "../scripts/web.py"

@@ -1,0 +1,152 @@
+"""Make the report as one page that works offline: the Typst source of the PDF as HTML, its figures, and all rows."""
+
+import base64
+import gzip
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import typst
+from markupsafe import Markup
+
+from cs336_systems.plan import read_plan
+from scripts.log import log_to
+from scripts.rendering.rows import rows_json
+
+FOLDER = Path("report/web")
+THEME = "/report/web/theme.typ"
+"""What the source imports in place of report/theme.typ."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading of the report, for the table of contents."""
+
+    level: int
+    """1 for a part, 2 for a section."""
+    anchor: str
+    """The id of its element."""
+    content: Markup
+    """Its text with its markup."""
+
+
+def typeset(source: Path) -> tuple[str, Markup, Markup]:
+    """The title, the style and the body that Typst makes of the report's source.
+
+    Raises:
+        RuntimeError: Typst's diagnosis, with line numbers of the source file.
+    """
+    try:
+        text: Any = source.read_bytes()  # as in scripts.writeup
+        html: Any = typst.compile(text, root=".", format="html", sys_inputs={"theme": THEME})
+    except typst.TypstError as error:
+        raise RuntimeError(f"{source}: {error.diagnostic}") from None
+    parts = re.fullmatch(
+        r".*<title>(.*?)</title>.*?<style>(.*?)</style>.*?<body>(.*)</body></html>", html.decode(), re.DOTALL
+    )
+    assert parts, "Typst writes its pages otherwise"
+    title, style, body = map(Markup, parts.groups())
+    return title.unescape(), style, body
+
+
+def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
+    """The body with an id in each heading of a part or a section, and these headings."""
+    headings: list[Heading] = []
+
+    def anchored(found: re.Match[str]) -> str:
+        tag, attributes, content = found.groups()
+        known = re.search(r'id="([^"]*)"', attributes)
+        anchor = known[1] if known else f"part-{len(headings) + 1}"
+        headings.append(Heading(int(tag) - 1, anchor, Markup(re.sub("</?a.*?>", "", content).replace("_", "_<wbr>"))))
+        return found[0] if known else f'<h{tag}{attributes} id="{anchor}">{content}</h{tag}>'
+
+    return Markup(re.sub(r"<h([23])([^>]*)>(.*?)</h\1>", anchored, body, flags=re.DOTALL)), headings
+
+
+def with_sizes(body: str, figures: Mapping[str, str]) -> str:
+    """The body with each picture's width and height, so that nothing moves when it is drawn."""
+
+    def sized(found: re.Match[str]) -> str:
+        box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', figures[found[1]])
+        width, height = (round(float(side)) for side in box.groups()) if box else (0, 0)
+        return f'{found[0]} width="{width}" height="{height}"'
+
+    return re.sub(r'<img data-figure="([^"]*)"', sized, body)
+
+
+def packed(text: str) -> str:
+    """A text compressed, in letters that mean nothing to HTML; the same text gives the same letters."""
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
+
+
+def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> str:
+    """The page.
+
+    Args:
+        source: the report's Typst source.
+        figures: the SVG text of each figure, by name.
+        rows: what `rows_json` gives.
+        charts: the script of the library that draws charts.
+    """
+    title, style, body = typeset(source)
+    content, headings = with_anchors(with_sizes(body, figures))
+    tables = files("itables") / "html"
+    jinja = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return jinja.get_template("page.html.j2").render(
+        title=title,
+        headings=headings,
+        content=content,
+        styles=[style, *(Markup(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.css")))],
+        scripts=[Markup(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.js"))],
+        data={
+            "rows": packed(rows),
+            "figures": packed(json.dumps(figures)),
+            "charts": packed(charts),
+            "tables": packed((tables / "dt_bundle.js").read_text(encoding="utf-8")),
+            "tables-style": packed((tables / "dt_bundle.css").read_text(encoding="utf-8")),
+        },
+    )
+
+
+def write(
+    source: str,
+    figures: Sequence[str],
+    plan: str,
+    tables: Mapping[str, str],
+    reference: Mapping[str, Sequence[str]],
+    charts: str,
+    output: str,
+) -> None:
+    """Write the page of the report's source, the figures and the tables at the given paths."""
+    rows = rows_json(
+        read_plan(Path(plan)),
+        {name: Path(path) for name, path in tables.items()},
+        {name: [Path(path) for path in paths] for name, paths in reference.items()},
+    )
+    drawn = {Path(path).stem: Path(path).read_text(encoding="utf-8") for path in figures}
+    text = page(Path(source), drawn, rows, Path(charts).read_text(encoding="utf-8"))
+    Path(output).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
+    with log_to(snakemake.log[0]):
+        by_experiment: dict[str, list[str]] = {}
+        for csv in snakemake.input.reference:
+            by_experiment.setdefault(Path(csv).parent.name, []).append(csv)
+        write(
+            source=snakemake.input.source,
+            figures=snakemake.input.figures,
+            plan=snakemake.input.plan,
+            tables={name: snakemake.input[name] for name in snakemake.params.experiments},
+            reference=by_experiment,
+            charts=snakemake.input.charts,
+            output=snakemake.output[0],
+        )

@@ -1,0 +1,153 @@
+"""The page in a real browser: nothing is fetched, nothing fails, and everything on it works."""
+
+import csv
+import io
+
+import pytest
+
+from tests.web.conftest import DESKTOP, HTML, PHONE, make_page
+
+FILTER = """const filter = document.querySelector(`#explorer .filters [data-column="${arguments[0]}"]`);
+    const [all, none] = filter.querySelectorAll('button'); none.click();
+    const label = [...filter.querySelectorAll('label')].find((each) => each.textContent === arguments[1]);
+    label.querySelector('input').click()"""
+
+
+DRAWN = """const box = document.querySelector('canvas');
+    return box && new Set(box.getContext('2d').getImageData(0, 0, box.width, box.height).data).size > 5"""
+JOINED = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent).join() === arguments[1]"
+
+
+def count(browser):
+    """How many rows the explorer says that it shows."""
+    return int(browser.text("#explorer .count").split()[0])
+
+
+def test_the_contents_follow_what_is_read(page, browser):
+    browser.open(page)
+    current = "return document.querySelector('#contents a[aria-current]').textContent"
+    assert browser.texts("#contents a") == ["1 First", "2 Second", "2.1 end_to_end", "Explorer"]
+    assert browser.run(current) == "1 First"
+    browser.run("document.querySelector('#tab-steps').scrollIntoView()")
+    browser.wait(f"{current} === '2.1 end_to_end'")
+    browser.click("#contents a", 3)
+    browser.wait(f"{current} === 'Explorer'")
+    assert browser.run("return location.hash") == "#explorer"
+
+
+def test_a_figure_opens_large_and_tells_its_values(page, browser):
+    browser.open(page)
+    browser.click("img[data-figure]")
+    browser.wait("return document.querySelector('#viewer[open] svg')")
+    browser.run("""const picture = document.querySelector('#viewer svg');
+        const [x, y] = JSON.parse(picture.querySelector('#values').textContent)[1];
+        const at = new DOMPoint(x, y).matrixTransform(picture.getScreenCTM());
+        picture.dispatchEvent(new PointerEvent('pointermove', {clientX: at.x + 3, clientY: at.y - 3}))""")
+    assert browser.text("#viewer .tip") == f"{HTML}\ncontext / tokens: 256\nstep / ms: 2.5"
+    assert "Lines." in browser.text("#viewer figcaption")
+    browser.click("#viewer form button")
+    assert not browser.run("return document.querySelector('#viewer').open")
+
+
+def test_a_table_is_sorted_filtered_and_saved_and_its_numbers_lead_to_rows(page, browser):
+    browser.open(page)
+    column = "#tab-steps tbody tr:not([hidden]) td:nth-child(2)"
+    shown = browser.texts(column)
+    assert shown[0] == HTML
+    browser.click("#tab-steps th", 1)
+    ascending = sorted(shown[1:], key=float)
+    assert browser.texts(column) == [*ascending, HTML]  # what is no number comes last
+    browser.click("#tab-steps th", 1)
+    assert browser.texts(column) == [*ascending[::-1], HTML]
+    browser.run("""const box = document.querySelector('#tab-steps input');
+        box.value = 'cell-3'; box.dispatchEvent(new Event('input'))""")
+    assert browser.texts(column) == [shown[4]]
+    browser.click("#tab-steps .tools button")
+    assert browser.saved("tab-steps.csv") == f"what,step / ms\ncell-3,{shown[4]}\n"
+    browser.click(column)
+    browser.wait("return document.querySelector('#detail[open] .candidates button')")
+    browser.click("#detail .candidates button")
+    browser.wait("return document.querySelector('#detail .command')")
+    assert browser.text("#detail h3") == "end_to_end: step"
+
+
+def test_the_explorer_draws_filters_sorts_and_saves(page, browser):
+    browser.open(page)
+    browser.to_explorer()
+    assert browser.texts("#explorer [name=experiment] option") == ["end_to_end", "flash"]
+    browser.wait(DRAWN)
+    browser.choose("experiment", "flash")
+    browser.wait("return document.querySelector('#explorer .filters [data-column=implementation]')")
+    browser.click("#explorer .clear")
+    everything = count(browser)
+    browser.run(FILTER, "implementation", HTML)
+    fewer = count(browser)
+    assert 0 < fewer < everything
+    browser.wait("return document.querySelectorAll('#explorer .rows tbody tr').length === arguments[0]", fewer)
+    browser.wait(DRAWN)
+    median = browser.texts("#explorer .rows thead th").index("median")
+    numbers = f"#explorer .rows tbody td:nth-child({median + 1})"
+    before = browser.texts(numbers)
+    browser.click("#explorer .rows thead th", median)
+    browser.wait(JOINED, numbers, ",".join(sorted(before, key=float)))
+    browser.click("#explorer .save")
+    rows = list(csv.DictReader(io.StringIO(browser.saved("flash.csv"))))
+    assert {row["implementation"] for row in rows} == {HTML}
+    assert len(rows) == fewer
+    assert all(row["samples"] and row["source_digest"] for row in rows)
+
+
+def test_a_row_shows_all_that_was_recorded_and_the_command_that_repeats_it(page, browser):
+    browser.open(page)
+    browser.to_explorer()
+    browser.click("#explorer .rows tbody tr")
+    told = browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
+    for text in ("median", "0123456789ab", "2026-01-02", HTML, "python -m cs336_systems.benchmarks.end_to_end --"):
+        assert text in told
+    assert browser.run("return document.querySelectorAll('#detail .strip circle').length") > 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_light_or_dark_as_the_system_is_until_it_is_told(page, browser, scheme):
+    background = "return getComputedStyle(document.body).backgroundColor"
+    picture = "return document.querySelector('img[data-figure]').src"
+    browser.open(page, scheme=scheme)
+    before, drawn = browser.run(background), browser.run(picture)
+    assert before == {"light": "rgb(255, 255, 255)", "dark": "rgb(23, 23, 23)"}[scheme]
+    browser.click("#theme")
+    assert browser.run(background) != before
+    browser.wait(f"{picture} !== arguments[0]", drawn)
+    browser.click("#theme")
+    assert browser.run(background) == before
+
+
+@pytest.mark.parametrize("size", [DESKTOP, (800, 1100), PHONE])
+def test_it_fits_its_window(page, browser, size):
+    browser.open(page, size)
+    browser.to_explorer()
+    browser.wait("return document.documentElement.scrollWidth <= arguments[0]", size[0])
+    shown = "return getComputedStyle(document.querySelector('#contents')).display !== 'none'"
+    assert browser.run(shown) == (size == DESKTOP)
+    if size == PHONE:
+        browser.click("#menu")
+        assert browser.run(shown)
+        browser.click("#contents a")
+        assert not browser.run(shown)
+
+
+def test_without_a_row_the_page_says_so(tmp_path, charts, browser):
+    browser.open(make_page(tmp_path, charts, measured=[]))
+    browser.run("document.querySelector('#explorer').scrollIntoView()")
+    browser.wait("return document.querySelector('#explorer .count').textContent === 'No row has been measured.'")
+
+
+def test_a_second_machine_stands_beside_the_first(tmp_path, charts, browser):
+    recorded = [f"recorded/nvidia-h200/raw/end_to_end/{name}.csv" for name in ("eager-small", "eager-medium")]
+    browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A100", reference={"end_to_end": recorded}))
+    browser.to_explorer()
+    values = browser.texts("#explorer .filters [data-column=machine] label")
+    assert values == ["nvidia-a100", "nvidia-h200"]
+    browser.choose("colour", "machine")
+    browser.run(FILTER, "machine", "nvidia-h200")
+    browser.click("#explorer .rows tbody tr")
+    assert "NVIDIA H200" in browser.wait("return document.querySelector('#detail[open] .content')?.textContent")

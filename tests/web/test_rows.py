@@ -1,0 +1,30 @@
+"""The rows that the page carries are those of the tables."""
+
+import json
+
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.record import write_table
+from cs336_systems.plan import make_plan
+from scripts.rendering.rows import number, rows_json
+from tests.samples import OOM, config, planned_cells, provenance, rows_of
+
+
+def test_each_row_has_its_numbers_and_the_command_that_measures_it(tmp_path):
+    plan = make_plan(config(machine="cpu"))
+    cells = planned_cells("flash", "smoke")
+    rows = rows_of(cells, provenance(), lambda cell: OOM if cell == cells[0] else None)
+    write_table(tmp_path / "flash.csv", EXPERIMENTS["flash"], rows)
+    entry = json.loads(rows_json(plan, {"flash": tmp_path / "flash.csv"}, {}))["experiments"]["flash"]
+    columns = entry["columns"]
+    names = ["sequence", "implementation", "metric", "median", "samples", "status"]
+    found = set(zip(*(columns[name] for name in names), strict=True))
+    assert found == {tuple(getattr(row, name) for name in names) for row in rows}
+    for sequence, job in zip(columns["sequence"], entry["job"], strict=True):
+        assert f" {sequence}" in entry["commands"][job]
+
+
+@pytest.mark.parametrize(("text", "value"), [("", None), ("nan", None), ("inf", None), ("3", 3), ("1e-05", 1e-5)])
+def test_a_number_is_one_that_json_has(text, value):
+    assert number(text) == value
