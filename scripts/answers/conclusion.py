@@ -209,7 +209,7 @@ def device_work(steps: list[Step]) -> Typst:
     return paragraph(
         say("The device's own work shrinks with {sentences:listing}.", sentences=sentences),
         NOTHING
-        if alone is None or graph is None or not alone.busy or not graph.busy
+        if alone is None or graph is None or not alone.busy or not graph.busy or alone.told
         else say(
             "A CUDA graph leaves it as it is and removes the waiting for the host: the device works for "
             "{alone:percent} of the compiled step without one and {graph:percent} with it.",
@@ -302,7 +302,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
         ),
         evidence=["weak_scaling"],
         reason=NOTHING
-        if row is None
+        if row is None or not min(row["longer"], row["stretched"]) > 0
         else say(
             "On {ranks}, the profiled step is {longer:ms} longer than without communication: {uncovered:ms} of "
             "communication run beside no compute, and compute takes {stretched:ms} longer.",

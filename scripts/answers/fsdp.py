@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pandas import DataFrame, Series, isna
+from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.experiments.fsdp import FullyShardedTraining
@@ -233,7 +233,7 @@ def hidden(table: DataFrame, rows: DataFrame, why: str) -> Answer:
         more=NOTHING if own is None else say("Measured with _{title}_, {cell}.", title=own["title"], cell=own["cell"]),
         evidence=[Captioned(told, caption)] if told else [],
         reason=NOTHING
-        if own is None or isna(own["longer"])
+        if own is None or not min(own["longer"], own["stretched"]) > 0
         else say(
             "The profiled step is {longer:ms} longer than without communication: compute takes {stretched:ms} longer "
             "beside the collectives, and {uncovered:ms} of these run beside no compute.",

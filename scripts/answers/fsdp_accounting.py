@@ -178,16 +178,19 @@ def pauses(table: DataFrame, told: DataFrame) -> Any:
     ]
     if not found:
         return NOTHING
+    first = say("The first weights always come late, as no compute runs before them.")
     pause, late, row = max(found, key=lambda each: each[0])
-    return say(
-        "The first weights always come late, as no compute runs before them. The longest pauses, {pause:ms} with "
-        "_{title}_ ({cell}), wait for weights for {late:ms} only; for the rest the weights are there, but work has not "
-        "begun.",
+    if late > pause / 2:
+        return first
+    longest = say(
+        "The longest pauses, {pause:ms} with _{title}_ ({cell}), wait for weights for {late:ms} only; for the rest the "
+        "weights are there, but work has not begun.",
         pause=pause,
         late=late,
         title=row["title"],
         cell=row["cell"],
     )
+    return paragraph(first, longest)
 
 
 def measured_table(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Table | None:
