@@ -8,6 +8,7 @@ from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.markup import Table, Typst
 from scripts.views.block_memory import block_cells, contributors, rows_of, too_much, totals
+from scripts.views.closed_forms import FLASH
 from scripts.views.data import ratio, select, statistic
 from scripts.views.units import BYTE, GIB
 
@@ -87,7 +88,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
     context = int(cells["context"].max())
     longest = select(cells, context=context)
     full = longest.iloc[0]
-    saved = select(rows_of(table, full), metric="saved").sort_values("mean").iloc[-1]
+    saved = select(rows_of(table, full), metric="saved").sort_values("mean").tail(1)
     sizes = {(row["precision"], row["attention"]): row["saved"] for _, row in longest.iterrows()}
     plain, flash, low = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash"), ("bf16", "plain")))
     extra = too_much(cells)
@@ -102,8 +103,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 size=full["saved"],
                 context=context,
                 cell=f"{full['precision']}, {full['attention']}",
-                share=saved["mean"] / full["saved"],
-                operator=saved["operator"],
+                share=saved["mean"].sum() / full["saved"],
+                operator=next(iter(saved["operator"].replace("", FLASH)), None),
             ),
             more=say("Plain attention saves {more:times} as much as FlashAttention.", more=ratio(plain, flash)),
             evidence=[
