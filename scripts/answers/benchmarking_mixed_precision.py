@@ -49,7 +49,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     of = "device time of forward and backward" if gain == "device_gain" else "forward and backward"
     what = f"bf16 over fp32, {of}, {large['label']} at context {large['context']}"
     meaning = f"{what} ({times(small[gain])} for {small['label']})"
-    return [Tile(times(large[gain]), meaning, f"gain from bf16, {of}, {large['label']}, {large['context']}")]
+    return [Tile(times(large[gain]), meaning, f"gain from bf16, {large['label']}, {large['context']}")]
 
 
 def seen(table: DataFrame) -> dict[tuple[str, str], str]:
