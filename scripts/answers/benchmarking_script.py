@@ -253,7 +253,8 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
             reasons.append(reason(rows, mode="train_step"))
             kinds = select(eager, label=label, context=context, precision=precision)
             whole = kinds[kinds["mode"] != "inference"].tail(1)
-            shares.append([first_share(whole["busy"]), first_share(whole.apply(utilization, axis=1))])
+            star = "*" if whole["host_bound"].any() else ""
+            shares.append([first_share(whole["busy"]) + star, first_share(whole.apply(utilization, axis=1))])
     formatted = {name: mean_std(pairs) for name, pairs in columns.items()}
     body = [
         [
