@@ -51,9 +51,10 @@ def draw_processes(axes: Axes, rows: DataFrame) -> None:
         axes.hlines(row["median"], place - 0.3, place + 0.3, color="black", linewidth=1.2)
     first = rows.iloc[0]
     axes.axhline(first["busy"], linestyle="--", color="black", linewidth=0.8)
-    axes.set_xticks(range(len(rows)), rows["where"])
+    axes.set_xticks(range(len(rows)), rows["where"], fontsize="x-small")
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylim(bottom=0)
     axes.set_title(f"{first['label']}, {first['precision']}{', host-bound' if first['host_bound'] else ''}")
+    axes.set_xlabel("process")
     axes.set_ylabel("step / ms")
     axes.grid(axis="x", visible=False)

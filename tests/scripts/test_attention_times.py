@@ -9,7 +9,7 @@ from scripts.answers import pytorch_attention
 from scripts.answers.flash_benchmarking.ablation import ablation
 from scripts.answers.torch_compile import steps_to_pay
 from scripts.views.attention_times import call_table, duels, score, strongest
-from tests.prose import GPU, plain, table
+from tests.support.tables import GPU, plain, table
 
 
 def calls(*cells):

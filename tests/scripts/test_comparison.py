@@ -18,9 +18,9 @@ from scripts.checks import fsdp, optimizer_sharding
 from scripts.views.comparison import KINDS, contenders, outcome
 from scripts.views.data import frame, select
 from scripts.views.host import host_table, per_launch, same_step
-from tests.prose import GPU, NANO, plain, prose, step, table, took, training
 from tests.samples import planned_cells, rows_of
 from tests.scripts.test_figures import figure_of
+from tests.support.tables import GPU, NANO, plain, prose, step, table, took, training
 
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""

@@ -8,7 +8,7 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.answers import conclusion
 from scripts.views.data import frame
 from scripts.views.scaling import PYTORCHS, scaling
-from tests.prose import GPU, plain, table, took, training
+from tests.support.tables import GPU, plain, table, took, training
 
 XL = {"size": "xl", "precision": "bf16", "compiled": True, "rounds": 1, "steps": 2}
 HOST = {"device_busy": 50.0, "timeline_length": 100.0}

@@ -16,7 +16,7 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
     ("keys", "value", "sentence"),
     [
         (["figures", "warmup", "colour"], "red", "unknown key 'colour' in figures.warmup; allowed: script, table, "),
-        (["figures", "warmup", "script"], "pie", "figures.warmup.script is 'pie'; allowed: .*flash, .*speedup, "),
+        (["figures", "warmup", "script"], "pie", "figures.warmup.script is 'pie'; allowed: .*flash, .*step_context, "),
         (["figures", "warmup", "table"], "pie", "figures.warmup.table is 'pie'; allowed: accumulation, all_reduce, "),
         (["figures", "warmup", "alt"], 3, "figures.warmup.alt is 3; allowed: a valid string"),
         (

@@ -36,7 +36,14 @@ SCALES = {"ms": ("ms", 1), "MiB": ("MiB", 1), "GiB": ("MiB", 1 / 1024), "GB/s": 
 """Of axes: the unit of the tables that their numbers come from, and what one of it is."""
 VARIED = [1 + 1e-3 * turn for turn in (1, 4, 2, 5, 3)]
 """So that ratios change too."""
-UNITS = {"ms": ("time", 1), "TFLOP/s": ("time", -1), "MiB": ("memory", 1), "GiB": ("memory", 1), "GB/s": ("rate", 1)}
+UNITS = {
+    "ms": ("time", 1),
+    "µs": ("time", 1),
+    "TFLOP/s": ("time", -1),
+    "MiB": ("memory", 1),
+    "GiB": ("memory", 1),
+    "GB/s": ("rate", 1),
+}
 """Of axes: what of it enters their numbers, and with which power."""
 CALLED = {
     "precision": {"fp32": r"\bfp32\b", "bf16": r"\bbf16\b"},

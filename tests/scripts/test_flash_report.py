@@ -10,9 +10,9 @@ from scripts.rendering.answer import Captioned, answers_of
 from scripts.self_checks import all_checks
 from scripts.views.attention_calls import without_own
 from scripts.views.data import frame
-from tests.prose import plain
 from tests.samples import H200, config, provenance, rows_of
 from tests.scripts.test_figures import figure_of
+from tests.support.tables import plain
 
 WHY = "its dk is off from that of causal attention by 0.31 of it, most in head 3, rows 64 to 127"
 REFUSED = Measurement(metric=WHOLE_CELL, status="skipped", message=f"not timed: {WHY}")

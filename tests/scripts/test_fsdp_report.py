@@ -14,8 +14,8 @@ from scripts.answers.fsdp import against_pytorch
 from scripts.views.comparison import contenders
 from scripts.views.data import frame, select
 from scripts.views.fsdp import by_block
-from tests.prose import GPU, took, training
 from tests.samples import rows_of
+from tests.support.tables import GPU, took, training
 
 CELL = FullyShardedTraining(size="2.7B", processes=2, precision="fp32")
 

@@ -51,7 +51,7 @@ def test_each_check_has_its_own_outcome(rendered, tmp_path):
     typeset_without_pictures(source, tmp_path, tmp_path / PLAN.results / "figures")
     printed = pdf_text(Path(tmp_path, "writeup.pdf"))
     for number, outcome, _ in expected:
-        assert squeeze(f"check {number} {outcome} detail {number}") in printed
+        assert (squeeze(f"check {number} detail {number}") in printed) == (outcome == "failed")
 
 
 @pytest.fixture
@@ -103,4 +103,5 @@ def test_each_grid_has_its_own_counts(rendered):
         texts = [row["experiment"], row["grid"], *(str(row[name]) for name in COUNTS)]
         assert " ".join(f'[#"{text}";],' for text in texts) in source
     measured, planned, oom = (finalize(int(grids[name].sum())) for name in ("ok", "planned", "oom"))
-    assert f'{measured} of {planned} planned cells measured at the #"smoke"; scale, {oom} ran out of memory' in source
+    assert f'{measured} of {planned} planned cells were measured at the #"smoke"; scale' in source
+    assert f"{oom} ran out of memory" in source

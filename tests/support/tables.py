@@ -1,7 +1,4 @@
-"""Small tables whose right answers were worked out by hand, and the sentences that must come of them.
-
-A module for each part of the report; here, what makes a table of a few rows and a section's text.
-"""
+"""Small tables of a few rows, and a section's text as plain text."""
 
 import re
 from functools import cache
