@@ -77,7 +77,7 @@ def ways_table(pairs: DataFrame) -> Table:
         [
             *(pair["precision"], str(pair["sequence"]), str(pair["d"])),
             *(fixed_point(pair[way], 3) for way in ("kernels", "compiled")),
-            f"{pair['gain']:.1f}×{'*' if pair['waits'] else ''}",
+            fixed_point(pair["gain"], 1, "×*" if pair["waits"] else "×"),
         ]
         for _, pair in pairs.sort_values(["precision", "d", "sequence"]).iterrows()
     ]

@@ -56,8 +56,9 @@ def shorten_report(folder: Path, sections: Collection[str]) -> None:
     """Leave of the report's contents some sections, and the figures that they show."""
     contents = yaml.safe_load((folder / "report/contents.yaml").read_text())
     parts = {title: [name for name in names if name in sections] for title, names in contents["parts"].items()}
-    templates = "".join((folder / f"report/sections/{name}.typ.j2").read_text() for name in sections)
-    figures = {name: figure for name, figure in contents["figures"].items() if f'figure("{name}")' in templates}
+    modules = (folder / "scripts/answers").rglob("*.py")
+    shown = "".join(path.read_text() for path in modules if {path.stem, path.parent.name} & set(sections))
+    figures = {name: figure for name, figure in contents["figures"].items() if f'"{name}"' in shown}
     edit_yaml(folder / "report/contents.yaml", parts=parts, figures=figures)
 
 

@@ -41,12 +41,15 @@ def test_it_is_measured_by_as_many_processes_as_it_asks_for(project):
         "Does a ping come back from every process?",
         "Time of an all-reduce against the size of its message",
         "4 pings came back",
-        "every process was counted once by a ping passed 4 cells",
         "torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping --processes 2 --numbers 10 1000",
     ],
 )
 def test_all_of_it_is_in_the_report(project, text):
     assert squeeze(text) in pdf_text(project / "results/cpu/writeup.pdf")
+
+
+def test_its_check_is_made(project):
+    assert "every process was counted once by a ping,passed,4 cells" in (project / "results/cpu/checks.csv").read_text()
 
 
 def test_its_figure_is_drawn(project):
