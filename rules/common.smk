@@ -88,7 +88,7 @@ onstart:
         check_other_models(pending)
         check_own_implementations(pending)
         test_together(pending)
-    Path(os.environ["CS336_PLAN"]).write_text(PLAN_JSON, encoding="utf-8")
+    PLAN_FILE.write_text(PLAN_JSON, encoding="utf-8")
     PROGRESS.follow(pending)
 
 
@@ -172,6 +172,21 @@ def trace_to_draw(wildcards):
     """The trace of a step: the recorded one if there is one, or the one that exists or will."""
     trace = str(PLAN.traces / TRACE)
     return trace if os.path.exists(trace) or not measures_nothing() else []
+
+
+def figures_to_draw(wildcards):
+    """What `scripts.draw` is told about each figure."""
+    trace = trace_to_draw(wildcards) or ""
+    return [
+        {
+            "script": figure.script,
+            "options": figure.options,
+            "output": FIGURES[name],
+            "code": source_digest(*figure.modules),
+            "source": figure.sources(TABLES, trace),
+        }
+        for name, figure in CONTENTS.figures.items()
+    ]
 
 
 def measures_nothing():

@@ -13,21 +13,6 @@ except ValueError as error:
 FIGURES = {name: f"{RESULTS}/figures/{name}.svg" for name in CONTENTS.figures}
 
 
-def figures_to_draw(wildcards):
-    """What `scripts.draw` is told about each figure."""
-    trace = trace_to_draw(wildcards) or ""
-    return [
-        {
-            "script": figure.script,
-            "options": figure.options,
-            "output": FIGURES[name],
-            "code": source_digest(*figure.modules),
-            "source": figure.sources(TABLES, trace),
-        }
-        for name, figure in CONTENTS.figures.items()
-    ]
-
-
 rule figures:
     """Every figure in report/contents.yaml."""
     input:

@@ -11,7 +11,8 @@ TABLES = {experiment: f"{RESULTS}/tables/{experiment}.csv" for experiment in PLA
 # Found by name, so no script has an import statement for them that its digest could follow.
 EXPERIMENT_MODULES = modules("cs336_systems.experiments")
 # Where the next rule finds what it writes: as a parameter, it would be in the record of each run.
-os.environ["CS336_PLAN"] = str(workflow.snakemake_tmp_dir / "plan.json")
+PLAN_FILE = workflow.snakemake_tmp_dir / "plan.json"
+os.environ.update(CS336_PLAN=str(PLAN_FILE))
 
 
 rule plan:
@@ -45,8 +46,6 @@ rule tables:
     localrule: True
     threads: workflow.cores
     params:
-        tables=f"{RESULTS}/tables",
-        unplanned=f"{RESULTS}/unplanned",
         source=source_digest("scripts.tables", *EXPERIMENT_MODULES),
     message:
         "Merging the measurements, and comparing them with the plan"

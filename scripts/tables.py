@@ -60,11 +60,12 @@ def merge_all(plan: str, csvs: Sequence[str], tables: str, unplanned: str, cover
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
+        results = Path(snakemake.output.coverage).parent
         merge_all(
             plan=snakemake.input.plan,
             csvs=snakemake.input.csvs,
-            tables=snakemake.params.tables,
-            unplanned=snakemake.params.unplanned,
+            tables=str(results / "tables"),
+            unplanned=str(results / "unplanned"),
             coverage=snakemake.output.coverage,
             processes=snakemake.threads,
         )

@@ -47,10 +47,10 @@ def typeset(source: Path) -> tuple[str, Markup, Markup]:
     except typst.TypstError as error:
         raise RuntimeError(f"{source}: {error.diagnostic}") from None
     parts = re.fullmatch(
-        r".*<title>(.*?)</title>.*?<style>(.*?)</style>.*?<body>(.*)</body></html>", html.decode(), re.DOTALL
+        r".*<title>(.*?)</title>.*?(?:<style>(.*?)</style>.*?)?<body>(.*)</body></html>", html.decode(), re.DOTALL
     )
     assert parts, "Typst writes its pages otherwise"
-    title, style, body = map(Markup, parts.groups())
+    title, style, body = map(Markup, parts.groups(default=""))  # no style where there is no formula
     return title.unescape(), style, body
 
 

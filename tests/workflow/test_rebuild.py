@@ -15,7 +15,9 @@ pytestmark = pytest.mark.workflow
 
 REPORT = {"typeset", "verdict", "writeup"}
 FIGURES = {
+    "warmup",
     "kernel_timeline",
+    "roofline",
     "kernel_shares",
     "attention_length",
     "attention_compiled",
