@@ -51,8 +51,8 @@ class Step:
 
     @property
     def told(self) -> bool:
-        """Whether ratios may be formed from it."""
-        return self.busy is None or self.busy >= HOST_BOUND * self.row["median"]
+        """Whether ratios may be formed from it: not on a processor, which other programs share."""
+        return bool(self.row["gpu"]) and (self.busy is None or self.busy >= HOST_BOUND * self.row["median"])
 
     @property
     def utilization(self) -> float | None:

@@ -120,9 +120,9 @@ def versions_table(rows: DataFrame) -> Table:
         values = sorted({str(value) for value in rows[column]} - {""})
         if column == "git_commit":
             values = [commit[:SHORT_COMMIT] for commit in values]
-        body.append([title, ", ".join(values) or "–"])
-    body.append(["our attention kernels", ", ".join(our_attention_kernels(rows)) or "–"])
-    return Table(["what", "value"], body, text_columns=2)
+        body.append([title, ", ".join(values)])
+    body.append(["our attention kernels", ", ".join(our_attention_kernels(rows))])
+    return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
 
 
 def costs_table(tables: Mapping[str, DataFrame]) -> Table:

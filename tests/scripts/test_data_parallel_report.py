@@ -11,10 +11,9 @@ from cs336_systems.measure.record import make_row
 from scripts.answers import ddp_bucketed_benchmarking
 from scripts.tables import merge
 from scripts.views.bucket_sizes import bucket_model, predicted
-from scripts.views.comparison import contenders, fastest, traced_cell, unsteady_cells
+from scripts.views.comparison import contenders, fastest, outcome, traced_cell, unsteady_cells
 from scripts.views.data import load, one, select
 from scripts.views.data_parallel import stack, stacked_cells
-from scripts.views.progress import verdict
 from tests.samples import H200, provenance, write_raw
 
 CELL = {"size": "nano", "context": 8, "rounds": 3, "steps": 2}
@@ -129,7 +128,7 @@ def test_nothing_is_beyond_a_floor_that_is_unsteady(tmp_path):
     rows = contenders(DataParallelTraining, training(tmp_path, found))
     assert rows["exposed"].isna().all()
     assert unsteady_cells(rows) == ["2 GPUs, fp32"]
-    assert verdict(one(rows, contender="naive"), one(rows, contender="flat"))["verdict"] == "faster"
+    assert outcome(one(rows, contender="naive"), one(rows, contender="flat")) == "faster"
 
 
 def test_a_profiled_step_is_taken_apart(tmp_path):
