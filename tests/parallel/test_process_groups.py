@@ -66,11 +66,11 @@ def my_group(groups):
     return next((each for each, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks), None)
 
 
-@pytest.mark.parametrize("groups", GROUPS)
+@pytest.mark.parametrize("division", GROUPS)
 @pytest.mark.parametrize("kind", MAKE)
 @on_four_ranks
-def test_training_in_a_group_is_that_of_pytorch(device, kind, groups):
-    group = my_group(GROUPS[groups])
+def test_training_in_a_group_is_that_of_pytorch(device, kind, division):
+    group = my_group(GROUPS[division])
     if group is not None:
         module = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3, bias=False)).to(device)
         pairs = [make(copy.deepcopy(module), group) for make in (MAKE[kind], pytorchs)]
