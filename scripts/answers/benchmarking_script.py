@@ -21,7 +21,8 @@ from scripts.views.data import (
     size_order,
     statistic,
 )
-from scripts.views.steps import HOST_BOUND, PASSES, SMALL_SPREAD, steady, step_table
+from scripts.views.spread import WIDE
+from scripts.views.steps import HOST_BOUND, PASSES, steady, step_table
 
 WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
 """What a utilization is relative to."""
@@ -64,7 +65,6 @@ def times(table: DataFrame, eager: DataFrame, best: list[dict[str, Any]]) -> Ans
     utilization = [
         say("{share:percent} of {of} ({cell})", share=each["share"], of=each["of"], cell=each["cell"]) for each in best
     ]
-    reference = len(told) > 0
     return Answer(
         asked="(b) Step times",
         verdict=NOTHING
@@ -82,8 +82,8 @@ def times(table: DataFrame, eager: DataFrame, best: list[dict[str, Any]]) -> Ans
         more=say(
             "The backward pass takes {ratio:times} the forward pass, AdamW {share:percent} of the step "
             "(medians of {cells}).",
-            ratio=(told["backward"] / told["forward"]).median() if reference else None,
-            share=(told["optimizer"] / told["step"]).median() if reference else None,
+            ratio=(told["backward"] / told["forward"]).median(),
+            share=(told["optimizer"] / told["step"]).median(),
             cells=count(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
         ),
         evidence=[Captioned(times_table(plain, eager, context), times_caption(table, eager, context))],
@@ -131,7 +131,7 @@ def variability(measured: DataFrame) -> Answer:
     bound = steps["host_bound"].astype(bool)
     known = steps["busy"].notna().any()
     judged = variation[~bound] if known else variation
-    wide = int((judged > SMALL_SPREAD).sum())
+    wide = int((judged > WIDE).sum())
     kind = "device-bound cell" if known else "cell"
     return Answer(
         asked="(b) Variability",
@@ -142,7 +142,7 @@ def variability(measured: DataFrame) -> Answer:
             cells=count(len(judged), kind),
         ),
         more=paragraph(
-            say("It exceeds {limit:percent} in {wide} of them.", limit=SMALL_SPREAD, wide=wide or "none"),
+            say("It exceeds {limit:percent} in {wide} of them.", limit=WIDE, wide=wide or "none"),
             say(
                 "Host-bound cells scatter more: {typical:percent} in the median of {cells}.",
                 typical=variation[bound].median() if known else None,

@@ -4,7 +4,8 @@ from pandas import DataFrame
 
 from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
 from scripts.views.data import load_at_one_setting
-from scripts.views.steps import OUTLIER, SMALL_SPREAD, steady, step_table
+from scripts.views.spread import WIDE
+from scripts.views.steps import OUTLIER, steady, step_table
 
 
 def draw(table: str, output: str) -> None:
@@ -29,7 +30,7 @@ def draw(table: str, output: str) -> None:
         spread.plot(
             cells["step"], variation, MARKERS[index], color=COLOURS[index], label=title, markersize=4, mfc="none"
         )
-    spread.axhline(100 * SMALL_SPREAD, color="black", linewidth=0.8, linestyle="--")
+    spread.axhline(100 * WIDE, color="black", linewidth=0.8, linestyle="--")
     log_scale(spread.xaxis)
     log_scale(spread.yaxis)
     spread.set_xlabel("median step / ms")

@@ -3,6 +3,7 @@
 import string as strings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count as count_from
 from typing import Any
 
 from scripts.rendering.markup import FILTERS, Table, Typst, escape, finalize, measured, span, string, with_unit
@@ -112,20 +113,20 @@ class Answer:
         more = self.more if self.verdict else NOTHING
         blocks = [f"#answer({string(name)}, [{escape(self.asked)}], [{paragraph(self.headline, more)}])"]
         if self.verdict:
-            shown = [self._block(place, name, figure) for place in range(len(self.evidence) + len(self.details))]
-            hidden = [f"#online[\n{block}\n]" for block in shown[len(self.evidence) :]]
-            blocks += [*shown[: len(self.evidence)], *filter(None, [self.reason]), *hidden]
-        return Typst("\n\n".join(blocks))
+            numbers = count_from(1)
 
-    def _block(self, place: int, name: str, figure: Callable[[str], Typst]) -> str:
-        everything = [*self.evidence, *self.details]
-        shown = everything[place]
-        if isinstance(shown, str):
-            return figure(shown)
-        number = sum(isinstance(each, Captioned) for each in everything[: place + 1])
-        label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
-        long = "true" if shown.long else "false"
-        return f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+            def block(shown: Evidence) -> str:
+                if isinstance(shown, str):
+                    return figure(shown)
+                number = next(numbers)
+                label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
+                long = "true" if shown.long else "false"
+                return f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+
+            blocks += [block(shown) for shown in self.evidence]
+            blocks += filter(None, [self.reason])
+            blocks += [f"#online[\n{block(shown)}\n]" for shown in self.details]
+        return Typst("\n\n".join(blocks))
 
 
 def answers_of(values: Mapping[str, Any]) -> dict[str, Answer]:

@@ -16,7 +16,7 @@ FONT_FOLDER = Path(matplotlib.get_data_path(), "fonts", "ttf")
 """Matplotlib's DejaVu Sans, the report's fallback font: it covers most alphabets and comes with a dependency."""
 NOT_MEASURED = "not measured"
 LONGEST_TABLE = 30
-"""Tables with more rows are in the appendix."""
+"""Tables with more rows are in the web edition only."""
 
 
 class Typst(str):

@@ -14,8 +14,6 @@ HOST_BOUND = 0.9
 
 Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
 """
-SMALL_SPREAD = 0.05
-"""A coefficient of variation that a reader would call small."""
 OUTLIER = 1.2
 """A step that takes more than this many medians of its cell stands out."""
 
