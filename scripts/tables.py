@@ -40,7 +40,9 @@ def merge(
 
 def write(experiment: str, rows: Iterable[Row], output: str) -> None:
     """Write rows as a CSV. They were validated when they were read: to do that again would take as long."""
-    with Path(output).open("w", newline="", encoding="utf-8") as file:
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(row_model(EXPERIMENTS[experiment]).model_fields)
         writer.writerows(vars(row).values() for row in rows)
