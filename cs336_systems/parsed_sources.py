@@ -36,5 +36,5 @@ def keep_parsed_sources(kept: Path) -> None:
             complete.write_bytes(pickle.dumps((version, used)))
             complete.replace(kept)
 
-    source._parse = parse_once  # type: ignore[assignment]
+    source._parse = parse_once
     atexit.register(keep)
