@@ -23,7 +23,7 @@ BACKWARD_STAGES = 2
 
 
 @triton.jit
-def forward_kernel(
+def add_rms_norm_forward_kernel(
     x,  # pointer, [rows, D]
     delta,  # pointer, [rows, D]; not read without HAS_DELTA
     weight,  # pointer, [D]
@@ -59,7 +59,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def add_rms_norm_backward_kernel(
     d_total,  # pointer, [rows, D]; not read without HAS_D_TOTAL
     d_normed,  # pointer, [rows, D]
     total,  # pointer, [rows, D]
@@ -102,7 +102,7 @@ def backward_kernel(
 
 
 @triton.jit
-def sum_rows_kernel(
+def sum_weight_gradients_kernel(
     parts,  # pointer, [n_parts, D] fp32
     result,  # pointer, [D], out
     n_parts,
@@ -196,7 +196,7 @@ def _forward_launch(shape: torch.Size, eps: float, has_delta: bool, dtypes: tupl
     tile = _tile(d)
     grid = (cdiv(rows, tile.rows), 1, 1)
     return Launch(
-        forward_kernel,
+        add_rms_norm_forward_kernel,
         grid,
         (rows, eps),
         (d, tile.rows, tile.columns, tiles.LAST_FIRST, has_delta),
@@ -211,12 +211,12 @@ def _backward_launch(
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
     constexprs = (d, tile.rows, tile.columns, tiles.LAST_FIRST, has_d_total, has_d_weight, BACKWARD_STAGES)
-    return Launch(backward_kernel, (programs, 1, 1), (rows,), constexprs, num_warps=2 * tile.num_warps)
+    return Launch(add_rms_norm_backward_kernel, (programs, 1, 1), (rows,), constexprs, num_warps=2 * tile.num_warps)
 
 
 @lru_cache(CACHE_SIZE)
 def _sum_launch(n_parts: int, d: int, dtype: torch.dtype) -> Launch:
-    return Launch(sum_rows_kernel, (cdiv(d, 32), 1, 1), (n_parts,), (d, 64, 32))
+    return Launch(sum_weight_gradients_kernel, (cdiv(d, 32), 1, 1), (n_parts,), (d, 64, 32))
 
 
 @lru_cache(CACHE_SIZE)

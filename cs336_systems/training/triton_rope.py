@@ -18,7 +18,7 @@ from cs336_systems.training.tiles import Tile, part_tile
 
 
 @triton.jit
-def forward_kernel(
+def rotate_qkv_forward_kernel(
     qkv,  # pointer, [tokens, 3, D], q and k out
     cos,  # pointer, [context, PAIRS]
     sin,  # pointer, [context, PAIRS]
@@ -46,7 +46,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def rotate_qkv_backward_kernel(
     dq,  # pointer, [batch, heads, sequence, d_head] by its strides
     dk,  # pointer, like dq
     dv,  # pointer, like dq
@@ -158,7 +158,7 @@ def _forward_launch(shape: torch.Size, num_heads: int, *dtypes: torch.dtype) -> 
     tile = _tile(2 * d)
     grid = (cdiv(batch * sequence, tile.rows) * cdiv(2 * d, tile.columns), 1, 1)
     constexprs = (d, d // num_heads // 2, tile.rows, tile.columns, tiles.LAST_FIRST)
-    return Launch(forward_kernel, grid, (batch * sequence, sequence), constexprs, num_warps=tile.num_warps)
+    return Launch(rotate_qkv_forward_kernel, grid, (batch * sequence, sequence), constexprs, num_warps=tile.num_warps)
 
 
 @lru_cache(CACHE_SIZE)
@@ -170,7 +170,7 @@ def _backward_launch(shape: torch.Size, strides: tuple[int, ...], dtypes: tuple[
     grid = (cdiv(batch * sequence, tile.rows) * 3 * cdiv(d, tile.columns), 1, 1)
     scalars = (batch * sequence, sequence, stride_b, stride_s)
     constexprs = (stride_h, d, d_head // 2, tile.rows, tile.columns, tiles.LAST_FIRST)
-    return Launch(backward_kernel, grid, scalars, constexprs, num_warps=tile.num_warps)
+    return Launch(rotate_qkv_backward_kernel, grid, scalars, constexprs, num_warps=tile.num_warps)
 
 
 @cache

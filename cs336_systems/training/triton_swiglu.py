@@ -15,7 +15,7 @@ from cs336_systems.training.tiles import Tile, part_tile
 
 
 @triton.jit
-def forward_kernel(
+def swiglu_forward_kernel(
     gate_up,  # pointer, [rows, 2, D]
     hidden,  # pointer, [rows, D], out
     rows,
@@ -34,7 +34,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def swiglu_backward_kernel(
     gate_up,  # pointer, [rows, 2, D]
     d_hidden,  # pointer, [rows, D]; out with RECOMPUTE: the hidden layer
     d_gate_up,  # pointer, [rows, 2, D], out
@@ -114,7 +114,11 @@ def _forward_launch(shape: torch.Size, dtype: torch.dtype) -> Launch:
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
     return Launch(
-        forward_kernel, _grid(shape), (rows,), (d, tile.rows, tile.columns, tiles.LAST_FIRST), num_warps=tile.num_warps
+        swiglu_forward_kernel,
+        _grid(shape),
+        (rows,),
+        (d, tile.rows, tile.columns, tiles.LAST_FIRST),
+        num_warps=tile.num_warps,
     )
 
 
@@ -123,7 +127,7 @@ def _backward_launch(shape: torch.Size, recompute: bool, *dtypes: torch.dtype) -
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
     constexprs = (d, tile.rows, tile.columns, tiles.LAST_FIRST, recompute)
-    return Launch(backward_kernel, _grid(shape), (rows,), constexprs, num_warps=tile.num_warps)
+    return Launch(swiglu_backward_kernel, _grid(shape), (rows,), constexprs, num_warps=tile.num_warps)
 
 
 def _grid(shape: torch.Size) -> tuple[int, int, int]:

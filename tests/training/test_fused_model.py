@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from cs336_systems.attention import flash_attention
+from cs336_systems.attention.operators import empty_output
 from cs336_systems.model import ROPE_THETA, TransformerLM, build_model
 from cs336_systems.sizes import SIZES
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from tests.support.models import CheckpointedLM
+from tests.support.operators import Operators
 from tests.training.interpreted import INTERPRETED, assert_close, run_interpreted
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -141,6 +143,36 @@ def test_gradients_of_two_micro_batches_add_up(device):
     for _ in range(2):  # and once more after zero_grad(set_to_none=True)
         for name, gradient in gradients_of(fused, *batches).items():
             torch.testing.assert_close(gradient, want[name], rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_copies_and_adds_nothing_outside_of_its_kernels():
+    if not INTERPRETED:
+        pytest.skip("needs kernels, and a CPU, on which operators of the backward pass are seen")
+    fused = fuse(build(dtype=torch.bfloat16, attention=lambda q, k, v, is_causal: AllOfThree.apply(q, k, v)))
+    hidden = fused.hidden(make_batch()[0])
+    gradient = torch.randn_like(hidden)
+    hidden.backward(gradient)
+    fused.zero_grad(set_to_none=True)
+    with Operators() as operators:
+        fused.hidden(make_batch()[0]).backward(gradient)
+    passes = [x.name for x in operators.calls if x.name in PASSES and x.dtype == torch.bfloat16]
+    assert passes == ["copy_"] * len(fused.blocks), "of the stand-in; bytes are what the interpreter copies"
+    assert len(operators.named("mm")) == 2 * 4 * 3, "per block four matmuls, and twice as many in the backward pass"
+
+
+PASSES = {"clone", "copy_", "contiguous", "cat", "stack", "add", "add_", "sum", "mul", "_to_copy", "zeros_like"}
+
+
+class AllOfThree(torch.autograd.Function):
+    """Stands in for attention, which in PyTorch would copy: q, and gradients in the layout of q, k and v."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return empty_output(q).copy_(q)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient, gradient
 
 
 @pytest.mark.parametrize("device", DEVICES)
