@@ -32,8 +32,8 @@ def pack_rows(weights: Sequence[Tensor]) -> Tensor:
     """Return one matrix that consists of the weights, in their own memory, without a gradient.
 
     The first call moves the weights into one storage; so does the next one after they were moved apart, by Module.to,
-    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects. If one weight occurs twice, the matrix
-    is a copy.
+    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects. If a weight occurs twice, the
+    matrix is a copy.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which would replay the move each time.
