@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cs336_systems.accounting.block_work import plain_block
 from cs336_systems.accounting.transformer import parameters
-from cs336_systems.sizes import ModelShape
+from cs336_systems.sizes import ModelShape, parse_size
 
 SPLIT_UPDATE_BYTES = 26
 """AdamW per bf16 weight: reads gradient 2, weight 2, remainder of the master 2, moments 8; writes all but the first."""
@@ -50,6 +50,33 @@ class Load:
         shape = self.shape
         block = 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
         return shape.num_layers * block + shape.d_model * self.vocab_size
+
+
+def load_of(size: str, batch_size: int, context: int, vocab_size: int) -> Load:
+    """The work of a step of a model whose size is named."""
+    return Load(shape=parse_size(size), vocab_size=vocab_size, batch_size=batch_size, context=context)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A linear map of the model: x [tokens, d_in] by weights [d_out, d_in], `count` times in a step."""
+
+    name: str
+    d_in: int
+    d_out: int
+    count: int
+
+
+def products(load: Load) -> list[Product]:
+    """The linear maps of a model, with q, k and v, and gate and up, as one each."""
+    d, d_ff, layers = load.shape.d_model, load.shape.d_ff, load.shape.num_layers
+    return [
+        Product("qkv", d, 3 * d, layers),
+        Product("output", d, d, layers),
+        Product("gate and up", d, 2 * d_ff, layers),
+        Product("down", d_ff, d, layers),
+        Product("head", d, load.vocab_size, 1),
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,17 +13,18 @@ from functools import cache, partial
 import torch
 import torch._dynamo  # or an optimizer would import it while the set-up is timed
 
+from cs336_systems.accounting.transformer import parameters
 from cs336_systems.benchmarks.ladder.energy import step_energy
-from cs336_systems.benchmarks.ladder.floor import load_of, measure_floor
+from cs336_systems.benchmarks.ladder.floor import measure_floor
 from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
 from cs336_systems.benchmarks.ladder.steps import RungStep
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
 from cs336_systems.measure.device_busy import device_busy
-from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
 from cs336_systems.measure.memory import in_use, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
+from cs336_systems.sizes import parse_size
 
 ROUNDS = 3
 """Turns of each rung where they take turns."""
@@ -62,7 +63,7 @@ def fit_together(cell: TrainingLadder, rungs: Sequence[Rung], device: torch.devi
     if device.type != "cuda":
         return True
     memory = torch.cuda.get_device_properties(device).total_memory
-    return len(rungs) * HELD_BYTES * load_of(cell).weights < SHARE_HELD * memory
+    return len(rungs) * HELD_BYTES * parameters(parse_size(cell.size), cell.vocab_size) < SHARE_HELD * memory
 
 
 def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.device) -> list[Measurement]:
@@ -93,7 +94,7 @@ def set_up(rung: Rung, ready: dict[Rung, RungStep], cell: TrainingLadder, device
     rows = [
         summarize("setup", "s", [stopwatch.lap()]),
         peak_memory(device, above=before),
-        observed_dtype("weights_dtype", dtype_name(step.model.blocks[0].attention.output.weight.dtype)),
+        observed_dtype("weights_dtype", step.weights_dtype),
         observed_dtype("attention_dtype", step.attention_dtype),
     ]
     return list(details_of(rung, rows))

@@ -5,12 +5,12 @@ numbers, since power depends on both. What else a step computes is limited by me
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from cs336_systems.accounting.training_ladder import Load, pass_bytes
+from cs336_systems.accounting.training_ladder import Load, Product, load_of, pass_bytes, products
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
 from cs336_systems.experiments.training_ladder import TrainingLadder
@@ -18,7 +18,6 @@ from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import release
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.model import TransformerLM
-from cs336_systems.sizes import ModelShape, parse_size
 from cs336_systems.training.adamw import MasterAdamW
 
 REPEATS = 5
@@ -30,37 +29,9 @@ RATE_ROWS = {"cuda": 4096, "cpu": 512}
 Call = Callable[[], object]
 
 
-@dataclass(frozen=True)
-class Product:
-    """A linear map of the model: x [tokens, d_in] by weights [d_out, d_in], `count` times in a step."""
-
-    name: str
-    d_in: int
-    d_out: int
-    count: int
-
-
-def load_of(cell: TrainingLadder) -> Load:
-    """The work of a cell's step."""
-    shape = parse_size(cell.size)
-    return Load(shape=shape, vocab_size=cell.vocab_size, batch_size=cell.batch_size, context=cell.context)
-
-
-def products(shape: ModelShape, vocab_size: int) -> list[Product]:
-    """The linear maps of a model, with q, k and v, and gate and up, as one each."""
-    d, layers = shape.d_model, shape.num_layers
-    return [
-        Product("qkv", d, 3 * d, layers),
-        Product("output", d, d, layers),
-        Product("gate and up", d, 2 * shape.d_ff, layers),
-        Product("down", shape.d_ff, d, layers),
-        Product("head", d, vocab_size, 1),
-    ]
-
-
 def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
     """Measure what each part of a bf16 step takes alone, and the rates that closed forms need."""
-    load = load_of(cell)
+    load = load_of(cell.size, cell.batch_size, cell.context, cell.vocab_size)
     rows = []
     for part in (matmuls, attention, update):
         rows += list(part(load, device))
@@ -84,9 +55,7 @@ def floor_row(work: str, seconds: list[float]) -> Measurement:
 
 def matmuls(load: Load, device: torch.device) -> Iterator[Measurement]:
     """Time all matmuls of a step but attention's in sequence, and those of each shape and kind by themselves."""
-    tensors = {
-        product.name: ProductTensors(product, load.tokens, device) for product in products(load.shape, load.vocab_size)
-    }
+    tensors = {product.name: ProductTensors(product, load.tokens, device) for product in products(load)}
     head = tensors.pop("head")
 
     def step() -> None:
@@ -102,7 +71,7 @@ def matmuls(load: Load, device: torch.device) -> Iterator[Measurement]:
     yield floor_row("matmuls", time_replayed(step, device))
     for each in (*tensors.values(), head):
         for kind in (each.forward, each.input_gradient, each.weight_gradient):
-            seconds = time_replayed(lambda each=each, kind=kind: each.all(kind), device)
+            seconds = time_replayed(partial(each.all, kind), device)
             name = f"{each.product.name}, {kind.__name__.replace('_', ' ')}"
             yield summarize("alone", "ms", [1e3 * lap for lap in seconds], details={"work": name})
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import Unavailable
-from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerLM, run_blocks
+from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, TransformerLM, run_blocks
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import WARM_UP_CALLS, CapturedStep
@@ -38,6 +38,7 @@ class RungStep:
         self.rung = rung
         self.inputs, self.targets = tokens[:, :-1], tokens[:, 1:]
         self.model = build_model(rung, cell, tokens.device)
+        self.weights_dtype = " ".join(sorted({dtype_name(weight.dtype) for weight in self.model.parameters()}))
         self.loss: Tensor
         self.tail: Callable[..., Tensor] = head_and_loss
         self.attention_dtype = observe_attention(self.model, lambda: self.compute_loss(self.inputs, self.targets))
@@ -89,8 +90,8 @@ def require(rung: Rung, device: torch.device) -> None:
     """
     if rung.graph and device.type != "cuda":
         raise Unavailable("a CUDA graph needs a CUDA device")
-    if rung.fp8 and torch.cuda.get_device_capability(device) < (8, 9):
-        raise Unavailable("FP8 matmuls need a GPU of compute capability 8.9 or later")
+    if rung.fp8:
+        raise Unavailable("this library has no FP8 matmuls")
 
 
 def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> TransformerLM:
@@ -128,8 +129,9 @@ def head_and_loss(norm: nn.Module, head: nn.Module, x: Tensor, targets: Tensor) 
 
 def observe_attention(model: TransformerLM, forward: Callable[[], Tensor]) -> str:
     """Run a forward pass, and say in which dtype the first block's attention got its queries."""
-    block = model.blocks[0]
-    attention, seen = block.attention.attention, []
+    block, seen = model.blocks[0], []
+    assert isinstance(block, TransformerBlock)
+    attention = block.attention.attention
 
     def observed(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
         seen.append(q.dtype)
