@@ -115,7 +115,6 @@ class TrainingLadder(Experiment):
     }
     details: ClassVar[tuple[str, ...]] = ("rung", "work")
     timed: ClassVar[str] = "step"
-    settings: ClassVar[tuple[str, ...]] = ("steps", "warmup")
     numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention_gpu",)
 
     size: Size = "small"
