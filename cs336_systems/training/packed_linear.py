@@ -10,8 +10,11 @@ from torch.autograd.function import once_differentiable
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """Compute x @ cat(weights).T as one matmul, whose gradients are rows of one matmul's output.
+
+    Under torch.compile it runs eagerly.
 
     Args:
         x: [..., d_in].

@@ -268,6 +268,21 @@ def test_hidden_is_what_the_head_gets(device):
     torch.testing.assert_close(nn.functional.linear(hidden, fused.lm_head.weight), fused(inputs))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keep_hidden", [True, False])
+def test_a_compiled_model_computes_the_same(keep_hidden, device):
+    if INTERPRETED:
+        pytest.skip("compiled models run the formulas")
+    fused, batch = twin(build(device), keep_hidden=keep_hidden), make_batch(device)
+    want = {name: x.clone() for name, x in gradients_of(fused, batch).items()}
+    compiled = torch.compile(fused, backend="aot_eager")
+    loss_of(compiled, batch)  # the first call compiles
+    fused.zero_grad(set_to_none=True)
+    loss_of(compiled, batch).backward()
+    for name, parameter in fused.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-3, atol=1e-6)
+
+
 def test_models_of_other_classes_are_refused_by_name():
     with pytest.raises(TypeError, match=r"fuse accepts .*TransformerLM, got torch.nn.modules.linear.Linear"):
         fuse(nn.Linear(2, 2))
