@@ -27,7 +27,7 @@ class Rung:
     overlap: bool = False
     """Whether parameters are updated under the backward pass."""
     fp8: bool = False
-    """Whether the blocks' matmuls compute in FP8."""
+    """Whether the blocks' matmuls compute in FP8, the head's not."""
     without: str = ""
     """The rung that is taken out of the top; empty on the ladder itself."""
 
@@ -48,8 +48,8 @@ TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=Tru
 """The last rung, with all that is exact."""
 LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
 """The rungs in order: each adds to the one before it; fused passes replace the compiler."""
-FP8 = replace(TOP, name="fp8", title="FP8 matmuls", fp8=True)
-"""Apart from the ladder: its matmuls are less exact."""
+FP8 = replace(TOP, name="fp8", title="FP8 matmuls", passes="compiled", fp8=True)
+"""Apart from the ladder: its matmuls are less exact. The compiler fuses the scaling into the passes."""
 LEFT_OUT = (
     replace(TOP, name="no_attention", title="plain attention", attention="plain", without="attention"),
     replace(TOP, name="no_masters", title="bf16 autocast", precision="autocast", without="masters"),

@@ -139,7 +139,7 @@ def sizes(rungs: DataFrame) -> Answer:
         )
     titles = ["", "batch", "first", "ms", "fastest", "ms", "floor / ms", "× floor", "MFU / %", "tokens/s", "mJ/token"]
     told = DataFrame(bests).dropna(subset=["over"]) if bests else DataFrame(columns=["over"])
-    nearest = told.loc[told["over"].idxmin()] if len(told) else None
+    nearest = told.sort_values("over").iloc[0] if len(told) else None
     return Answer(
         asked="All sizes",
         verdict=NOTHING

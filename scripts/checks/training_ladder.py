@@ -70,11 +70,9 @@ def nothing_beats_the_roofline(rungs: DataFrame) -> Check:
 def device_is_not_busier_than_the_step_is_long(rungs: DataFrame) -> Check:
     """The device works for no longer than a step takes."""
     known = rungs[rungs["device_busy"].notna()]
-    shares = known["device_busy"] / known["step"]
-    complaints = [
-        f"{named(row)}: {shares[index]:.0%} busy" for index, row in known.iterrows() if shares[index] > 1 + BUSIER
-    ]
-    summary = f"{len(known)} steps; {shares.max():.1%} at most, allowed {1 + BUSIER:.0%}"
+    known = known.assign(busy=known["device_busy"] / known["step"])
+    complaints = [f"{named(row)}: {row['busy']:.0%} busy" for _, row in known.iterrows() if row["busy"] > 1 + BUSIER]
+    summary = f"{len(known)} steps; {known['busy'].max():.1%} at most, allowed {1 + BUSIER:.0%}"
     return conclude(
         "in no step of the ladder does the device work for longer than the step takes",
         complaints,
@@ -119,10 +117,10 @@ def every_rung_learns(table: DataFrame) -> Check:
     if not len(exact) or not len(others):
         return conclude(check, [], 0, "no rung was trained")
     loss, std = exact["loss"].iloc[0], exact["std"].iloc[0]
-    away = (others["loss"] - loss).abs() / std
+    others = others.assign(away=(others["loss"] - loss).abs() / std)
     complaints = [
         f"{row['rung']}: {row['loss']:.3f}, fp32 {loss:.3f} ± {std:.3f}"
-        for index, row in others.iterrows()
-        if not away[index] <= SCATTER
+        for _, row in others.iterrows()
+        if not row["away"] <= SCATTER
     ]
-    return conclude(check, complaints, len(others), f"{len(others)} rungs; {away.max():.1f} at most")
+    return conclude(check, complaints, len(others), f"{len(others)} rungs; {others['away'].max():.1f} at most")

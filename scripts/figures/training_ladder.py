@@ -3,6 +3,7 @@
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
+from scripts.rendering.markup import significant
 from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
 from scripts.views.data import load_at_one_setting
 from scripts.views.training_ladder import ends, rung_table
@@ -44,11 +45,11 @@ def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
     )
     for place, step in enumerate(steps):
         axes.annotate(
-            f"{step:.3g}" + (" →" if step > end else ""),
-            (min(step, end), place),
-            (-3, 0),
+            significant(step) + (" →" if step > end else ""),
+            (0, place),
+            (3, 0),
             textcoords="offset points",
-            ha="right",
+            ha="left",
             va="center",
             fontsize=6.5,
             color="white",

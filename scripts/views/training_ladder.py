@@ -74,7 +74,7 @@ def ladders(rungs: DataFrame) -> Iterator[DataFrame]:
 
 def fastest(ladder: DataFrame) -> Series:
     """The fastest rung of one cell."""
-    return ladder.loc[ladder["step"].idxmin()]
+    return ladder.sort_values("step").iloc[0]
 
 
 def ends(rungs: DataFrame) -> list[DataFrame]:

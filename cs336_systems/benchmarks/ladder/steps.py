@@ -13,6 +13,7 @@ from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, Transfo
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import WARM_UP_CALLS, CapturedStep
+from cs336_systems.training.fp8 import CAPABILITY, use_fp8
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training_step import precision_context
@@ -90,8 +91,8 @@ def require(rung: Rung, device: torch.device) -> None:
     """
     if rung.graph and device.type != "cuda":
         raise Unavailable("a CUDA graph needs a CUDA device")
-    if rung.fp8:
-        raise Unavailable("this library has no FP8 matmuls")
+    if rung.fp8 and torch.cuda.get_device_capability(device) < CAPABILITY:
+        raise Unavailable(f"FP8 matmuls need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
 
 
 def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> TransformerLM:
@@ -111,6 +112,8 @@ def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> Trans
     if rung.precision == "bf16":
         for parameter in model.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)
+    if rung.fp8:
+        use_fp8(model)
     return fuse(model) if rung.passes == "fused" else model
 
 
