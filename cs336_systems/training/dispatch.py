@@ -14,9 +14,12 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def runs_kernels(x: Tensor) -> bool:
-    """Whether kernels compute on this tensor: on a GPU, or anywhere in Triton's interpreter (TRITON_INTERPRET=1)."""
-    on_device = INTERPRETED or (HAS_TRITON and x.is_cuda)
-    return on_device and x.dtype in KERNEL_DTYPES and x.numel() > 0
+    """Whether kernels compute on this tensor: on a GPU, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
+
+    Under torch.compile they do not: the compiler fuses the plain formula with what surrounds it.
+    """
+    supported = INTERPRETED or (HAS_TRITON and x.is_cuda)
+    return supported and x.dtype in KERNEL_DTYPES and x.numel() > 0 and not torch.compiler.is_compiling()
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

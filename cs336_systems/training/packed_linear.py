@@ -10,8 +10,11 @@ from torch.autograd.function import once_differentiable
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """Compute x @ cat(weights).T as one matmul, whose gradients are rows of one matmul's output.
+
+    Under torch.compile it runs eagerly.
 
     Args:
         x: [..., d_in].
@@ -76,9 +79,9 @@ class _PackedLinear(torch.autograd.Function):
         """Compute the weights' gradients in one buffer; its rows become the parameters' gradients without a copy."""
         x, packed = ctx.saved_tensors
         x_needs, _, *weights_need = ctx.needs_input_grad
+        parts: Sequence[Tensor | None] = [None] * len(weights_need)
         with without_autocast(x):
-            dx = d_output @ packed if x_needs else None
-            if not any(weights_need):
-                return dx, None, *(None for _ in weights_need)
-            parts = (d_output.flatten(0, -2).T @ x.flatten(0, -2)).split(ctx.rows)
+            if any(weights_need):
+                parts = (d_output.flatten(0, -2).T @ x.flatten(0, -2)).split(ctx.rows)
+            dx = d_output @ packed if x_needs else None  # last: the norm that reads it next finds it in the L2 cache
         return dx, None, *(part if needs else None for part, needs in zip(parts, weights_need, strict=True))

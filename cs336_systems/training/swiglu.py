@@ -35,11 +35,12 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return hidden
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
     """Compute swiglu(gate_up) @ weight.T without keeping the hidden layer for the backward pass.
 
     The backward kernel, which reads gate and up anyway, computes the hidden layer again: 2 d_ff bytes less memory per
-    token in bf16, for as many bytes more to write.
+    token in bf16, for as many bytes more to write. Under torch.compile it runs eagerly.
 
     Args:
         gate_up: as for swiglu, [..., 2 d_ff].

@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+LAST_FIRST = True
+"""Start with the last tiles: the matmul before has written them last, so that they are still in the L2 cache."""
 THREADS_PER_WARP = 32
 MAX_WARPS = 16
 PART_WIDTHS = (1024, 512, 256)

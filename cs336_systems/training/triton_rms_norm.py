@@ -13,16 +13,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
+from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, row_tile
 
 BACKWARD_PROGRAMS = 2
 """Programs of the backward pass per SM. Each leaves a row of partial sums of the weight's gradient."""
 BACKWARD_STAGES = 2
-"""Rows that a program of the backward pass has under way at once."""
+"""Tiles that a program of the backward pass has under way at once, in shared memory."""
+STAGED_SIZE = 8192
+"""Numbers in the largest tile that shared memory holds for sure."""
 
 
 @triton.jit
-def forward_kernel(
+def add_rms_norm_forward_kernel(
     x,  # pointer, [rows, D]
     delta,  # pointer, [rows, D]; not read without HAS_DELTA
     weight,  # pointer, [D]
@@ -34,27 +37,31 @@ def forward_kernel(
     D: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,  # D rounded up to a power of two
+    LAST_FIRST: tl.constexpr,
     HAS_DELTA: tl.constexpr,
 ):
     """Add and normalize one tile of rows; the grid is (row tiles)."""
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    tile = tl.program_id(0)
+    if LAST_FIRST:
+        tile = tl.num_programs(0) - 1 - tile
+    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_D)
     offsets = row.to(tl.int64)[:, None] * D + column[None, :]
     mask = (row < rows)[:, None] & (column < D)[None, :]
-    tile = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
+    wide = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
     if HAS_DELTA:
-        tile += tl.load(delta + offsets, mask, other=0.0).to(tl.float32)
-        rounded = tile.to(total.dtype.element_ty)
+        wide += tl.load(delta + offsets, mask, other=0.0).to(tl.float32)
+        rounded = wide.to(total.dtype.element_ty)
         tl.store(total + offsets, rounded, mask)
-        tile = rounded.to(tl.float32)  # as the backward pass reads it
-    scale = tl.rsqrt(tl.sum(tile * tile, 1) / D + eps)
+        wide = rounded.to(tl.float32)  # as the backward pass reads it
+    scale = tl.rsqrt(tl.sum(wide * wide, 1) / D + eps)
     tl.store(inverse_rms + row, scale, row < rows)
     weights = tl.load(weight + column, column < D, other=0.0).to(tl.float32)
-    tl.store(normed + offsets, (tile * scale[:, None] * weights[None, :]).to(normed.dtype.element_ty), mask)
+    tl.store(normed + offsets, (wide * scale[:, None] * weights[None, :]).to(normed.dtype.element_ty), mask)
 
 
 @triton.jit
-def backward_kernel(
+def add_rms_norm_backward_kernel(
     d_total,  # pointer, [rows, D]; not read without HAS_D_TOTAL
     d_normed,  # pointer, [rows, D]
     total,  # pointer, [rows, D]
@@ -66,6 +73,7 @@ def backward_kernel(
     D: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,  # D rounded up to a power of two
+    LAST_FIRST: tl.constexpr,
     HAS_D_TOTAL: tl.constexpr,
     HAS_D_WEIGHT: tl.constexpr,
     STAGES: tl.constexpr,
@@ -74,9 +82,10 @@ def backward_kernel(
     column = tl.arange(0, BLOCK_D)
     weights = tl.load(weight + column, column < D, other=0.0).to(tl.float32)
     d_weight = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
-    step = tl.num_programs(0) * BLOCK_ROWS
-    for start in tl.range(tl.program_id(0) * BLOCK_ROWS, rows, step, num_stages=STAGES):
-        row = start + tl.arange(0, BLOCK_ROWS)
+    n_tiles = tl.cdiv(rows, BLOCK_ROWS)
+    for index in tl.range(tl.program_id(0), n_tiles, tl.num_programs(0), num_stages=STAGES):
+        tile = n_tiles - 1 - index if LAST_FIRST else index
+        row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
         offsets = row.to(tl.int64)[:, None] * D + column[None, :]
         mask = (row < rows)[:, None] & (column < D)[None, :]
         scale = tl.load(inverse_rms + row, row < rows, other=0.0)[:, None]
@@ -95,7 +104,7 @@ def backward_kernel(
 
 
 @triton.jit
-def sum_rows_kernel(
+def sum_weight_gradients_kernel(
     parts,  # pointer, [n_parts, D] fp32
     result,  # pointer, [D], out
     n_parts,
@@ -188,7 +197,13 @@ def _forward_launch(shape: torch.Size, eps: float, has_delta: bool, dtypes: tupl
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
     grid = (cdiv(rows, tile.rows), 1, 1)
-    return Launch(forward_kernel, grid, (rows, eps), (d, tile.rows, tile.columns, has_delta), num_warps=tile.num_warps)
+    return Launch(
+        add_rms_norm_forward_kernel,
+        grid,
+        (rows, eps),
+        (d, tile.rows, tile.columns, tiles.LAST_FIRST, has_delta),
+        num_warps=tile.num_warps,
+    )
 
 
 @lru_cache(CACHE_SIZE)
@@ -197,13 +212,14 @@ def _backward_launch(
 ) -> Launch:
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
-    constexprs = (d, tile.rows, tile.columns, has_d_total, has_d_weight, BACKWARD_STAGES)
-    return Launch(backward_kernel, (programs, 1, 1), (rows,), constexprs, num_warps=2 * tile.num_warps)
+    stages = BACKWARD_STAGES if tile.rows * tile.columns <= STAGED_SIZE else 1
+    constexprs = (d, tile.rows, tile.columns, tiles.LAST_FIRST, has_d_total, has_d_weight, stages)
+    return Launch(add_rms_norm_backward_kernel, (programs, 1, 1), (rows,), constexprs, num_warps=2 * tile.num_warps)
 
 
 @lru_cache(CACHE_SIZE)
 def _sum_launch(n_parts: int, d: int, dtype: torch.dtype) -> Launch:
-    return Launch(sum_rows_kernel, (cdiv(d, 32), 1, 1), (n_parts,), (d, 64, 32))
+    return Launch(sum_weight_gradients_kernel, (cdiv(d, 32), 1, 1), (n_parts,), (d, 64, 32))
 
 
 @lru_cache(CACHE_SIZE)

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
+from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
 
 
 @triton.jit
-def forward_kernel(
+def rotate_qkv_forward_kernel(
     qkv,  # pointer, [tokens, 3, D], q and k out
     cos,  # pointer, [context, PAIRS]
     sin,  # pointer, [context, PAIRS]
@@ -27,21 +28,25 @@ def forward_kernel(
     PAIRS: tl.constexpr,  # half the width of a head
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    LAST_FIRST: tl.constexpr,
 ):
     """Rotate one tile of q and k, which are neighbours in memory; the grid is (token tiles x column tiles)."""
-    column_tiles: tl.constexpr = tl.cdiv(2 * D, BLOCK_D)
-    token = tl.program_id(0) // column_tiles * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    start = tl.program_id(0) % column_tiles * BLOCK_D
+    column_tiles: tl.constexpr = (2 * D + BLOCK_D - 1) // BLOCK_D
+    tile = tl.program_id(0)
+    if LAST_FIRST:
+        tile = tl.num_programs(0) - 1 - tile
+    token = tile // column_tiles * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    start = tile % column_tiles * BLOCK_D
     column = start + tl.arange(0, BLOCK_D)
     pointers = qkv + (token.to(tl.int64)[:, None] * (3 * D) + column[None, :])
     mask = (token < tokens)[:, None] & (column < 2 * D)[None, :]
-    tile = tl.load(pointers, mask, other=0.0)
-    rotated = _rotate(tile, cos, sin, token % sequence, start // 2, 1.0, PAIRS, BLOCK_TOKENS, BLOCK_D)
+    features = tl.load(pointers, mask, other=0.0)
+    rotated = _rotate(features, cos, sin, token % sequence, start // 2, 1.0, PAIRS, BLOCK_TOKENS, BLOCK_D)
     tl.store(pointers, rotated.to(qkv.dtype.element_ty), mask)
 
 
 @triton.jit
-def backward_kernel(
+def rotate_qkv_backward_kernel(
     dq,  # pointer, [batch, heads, sequence, d_head] by its strides
     dk,  # pointer, like dq
     dv,  # pointer, like dq
@@ -57,12 +62,16 @@ def backward_kernel(
     PAIRS: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    LAST_FIRST: tl.constexpr,
 ):
     """Write one tile of the gradient of q, k or v; the grid is (token tiles x 3 x column tiles)."""
-    column_tiles: tl.constexpr = tl.cdiv(D, BLOCK_D)
-    token = tl.program_id(0) // (3 * column_tiles) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-    part = tl.program_id(0) // column_tiles % 3
-    start = tl.program_id(0) % column_tiles * BLOCK_D
+    column_tiles: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    tile = tl.program_id(0)
+    if LAST_FIRST:
+        tile = tl.num_programs(0) - 1 - tile
+    token = tile // (3 * column_tiles) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    part = tile // column_tiles % 3
+    start = tile % column_tiles * BLOCK_D
     column = start + tl.arange(0, BLOCK_D)
     mask = (token < tokens)[:, None] & (column < D)[None, :]
     position = token % sequence
@@ -76,14 +85,14 @@ def backward_kernel(
         source = dq
         if part == 1:
             source = dk
-        tile = tl.load(source + offsets, mask, other=0.0)
-        rotated = _rotate(tile, cos, sin, position, start // 2, -1.0, PAIRS, BLOCK_TOKENS, BLOCK_D)
+        features = tl.load(source + offsets, mask, other=0.0)
+        rotated = _rotate(features, cos, sin, position, start // 2, -1.0, PAIRS, BLOCK_TOKENS, BLOCK_D)
         tl.store(results, rotated.to(d_qkv.dtype.element_ty), mask)
 
 
 @triton.jit
 def _rotate(
-    tile,  # [BLOCK_TOKENS, BLOCK_D]: pairs of features
+    features,  # [BLOCK_TOKENS, BLOCK_D]: pairs
     cos,
     sin,
     position,  # of the tokens, [BLOCK_TOKENS]
@@ -98,7 +107,7 @@ def _rotate(
     offsets = position[:, None] * PAIRS + pair[None, :]
     c = tl.load(cos + offsets).to(tl.float32)
     s = tl.load(sin + offsets).to(tl.float32) * direction
-    even, odd = tl.split(tl.reshape(tile, [BLOCK_TOKENS, BLOCK_D // 2, 2]))
+    even, odd = tl.split(tl.reshape(features, [BLOCK_TOKENS, BLOCK_D // 2, 2]))
     even, odd = even.to(tl.float32), odd.to(tl.float32)
     return tl.reshape(tl.join(even * c - odd * s, even * s + odd * c), [BLOCK_TOKENS, BLOCK_D])
 
@@ -148,8 +157,8 @@ def _forward_launch(shape: torch.Size, num_heads: int, *dtypes: torch.dtype) -> 
     d = width // 3
     tile = _tile(2 * d)
     grid = (cdiv(batch * sequence, tile.rows) * cdiv(2 * d, tile.columns), 1, 1)
-    constexprs = (d, d // num_heads // 2, tile.rows, tile.columns)
-    return Launch(forward_kernel, grid, (batch * sequence, sequence), constexprs, num_warps=tile.num_warps)
+    constexprs = (d, d // num_heads // 2, tile.rows, tile.columns, tiles.LAST_FIRST)
+    return Launch(rotate_qkv_forward_kernel, grid, (batch * sequence, sequence), constexprs, num_warps=tile.num_warps)
 
 
 @lru_cache(CACHE_SIZE)
@@ -160,8 +169,8 @@ def _backward_launch(shape: torch.Size, strides: tuple[int, ...], dtypes: tuple[
     tile = _tile(d)
     grid = (cdiv(batch * sequence, tile.rows) * 3 * cdiv(d, tile.columns), 1, 1)
     scalars = (batch * sequence, sequence, stride_b, stride_s)
-    constexprs = (stride_h, d, d_head // 2, tile.rows, tile.columns)
-    return Launch(backward_kernel, grid, scalars, constexprs, num_warps=tile.num_warps)
+    constexprs = (stride_h, d, d_head // 2, tile.rows, tile.columns, tiles.LAST_FIRST)
+    return Launch(rotate_qkv_backward_kernel, grid, scalars, constexprs, num_warps=tile.num_warps)
 
 
 @cache

@@ -10,20 +10,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
+from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
 
 
 @triton.jit
-def forward_kernel(
+def swiglu_forward_kernel(
     gate_up,  # pointer, [rows, 2, D]
     hidden,  # pointer, [rows, D], out
     rows,
     D: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    LAST_FIRST: tl.constexpr,
 ):
     """Compute one tile of the hidden layer; the grid is (row tiles x column tiles)."""
-    row, column, mask = _locate(rows, D, BLOCK_ROWS, BLOCK_D)
+    row, column, mask = _locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
     gate_at = gate_up + (row * (2 * D) + column)
     gate = tl.load(gate_at, mask, other=0.0).to(tl.float32)
     up = tl.load(gate_at + D, mask, other=0.0).to(tl.float32)
@@ -32,7 +34,7 @@ def forward_kernel(
 
 
 @triton.jit
-def backward_kernel(
+def swiglu_backward_kernel(
     gate_up,  # pointer, [rows, 2, D]
     d_hidden,  # pointer, [rows, D]; out with RECOMPUTE: the hidden layer
     d_gate_up,  # pointer, [rows, 2, D], out
@@ -40,10 +42,11 @@ def backward_kernel(
     D: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    LAST_FIRST: tl.constexpr,
     RECOMPUTE: tl.constexpr,
 ):
     """Compute one tile of both gradients; the grid is (row tiles x column tiles)."""
-    row, column, mask = _locate(rows, D, BLOCK_ROWS, BLOCK_D)
+    row, column, mask = _locate(rows, D, BLOCK_ROWS, BLOCK_D, LAST_FIRST)
     gate_offset = row * (2 * D) + column
     hidden_offset = row * D + column
     gate = tl.load(gate_up + gate_offset, mask, other=0.0).to(tl.float32)
@@ -60,11 +63,14 @@ def backward_kernel(
 
 
 @triton.jit
-def _locate(rows, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
+def _locate(rows, D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_D: tl.constexpr, LAST_FIRST: tl.constexpr):
     """Compute rows, columns and the mask of this program's tile; a row's tiles are neighbours."""
-    column_tiles: tl.constexpr = tl.cdiv(D, BLOCK_D)
-    row = tl.program_id(0) // column_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    column = tl.program_id(0) % column_tiles * BLOCK_D + tl.arange(0, BLOCK_D)
+    column_tiles: tl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    tile = tl.program_id(0)
+    if LAST_FIRST:
+        tile = tl.num_programs(0) - 1 - tile
+    row = tile // column_tiles * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    column = tile % column_tiles * BLOCK_D + tl.arange(0, BLOCK_D)
     return row.to(tl.int64)[:, None], column[None, :], (row < rows)[:, None] & (column < D)[None, :]
 
 
@@ -107,15 +113,21 @@ def swiglu_backward(gate_up: Tensor, d_hidden: Tensor, recompute: bool = False) 
 def _forward_launch(shape: torch.Size, dtype: torch.dtype) -> Launch:
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
-    return Launch(forward_kernel, _grid(shape), (rows,), (d, tile.rows, tile.columns), num_warps=tile.num_warps)
+    return Launch(
+        swiglu_forward_kernel,
+        _grid(shape),
+        (rows,),
+        (d, tile.rows, tile.columns, tiles.LAST_FIRST),
+        num_warps=tile.num_warps,
+    )
 
 
 @lru_cache(CACHE_SIZE)
 def _backward_launch(shape: torch.Size, recompute: bool, *dtypes: torch.dtype) -> Launch:
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
-    constexprs = (d, tile.rows, tile.columns, recompute)
-    return Launch(backward_kernel, _grid(shape), (rows,), constexprs, num_warps=tile.num_warps)
+    constexprs = (d, tile.rows, tile.columns, tiles.LAST_FIRST, recompute)
+    return Launch(swiglu_backward_kernel, _grid(shape), (rows,), constexprs, num_warps=tile.num_warps)
 
 
 def _grid(shape: torch.Size) -> tuple[int, int, int]:

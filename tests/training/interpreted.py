@@ -54,3 +54,10 @@ def assert_close(got, want, limit: float) -> None:
     """Check a result by its error relative to the norm of the result in float64."""
     error = ((got.double() - want).norm() / want.norm()).item()
     assert error <= limit, f"{error:.2e} > {limit:.2e}"
+
+
+def need_gpu_memory(gigabytes: int) -> None:
+    """Skip a test on a GPU that has less free memory."""
+    free = torch.cuda.mem_get_info()[0] / 1e9
+    if free < gigabytes:
+        pytest.skip(f"needs {gigabytes} GB of GPU memory, {free:.0f} are free")

@@ -8,22 +8,24 @@ import torch
 from torch import nn
 
 from cs336_systems.attention import flash_attention
+from cs336_systems.attention.operators import empty_output
 from cs336_systems.model import ROPE_THETA, TransformerLM, build_model
-from cs336_systems.sizes import SIZES
+from cs336_systems.sizes import SIZES, parse_size
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from tests.support.models import CheckpointedLM
+from tests.support.operators import Operators
 from tests.training.interpreted import INTERPRETED, assert_close, run_interpreted
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCABULARY, CONTEXT = 61, 16
 
 
-def build(device="cpu", dtype=torch.float32, size="nano", **options) -> TransformerLM:
+def build(device="cpu", dtype=torch.float32, size="nano", context=CONTEXT, **options) -> TransformerLM:
     torch.manual_seed(0)
-    shape = SIZES[size]
+    shape = parse_size(size)
     with torch.device(device):
         model = TransformerLM(
-            VOCABULARY, CONTEXT, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, ROPE_THETA, **options
+            VOCABULARY, context, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, ROPE_THETA, **options
         )
     for parameter in model.parameters():  # Norm weights of one would hide a missing multiplication.
         if parameter.dim() == 1:
@@ -77,19 +79,33 @@ def test_fp32_logits_and_gradients_are_those_of_the_model(keep_hidden, sequence,
 @pytest.mark.parametrize("autocast", [False, True])
 def test_bf16_errors_are_not_above_those_of_the_model(autocast, device):
     """Against the same weights in float64: other roundings, but not worse ones."""
-    model = build(device).bfloat16().float()
-    fused, batch = twin(model), make_batch(device)
-    if not autocast:
-        model, fused = model.bfloat16(), fused.bfloat16()
-    exact = gradients_of(copy.deepcopy(model).double(), batch)
+    model, batch = build(device).bfloat16().float(), make_batch(device)
+    assert not worse_gradients(model if autocast else model.bfloat16(), batch, device, autocast)
+
+
+@pytest.mark.numeric
+@pytest.mark.gpu
+def test_flash_attention_on_heads_of_80():
+    model = build("cuda", torch.bfloat16, size="wide:d_model=640,d_ff=1720,num_layers=2,num_heads=8", context=600)
+    exact_attention = model.blocks[0].attention.attention
+    for block in model.blocks:
+        block.attention.attention = flash_attention
+    assert not worse_gradients(model, make_batch("cuda", 600), "cuda", False, exact_attention)
+
+
+def worse_gradients(model, batch, device, autocast, exact_attention=None):
+    """Names of gradients whose error against float64 is above that of the model; it is fused in a copy."""
+    exact_model = copy.deepcopy(model).double()
+    for block in exact_model.blocks:
+        block.attention.attention = exact_attention or block.attention.attention
+    exact = gradients_of(exact_model, batch)
     results = []
-    for each in (model, fused):
+    for each in (model, twin(model)):
         with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
             results.append(relative_errors(gradients_of(each, batch), exact))
     plain, ours = results
     allowed = 3 if INTERPRETED else 1.5  # the interpreter truncates bf16
-    bad = {name: (ours[name], plain[name]) for name in exact if not ours[name] <= allowed * plain[name]}
-    assert not bad
+    return {name: (ours[name], plain[name]) for name in exact if not ours[name] <= allowed * plain[name]}
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -141,6 +157,36 @@ def test_gradients_of_two_micro_batches_add_up(device):
     for _ in range(2):  # and once more after zero_grad(set_to_none=True)
         for name, gradient in gradients_of(fused, *batches).items():
             torch.testing.assert_close(gradient, want[name], rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_copies_and_adds_nothing_outside_of_its_kernels():
+    if not INTERPRETED:
+        pytest.skip("needs kernels, and a CPU, on which operators of the backward pass are seen")
+    fused = fuse(build(dtype=torch.bfloat16, attention=lambda q, k, v, is_causal: AllOfThree.apply(q, k, v)))
+    hidden = fused.hidden(make_batch()[0])
+    gradient = torch.randn_like(hidden)
+    hidden.backward(gradient)
+    fused.zero_grad(set_to_none=True)
+    with Operators() as operators:
+        fused.hidden(make_batch()[0]).backward(gradient)
+    passes = [x.name for x in operators.calls if x.name in PASSES and x.dtype == torch.bfloat16]
+    assert passes == ["copy_"] * len(fused.blocks), "of the stand-in; bytes are what the interpreter copies"
+    assert len(operators.named("mm")) == 2 * 4 * 3, "per block four matmuls, and twice as many in the backward pass"
+
+
+PASSES = {"clone", "copy_", "contiguous", "cat", "stack", "add", "add_", "sum", "mul", "_to_copy", "zeros_like"}
+
+
+class AllOfThree(torch.autograd.Function):
+    """Stands in for attention, which in PyTorch would copy: q, and gradients in the layout of q, k and v."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return empty_output(q).copy_(q)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient, gradient
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -220,6 +266,21 @@ def test_hidden_is_what_the_head_gets(device):
     hidden = fused.hidden(inputs)
     assert hidden.shape == (2, 13, 64)
     torch.testing.assert_close(nn.functional.linear(hidden, fused.lm_head.weight), fused(inputs))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keep_hidden", [True, False])
+def test_a_compiled_model_computes_the_same(keep_hidden, device):
+    if INTERPRETED:
+        pytest.skip("compiled models run the formulas")
+    fused, batch = twin(build(device), keep_hidden=keep_hidden), make_batch(device)
+    want = {name: x.clone() for name, x in gradients_of(fused, batch).items()}
+    compiled = torch.compile(fused, backend="aot_eager")
+    loss_of(compiled, batch)  # the first call compiles
+    fused.zero_grad(set_to_none=True)
+    loss_of(compiled, batch).backward()
+    for name, parameter in fused.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-3, atol=1e-6)
 
 
 def test_models_of_other_classes_are_refused_by_name():

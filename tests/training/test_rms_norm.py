@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cs336_systems.training.rms_norm import add_rms_norm
-from tests.training.interpreted import assert_close, rounding, run_interpreted, uses_kernel
+from tests.training.interpreted import assert_close, need_gpu_memory, rounding, run_interpreted, uses_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -115,13 +115,30 @@ def test_autocast_keeps_the_stream_wide_and_normalizes_to_bf16(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "d"), [(4096, 2560), (3, 8192), (1000, 768), (5, 20000)])
-def test_large_rows(rows, d):
-    (x, delta, weight), d_total, d_normed = make_inputs((rows, d), BF16, "cuda")
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_large_rows(rows, d, dtype):
+    (x, delta, weight), d_total, d_normed = make_inputs((rows, d), dtype, "cuda")
     want = reference(x + delta, weight, d_total, d_normed)
     results = add_rms_norm(x, delta, weight)
     torch.autograd.backward(results, (d_total, d_normed))
     for got, name in ((results[1], "normed"), (x.grad, "dx"), (weight.grad, "d_weight")):
-        assert_close(got, want[name], rounding(BF16, "cuda"))
+        assert_close(got, want[name], rounding(dtype, "cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_elements_than_32_bits_can_count():
+    need_gpu_memory(50)
+    rows, d = 2**19 + 3, 2**12
+    x, delta, d_total, d_normed = (torch.randn(rows, d, device="cuda", dtype=BF16) for _ in range(4))
+    weight = torch.ones(d, device="cuda", dtype=BF16)
+    last = x[-3:].clone().requires_grad_()
+    want = add_rms_norm(last, delta[-3:], weight)
+    got = add_rms_norm(x.requires_grad_(), delta, weight)
+    assert all(torch.equal(a[-3:], b) for a, b in zip(got, want, strict=True))
+    torch.autograd.backward(want, (d_total[-3:], d_normed[-3:]))
+    torch.autograd.backward(got, (d_total, d_normed))
+    assert torch.equal(x.grad[-3:], last.grad)
 
 
 @pytest.mark.gpu

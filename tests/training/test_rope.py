@@ -7,7 +7,14 @@ from cs336_systems.attention.launcher import ensure_described
 from cs336_systems.attention.operators import empty_output
 from cs336_systems.model import RotaryEmbedding
 from cs336_systems.training.rope import rotate_qkv
-from tests.training.interpreted import INTERPRETED, assert_close, rounding, run_interpreted, uses_kernel
+from tests.training.interpreted import (
+    INTERPRETED,
+    assert_close,
+    need_gpu_memory,
+    rounding,
+    run_interpreted,
+    uses_kernel,
+)
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -110,6 +117,24 @@ def test_old_values_that_a_backward_pass_needs_are_missed(device):
         assert results[0].untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
     else:
         squared.backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_elements_than_32_bits_can_count():
+    need_gpu_memory(45)
+    batch, sequence, heads, d_head = 2**9 + 1, 2**10, 32, 128
+    rope = RotaryEmbedding(sequence, d_head, 10_000.0).to("cuda")
+    leaf = torch.zeros(batch, sequence, 3 * heads * d_head, device="cuda", dtype=BF16).requires_grad_()
+    with torch.no_grad():
+        leaf[-1].normal_()
+    last = leaf.detach()[-1:].clone().requires_grad_()
+    want = rotate_qkv(last * 1, rope.cos, rope.sin, heads)
+    got = rotate_qkv(leaf * 1, rope.cos, rope.sin, heads)
+    assert all(torch.equal(x[-1:], y) for x, y in zip(got, want, strict=True))
+    torch.autograd.backward(want, [x.detach() for x in want])
+    torch.autograd.backward(got, [x.detach() for x in got])
+    assert torch.equal(leaf.grad[-1:], last.grad)
 
 
 def test_shapes_that_do_not_match_are_refused():

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from cs336_systems.training.swiglu import swiglu, swiglu_linear
-from tests.training.interpreted import assert_close, rounding, run_interpreted, uses_kernel
+from tests.training.interpreted import assert_close, need_gpu_memory, rounding, run_interpreted, uses_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,6 +95,21 @@ def test_a_frozen_linear_map_has_no_gradient(device):
     swiglu_linear(gate_up, weight).backward(d_output)
     assert weight.grad is None
     assert gate_up.grad is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_elements_than_32_bits_can_count():
+    need_gpu_memory(30)
+    rows, d_ff = 2**19 + 3, 2**12
+    gate_up = torch.randn(rows, 1, 2 * d_ff, device="cuda", dtype=BF16).requires_grad_()
+    hidden = swiglu(gate_up)
+    d_hidden = torch.randn_like(hidden)
+    last = gate_up.detach()[-3:].clone().requires_grad_()
+    swiglu(last).backward(d_hidden[-3:])
+    hidden.backward(d_hidden)
+    assert torch.equal(hidden[-3:], swiglu(last))
+    assert torch.equal(gate_up.grad[-3:], last.grad)
 
 
 def test_float64_is_computed_in_float64():
