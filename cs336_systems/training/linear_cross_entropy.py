@@ -156,9 +156,7 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -
         shapes = f"{list(hidden.shape)} and {list(weight.shape)}"
         raise ValueError(f"hidden and weight have shapes {shapes}; allowed: [..., d] and [vocabulary, d]")
     if targets.shape != hidden.shape[:-1]:
-        raise ValueError(
-            f"targets have shape {list(targets.shape)}; allowed: {list(hidden.shape[:-1])}, hidden's tokens"
-        )
+        raise ValueError(f"targets have shape {list(targets.shape)}; allowed: hidden's, {list(hidden.shape[:-1])}")
     if hidden.dtype not in DTYPES or weight.dtype != hidden.dtype:
         allowed = " or ".join(map(str, DTYPES))
         raise ValueError(f"hidden and weight are {hidden.dtype} and {weight.dtype}; allowed: both {allowed}")

@@ -34,7 +34,7 @@ def set_gradients(parameters, references, seed, factor=1.0):
     """The same random gradients for both, except one of them, which has none in some steps."""
     generator = torch.Generator().manual_seed(seed)
     for number, (parameter, reference) in enumerate(zip(parameters, references, strict=True)):
-        gradient = torch.randn(parameter.shape, generator=generator) * 10.0 ** (number - 3)
+        gradient = torch.randn(parameter.shape, generator=generator) * 10.0 ** (number % 7 - 3)
         missing = number == 1 and seed % 3 == 0
         parameter.grad = None if missing else gradient.to(parameter.device, parameter.dtype)
         reference.grad = None if missing else parameter.grad.float() * factor
@@ -261,9 +261,9 @@ def interpreted() -> None:
 
     adamw_kernel.TUNING = adamw_kernel.Tuning(block=32)
     for dtype in (torch.bfloat16, torch.float32):
-        storage = torch.randn(100).to(dtype)
-        parameters = make_parameters(dtype, shapes=[(5,), (8, 8), (3, 7), (32,), ()])
-        parameters += [nn.Parameter(storage[1:65]), nn.Parameter(torch.randn(3).to(dtype)), *make_parameters(dtype, shapes=[(1,)] * 40)]
+        storage, short = torch.randn(100).to(dtype), [(1,)] * 34  # more tensors than one launch prepares
+        parameters = make_parameters(dtype, shapes=[(5,), (8, 8), (3, 7), (32,), (), *short])
+        parameters.append(nn.Parameter(storage[1:65]))
         references = twins(parameters)
         groups = [{"params": parameters[:3]}, {"params": parameters[3:], "weight_decay": 0.0}]
         optimizer = MasterAdamW(groups, **OPTIONS)
@@ -271,10 +271,6 @@ def interpreted() -> None:
         reference = torch.optim.AdamW(groups, **OPTIONS)
         for step in range(4):
             set_gradients(parameters, references, step, factor=0.5)
-            for p, r in zip(parameters[8:], references[8:], strict=True):
-                r.grad = p.grad = p.grad.clamp(-1, 1) if dtype is torch.float32 else None
-                if r.grad is not None:
-                    r.grad = r.grad * 0.5
             optimizer.step(scale=torch.tensor(0.5))
             reference.step()
         assert_masters_equal(optimizer, parameters, references, 4)
