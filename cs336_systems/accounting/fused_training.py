@@ -17,6 +17,8 @@ STATE_BYTES = 10
 """Of each parameter besides its bf16 weight: the rest of its fp32 master (2), and two fp32 moments."""
 UNITS_IN_FLIGHT = 3
 """Units whose gradients are in memory at a time: two on their way, and the one that the backward pass completes."""
+LOGITS_BYTES = 512 * 2**20
+"""Logits of a chunk of tokens."""
 GB = 10**9
 RESERVE = 0.05
 """Share of a device's memory for what the closed form leaves out: libraries' workspaces and gaps of the allocator."""
@@ -86,42 +88,46 @@ class RankMemory:
     def activations(self) -> int:
         """Kept for the backward pass, when the forward pass ends."""
         kept = self.shape.num_layers - self.recomputed
-        final_norm = 2 * self.stream + self.statistics
-        return kept * self.kept_block + self.recomputed * self.recomputed_block + final_norm
+        head = 2 * self.stream + self.statistics  # the final norm's input, and the gradient of the head's
+        return kept * self.kept_block + self.recomputed * self.recomputed_block + head
 
     @property
     def temporaries(self) -> int:
         """The most that the loss needs besides, or the backward pass of a block that has been computed again.
 
-        The loss: gradients of the head's input and, in fp32, of its weight. A block: its hidden layer; the gradients of
-        the hidden layer, of gate and up, and of three tensors like the residual stream.
+        The loss: logits of a chunk; gradients of the head's input and of its weight, in fp32 and rounded. A block: all
+        that it keeps otherwise; its hidden layer and the gradients of the hidden layer, of gate and up; and those of
+        three tensors like the residual stream.
         """
-        loss = self.stream + FP32_BYTES * self.vocab_size * self.shape.d_model
-        inner = BF16 * self.tokens * self.shape.d_ff
-        return max(loss, 4 * inner + 3 * self.stream)
+        loss = LOGITS_BYTES + self.stream + (FP32_BYTES + BF16) * self.vocab_size * self.shape.d_model
+        hidden = BF16 * self.tokens * self.shape.d_ff
+        backward = 4 * hidden + 3 * self.stream
+        # When the first of the checkpointed blocks is computed again, the others have been freed.
+        again = self.kept_block if self.recomputed == self.shape.num_layers else 0
+        return max(loss, backward + again)
 
     @property
     def total(self) -> int:
         """All of it."""
         return self.weights + self.state + self.gradients + self.activations + self.temporaries
 
-    def fitted(self, memory: float) -> Self | None:
-        """The same with as few blocks computed again as fit into `memory` bytes, None if even all are not enough."""
-        choices = (replace(self, recomputed=blocks) for blocks in range(self.shape.num_layers + 1))
-        return next((choice for choice in choices if choice.total <= (1 - RESERVE) * memory), None)
+    def fitted(self, memory: float) -> Self:
+        """The same with as few blocks computed again as fit into `memory` bytes; with all of them if nothing fits."""
+        choices = [replace(self, recomputed=blocks) for blocks in range(self.shape.num_layers + 1)]
+        return next((choice for choice in choices if choice.fits(memory)), choices[-1])
+
+    def fits(self, memory: float) -> bool:
+        """Whether it fits into `memory` bytes."""
+        return self.total <= (1 - RESERVE) * memory
 
     def verdict(self, memory: float) -> str:
-        """Say in a sentence whether a rank's step fits into `memory` bytes."""
-        layers = self.shape.num_layers
-        if fitted := self.fitted(memory):
-            return (
-                f"It fits: {fitted.total / GB:.3g} of {memory / GB:.3g} GB, with {fitted.recomputed} of {layers} blocks "
-                "computed again in the backward pass"
-            )
-        least = replace(self, recomputed=layers).total / (1 - RESERVE)
+        """Say in a sentence whether it fits into `memory` bytes."""
+        blocks = f"with {self.recomputed} of {self.shape.num_layers} blocks computed again in the backward pass"
+        needed, free = f"{self.total / GB:.3g} GB", f"{memory / GB:.3g} GB"
+        if self.fits(memory):
+            return f"It fits: a rank needs {needed} of {free} {blocks}"
         return (
-            f"It does not fit: with all {layers} blocks computed again in the backward pass a rank needs "
-            f"{least / GB:.3g} GB, and {memory / GB:.3g} GB are free"
+            f"It does not fit: a rank needs {needed} {blocks}, and {free} are free, {RESERVE:.0%} of them as a reserve"
         )
 
 

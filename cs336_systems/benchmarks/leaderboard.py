@@ -8,7 +8,8 @@ Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.lea
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import psutil
 import torch
@@ -16,17 +17,17 @@ import torch.distributed as dist
 
 from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.leaderboard import AUTO, RANKS, Leaderboard
+from cs336_systems.experiments.leaderboard import Leaderboard
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, peak_memory, reset_peak
 from cs336_systems.measure.timing import synchronize, time_phases
 from cs336_systems.model import TransformerLM, build_model
-from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.sharded_step import ShardedStep
 
-HYPERPARAMETERS = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+HYPERPARAMETERS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
@@ -41,6 +42,8 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
     for name, run in runs.items():
         warmup = max(0, cell.warmup - 1) if name == "step" else 0
         seconds |= time_phases({name: run}, warmup=warmup, steps=cell.steps, device=device)[1]
+    if cell.processes > 1:
+        seconds = {name: slowest(laps, device) for name, laps in seconds.items()}
     return [
         *(summarize(name, "ms", [1e3 * lap for lap in laps]) for name, laps in seconds.items()),
         *(row for row in device_busy({"step": runs["step"]}, device) if row.metric == "device_busy"),
@@ -57,18 +60,24 @@ def plan_memory(cell: Leaderboard, device: torch.device) -> RankMemory:
     Raises:
         Unavailable: it does not fit.
     """
-    memory, free = cell.memory(), free_memory(device)
+    free = free_memory(device)
     if cell.processes > 1:
         least = torch.tensor([free], device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
         free = int(least)
-    verdict = memory.verdict(free)
+    plan = cell.memory(free)
     if cell.processes == 1 or dist.get_rank() == 0:
-        print(verdict, file=sys.stderr, flush=True)
-    fitted = memory.fitted(free)
-    if fitted is None:
-        raise Unavailable(verdict)
-    return fitted if cell.recomputed == AUTO else replace(fitted, recomputed=cell.recomputed)
+        print(plan.verdict(free), file=sys.stderr, flush=True)
+    if not plan.fits(free):
+        raise Unavailable(plan.verdict(free))
+    return plan
+
+
+def slowest(laps: list[float], device: torch.device) -> list[float]:
+    """The seconds of the slowest rank."""
+    most = torch.tensor(laps, dtype=torch.float64, device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.tolist()
 
 
 def free_memory(device: torch.device) -> int:
@@ -79,7 +88,7 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available // ranks
 
 
-def make_runs(cell: Leaderboard, plan: RankMemory, device: torch.device) -> dict[str, Callable[[], object]]:
+def make_runs(cell: Leaderboard, plan: RankMemory, device: torch.device) -> dict[str, Callable[[], None]]:
     """Build the step, and return what is timed: the step, its passes without an update, and its update alone."""
     model = build_model(
         "cs336_systems.model:TransformerLM",
@@ -90,14 +99,18 @@ def make_runs(cell: Leaderboard, plan: RankMemory, device: torch.device) -> dict
         device=device,
     )
     assert isinstance(model, TransformerLM)
-    alone = {} if cell.part == "step" else {"make_update": UpdateOfOneRank, "ranks": plan.ranks}
-    step = ShardedStep(model, recomputed=plan.recomputed, **alone, **HYPERPARAMETERS)
+    communicates = cell.part == "step" and cell.processes > 1
+    make_update = UpdateInBackward if communicates else partial(UpdateOfOneRank, ranks=plan.ranks)
+    step = ShardedStep(model, recomputed=plan.recomputed, make_update=make_update, **HYPERPARAMETERS)
     tokens = torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
+    def whole() -> None:
+        step.run(inputs, targets)
+
     def passes() -> None:
         step.update.enabled = False
-        step.run(inputs, targets)
+        whole()
         step.update.enabled = True
 
     largest = max(len(unit.flat) for unit in step.update.units)
@@ -108,7 +121,7 @@ def make_runs(cell: Leaderboard, plan: RankMemory, device: torch.device) -> dict
             step.update.start(number, gradients[: len(unit.flat)])
         step.update.wait()
 
-    return {"step": lambda: step.run(inputs, targets), "forward_backward": passes, "update": update}
+    return {"step": whole, "forward_backward": passes, "update": update}
 
 
 if __name__ == "__main__":

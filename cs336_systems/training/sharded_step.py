@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from cs336_systems.model import TransformerLM
 from cs336_systems.parallel.update_in_backward import UpdateInBackward
 from cs336_systems.training.adamw import MasterAdamW
-from cs336_systems.training.fused_model import FusedTransformerBlock, fuse, run_fused_blocks, run_segment
+from cs336_systems.training.fused_model import FusedSwiGLU, FusedTransformerBlock, fuse, run_fused_blocks, run_segment
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training.rms_norm import add_rms_norm
 
@@ -44,9 +44,11 @@ class ShardedStep:
         self.recomputed = recomputed
         for number, block in enumerate(self.blocks):
             # A block that is computed again ends with its hidden layer; without it, with the matmul that follows.
+            assert isinstance(block.feed_forward, FusedSwiGLU)
             block.feed_forward.keep_hidden = number < recomputed
         self.update = make_update(units_of(self.model), MasterAdamW, **hyperparameters)
         for optimizer in self.update.optimizers:
+            assert isinstance(optimizer, MasterAdamW)
             optimizer.prepare()
 
     @property
