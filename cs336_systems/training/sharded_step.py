@@ -7,18 +7,27 @@ loss = step.run(inputs, targets)
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from cs336_systems.model import TransformerLM
 from cs336_systems.parallel.update_in_backward import UpdateInBackward
 from cs336_systems.training.adamw import MasterAdamW
+from cs336_systems.training.checkpointing import KEPT, kept_attention
 from cs336_systems.training.fused_model import FusedSwiGLU, FusedTransformerBlock, fuse, run_fused_blocks, run_segment
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training.rms_norm import add_rms_norm
+
+CHECKPOINT: dict[str, Any] = {
+    "use_reentrant": False,
+    "preserve_rng_state": False,  # blocks draw no random numbers
+    "context_fn": partial(create_selective_checkpoint_contexts, KEPT),
+}
+"""Options of a checkpoint that keeps attention's result."""
 
 
 class ShardedStep:
@@ -46,6 +55,8 @@ class ShardedStep:
             # A block that is computed again ends with its hidden layer; without it, with the matmul that follows.
             assert isinstance(block.feed_forward, FusedSwiGLU)
             block.feed_forward.keep_hidden = number < recomputed
+            if number < recomputed:
+                block.attention.attention = kept_attention
         self.update = make_update(units_of(self.model), MasterAdamW, **hyperparameters)
         for optimizer in self.update.optimizers:
             assert isinstance(optimizer, MasterAdamW)
@@ -60,7 +71,8 @@ class ShardedStep:
         """Mean cross-entropy of this rank's sequences, [batch, sequence] integers each."""
         x: Tensor = self.model.token_embedding(inputs)
         for block in self.blocks[: self.recomputed]:
-            x = checkpoint(run_segment, x, [block], use_reentrant=False, preserve_rng_state=False)
+            # As one tensor: a checkpoint would keep both summands of what enters the next block.
+            x = checkpoint(run_segment, x, [block], **CHECKPOINT)
         total, delta = run_fused_blocks(x, self.blocks[self.recomputed :])
         norm = self.model.final_norm
         return linear_cross_entropy(

@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.fused_training import RankMemory
-from cs336_systems.accounting.units import MIB
+from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, paragraph, say
@@ -116,7 +116,7 @@ def communication(tables: Mapping[str, DataFrame]) -> float | None:
     """Seconds of a step's communication: a reduce-scatter and an all-gather send as many bytes as an all-reduce."""
     table = tables.get("all_reduce", DataFrame())
     line = lines(all_reduce_table(table)).get(("nccl", leaderboard.GPUS)) if len(table) else None
-    return line and line.seconds(2 * leaderboard.PARAMETERS)
+    return line.seconds(BYTES["bf16"] * leaderboard.PARAMETERS) if line else None
 
 
 def utilization(parts: Parts, gpu: str) -> Typst:

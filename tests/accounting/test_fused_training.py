@@ -1,5 +1,6 @@
 """Memory of the sharded step by closed form, against numbers worked out by hand and tensors of a block that ran."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -8,11 +9,11 @@ import torch
 from cs336_systems.accounting.fused_training import RESERVE, RankMemory, recomputed_flops
 from cs336_systems.accounting.leaderboard import CONTEXT, SHAPE, VOCAB_SIZE, rank_flops, step_flops
 from cs336_systems.attention import flash_attention
-from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.model import ROPE_THETA, TransformerLM
 from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training.sharded_step import ShardedStep
+from tests.support.live_memory import LiveMemory
 from tests.training.interpreted import INTERPRETED, run_interpreted
 
 HALF = RankMemory(shape=SHAPE, vocab_size=VOCAB_SIZE, tokens=CONTEXT, ranks=2, recomputed=34)
@@ -49,19 +50,20 @@ def test_two_ranks_compute_the_leaderboards_step():
     assert once == recomputed_flops(SHAPE, CONTEXT) == 2 * 32768 * (4 * 4096**2 + 2 * 4096 * 11008)
 
 
-@pytest.mark.parametrize("recomputed", [0])
-def test_a_model_saves_what_the_closed_form_says(recomputed):
+@pytest.mark.parametrize("recomputed", [0, 1, 2])
+def test_a_forward_pass_leaves_what_the_closed_form_says(recomputed):
     if not INTERPRETED:
-        pytest.skip("plain formulas save other tensors than kernels, which the next test runs")
+        pytest.skip("plain formulas keep other tensors than kernels, which the next test runs")
     shape = ModelShape(d_model=64, d_ff=96, num_layers=2, num_heads=2)
     memory = RankMemory(shape=shape, vocab_size=50, tokens=2 * 24, ranks=2, recomputed=recomputed)
     model = TransformerLM(50, 24, 64, 2, 2, 96, ROPE_THETA, attention=flash_attention)
     step = ShardedStep(model, recomputed=recomputed, make_update=UpdateOfOneRank)
     tokens = torch.randint(50, (2, 25))
-    with record_saved(step.model) as saved:
-        step.loss(tokens[:, :-1], tokens[:, 1:])
-    kept = sum(tensor.bytes for tensor in saved if tensor.kind == "activation" and tensor.dtype != "int64")
-    assert kept + memory.stream == memory.activations  # and the gradient of the head's input, which the loss makes
+    with LiveMemory([*step.model.parameters(), *step.model.buffers(), tokens]) as live:
+        loss = step.loss(tokens[:, :-1], tokens[:, 1:])
+        gc.collect()
+    of_head = 2 * 50 * 64  # the gradient of its weight, which the loss has made
+    assert live.now - of_head - loss.nbytes == memory.activations
 
 
 def test_kernels_save_it_too():
