@@ -184,7 +184,6 @@ class MasterAdamW(Optimizer):
             parameter.copy_(weight)
             self.state[parameter]["remainder"].copy_(remainder)
 
-    @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a MasterAdamW, or of a torch.optim.AdamW; tensors that a graph holds are kept, and filled.
 

@@ -34,9 +34,9 @@ COEFFICIENTS = tl.constexpr(8)  # per tensor, the last is unused
 class Tuning(NamedTuple):
     """Launch parameters of the update."""
 
-    block: int = 4096
+    block: int = 1024
     """Elements per program."""
-    num_warps: int = 8
+    num_warps: int = 4
     load: str = "evict_first"
     """Eviction policy of the loads: nothing is read twice."""
     store: str = "evict_first"

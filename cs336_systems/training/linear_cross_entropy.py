@@ -22,7 +22,6 @@ ROW = 64
 """Logits of a token start at a multiple of so many elements: vector loads, whatever the vocabulary."""
 
 
-@torch.compiler.disable
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None, ignore_index: int = -100
 ) -> Tensor:
@@ -56,11 +55,15 @@ def linear_cross_entropy(
         chunk = max(1, LOGITS_BYTES // (_padded(vocabulary) * hidden.element_size()))
     # As few chunks as possible, of equal sizes.
     chunks = max(1, -(-tokens // chunk))
-    wanted = torch.is_grad_enabled()
-    loss: Tensor = _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), -(-tokens // chunks), ignore_index, wanted
-    )
+    arguments = hidden.flatten(0, -2), weight, targets.flatten(), -(-tokens // chunks), ignore_index
+    # The kernels' launches and the gradients' reuse of memory are not for the compiler to rearrange.
+    apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
+    loss: Tensor = apply(*arguments)
     return loss
+
+
+def _apply(*arguments: Any) -> Tensor:
+    return _LinearCrossEntropy.apply(*arguments, torch.is_grad_enabled())
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -58,7 +58,7 @@ class UnderBackward:
         backward = torch._C._current_graph_task_id()  # another one after a backward pass that raised an error
         if backward != self._backward:
             self._backward = backward
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
         side = self._stream(parameter.device)
         side.wait_stream(torch.cuda.current_stream(parameter.device))
         with torch.cuda.stream(side):
