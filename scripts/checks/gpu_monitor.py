@@ -10,6 +10,7 @@ from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_sampl
 from cs336_systems.measure.record import parameters
 from scripts.checks import Check, conclude, told
 from scripts.views.cells import in_words
+from scripts.views.completeness import cells_of
 from scripts.views.data import measured_gpu, select
 
 INTERVAL = 0.1
@@ -63,12 +64,12 @@ def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Check:
     """Each clock is a whole number of MHz, and no cell's is far above all others'."""
     complaints, highest = [], []
     for name, table in tables.items():
-        for _, row in select(table, metric=SM_CLOCK).iterrows():
-            cell = in_words(EXPERIMENTS[name], tuple(row[parameters(EXPERIMENTS[name])]))
-            samples = parse_samples(row["samples"]) or [row["mean"]]
-            highest.append((max(samples), cell))
+        sampled = select(table, metric=SM_CLOCK)
+        for cell, text, mean in zip(cells_of(name, sampled), sampled["samples"], sampled["mean"], strict=True):
+            samples = parse_samples(text) or [mean]
+            highest.append((max(samples), in_words(EXPERIMENTS[name], cell)))
             if any(sample % 1 for sample in samples):
-                complaints.append(f"{cell}: {max(samples):g} MHz")
+                complaints.append(f"{highest[-1][1]}: {max(samples):g} MHz")
     *_, second, first = [(0.0, ""), (0.0, ""), *sorted(highest)]
     if len(highest) > 1 and first[0] > (1 + ABOVE_OTHERS) * second[0]:
         complaints.append(f"{first[1]}: {first[0]:g} MHz, in no other cell above {second[0]:g} MHz")
