@@ -74,7 +74,7 @@ class _Checkpointed:
 
     def __init__(self, forward: Callable[..., Any], keep_attention: bool):
         self.forward = forward
-        self.options = {}
+        self.options: dict[str, Any] = {}
         if keep_attention:
             self.options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
 
