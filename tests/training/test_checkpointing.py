@@ -89,6 +89,7 @@ def saved_bytes(model):
     return y, sum(size for address, size in kept.items() if address not in parameters)
 
 
+@pytest.mark.slow
 def test_a_compiled_block_keeps_input_output_and_lse():
     model, reference = make("cpu", layers=1), make("cpu", layers=1)
     checkpoint_blocks(model)
