@@ -23,7 +23,7 @@ from cs336_systems.training.fused_model import FusedSelfAttention, FusedSwiGLU
 from cs336_systems.training.packed_linear import pack_rows
 
 if HAS_TRITON:
-    from cs336_systems.training.fp8_kernel import round_matrix
+    from cs336_systems.training.triton_fp8 import round_matrix
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2

@@ -10,7 +10,7 @@ from cs336_systems.attention.autocast import autocast_inputs, without_autocast
 from cs336_systems.training.dispatch import HAS_TRITON, INTERPRETED
 
 if HAS_TRITON:
-    from cs336_systems.training.cross_entropy_kernel import cross_entropy_in_place, scale_in_place
+    from cs336_systems.training.triton_cross_entropy import cross_entropy_in_place, scale_in_place
 
 DTYPES = (torch.bfloat16, torch.float32)
 LOGITS_BYTES = 512 * 2**20

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from cs336_systems.training.dispatch import HAS_TRITON
 
 if HAS_TRITON:
-    from cs336_systems.training.adamw_kernel import Row, UpdateTable
+    from cs336_systems.training.triton_adamw import Row, UpdateTable
 
 Groups = Sequence[Mapping[str, Any]]
 """An optimizer's param_groups."""

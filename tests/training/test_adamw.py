@@ -257,9 +257,9 @@ def test_the_kernel_in_the_interpreter():
 
 def interpreted() -> None:
     """Run the kernel on the CPU: whole and partial chunks, misaligned and special values, both dtypes."""
-    from cs336_systems.training import adamw_kernel
+    from cs336_systems.training import triton_adamw
 
-    adamw_kernel.TUNING = adamw_kernel.Tuning(block=32)
+    triton_adamw.TUNING = triton_adamw.Tuning(block=32)
     for dtype in (torch.bfloat16, torch.float32):
         storage, short = torch.randn(100).to(dtype), [(1,)] * 28  # more tensors than one launch prepares
         parameters = make_parameters(dtype, shapes=[(5,), (8, 8), (3, 7), (32,), (), *short])

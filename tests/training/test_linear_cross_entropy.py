@@ -157,9 +157,9 @@ def test_the_kernels_in_the_interpreter():
 
 def interpreted() -> None:
     """Run the kernels on the CPU: rows of one block and of several, ignored and invalid targets."""
-    from cs336_systems.training import cross_entropy_kernel
+    from cs336_systems.training import triton_cross_entropy
 
-    cross_entropy_kernel.MAX_BLOCK = 64
+    triton_cross_entropy.MAX_BLOCK = 64
     for dtype in DTYPES:
         for vocabulary in (5, 64, 130):
             check(11, 24, vocabulary, dtype, 6)
@@ -167,7 +167,7 @@ def interpreted() -> None:
     targets[3] = 10
     assert linear_cross_entropy(hidden, weight, targets).isnan()
     gradient = torch.tensor([1.0, float("nan"), 3.0])
-    cross_entropy_kernel.scale_in_place(gradient, torch.tensor(0.5))
+    triton_cross_entropy.scale_in_place(gradient, torch.tensor(0.5))
     assert gradient[::2].tolist() == [0.5, 1.5]
 
 
