@@ -19,6 +19,8 @@ from tests.support.ranks import on_all_ranks
 pytestmark = pytest.mark.numeric
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
+each_way_to_wait = pytest.mark.parametrize("wrapper", ["naive", "bucketed, 0.4 kB", "peer memory"])
+"""For the gradients after the backward pass, for those of a bucket, and for the other ranks' writes."""
 
 
 class Branches(nn.Module):
@@ -163,7 +165,7 @@ def test_clipping_after_synchronization_is_clipping_of_the_mean(device, wrapper)
 SHAPE = {"vocab_size": 17, "context_length": 6, "d_model": 8, "num_layers": 3, "num_heads": 2, "d_ff": 12}
 
 
-@every_wrapper
+@each_way_to_wait
 @pytest.mark.parametrize("model", [partial(TransformerLM, checkpoint_segment=2), CheckpointedLM, ReentrantLM])
 @on_all_ranks
 def test_checkpointed_modules(device, wrapper, model):
@@ -178,7 +180,7 @@ def test_checkpointed_modules(device, wrapper, model):
         assert_same_gradients(wrapped, bare)
 
 
-@every_wrapper
+@each_way_to_wait
 @pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 @on_all_ranks
 def test_compiled_modules(device, wrapper, inside):

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
 from tests.parallel.test_fsdp import OddModel, assert_same, make_batches, named, share, train, whole
-from tests.support.ranks import PROCESSES, on_all_ranks
+from tests.support.ranks import PROCESSES, launch, on_all_ranks
 
 
 def shared_folder():
@@ -176,7 +176,7 @@ def save_twice(rank, folder):
 def test_a_rank_killed_while_it_saves_leaves_the_previous_checkpoint(tmp_path):
     assert latest_checkpoint(tmp_path) is None
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
-        torch.multiprocessing.spawn(save_twice, (str(tmp_path),), PROCESSES)
+        launch(save_twice, str(tmp_path))
     assert any((tmp_path / "00000002").iterdir())
     assert latest_checkpoint(tmp_path) == tmp_path / "00000001"
     model = nn.Linear(3, 5)
