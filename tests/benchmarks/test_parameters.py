@@ -17,16 +17,13 @@ import torch
 import torch.distributed as dist
 
 from cs336_systems.attention.tile_config import forward_tiles
-from cs336_systems.benchmarks import data_parallel, flash_ablation, memory_profile
-from cs336_systems.benchmarks.command_line import check_processes, device_of_rank, resolve_device
-from cs336_systems.benchmarks.contest.trial import Trial
-from cs336_systems.benchmarks.runner import measure_cells
+from cs336_systems.benchmarks import flash_ablation, memory_profile
+from cs336_systems.benchmarks.command_line import device_of_rank, resolve_device
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel import process_group
 from cs336_systems.parallel.process_group import Rank
-from tests.support import own
 from tests.support.operators import Operators
 from tests.support.ranks import on_all_ranks
 
@@ -48,30 +45,34 @@ BASE = {
     "end_to_end": MODEL | ONE_STEP | {"cold_start": True},
     "flash": {"sequence": 9, "d": 6, "precision": "fp32", "implementation": "plain"},
     "flash_ablation": {"sequence": 9, "d": 6, "heads": 2, "precision": "fp32"},
-    "fsdp": MODEL | ONE_STEP | {"rounds": 1},
     "kernel_profile": MODEL | ONE_STEP | {"mode": "inference"},
     "memory_profile": MODEL,
-    "optimizer_sharding": MODEL | ONE_STEP | {"rounds": 1},
 }
 """Cells that take milliseconds."""
-ON_RANKS = {name for name, kind in EXPERIMENTS.items() if any(x.name == "processes" for x in dataclasses.fields(kind))}
+ON_RANKS = {"all_reduce", "data_parallel"}
+SAME_CODE = {"fsdp": "data_parallel", "optimizer_sharding": "data_parallel"}
+"""Experiments that are measured by another's function."""
+ELSEWHERE = {
+    "processes": "test_command_line.py",
+    "tried": "test_data_parallel.py",
+    "cold_start": "test_end_to_end.py",
+    **{f"{name} implementation": "test_own_implementations.py" for name in ("data_parallel", *SAME_CODE)},
+}
+"""Where parameters, or those of one experiment, are tested whose effect is not seen here."""
 
 
-def only_the_first(experiment):
-    """Has only the first contender take part, the floor where there is one: the others get the same parameters."""
-    kind = EXPERIMENTS[experiment]
-    if experiment not in ON_RANKS or not hasattr(kind, "contenders"):
-        return contextlib.nullcontext()
-    return mock.patch.object(kind, "contenders", kind.contenders[:1])
+def benchmark(experiment):
+    return importlib.import_module(f"cs336_systems.benchmarks.{experiment}")
 
 
 def measure(cell, device=CPU):
-    """All that measuring a cell does, where this machine can."""
-    benchmark = importlib.import_module(f"cs336_systems.benchmarks.{cell.name}")
-    with only_the_first(cell.name):
-        if cell.name == "memory_profile" and device == CPU:
-            return run_what_is_followed(cell)
-        return benchmark.measure(cell, device)
+    """All that measuring a cell does, where this machine can; of several contenders only the first takes part."""
+    if cell.name == "memory_profile" and device == CPU:
+        return run_what_is_followed(cell)
+    of_ranks = cell.name == "data_parallel"
+    alone = mock.patch.object(type(cell), "contenders", cell.contenders[:1]) if of_ranks else contextlib.nullcontext()
+    with alone:
+        return benchmark(cell.name).measure(cell, device)
 
 
 def run_what_is_followed(cell):
@@ -148,24 +149,6 @@ def graphs(cell, device):
     return bool(captured)
 
 
-def forwards_of_a_job(cell, device):
-    """Forward passes of a job of one cell, its rehearsal included."""
-    with Operators() as found:
-        list(measure_cells([cell], measure, device, seed=0))
-    return len(found.named("embedding"))
-
-
-def launched_as(cell, device):
-    """The numbers of processes that a launch of the cell may have."""
-
-    def fits(processes):
-        with contextlib.suppress(ValueError):
-            check_processes(cell, Rank(number=0, processes=processes, local_number=0, local_processes=processes))
-            return True
-
-    return [processes for processes in range(1, 6) if fits(processes)]
-
-
 def connected_by(cell, device):
     """The backend of a launch's process group, where there are two GPUs."""
     rank = Rank(number=0, processes=2, local_number=0, local_processes=2)
@@ -181,34 +164,6 @@ def connected_by(cell, device):
         process_group.process_group(rank, device_of_rank([cell], resolve_device("auto"), rank)),
     ):
         return connect.call_args.args[0]
-
-
-def contenders_checked(cell, device):
-    """How many contenders have been asked to the start."""
-    checked = []
-
-    def check(trial, contender):
-        checked.append(contender)
-        raise Unavailable("asked")
-
-    with (
-        mock.patch.object(Trial, "check", check),
-        pytest.raises(Unavailable, match="asked"),
-    ):
-        data_parallel.measure(cell, device)
-    return len(checked)
-
-
-def own_made(cell, device):
-    """What of a user's own implementations has been made."""
-    own.MADE.clear()
-    measure(cell, device)
-    return {kind.__name__ for kind in own.MADE}
-
-
-def own_of(name):
-    """The parameter that names a user's own implementations."""
-    return {"implementation": Effect(own_made, {"": set(), f"mine=tests.support.own:{name}": {name}})}
 
 
 def inputs_of_kernels(fact):
@@ -243,7 +198,7 @@ def kernel_count(cell, device):
 
 @dataclass(frozen=True)
 class Effect:
-    """What is seen of a cell with one value of a parameter or another."""
+    """A fact about a cell, and its values for some values of a parameter."""
 
     fact: Callable
     """From a cell and a device."""
@@ -293,15 +248,6 @@ MODEL_CLASS = {"model": Effect(which("_softmax", "convolution"), {OURS: {"_softm
 ATTENTION = {"attention": Effect(attention_used, ATTENTIONS)}
 COMPILED = {"compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.support.models:TableLM"})}
 passes = times("embedding")
-OF_RANKS = {
-    **OF_A_MODEL,
-    **MODEL_CLASS,
-    "processes": Effect(launched_as, {2: [2], 4: [4]}),
-    "rounds": Effect(passes, {1: 0, 3: 2}, added=True),
-    "warmup": Effect(passes, {0: 0, 2: 4}, added=True),  # before steps are timed, and before phases are
-    "steps": Effect(passes, {1: 0, 3: 2}, added=True),
-}
-
 EFFECTS = {
     "accumulation": {
         "accumulator": Effect(named("add_", lambda call: call.dtype), {"fp16": torch.float16, "bf16": BF16}),
@@ -311,7 +257,6 @@ EFFECTS = {
     },
     "all_reduce": {
         "backend": Effect(connected_by, {"gloo": "gloo", "nccl": "nccl"}),
-        "processes": Effect(launched_as, {2: [2], 3: [3]}),
         "megabytes": Effect(named("allreduce_", lambda call: call.inputs[0].numel()), {1: 250_000, 2: 500_000}),
         "warmup": Effect(times("allreduce_"), {0: 0, 2: 2}, added=True),
         "steps": Effect(times("allreduce_"), {1: 0, 3: 2}, added=True),
@@ -342,10 +287,12 @@ EFFECTS = {
         "steps": Effect(passes, {1: 0, 3: 2}, added=True),
     },
     "data_parallel": {
-        **OF_RANKS,
+        **OF_A_MODEL,
+        **MODEL_CLASS,
         "compiled": Effect(graphs, {False: False, True: True}, beside={"model": "tests.support.models:BlocksLM"}),
-        "tried": Effect(contenders_checked, {False: 14, True: 19}),
-        **own_of("DDP"),
+        "rounds": Effect(passes, {1: 0, 3: 2}, added=True),
+        "warmup": Effect(passes, {0: 0, 2: 4}, added=True),  # before steps are timed, and before phases are
+        "steps": Effect(passes, {1: 0, 3: 2}, added=True),
     },
     "end_to_end": {
         **OF_A_MODEL,
@@ -355,7 +302,6 @@ EFFECTS = {
         "warmup": Effect(passes, {0: 1, 2: 3}),
         "steps": Effect(passes, {1: 1, 3: 3}),
         "mode": modes("inference", "forward", "forward_backward", "train_step"),
-        "cold_start": Effect(forwards_of_a_job, {True: 3, False: 4}, beside={"steps": 3}),
     },
     "flash": {
         "sequence": Effect(named("_softmax", lambda call: call.output[-2:]), {9: (9, 9), 11: (11, 11)}),
@@ -387,7 +333,6 @@ EFFECTS = {
             },
         ),
     },
-    "fsdp": OF_RANKS | own_of("FSDP"),
     "kernel_profile": {
         **OF_A_MODEL,
         **MODEL_CLASS,
@@ -403,32 +348,22 @@ EFFECTS = {
         **ATTENTION,
         "mode": modes("inference", "forward", "train_step"),
     },
-    "optimizer_sharding": OF_RANKS | own_of("ShardedOptimizer"),
 }
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_each_parameter_has_an_effect_to_be_seen(experiment):
-    fields = {field.name for field in dataclasses.fields(EXPERIMENTS[experiment])}
+    same = SAME_CODE.get(experiment, experiment)
+    assert benchmark(same).measure is benchmark(experiment).measure
     where = "tests/benchmarks/test_parameters.py"
-    assert experiment in BASE, f"{experiment} has no entry in BASE of {where}: add the parameters of a tiny cell"
-    missing = fields - EFFECTS.get(experiment, {}).keys()
-    assert not missing, (
-        f"{experiment} has no entry in EFFECTS of {where} for {missing}: add what shows that each counts"
-    )
-    assert EFFECTS[experiment].keys() == fields
-    for parameter, effect in EFFECTS[experiment].items():
-        seen = [str(value) for value in effect.expected.values()]
-        assert len(set(seen)) > 1, parameter
-
-
-def test_an_experiment_without_an_entry_fails_one_test(monkeypatch):
-    monkeypatch.delitem(EFFECTS, "accumulation")
-    with pytest.raises(
-        AssertionError, match=r"accumulation has no entry in EFFECTS of \S+ for \{.*'cast'.*\}: add what"
-    ):
-        test_each_parameter_has_an_effect_to_be_seen("accumulation")
-    assert "accumulation" not in {case.values[0] for case in cases(on_ranks=False)}
+    assert same in BASE, f"{experiment} has no entry in BASE of {where}: add the parameters of a tiny cell"
+    elsewhere = {parameter.removeprefix(f"{experiment} ") for parameter in ELSEWHERE}
+    fields = {field.name for field in dataclasses.fields(EXPERIMENTS[experiment])}
+    missing = fields - EFFECTS.get(same, {}).keys() - elsewhere
+    assert not missing, f"{experiment} has no entry in EFFECTS of {where} for {missing}: add how to see them"
+    assert experiment in SAME_CODE or EFFECTS[experiment].keys() <= fields
+    for parameter, effect in EFFECTS[same].items():
+        assert len({str(value) for value in effect.expected.values()}) > 1, parameter
 
 
 def cases(*, on_ranks):
@@ -439,7 +374,7 @@ def cases(*, on_ranks):
 
 
 def changes(parameter, effect):
-    """What makes one cell after another out of the base."""
+    """The changes that make one cell after another out of the base."""
     if not effect.together:
         return [{parameter: value} for value in effect.expected]
     values = [other.expected for other in OF_A_MODEL.values()]

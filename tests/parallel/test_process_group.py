@@ -210,30 +210,30 @@ def launches(request, tmp_path_factory):
         torchrun = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
         started[fault] = Launch(torchrun, folder, time.monotonic())
     yield started
-    for launch in started.values():
-        launch.torchrun.kill()
-        launch.torchrun.communicate()
+    for each in started.values():
+        each.torchrun.kill()
+        each.torchrun.communicate()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ERRORS)
 def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
-    launch = launches[fault]
-    ranks = launch.ranks()
+    faulty = launches[fault]
+    ranks = faulty.ranks()
     assert ranks
-    status, message = launch.end()
+    status, message = faulty.end()
     assert status != 0
     for text in ERRORS[fault]:
         assert text in message
-    assert not launch.csv.exists()
+    assert not faulty.csv.exists()
     assert alive(ranks) == []
 
 
 @pytest.mark.slow
 def test_no_rank_outlives_its_launcher(launches):
-    launch = launches["loses its launcher"]
-    ranks = launch.ranks()
+    faulty = launches["loses its launcher"]
+    ranks = faulty.ranks()
     assert len(ranks) == 2
-    launch.torchrun.send_signal(signal.SIGKILL)
+    faulty.torchrun.send_signal(signal.SIGKILL)
     assert alive(ranks) == []
-    assert not launch.csv.exists()
+    assert not faulty.csv.exists()
