@@ -49,7 +49,7 @@ BASE = {
     "memory_profile": MODEL,
 }
 """Cells that take milliseconds."""
-ON_RANKS = {"all_reduce", "data_parallel"}
+ON_RANKS = {name for name in BASE if any(x.name == "processes" for x in dataclasses.fields(EXPERIMENTS[name]))}
 SAME_CODE = {"fsdp": "data_parallel", "optimizer_sharding": "data_parallel"}
 """Experiments that are measured by another's function."""
 ELSEWHERE = {
