@@ -68,6 +68,7 @@ def test_the_comparison_notices_ranks_that_differ(device):
     assert not compare(MODELS["transformer"], Alone, device).same_bits
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_verdict_on_each_wrapper(groups, tmp_path):
     printed = tmp_path / "printed"
     groups("gloo", 2).run_module("cs336_systems.parallel.ddp_equivalence", ["--device", "cpu"], printed)
