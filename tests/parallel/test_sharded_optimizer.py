@@ -68,8 +68,7 @@ def assert_same_weights(ours, theirs):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "AdamW, fused"])
-@pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
+@pytest.mark.parametrize(("optimizer", "bucket_size_mb"), [("SGD", 100), ("AdamW", 0.0004), ("AdamW, fused", 0.0004)])
 @pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
 def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size_mb, kind):
@@ -104,8 +103,7 @@ def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("bucket_size_mb", [0.0004, 100])
+@pytest.mark.parametrize(("optimizer", "bucket_size_mb"), [*((each, 0.0004) for each in OPTIMIZERS), ("AdamW", 100)])
 @pytest.mark.parametrize("kind", KINDS)
 @on_all_ranks
 def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_mb, kind):
