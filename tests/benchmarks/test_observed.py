@@ -1,4 +1,4 @@
-"""What contenders are held to: wrappers, peers and baselines that do something else than their label says are found."""
+"""Wrappers, libraries and baselines that do something else than their label says are found."""
 
 import contextlib
 from dataclasses import replace

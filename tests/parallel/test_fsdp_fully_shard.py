@@ -449,33 +449,6 @@ def test_requires_grad_may_change_after_wrapping(device):
                 assert expected is None or torch.allclose(whole(found[name]), expected, atol=1e-6), name
 
 
-@on_all_ranks
-def test_adversaries_train_in_turns(device):
-    trained = []
-    for sharded in (True, False):
-        makers, judges = (same_everywhere(Mixed, device) for _ in range(2))
-        if sharded:
-            makers, judges = FullyShardedDataParallel(makers), FullyShardedDataParallel(judges)
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (makers, judges)]
-        for x in inputs(device, steps=2):
-            if sharded:
-                [x] = share([x])
-            judges.requires_grad_(False)
-            makers.zero_grad()
-            judges(makers(x)).square().mean().backward()
-            finish(makers)
-            optimizers[0].step()
-            judges.requires_grad_(True)
-            judges.zero_grad()
-            with torch.no_grad():
-                made = makers(x)
-            (judges(x).square().mean() - judges(made).mean()).backward()
-            finish(judges)
-            optimizers[1].step()
-        trained.append(weights(makers) | {f"judges.{name}": value for name, value in weights(judges).items()})
-    assert_same(*trained, bound=1e-5)
-
-
 class Interrupted(torch.autograd.Function):
     """Fails in the backward pass."""
 
