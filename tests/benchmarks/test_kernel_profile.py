@@ -97,12 +97,6 @@ def test_small_kernels_of_a_range_share_a_row_and_their_launches_stay_counted():
     assert sum(row.mean * row.n for row in rows) == pytest.approx(1000.7)
 
 
-def test_another_model_class_is_profiled_by_name(launch):
-    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "inference"]
-    (metrics,) = launch("kernel_profile", *arguments, "--model", "tests.support.models:ConvolutionLM")
-    assert metrics["unattributed"].mean < 0.01
-
-
 def test_the_trace_of_a_step_is_written_and_read_again(tmp_path):
     cell = KernelProfile(size=TINY, context=7, vocab_size=32, warmup=1)
     assert write_trace(cell, CPU, tmp_path / "traces" / "step.json.gz") == ""
