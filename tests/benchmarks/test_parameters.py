@@ -259,11 +259,7 @@ VALUES = {
         "mode": ("inference", "train_step"),
         **COUNTS,
     },
-    "memory_profile": {
-        "model": MODELS,
-        "attention": ATTENTIONS,
-        "mode": ("inference", "forward", "train_step"),
-    },
+    "memory_profile": {"model": MODELS, "attention": ATTENTIONS, "mode": ("inference", "forward", "train_step")},
 }
 """Values of a parameter with which different operators run, or, by value, the fact of FACTS."""
 FACTS = {

@@ -46,14 +46,7 @@ def at_half_the_rate(model, *entry, lr, **hyperparameters):
 
 
 summing = partial(builders.whole, wrap=Summing)
-WRONG = (
-    "alone",
-    "summing",
-    "without_updates",
-    "without_state",
-    "without_the_others_updates",
-    "at_half_the_rate",
-)
+WRONG = ("alone", "summing", "without_updates", "without_state", "without_the_others_updates", "at_half_the_rate")
 
 
 def new(what, **traits):

@@ -266,11 +266,7 @@ def test_operators_and_copies_of_weights_are_told_apart():
 
 def make_model(shape, vocab_size):
     return build_model(
-        "cs336_systems.model:TransformerLM",
-        shape,
-        vocab_size=vocab_size,
-        context_length=8,
-        device=torch.device("cpu"),
+        "cs336_systems.model:TransformerLM", shape, vocab_size=vocab_size, context_length=8, device=torch.device("cpu")
     )
 
 

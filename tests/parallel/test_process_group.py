@@ -146,7 +146,7 @@ main(AllReduce, measure)
 """
 ERRORS = {
     "raises amid a collective": [
-        *["RuntimeError: lost its way", "This happened on rank 1 of 2.", "rank      : 1 (local_rank: 1)"],
+        *["RuntimeError: lost its way", "This happened on rank 1 of 2.", "rank      : 1 (local_rank: 1)"]
     ],
     "is killed": ["rank      : 1 (local_rank: 1)", "Signal 9 (SIGKILL) received by PID"],
     "is silent": ["rank      : 0 (local_rank: 0)"],
