@@ -45,7 +45,9 @@ BASE = {
     "flash": {"sequence": 9, "d": 6, "precision": "fp32", "implementation": "plain"},
     "flash_ablation": {"sequence": 9, "d": 6, "heads": 2, "precision": "fp32"},
     "kernel_profile": MODEL | ONE_STEP | {"mode": "inference"},
+    "leaderboard": MODEL | {"part": "rank", "steps": 1},
     "memory_profile": MODEL,
+    "training_ladder": MODEL | ONE_STEP | {"rungs": "fp32"},
 }
 """Cells that take milliseconds."""
 ON_RANKS = {name for name in BASE if any(x.name == "processes" for x in dataclasses.fields(EXPERIMENTS[name]))}
@@ -259,7 +261,26 @@ VALUES = {
         "mode": ("inference", "train_step"),
         **COUNTS,
     },
+    "leaderboard": {
+        "part": ("step", "rank", "one_card"),
+        "size": (TINY, OTHER),
+        "context": (6, 7),
+        "batch_size": (3, 4),
+        "vocab_size": (31, 37),
+        "recomputed": (0, 1, 2),
+        "warmup": (1, 3),
+        "steps": (1, 3),
+    },
     "memory_profile": {"model": MODELS, "attention": ATTENTIONS, "mode": ("inference", "forward", "train_step")},
+    "training_ladder": {
+        "size": (TINY, OTHER),
+        "context": (6, 7),
+        "batch_size": (3, 4),
+        "vocab_size": (31, 37),
+        "rungs": ("fp32", "autocast", "attention"),
+        "part": ("steps", "training"),
+        **COUNTS,
+    },
 }
 """Values of a parameter with which different operators run, or, by value, the fact of FACTS."""
 FACTS = {
@@ -271,7 +292,11 @@ FACTS = {
     "flash rep": lambda *given: next(row.n for row in measure(*given) if row.metric == "forward") > 500,
 }
 """Facts of other kinds, by parameter, or by experiment and parameter."""
-BESIDE = {"segment": {"size": OTHER}, "compiled": {"model": "tests.support.models:BlocksLM"}}
+BESIDE = {
+    "segment": {"size": OTHER},
+    "recomputed": {"size": OTHER},
+    "compiled": {"model": "tests.support.models:BlocksLM"},
+}
 """Values of other parameters, where those of BASE would hide the effect."""
 ON_GPU = {"flash rep"}
 
