@@ -195,6 +195,10 @@ OF_A_MODEL = (
 )
 TOGETHER = {
     **dict.fromkeys(("checkpointing", "data_parallel", "end_to_end", "kernel_profile", "memory_profile"), OF_A_MODEL),
+    "training_ladder": (
+        {name: value for name, value in OF_A_MODEL[0].items() if name != "precision"},
+        *(model_and_batch, OF_A_MODEL[2], (*OF_A_MODEL[3][:-1], FP32)),
+    ),
     "attention": (
         {"sequence": 11, "d": 7, "batch_size": 3, "precision": "bf16"},
         *(scores, (2, 9, 9, 5, FP32), (3, 11, 11, 7, BF16)),
@@ -272,15 +276,7 @@ VALUES = {
         "steps": (1, 3),
     },
     "memory_profile": {"model": MODELS, "attention": ATTENTIONS, "mode": ("inference", "forward", "train_step")},
-    "training_ladder": {
-        "size": (TINY, OTHER),
-        "context": (6, 7),
-        "batch_size": (3, 4),
-        "vocab_size": (31, 37),
-        "rungs": ("fp32", "autocast", "attention"),
-        "part": ("steps", "training"),
-        **COUNTS,
-    },
+    "training_ladder": {"rungs": ("fp32", "autocast", "attention"), "part": ("steps", "training"), **COUNTS},
 }
 """Values of a parameter with which different operators run, or, by value, the fact of FACTS."""
 FACTS = {
