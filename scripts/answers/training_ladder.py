@@ -35,13 +35,13 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     rungs = rung_table(table)
     rungs = rungs[rungs["gpu"] != ""]
     found = ends(rungs)
-    return {
-        "fastest": how_fast(table, rungs, found),
+    always = {"fastest": how_fast(table, rungs, found), "learning": learning(table), "measured": len(rungs) > 0}
+    if not len(rungs):
+        return always
+    return always | {
         "sizes": sizes(rungs),
         "advice": advice(table, rungs, found),
         "gains": gains(table, found),
-        "learning": learning(table),
-        "measured": len(rungs) > 0,
     }
 
 
@@ -74,7 +74,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answ
             ),
             say("The matmuls reach {mfu:percent} of the dense bf16 peak.", mfu=best["utilization"]),
         ),
-        evidence=["training_ladder"] if found else [],
+        evidence=["ladder"] if found else [],
         reason=paragraph(
             NOTHING
             if parts is None
