@@ -241,6 +241,18 @@ METRICS: dict[str, dict[str, Metric]] = {
         "unattributed": Metric("", "Share of the kernels' time of which the stage or the range is not known"),
         "profile": Metric("s", "Recording the profiled steps, and writing and reading their trace", timed=True),
     },
+    "leaderboard": {
+        "step": Metric("ms", "A step whose update runs during the backward pass, by the slowest rank", timed=True),
+        "forward_backward": Metric("ms", "Its passes, whose gradients are dropped, by the slowest rank", timed=True),
+        "update": Metric(
+            "ms", "Its update by itself, communication included, by the slowest rank", timed=True, unaffected=True
+        ),
+        "device_busy": _BUSY["device_busy"],
+        **_PEAK,
+        "planned_memory": Metric("MiB", "What a rank needs by closed form, by which it chose what to compute again"),
+        "recomputed_blocks": Metric("", "Blocks that are computed again in the backward pass", counts=True, zero=True),
+        "cold_start": Metric("s", "Time from the process's start to the end of its first step"),
+    },
     "memory_profile": {
         "peak_allocated": Metric("B", "Most memory in use during the step, by PyTorch's counter"),
         "peak_replayed": Metric("B", "The same by its recorded allocations"),
