@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS
 from scripts.checks.training_ladder import SCATTER
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.markup import Table, fixed_point, measured, significant
 from scripts.views.data import measured_machine, one
 from scripts.views.training_ladder import (
@@ -33,9 +33,14 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answers."""
     table = tables["training_ladder"]
     rungs = rung_table(table)
+    missing = NEEDS_GPU if len(rungs) else NOT_HERE
     rungs = rungs[rungs["gpu"] != ""]
     found = ends(rungs)
-    always = {"fastest": how_fast(table, rungs, found), "learning": learning(table), "measured": len(rungs) > 0}
+    always = {
+        "fastest": how_fast(table, rungs, found, missing),
+        "learning": learning(table),
+        "measured": len(rungs) > 0,
+    }
     if not len(rungs):
         return always
     return always | {
@@ -45,7 +50,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
+def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
     """The fastest step of the largest model that was measured from the first rung on."""
     largest = found[-1] if found else None
     best = fastest(largest) if largest is not None else None
@@ -90,7 +95,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answ
             conventions(best),
         ),
         details=[Captioned(rung_rows(rungs), RUNG_CAPTION, long=True)] if len(rungs) else [],
-        missing=NEEDS_GPU,
+        missing=missing,
     )
 
 
@@ -161,7 +166,6 @@ def sizes(rungs: DataFrame) -> Answer:
             ),
             in_fp8(rungs, bests[-1]),
         ),
-        missing=NEEDS_GPU,
     )
 
 
@@ -206,7 +210,6 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
             ),
             say("Taken out of the last rung, alone, each would cost: {left:listing}.", left=left),
         ),
-        missing=NEEDS_GPU,
     )
 
 

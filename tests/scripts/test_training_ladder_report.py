@@ -7,6 +7,7 @@ import pytest
 from scripts.answers import training_ladder as section
 from scripts.answers.conclusion import ladder
 from scripts.checks.training_ladder import checks
+from scripts.views.completeness import missing_metrics
 from scripts.views.data import frame, select
 from scripts.views.training_ladder import ends, fastest, floor_table, gain_table, rung_table
 from tests.samples import H200, planned_rows
@@ -87,6 +88,14 @@ def test_a_processor_has_no_verdict_on_speed_and_nothing_is_a_report_too(cpu, h2
     assert not any(nothing[name].verdict for name in ("fastest", "learning"))
     assert set(outcomes(h200.iloc[:0])) == {"not applicable"}
     assert not ladder({NAME: h200.iloc[:0]})
+
+
+def test_a_lost_part_of_the_floor_is_noticed(h200):
+    assert not missing_metrics(NAME, h200)
+    lost = select(h200, metric="floor", work="update", size="small", context=512)
+    ((cell, missing),) = missing_metrics(NAME, h200.drop(lost.index)).items()
+    assert cell[:3] == ("small", 4, 512)
+    assert missing == ["floor update"]
 
 
 @pytest.mark.parametrize("seed", range(12))
