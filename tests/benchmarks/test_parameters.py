@@ -53,6 +53,7 @@ BASE = {
     "leaderboard": MODEL | {"part": "rank", "steps": 1},
     "memory_profile": MODEL,
     "optimizer_sharding": MODEL | ONE_STEP | {"rounds": 1},
+    "training_ladder": MODEL | ONE_STEP | {"rungs": "fp32"},
 }
 """Cells that take milliseconds."""
 ON_RANKS = {name for name, kind in EXPERIMENTS.items() if any(x.name == "processes" for x in dataclasses.fields(kind))}
@@ -423,6 +424,13 @@ EFFECTS = {
         "mode": modes("inference", "forward", "train_step"),
     },
     "optimizer_sharding": OF_RANKS | own_of("ShardedOptimizer"),
+    "training_ladder": {
+        **{name: dataclasses.replace(OF_A_MODEL[name], together=False) for name in MODEL},
+        "rungs": Effect(product_dtype, {"fp32": FP32, "autocast": BF16}),
+        "part": Effect(which("multinomial"), {"steps": set(), "training": {"multinomial"}}),
+        "warmup": Effect(passes, {0: 0, 2: 2}, added=True),
+        "steps": Effect(passes, {1: 0, 3: 2}, added=True),
+    },
 }
 
 
