@@ -102,23 +102,29 @@ def _update_kernel(
     """Update one chunk of one tensor."""
     chunk = first_chunk + tl.program_id(0)
     tensor = tl.load(chunk_tensor + chunk)
+    # All of the row at once, before a branch waits for a part of it.
+    row = table + tensor * COLUMNS
     gradient = tl.load(gradients + tensor)
+    weight = tl.load(row + WEIGHT)
+    remainder = tl.load(row + REMAINDER)
+    exp_avg = tl.load(row + EXP_AVG)
+    exp_avg_sq = tl.load(row + EXP_AVG_SQ)
+    numel = tl.load(row + NUMEL)
+    start = (chunk - tl.load(row + FIRST_CHUNK)) * BLOCK
+    aligned = tl.load(row + ALIGNED)
+    terms = coefficients + tensor * COEFFICIENTS
     if gradient != MISSING:
-        row = table + tensor * COLUMNS
-        start = (chunk - tl.load(row + FIRST_CHUNK)) * BLOCK
-        left = tl.load(row + NUMEL) - start
-        vectors = (left >= BLOCK) & (tl.load(row + ALIGNED) != 0) & (gradient % 16 == 0)
-        terms = coefficients + tensor * COEFFICIENTS
-        if vectors:
-            _update_chunk(row, gradient, start, left, terms, scale, SPLIT, BLOCK, LOAD, STORE, True)
+        left = numel - start
+        addresses = (gradient, weight, remainder, exp_avg, exp_avg_sq)
+        if (left >= BLOCK) & (aligned != 0) & (gradient % 16 == 0):
+            _update_chunk(addresses, start, left, terms, scale, SPLIT, BLOCK, LOAD, STORE, True)
         else:
-            _update_chunk(row, gradient, start, left, terms, scale, SPLIT, BLOCK, LOAD, STORE, False)
+            _update_chunk(addresses, start, left, terms, scale, SPLIT, BLOCK, LOAD, STORE, False)
 
 
 @triton.jit
 def _update_chunk(
-    row,  # pointer to the tensor's row of the table
-    gradient,  # address
+    addresses,  # of gradient, weight, remainder, exp_avg and exp_avg_sq
     start,  # first element
     left,  # elements from there to the tensor's end
     terms,  # pointer to the tensor's coefficients
@@ -137,20 +143,21 @@ def _update_chunk(
         mask = None
     else:
         mask = lane < left
-    exp_avg = _pointers(tl.load(row + EXP_AVG), start, lane, tl.float32, VECTORS)
-    exp_avg_sq = _pointers(tl.load(row + EXP_AVG_SQ), start, lane, tl.float32, VECTORS)
-    weight = _pointers(tl.load(row + WEIGHT), start, lane, tl.int16 if SPLIT else tl.float32, VECTORS)
-    source = _pointers(gradient, start, lane, tl.bfloat16 if SPLIT else tl.float32, VECTORS)
-    g = tl.load(source, mask=mask, eviction_policy=LOAD).to(tl.float32) * tl.load(scale)
+    source = _pointers(addresses[0], start, lane, tl.bfloat16 if SPLIT else tl.float32, VECTORS)
+    weight = _pointers(addresses[1], start, lane, tl.int16 if SPLIT else tl.float32, VECTORS)
+    exp_avg = _pointers(addresses[3], start, lane, tl.float32, VECTORS)
+    exp_avg_sq = _pointers(addresses[4], start, lane, tl.float32, VECTORS)
+    g = tl.load(source, mask=mask, eviction_policy=LOAD).to(tl.float32)
     m = tl.load(exp_avg, mask=mask, eviction_policy=LOAD)
     v = tl.load(exp_avg_sq, mask=mask, eviction_policy=LOAD)
     if SPLIT:
-        remainder = _pointers(tl.load(row + REMAINDER), start, lane, tl.int16, VECTORS)
+        remainder = _pointers(addresses[2], start, lane, tl.int16, VECTORS)
         high = tl.load(weight, mask=mask, eviction_policy=LOAD).to(tl.int32)
         low = tl.load(remainder, mask=mask, eviction_policy=LOAD).to(tl.int32)
         w = ((high << 16) + low).to(tl.float32, bitcast=True)
     else:
         w = tl.load(weight, mask=mask, eviction_policy=LOAD)
+    g *= tl.load(scale)
     m += (g - m) * tl.load(terms + 1)
     v = v * tl.load(terms + 2) + g * g * tl.load(terms + 3)
     denominator = tl.sqrt(v) * tl.load(terms + 5) + tl.load(terms + 6)

@@ -57,12 +57,18 @@ class FusedSwiGLU(SwiGLU):
 class FusedTransformerBlock(TransformerBlock):
     """A block that leaves its last residual addition to the next norm."""
 
-    def forward(self, x: Tensor, delta: Tensor | None = None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    returns_sum = False
+    """Return one tensor, and None: for a checkpoint, which keeps whatever enters the next block."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, delta: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Run the block on x + delta, [batch, sequence, d_model] each; return its result as two summands."""
         x, normed = add_rms_norm(x, delta, self.attention_norm.weight, self.attention_norm.eps)
         delta = self.attention(normed)
         x, normed = add_rms_norm(x, delta, self.feed_forward_norm.weight, self.feed_forward_norm.eps)
-        return x, self.feed_forward(normed)
+        delta = self.feed_forward(normed)
+        return (x + delta, None) if self.returns_sum else (x, delta)
 
 
 class FusedTransformerLM(TransformerLM):
@@ -109,7 +115,7 @@ class FusedTransformerLM(TransformerLM):
 
 def run_fused_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> tuple[Tensor, Tensor | None]:
     """Run blocks one after another on x, [batch, sequence, d_model]; return the result as two summands."""
-    delta = None
+    delta: Tensor | None = None
     for block in blocks:
         x, delta = block(x, delta)
     return x, delta
@@ -118,8 +124,7 @@ def run_fused_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> tuple[Tensor, Te
 def run_segment(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
     """Run at least one block on x; return one tensor, since a checkpoint keeps whatever enters the next segment."""
     x, delta = run_fused_blocks(x, blocks)
-    assert delta is not None
-    return x + delta
+    return x if delta is None else x + delta
 
 
 def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:

@@ -32,7 +32,8 @@ def pack_rows(weights: Sequence[Tensor]) -> Tensor:
     """Return one matrix that consists of the weights, in their own memory, without a gradient.
 
     The first call moves the weights into one storage; so does the next one after they were moved apart, by Module.to,
-    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects.
+    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects. If a weight occurs twice, the
+    matrix is a copy.
 
     Raises:
         RuntimeError: a CUDA graph is being captured, which would replay the move each time.
@@ -40,12 +41,13 @@ def pack_rows(weights: Sequence[Tensor]) -> Tensor:
     packed = _rows_of(weights)
     if packed is not None:
         return packed
+    if len(set(weights)) < len(weights):  # one weight cannot lie in two places
+        return torch.cat([weight.detach() for weight in weights])
     if weights[0].is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("Weights are not packed yet: run the model once before capturing it in a CUDA graph.")
     packed = torch.cat([weight.detach() for weight in weights])
-    if len(set(weights)) == len(weights):  # a weight that is used twice cannot lie in two places
-        for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
-            weight.data = part
+    for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
+        weight.data = part
     return packed
 
 

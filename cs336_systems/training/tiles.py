@@ -30,7 +30,7 @@ def row_tile(width: int, size: int, per_thread: int) -> Tile:
 def part_tile(width: int, size: int, per_thread: int) -> Tile:
     """Choose a tile of `size` numbers in parts of rows, as wide as possible without much overhang at their ends."""
     whole = 1 << (width - 1).bit_length()
-    widths = [columns for columns in PART_WIDTHS if columns < whole]
+    widths = [columns for columns in PART_WIDTHS if columns <= whole]
     columns = next((c for c in widths if -width % c <= MAX_OVERHANG * width), min([whole, *widths]))
     return Tile(size // columns, columns, _num_warps(size, per_thread))
 

@@ -261,6 +261,20 @@ def test_checkpoint_segments_change_nothing(segment, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("segment", [0, 1])
+def test_blocks_that_return_their_sum_change_nothing(segment, device):
+    model, batch = twin(build(device)), make_batch(device)
+    want = {name: x.clone() for name, x in gradients_of(model, batch).items()}
+    model.checkpoint_segment = segment
+    first, _ = model.blocks
+    first.returns_sum = True
+    x = torch.randn(2, 3, 64, device=device)
+    assert first(x)[1] is None
+    for name, gradient in gradients_of(model, batch).items():
+        torch.testing.assert_close(gradient, want[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_hidden_is_what_the_head_gets(device):
     fused, (inputs, _) = twin(build(device)), make_batch(device)
     hidden = fused.hidden(inputs)
