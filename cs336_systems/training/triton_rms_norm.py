@@ -18,7 +18,7 @@ from cs336_systems.training.tiles import Tile, row_tile
 
 BACKWARD_PROGRAMS = 2
 """Programs of the backward pass per SM. Each leaves a row of partial sums of the weight's gradient."""
-BACKWARD_STAGES = 2
+BACKWARD_STAGES = 3
 """Tiles that a program of the backward pass has under way at once, in shared memory."""
 STAGED_SIZE = 8192
 """Numbers in the largest tile that shared memory holds for sure."""
