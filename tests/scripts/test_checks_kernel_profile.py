@@ -87,28 +87,6 @@ def test_the_device_sets_the_pace_of_some_cells(sound):
     assert int(detail.split()[0]) == 11  # small bf16 is not among them
 
 
-@pytest.mark.parametrize(
-    ("check", "cell", "factor", "complaint"),
-    [
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "step, backw"),
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "step, backw"),
-        ("CUDA events", {"metric": "stage_profiled", "stage": "forward", "mode": "inference"}, 1.06, "inference, forw"),
-        (
-            "end_to_end",
-            {"metric": "stage_busy", "stage": "forward", "mode": "train_step"},
-            1.2,
-            "xl, context 512, fp32",
-        ),
-        ("end_to_end", {"metric": "stage_busy", "stage": "forward", "mode": "inference"}, 0.8, "xl, context 512, fp32"),
-    ],
-)
-def test_a_doctored_stage_is_named(table, sound, check, cell, factor, complaint):
-    assert outcome(table, sound, check)[0] == "passed"
-    table.loc[where(table, **CELL, **cell), "mean"] *= factor
-    result, detail = outcome(table, sound, check)
-    assert (result, complaint in detail) == ("failed", True), detail
-
-
 def test_a_short_stage_may_differ_by_what_recording_an_event_takes(table, sound):
     index = where(table, **CELL, metric="stage_profiled", stage="loss", mode="train_step")
     table.loc[index, "mean"] += 0.9 * kernel_profile.STAGE_SLACK_MS
@@ -132,12 +110,6 @@ def test_a_host_that_sets_the_pace_may_leave_a_stage_late(table, sound, factor, 
     table.loc[idle, "mean"] += moved
     table.loc[events, "mean"] *= factor
     assert outcome(table, sound, "CUDA events")[0] == result
-
-
-def test_kernels_of_unknown_origin_are_told(table, sound):
-    table.loc[where(table, **CELL, metric="unattributed", mode="inference"), "mean"] = 0.011
-    result, detail = outcome(table, sound, "unknown")
-    assert (result, detail.startswith("xl, context 512, fp32, inference: 1.1%")) == ("failed", True)
 
 
 def test_a_missing_product_is_counted(table, sound):

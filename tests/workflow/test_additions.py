@@ -1,7 +1,7 @@
 """A project with CONTRIBUTING's toy experiment and the package of examples: added code in the whole pipeline.
 
-The toy is an experiment of two processes with a figure, a section, a tile and a check. At first its code is incorrect: it
-is not measured, and all else is. Right examples are measured, wrong ones refused, and the report shows both.
+The toy is an experiment of two processes with a figure, a section, a tile and a check. At first its code is incorrect:
+it is not measured, and all else is. Right examples are measured, wrong ones refused, and the report shows both.
 """
 
 import csv
