@@ -56,7 +56,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 class Contender:
-    """What was measured of a contender in a cell."""
+    """A contender in a cell, with its rows."""
 
     def __init__(self, cell: Any, key: str, declared: Declared | None, rows: DataFrame):
         self.cell = cell
@@ -270,5 +270,5 @@ def the_baseline_is_timed_as_it_is_profiled(found: list[Contender]) -> Evidence:
 
 
 def cell_of(contender: Contender) -> tuple[Any, ...]:
-    """What tells its cell apart, by whatever experiment."""
+    """The values that tell its cell apart, in any experiment."""
     return tuple(value for name, value in vars(contender.cell).items() if name != "key")

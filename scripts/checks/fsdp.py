@@ -19,7 +19,7 @@ from scripts.views.fsdp import SERIES, SHARDED, forward_pass, sharded, whole_wei
 DIGITS = 1e-4
 """Of the longest of some times: what the digits kept of them may make of the others."""
 WORKSPACES_MIB = 512
-"""What libraries may keep between steps, besides what belongs to the weights."""
+"""Memory that libraries may keep between steps, besides that of the weights."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:

@@ -14,9 +14,9 @@ from scripts.views.kernels import kernels
 
 CELL = parameters(KernelProfile)
 SHARED = [name for name in CELL if name not in ("warmup", "steps")]
-"""What a cell has in common with one of `end_to_end`."""
+"""Parameters that a cell has in common with one of `end_to_end`."""
 STAGES = {"forward_busy": ["forward", "loss"], "backward_busy": ["backward"], "optimizer_busy": ["optimizer"]}
-"""What the whole-step experiment calls the device's time in these stages; inference has no loss."""
+"""Stages by the metric of the whole-step experiment for the device's time in them; inference has no loss."""
 ROUNDING = 1e-4
 """Share by which rounding may make a sum smaller."""
 OVERLAP = 0.002
@@ -90,7 +90,7 @@ def stages_hold_their_kernels(table: DataFrame) -> Evidence:
 
 
 def beside(profiled: Series, end_to_end: DataFrame, metric: str) -> DataFrame:
-    """What of each cell was `profiled` beside the same of warm processes of `end_to_end`, as `timed`."""
+    """Each cell's number that was `profiled`, with that of warm processes of `end_to_end` as `timed`."""
     warm = select(end_to_end, metric=metric, status="ok", cold_start=False)
     timed = warm.sort_values("warmup").drop_duplicates(SHARED, keep="last").set_index(SHARED)["mean"].rename("timed")
     return profiled.rename("profiled").reset_index().join(timed, on=SHARED, how="inner")

@@ -20,7 +20,7 @@ ABOVE = 0.05
 WORKSPACES = 64
 """MiB by which it may be above besides: cuBLAS's workspaces of two threads, on a Hopper GPU."""
 UNDERIVED = "sdpa"
-"""What PyTorch's attention saves has no closed form here."""
+"""Attention that has no closed form here: PyTorch's."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:

@@ -15,7 +15,7 @@ ONE_EACH = (
     *("torch", "torch_files", "triton", "cuda", "cudnn", "driver", "flash_attn", "python"),
     *("cpu", "gpu_memory", "seed"),
 )
-"""What rows that are compared with each other must share."""
+"""Columns that rows which are compared with each other must share."""
 ALL_OF_THEM = ", ".join(ONE_EACH)
 
 

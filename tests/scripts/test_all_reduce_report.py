@@ -1,4 +1,4 @@
-"""What the report says of all-reduces, on made-up tables."""
+"""The report's answers on all-reduces, on made-up tables."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def sound():
 
 
 def in_samples(change):
-    """What a function makes of the list of a row's samples."""
+    """Change the list of a row's samples."""
     return lambda text: format_samples(change(parse_samples(text)))
 
 

@@ -85,7 +85,7 @@ def all_tables():
 
 @pytest.fixture(scope="module")
 def as_measured(all_tables):
-    """What each figure draws of the recorded tables, drawn once."""
+    """The marks of each figure of the recorded tables, drawn once."""
     return cache(lambda name: list(drawn(figure_of(name, tables_of(all_tables, name)))))
 
 
@@ -132,7 +132,7 @@ def axis_label(panels: list[Axes], axes: Axes, which: str) -> str:
 
 
 def marks(axes: Axes) -> Iterator[tuple]:
-    """What a panel draws: its name, the tick at which a bar stands, and numbers along both axes."""
+    """Each mark of a panel: its name, the tick at which a bar stands, and numbers along both axes."""
     named = {}
     for container in axes.containers:
         if isinstance(container, ErrorbarContainer):

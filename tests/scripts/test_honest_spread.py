@@ -1,4 +1,4 @@
-"""What GPUs honestly differ by from launch to launch fails no self-check."""
+"""Differences that GPUs honestly have from launch to launch fail no self-check."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ CLOCKED = ("ms", "s", "us")
 
 @pytest.fixture(scope="module")
 def tables():
-    """What was recorded on an H200. Not to be changed."""
+    """The tables recorded on an H200. Not to be changed."""
     return recorded(ROOT / "recorded/nvidia-h200/raw")
 
 

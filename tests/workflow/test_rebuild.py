@@ -1,4 +1,4 @@
-"""What a change re-runs, and what it leaves alone."""
+"""Jobs that a change re-runs, and those that it leaves alone."""
 
 import csv
 import os
