@@ -23,8 +23,8 @@ HOST_TOLERANCE = 0.1
 """The same where the host sets the pace: it may leave the stage some time after the last kernel, at which idle time in
 the trace ends."""
 STAGE_SLACK_MS = 0.2
-"""Difference that any stage may have, however short it is: under the profiler the host takes that long from recording the
-first event to entering the stage's range."""
+"""Difference that any stage may have, however short it is: under the profiler the host takes that long from recording
+the first event to entering the stage's range."""
 FORWARD_TOLERANCE = between_cells(0.05)
 """Relative difference of a forward pass in the trace and by the host's clock in another process."""
 UNATTRIBUTED = 0.01

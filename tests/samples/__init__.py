@@ -97,7 +97,7 @@ def planned_cells(experiment: str, scale: str) -> list[Any]:
 
 
 def measurements_of(cell: Experiment, lost: Measurement | None, *, on_gpu: bool) -> list[Measurement]:
-    """The measurements of a cell as a job writes them; `lost` is the one measurement of a cell that could not be measured."""
+    """A cell's measurements as a job writes them; `lost` is the only one of a cell that could not be measured."""
     noise = random.Random(f"{cell}")
     found = [lost] if lost else importlib.import_module(f"{__name__}.{cell.name}").measure(cell, on_gpu=on_gpu)
     if found[0].metric == WHOLE_CELL:

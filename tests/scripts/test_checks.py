@@ -8,11 +8,10 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from scripts.checks import all_experiments, attention, attention_calls, end_to_end, gpu_monitor, slowed_card
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_version_each
-from scripts.self_checks import all_checks, write_checks
-from scripts.tables import merge
+from scripts.self_checks import all_checks
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import frame, select
-from tests.samples import H200, PEAK, planned_cells, planned_rows, provenance, rows_of, write_raw
+from tests.samples import H200, PEAK, planned_rows
 
 
 def tables_of(scale, **origin):
@@ -185,12 +184,6 @@ def test_a_disturbed_step_explains_a_difference_of_phases_up_to_a_limit(table, o
     assert end_to_end.phases_add_up(table).outcome == outcome
 
 
-def test_an_outlier_excuses_nothing(table):
-    table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= 1.5
-    table.loc[where(table, **CELL, metric="step", mode="train_step"), "std"] = 1e3
-    assert end_to_end.phases_add_up(table).outcome == "failed"
-
-
 @pytest.mark.parametrize(
     ("labels", "factor", "outcome"),
     [({}, 3, "passed"), ({}, 6, "failed"), ({"forward": "backward", "backward": "forward"}, 1, "failed")],
@@ -210,12 +203,9 @@ def test_more_than_three_complaints_are_counted(table):
     assert check.detail.endswith(f"(and {number - 3} more)")
 
 
-@pytest.mark.parametrize("other", ["NVIDIA A10", ""])
-def test_two_machines_are_found(sound, other):
-    assert all_experiments.one_machine(sound).outcome == "passed"
-    flash = sound["flash"].assign(gpu=other)
-    check = all_experiments.one_machine(sound | {"flash": flash})
-    assert (check.outcome, check.detail) == ("failed", " and ".join(sorted(["NVIDIA H200", other or "no GPU"])))
+def test_two_machines_are_found(sound):
+    check = all_experiments.one_machine(sound | {"flash": sound["flash"].assign(gpu="")})
+    assert (check.outcome, check.detail) == ("failed", "NVIDIA H200 and no GPU")
 
 
 @pytest.mark.parametrize(
@@ -243,14 +233,3 @@ def test_two_times_are_one_if_their_spreads_are_the_same_too(sound, column, outc
     flash.loc[[one, other], "std"] = [0.1, 0.2]
     flash.loc[other, column] = flash.loc[one, column]
     assert no_two_times_identical({"flash": flash}).outcome == outcome
-
-
-def test_all_outcomes_are_written(sound, found, tmp_path):
-    paths = {name: tmp_path / f"{name}.csv" for name in sound}
-    for name in sound:
-        raw = write_raw(tmp_path, name, rows_of(planned_cells(name, "handout")[:1], provenance(**H200)))
-        merge(name, [str(raw)], str(paths[name]), "nvidia-h200")
-    write_checks({name: str(path) for name, path in paths.items()}, str(tmp_path / "checks.csv"))
-    written = pandas.read_csv(tmp_path / "checks.csv", keep_default_na=False)
-    assert list(written.columns) == ["check", "outcome", "detail"]
-    assert len(written) == len(found)
