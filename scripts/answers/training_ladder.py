@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS
 from scripts.checks.training_ladder import SCATTER
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.markup import Table, fixed_point, measured, significant
 from scripts.views.data import measured_machine, one
 from scripts.views.training_ladder import (
@@ -33,19 +33,24 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answers."""
     table = tables["training_ladder"]
     rungs = rung_table(table)
+    missing = NEEDS_GPU if len(rungs) else NOT_HERE
     rungs = rungs[rungs["gpu"] != ""]
     found = ends(rungs)
-    return {
-        "fastest": how_fast(table, rungs, found),
-        "sizes": sizes(rungs),
-        "advice": advice(table, rungs, found),
-        "gains": gains(table, found),
+    always = {
+        "fastest": how_fast(table, rungs, found, missing),
         "learning": learning(table),
         "measured": len(rungs) > 0,
     }
+    if not len(rungs):
+        return always
+    return always | {
+        "sizes": sizes(rungs),
+        "advice": advice(table, rungs, found),
+        "gains": gains(table, found),
+    }
 
 
-def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
+def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
     """The fastest step of the largest model that was measured from the first rung on."""
     largest = found[-1] if found else None
     best = fastest(largest) if largest is not None else None
@@ -74,7 +79,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answ
             ),
             say("The matmuls reach {mfu:percent} of the dense bf16 peak.", mfu=best["utilization"]),
         ),
-        evidence=["training_ladder"] if found else [],
+        evidence=["ladder"] if found else [],
         reason=paragraph(
             NOTHING
             if parts is None
@@ -90,7 +95,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answ
             conventions(best),
         ),
         details=[Captioned(rung_rows(rungs), RUNG_CAPTION, long=True)] if len(rungs) else [],
-        missing=NEEDS_GPU,
+        missing=missing,
     )
 
 
@@ -161,7 +166,6 @@ def sizes(rungs: DataFrame) -> Answer:
             ),
             in_fp8(rungs, bests[-1]),
         ),
-        missing=NEEDS_GPU,
     )
 
 
@@ -206,7 +210,6 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
             ),
             say("Taken out of the last rung, alone, each would cost: {left:listing}.", left=left),
         ),
-        missing=NEEDS_GPU,
     )
 
 
