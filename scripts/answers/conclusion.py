@@ -21,6 +21,8 @@ from scripts.views.data_parallel import OURS
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.scaling import PYTORCHS, scaling
 from scripts.views.steps import HOST_BOUND, step_table
+from scripts.views.training_ladder import ends, rung_table
+from scripts.views.training_ladder import fastest as fastest_rung
 
 SIZE = "xl"
 GRAPH = "compiled into one CUDA graph"
@@ -176,7 +178,7 @@ def helped(tables: Mapping[str, DataFrame], steps: list[Step], work: Mapping[str
         if first is not None and last is not None and len(alone) > 1 and last.ranks > 1
         else NOTHING,
         evidence=[Captioned(table_of(steps, first), caption)] if steps else [],
-        reason=paragraph(device_work(steps), attention(tables)),
+        reason=paragraph(device_work(steps), attention(tables), ladder(tables)),
     )
 
 
@@ -232,6 +234,21 @@ def attention(tables: Mapping[str, DataFrame]) -> Typst:
         plain=both[0]["device_busy"].iloc[0],
         flash=both[1]["device_busy"].iloc[0],
         context=int(both[0]["context"].iloc[0]),
+    )
+
+
+def ladder(tables: Mapping[str, DataFrame]) -> Typst:
+    """How far one GPU's step comes if nothing of this project is left out."""
+    rungs = rung_table(tables["training_ladder"])
+    found = ends(rungs[rungs["gpu"] != ""])
+    if not found:
+        return NOTHING
+    first, best = found[-1].iloc[0], fastest_rung(found[-1])
+    return say(
+        "With every improvement of @sec-training_ladder, one GPU's step of {size} goes from {first:ms} to {best:ms}.",
+        size=best["label"],
+        first=first["step"],
+        best=best["step"],
     )
 
 

@@ -29,7 +29,7 @@ from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL,
 from cs336_systems.measure.record import Provenance, make_row, write_job
 from cs336_systems.plan import plan_jobs
 from scripts.rendering.contents import read_contents
-from scripts.writeup import typeset
+from scripts.typeset import typeset
 
 ROOT = Path(__file__).parents[2]
 PEAK = listed("NVIDIA H200")

@@ -13,7 +13,7 @@ from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_
 
 pytestmark = pytest.mark.workflow
 
-REPORT = {"typeset", "verdict", "writeup"}
+REPORT = {"render", "typeset", "verdict", "writeup"}
 FIGURES = {
     "warmup",
     "kernel_timeline",
