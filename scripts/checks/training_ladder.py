@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import step_flops
-from cs336_systems.experiments.training_ladder import FIRST, RUNGS
+from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS
 from scripts.checks import HONEST, Evidence, Timing, check, under_the_roofline, within_memory
 from scripts.views.data import measured_gpu, select
 from scripts.views.training_ladder import load_of_row, losses, rung_table
@@ -14,8 +14,8 @@ SCATTER = 3
 """Standard deviations of fp32 losses from different seeds within which each rung's loss must lie."""
 MOMENTS = 8
 """Bytes per weight of AdamW's two fp32 moments."""
-BUSIEST = 1.05
-"""Share of the median step for which the device may seem to work: its time is that of another step."""
+BUSIER = 0.05
+"""How much longer than the median step the device may seem to work: its time is that of another step."""
 
 
 def rungs(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -30,11 +30,8 @@ def named(row: Series) -> str:
 
 @check("{n} steps; the closest takes {least:.2f} of it", "a processor does other work too")
 def no_step_beats_its_floor(rungs: DataFrame) -> Evidence:
-    """No step of the ladder is faster than its parts alone.
-
-    Those of FP8 are not known.
-    """
-    known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "") & (rungs["rung"] != "fp8")]
+    """No step of the ladder is faster than its parts alone."""
+    known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "") & (rungs["rung"] != FP8.name)]
     for _, row in known.iterrows():
         yield float(row["over"])
         if row["over"] < 1 - HONEST:
@@ -51,29 +48,31 @@ def nothing_beats_the_roofline(rungs: DataFrame) -> Evidence:
             milliseconds=row["step"],
             precision="fp32" if row["rung"] == FIRST.name else "bf16",
         )
-        for _, row in rungs[rungs["rung"] != "fp8"].iterrows()
+        for _, row in rungs[rungs["rung"] != FP8.name].iterrows()
     ]
     yield from under_the_roofline(measured_gpu({"": rungs}), timings)
 
 
-@check("{n} steps; {most:.1%} at most, allowed {BUSIEST:.0%}", "busy time is measured on GPUs only")
+@check("{n} steps; {most:.1%} at most, allowed {BUSIER:.0%} more", "busy time is measured on GPUs only")
 def device_is_not_busier_than_the_step_is_long(rungs: DataFrame) -> Evidence:
     """In no step of the ladder does the device work for longer than the step takes."""
     for _, row in rungs[rungs["device_busy"].notna()].iterrows():
-        busy = float(row["device_busy"] / row["step"])
-        yield busy
-        if busy > BUSIEST:
-            yield f"{named(row)}: {busy:.0%} busy"
+        share = float(row["device_busy"] / row["step"])
+        yield share
+        if share > 1 + BUSIER:
+            yield f"{named(row)}: {share:.0%} busy"
 
 
 @check("{n} types")
 def precision_is_what_it_says(training_ladder: DataFrame) -> Evidence:
     """The ladder's rungs compute in the precision that they name, with TF32 off.
 
-    Rungs in bf16 have bf16 weights, or fp32 ones with attention in bf16.
+    Under autocast weights are fp32, and attention gets bf16.
     """
-    types = training_ladder["metric"].isin(["weights_dtype", "attention_dtype"])
-    for _, row in training_ladder[types & (training_ladder["status"] == "ok")].iterrows():
+    rows = training_ladder[
+        training_ladder["metric"].isin(["weights_dtype", "attention_dtype"]) & (training_ladder["status"] == "ok")
+    ]
+    for _, row in rows.iterrows():
         yield 1
         precision = RUNGS[row["rung"]].precision
         wide = precision == "fp32" or (precision == "autocast" and row["metric"] == "weights_dtype")
@@ -81,16 +80,17 @@ def precision_is_what_it_says(training_ladder: DataFrame) -> Evidence:
             yield f"{named(row)}: {row['metric']} {row['value']}{', TF32 on' if row['tf32'] else ''}"
 
 
-@check("{n} steps", "counted on GPUs only")
+@check("{n} steps", "peak memory is counted on GPUs only")
 def memory_holds_the_state(training_ladder: DataFrame) -> Evidence:
     """Peak memory of a rung is between the closed form of weights, gradients and moments and the device's memory.
 
-    Gradients count where they outlive the backward pass, and masters with the weights.
+    An update under the backward pass frees gradients as it goes.
     """
     for _, row in select(training_ladder, metric="peak_memory", status="ok", part="steps").iterrows():
+        if not row["rung"]:
+            continue
         rung = RUNGS[row["rung"]]
-        weights = 2 if rung.precision == "bf16" else 4
-        masters = 2 if rung.precision == "bf16" else 0
+        weights, masters = (2, 2) if rung.precision == "bf16" else (4, 0)
         gradients = 0 if rung.overlap else weights
         least = (weights + masters + MOMENTS + gradients) * load_of_row(row).weights
         yield from within_memory(row, named(row), least)
@@ -100,14 +100,14 @@ def memory_holds_the_state(training_ladder: DataFrame) -> Evidence:
 def every_rung_learns(training_ladder: DataFrame) -> Evidence:
     """Each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds.
 
-    FP8 is not judged.
+    FP8's is shown, not judged.
     """
     found = losses(training_ladder)
-    exact, others = found[found["rung"] == FIRST.name], found[~found["rung"].isin([FIRST.name, "fp8"])]
+    exact = found[found["rung"] == FIRST.name]
     if not len(exact):
         return
     loss, std = exact["loss"].iloc[0], exact["std"].iloc[0]
-    for _, row in others.iterrows():
+    for _, row in found[~found["rung"].isin([FIRST.name, FP8.name])].iterrows():
         away = float(abs(row["loss"] - loss) / std)
         yield away
         if not away <= SCATTER:
