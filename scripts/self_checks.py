@@ -8,7 +8,7 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.discovery import modules
-from scripts.checks import Check
+from scripts.checks import Check, checks_of
 from scripts.log import log_to
 from scripts.views.data import load
 
@@ -16,7 +16,7 @@ from scripts.views.data import load
 def all_checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     """Every self-check of the report: the checks of each module in scripts/checks."""
     for module in modules("scripts.checks"):
-        yield from importlib.import_module(module).checks(tables)
+        yield from checks_of(importlib.import_module(module), tables)
 
 
 def write_checks(tables: Mapping[str, str], output: str) -> None:

@@ -1,13 +1,14 @@
 """Self-checks of the measurements: generators of evidence that `check` concludes from, and what they share."""
 
 import functools
-import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import ParamSpec
+from inspect import getdoc, getmodule, signature
+from types import ModuleType
+from typing import Any, ParamSpec
 
-from pandas import Series
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
@@ -82,26 +83,28 @@ def conclude(check: str, complaints: list[str], examined: int, summary: str) -> 
     return Check(check, "passed", summary)
 
 
-def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
+def check(
+    summary: str | Callable[..., str], otherwise: str | None = None
+) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
     """Make a generator of evidence a check, which fails at a complaint, and does not apply where there is no case.
 
     The first paragraph of its docstring is the sentence that must hold. Constants of its module are filled into both;
     into the summary also the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
 
     Args:
-        summary: the detail of a check that has passed.
+        summary: the detail of a check that has passed, or what makes it of the check's arguments.
         otherwise: why there is no case, if that is not what the summary says of none.
     """
 
     def decorate(examine: Callable[P, Evidence]) -> Callable[P, Check]:
-        paragraph, _, _ = (inspect.getdoc(examine) or "").partition("\n\n")
+        paragraph, _, _ = (getdoc(examine) or "").partition("\n\n")
         sentence = " ".join(paragraph.split()).removesuffix(".")
         if not sentence[1].isupper():  # TF32
             sentence = sentence[0].lower() + sentence[1:]
 
         @functools.wraps(examine)
         def concluded(*args: P.args, **kwargs: P.kwargs) -> Check:
-            constants = inspect.getmodule(examine).__dict__
+            constants = vars(getmodule(examine))
             name = sentence.format_map(constants)
             found: list[int | float | str] = []
             try:
@@ -112,13 +115,32 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, E
             cases = len(figures) + sum(int(each) for each in found if isinstance(each, int))
             known = [figure for figure in figures if not math.isnan(figure)]
             extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
-            detail = summary if cases or otherwise is None else otherwise
+            detail = summary if isinstance(summary, str) else summary(*args, **kwargs)
+            if not cases and otherwise is not None:
+                detail = otherwise
             complaints = [each for each in found if isinstance(each, str)]
             return conclude(name, complaints, cases, detail.format_map({**constants, "n": cases, **extremes}))
 
+        concluded.__signature__ = signature(examine).replace(return_annotation=Check)  # type: ignore[attr-defined]
         return concluded
 
     return decorate
+
+
+def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """Every check of a module, in its order: the functions that return one.
+
+    A parameter of theirs has the name of the table that it gets, or is called `tables` and gets all. By any other name,
+    it gets what the module's function of that name makes of all tables.
+    """
+    given: dict[str, Any] = {"tables": tables}
+    for examine in list(vars(module).values()):
+        if getattr(examine, "__module__", "") != module.__name__ or signature(examine).return_annotation is not Check:
+            continue
+        for name in signature(examine).parameters:
+            if name not in given:
+                given[name] = tables[name] if name in tables else getattr(module, name)(tables)
+        yield examine(*(given[name] for name in signature(examine).parameters))
 
 
 def under_the_roofline(

@@ -1,22 +1,17 @@
 """Self-checks of the accumulated sums, which are added up again here, in NumPy."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy
 from pandas import DataFrame, Series
 
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.rendering.markup import NOT_MEASURED
 from scripts.views.data import select, statistic
 
 ADDEND = 0.01
 PARAMETERS = ["accumulator", "addend", "cast", "additions"]
 Rounding = Callable[[numpy.float32], numpy.float32]
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    yield sums_are_right(tables["accumulation"])
 
 
 def to_bf16(number: numpy.float32) -> numpy.float32:
@@ -33,15 +28,15 @@ ROUND: Mapping[str, Rounding] = {
 
 
 @check("{n} cells, to the bit")
-def sums_are_right(table: DataFrame) -> Evidence:
+def sums_are_right(accumulation: DataFrame) -> Evidence:
     """The accumulated sums, their errors and last steps are those that NumPy computes."""
-    for _, row in select(table, metric="sum", status="ok").iterrows():
+    for _, row in select(accumulation, metric="sum", status="ok").iterrows():
         yield 1
         cell = {name: row[name] for name in PARAMETERS}
         differing = [
             f"{metric} {NOT_MEASURED if found is None else found} (expected {value})"
             for metric, value in expected(row).items()
-            if (found := statistic(table, "mean", metric=metric, **cell)) != value
+            if (found := statistic(accumulation, "mean", metric=metric, **cell)) != value
         ]
         if differing:
             yield f"{row['addend']} added to {row['accumulator']}: {', '.join(differing)}"

@@ -1,15 +1,10 @@
 """Self-checks of what must hold across all experiments."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pandas import DataFrame
 
 from scripts.checks import Check
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check over all tables."""
-    yield one_machine(tables)
 
 
 def one_machine(tables: Mapping[str, DataFrame]) -> Check:

@@ -1,24 +1,15 @@
 """Self-checks of all-reduces."""
 
 import itertools
-from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.checks import Check, Evidence, NotApplicable, check
+from scripts.checks import Evidence, NotApplicable, check
 from scripts.views.communication import BACKENDS
 from scripts.views.data import measured_gpu, select
 
 CONDITIONS = ["backend", "processes", "warmup", "steps"]
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["all_reduce"]
-    yield sums_are_right(table)
-    yield larger_messages_take_longer(table)
-    yield nothing_beats_the_link(table)
 
 
 def name_cell(row: Series) -> str:
@@ -27,18 +18,18 @@ def name_cell(row: Series) -> str:
 
 
 @check("{n} cells")
-def sums_are_right(table: DataFrame) -> Evidence:
+def sums_are_right(all_reduce: DataFrame) -> Evidence:
     """Every number of an all-reduce's sum was right on every rank, before the timing and after it."""
-    rows = select(table, metric="wrong_numbers")
+    rows = select(all_reduce, metric="wrong_numbers")
     yield len(rows)
     for _, row in rows[rows["mean"] > 0].iterrows():
         yield f"{name_cell(row)}: up to {row['p80']:.0f} wrong"
 
 
 @check("{n} pairs of neighbouring sizes, p20 against p80")
-def larger_messages_take_longer(table: DataFrame) -> Evidence:
+def larger_messages_take_longer(all_reduce: DataFrame) -> Evidence:
     """The larger message never has the faster all-reduce."""
-    for _, group in select(table, metric="time", status="ok").groupby(CONDITIONS):
+    for _, group in select(all_reduce, metric="time", status="ok").groupby(CONDITIONS):
         rows = [row for _, row in group.sort_values("megabytes").iterrows()]
         for small, large in itertools.pairwise(rows):
             yield 1
@@ -47,14 +38,14 @@ def larger_messages_take_longer(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells; the closest reaches {most:.0%}")
-def nothing_beats_the_link(table: DataFrame) -> Evidence:
+def nothing_beats_the_link(all_reduce: DataFrame) -> Evidence:
     """No bus bandwidth is above the data sheet's link, or what a switch that adds makes of it.
 
     Bus bandwidth counts the ring's 2 (n - 1) / n bytes. A switch that adds and copies (NVLink SHARP) spares bytes: then
     a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
     """
-    peak = gpu_of(measured_gpu({"": table}))
-    rows = select(table, metric="bus_bandwidth", status="ok", backend="nccl")
+    peak = gpu_of(measured_gpu({"": all_reduce}))
+    rows = select(all_reduce, metric="bus_bandwidth", status="ok", backend="nccl")
     if peak is None or peak.link is None or not len(rows):
         raise NotApplicable("no GPU's link was measured, or no peak rate is listed for it")
     for _, row in rows.iterrows():

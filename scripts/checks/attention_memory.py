@@ -1,7 +1,6 @@
 """Self-checks of attention's memory against its closed forms."""
 
 import statistics
-from collections.abc import Iterator, Mapping
 
 import numpy
 from pandas import DataFrame
@@ -9,7 +8,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import contender_of
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.checks.attention import name_flash, name_plain
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
 from scripts.views.data import select
@@ -21,19 +20,13 @@ TERMS = 4
 FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision", "for_hopper"]
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of attention's memory."""
-    yield workspace_is_constant(tables["attention"])
-    yield peaks_are_polynomials(tables["attention"], tables["flash"])
-
-
 @check("{n} numbers; {least:.0f} MiB", "memory is counted on GPUs only")
-def workspace_is_constant(table: DataFrame) -> Evidence:
+def workspace_is_constant(attention: DataFrame) -> Evidence:
     """Attention's memory between its passes, and its peak where it is eager, is its closed form and one constant.
 
     The constant is what libraries keep.
     """
-    rows = select(table, status="ok", precision="fp32")
+    rows = select(attention, status="ok", precision="fp32")
     kept = [
         (row, row["mean"] - closed_form(row["batch_size"], row["sequence"], row["d"]) / MIB)
         for metric, closed_form in (
@@ -51,20 +44,20 @@ def workspace_is_constant(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "memory is counted on GPUs only")
-def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Evidence:
+def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
     """An attention implementation's peak memory is one polynomial of length and head dimension.
 
     Its terms are constant, sequence, sequence · d and sequence². Its coefficients are fitted; with more cells than
     coefficients no single cell can differ unseen. Ours has two, one of them for the kernels that sum dQ in memory; a
     user's may have any.
     """
-    plain = select(plain, metric="peak_memory", status="ok")
+    attention = select(attention, metric="peak_memory", status="ok")
     flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory", status="ok")
     flash = flash[flash["sequence"] > flash["implementation"].map(lambda name: contender_of(name).other_peak_up_to)]
     # Those for Hopper take 16-bit numbers; of rows of earlier code it is not known which kernels ran.
     flash = flash[flash["told"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]
     groups = [
-        *((name_plain, group) for _, group in plain.groupby(["compiled", "batch_size", "precision"])),
+        *((name_plain, group) for _, group in attention.groupby(["compiled", "batch_size", "precision"])),
         *((name_flash, group) for _, group in flash.groupby(FLASH_GROUP)),
     ]
     for name, group in groups:

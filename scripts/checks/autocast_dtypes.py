@@ -1,11 +1,9 @@
 """Self-checks of the dtypes under autocast, against the rules that PyTorch documents for them."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 
 LOWERED = {"fp16": "float16", "bf16": "bfloat16"}
 ON_GPU_IN_FP32 = "norm_output"
@@ -14,15 +12,12 @@ AS_PARAMETERS = ("parameters", "loss", "gradients")
 """fp32 whatever the precision: cross-entropy is among what autocast keeps, and a gradient has its parameter's type."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    yield dtypes_are_the_documented(tables["autocast_dtypes"])
-
-
 @check("{n} tensors")
-def dtypes_are_the_documented(table: DataFrame) -> Evidence:
+def dtypes_are_the_documented(autocast_dtypes: DataFrame) -> Evidence:
     """Dtypes under autocast are those of PyTorch's rules."""
-    rows = table[table["metric"].isin(list(AutocastDtypes.metrics)) & (table["status"] == "ok")]
+    rows = autocast_dtypes[
+        autocast_dtypes["metric"].isin(list(AutocastDtypes.metrics)) & (autocast_dtypes["status"] == "ok")
+    ]
     for _, row in rows.iterrows():
         yield 1
         in_fp32 = row["metric"] in AS_PARAMETERS or (row["metric"] == ON_GPU_IN_FP32 and row["gpu"])

@@ -1,11 +1,9 @@
 """Self-checks of the bandwidths that follow from an all-reduce's time."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
-from scripts.checks import Check, Evidence, check, name_row
+from scripts.checks import Evidence, check, name_row
 from scripts.views.cells import side_by_side
 
 MEDIAN_TOLERANCE = 0.05
@@ -13,19 +11,14 @@ MEDIAN_TOLERANCE = 0.05
 ROUNDING = 1e-6
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of bandwidths."""
-    yield bandwidths_follow_from_time(tables["all_reduce"])
-
-
 @check("{n} cells")
-def bandwidths_follow_from_time(table: DataFrame) -> Evidence:
+def bandwidths_follow_from_time(all_reduce: DataFrame) -> Evidence:
     """All-reduces' bandwidths follow from their sizes and times.
 
     Algorithm bandwidth is size over time; bus bandwidth is 2 (n - 1) / n of it, as nccl-tests define it.
     """
     columns = ["time", "algorithm_bandwidth", "bus_bandwidth"]
-    cells = side_by_side(table, AllReduce, "median").reindex(columns=columns).dropna()
+    cells = side_by_side(all_reduce, AllReduce, "median").reindex(columns=columns).dropna()
     for _, row in cells.reset_index().iterrows():
         yield 1
         rate, algorithm, bus = row["megabytes"] / row["time"], *row[columns[1:]]  # MB / ms is GB / s

@@ -1,12 +1,10 @@
 """Self-checks of what one Transformer block keeps."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import block_of, not_as_derived
 from scripts.views.data import select, statistic
@@ -18,21 +16,13 @@ ALLOCATOR_TOLERANCE = 0.02
 """Share that an allocator's blocks may be larger than what was asked for."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["block_memory"]
-    yield saved_is_the_closed_form(table)
-    yield gradients_are_the_closed_form(table)
-    yield allocator_agrees(table)
-
-
 @check("{n} cells, to the byte")
-def saved_is_the_closed_form(table: DataFrame) -> Evidence:
+def saved_is_the_closed_form(block_memory: DataFrame) -> Evidence:
     """What a block saves for backward is the closed form, tensor by tensor.
 
     That is, with dtype, shape and size of each, and no other.
     """
-    for row, rows in cells(table, BlockMemory, MEASURED):
+    for row, rows in cells(block_memory, BlockMemory, MEASURED):
         yield 1
         differing = not_as_derived(row, rows)
         copies = statistic(rows, "mean", metric="saved_weight_copies") or 0
@@ -45,9 +35,9 @@ def saved_is_the_closed_form(table: DataFrame) -> Evidence:
 
 
 @check("{n} sums, to the byte")
-def gradients_are_the_closed_form(table: DataFrame) -> Evidence:
+def gradients_are_the_closed_form(block_memory: DataFrame) -> Evidence:
     """A block's gradients are as large as its weights and its input."""
-    for row, rows in cells(table, BlockMemory, MEASURED):
+    for row, rows in cells(block_memory, BlockMemory, MEASURED):
         block = block_of(row)
         for metric, size in (("parameter_gradients", block.parameter_gradients), ("input_gradient", block.residual)):
             found, expected = statistic(rows, "mean", metric=metric), size / MIB
@@ -61,9 +51,9 @@ def gradients_are_the_closed_form(table: DataFrame) -> Evidence:
     "{n} passes within {ALLOCATOR_TOLERANCE:.0%}; largest difference {most:.1%}",
     "allocated memory is counted on GPUs only",
 )
-def allocator_agrees(table: DataFrame) -> Evidence:
+def allocator_agrees(block_memory: DataFrame) -> Evidence:
     """The memory that a block's passes leave allocated is that of the tensors that were found."""
-    for row, rows in cells(table, BlockMemory, MEASURED):
+    for row, rows in cells(block_memory, BlockMemory, MEASURED):
         for metric, *parts in (
             ("left_by_forward", "saved_activations", "saved_weight_copies"),
             ("left_by_backward", "parameter_gradients", "input_gradient"),

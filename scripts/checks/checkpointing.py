@@ -1,14 +1,12 @@
 """Self-checks of activation checkpointing."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import TOLERANCE, Check, Evidence, NotApplicable, check
+from scripts.checks import TOLERANCE, Evidence, NotApplicable, check
 from scripts.views.cells import in_words, name_cell, side_by_side
 from scripts.views.closed_forms import step_of
 from scripts.views.data import PHASES, measured_gpu, select, statistic
@@ -21,20 +19,10 @@ MOMENT_TOLERANCE = 0.01
 """Of one moment's memory in two counts: libraries' workspaces, and the allocator's rounding."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["checkpointing"]
-    yield saved_is_the_closed_form(table)
-    yield peak_is_the_closed_form(table)
-    yield moments_agree(table)
-    yield blocks_run_again(table)
-    yield recomputation_takes_time(table)
-
-
 @check("{n} cells, to the byte")
-def saved_is_the_closed_form(table: DataFrame) -> Evidence:
+def saved_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
     """What a step saves between its passes is the closed form."""
-    for _, row in select(table, metric="saved_for_backward", status="ok").iterrows():
+    for _, row in select(checkpointing, metric="saved_for_backward", status="ok").iterrows():
         yield 1
         expected = step_of(row).saved_for_backward / MIB
         if abs(row["mean"] - expected) > BYTE:
@@ -42,9 +30,9 @@ def saved_is_the_closed_form(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "peak memory is counted on GPUs only")
-def peak_is_the_closed_form(table: DataFrame) -> Evidence:
+def peak_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
     """The peak memory of a checkpointed step is that of the closed form."""
-    for _, row in select(table, metric="peak_memory", status="ok").iterrows():
+    for _, row in select(checkpointing, metric="peak_memory", status="ok").iterrows():
         error = row["mean"] / (step_of(row).peak / MIB) - 1
         yield abs(error)
         if abs(error) > PEAK_TOLERANCE:
@@ -52,14 +40,14 @@ def peak_is_the_closed_form(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells within {MOMENT_TOLERANCE:.1%}", "peak memory is counted on GPUs only")
-def moments_agree(table: DataFrame) -> Evidence:
+def moments_agree(checkpointing: DataFrame) -> Evidence:
     """A checkpointed step's memory at its peak and between its parts adds up.
 
     The step's peak is its highest phase's, and before the backward pass there is also what was saved for it.
     """
     columns = ["peak_memory", *(f"peak_{phase}" for phase in PHASES), "memory_before_step", "memory_before_backward"]
-    found = side_by_side(table, Checkpointing).reindex(columns=[*columns, "saved_for_backward"]).dropna()
-    steps = select(table, metric="peak_memory")
+    found = side_by_side(checkpointing, Checkpointing).reindex(columns=[*columns, "saved_for_backward"]).dropna()
+    steps = select(checkpointing, metric="peak_memory")
     states = {tuple(row[parameters(Checkpointing)]): step_of(row).between_steps / MIB for _, row in steps.iterrows()}
     for cell, row in zip(found.index, found.to_dict("records"), strict=True):
         yield 1
@@ -75,9 +63,9 @@ def moments_agree(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells")
-def blocks_run_again(table: DataFrame) -> Evidence:
+def blocks_run_again(checkpointing: DataFrame) -> Evidence:
     """Checkpointed blocks run twice in a step, others once."""
-    for _, row in select(table, metric="block_calls", status="ok").iterrows():
+    for _, row in select(checkpointing, metric="block_calls", status="ok").iterrows():
         yield 1
         layers = parse_size(row["size"]).num_layers
         if row["mean"] != (2 if row["segment"] else 1) * layers:
@@ -85,16 +73,16 @@ def blocks_run_again(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells within {TOLERANCE[GPU]:.0%}")
-def recomputation_takes_time(table: DataFrame) -> Evidence:
+def recomputation_takes_time(checkpointing: DataFrame) -> Evidence:
     """Checkpointing makes a step longer, by no more than a forward pass."""
-    if not measured_gpu({"": table}):
+    if not measured_gpu({"": checkpointing}):
         raise NotApplicable("judged on GPUs only: so few steps on a CPU are disturbed too much")
     tolerance = TOLERANCE["GPU"]
-    steps = select(table, metric="step", status="ok")
+    steps = select(checkpointing, metric="step", status="ok")
     for _, row in steps[steps["segment"] > 0].iterrows():
         # The 20th percentile: what disturbs a step only ever adds to its time.
         without = {name: row[name] for name in parameters(Checkpointing)} | {"segment": 0}
-        step, forward = (statistic(table, "p20", metric=name, **without) for name in ("step", "forward"))
+        step, forward = (statistic(checkpointing, "p20", metric=name, **without) for name in ("step", "forward"))
         if step is None or forward is None:
             continue
         yield 1

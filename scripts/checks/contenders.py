@@ -1,6 +1,5 @@
 """Self-checks of contenders that train on several ranks: each does what it declares, on all tokens of its batch."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.implementations import own_implementations
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.comparison import KINDS, Kind
 from scripts.views.completeness import contenders_of
 from scripts.views.data import select
@@ -39,20 +38,6 @@ COLLECTIVES = {"all_gather", "reduce_scatter"}
 """Those that some profiles have apart from the rest of the communication."""
 ON_GPUS = "profiled on GPUs only"
 NOT_TOLD = "not told by these rows"
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of them."""
-    found = [contender for kind in KINDS.values() for contender in contenders(kind, tables[kind.name])]
-    yield all_are_declared(found)
-    yield collectives_are_the_declared_ones(found)
-    yield messages_are_the_declared_ones(found)
-    yield all_train_on_their_batch(found)
-    yield none_copies_more(found)
-    yield profiles_add_up(found)
-    yield each_communicates_as_it_declares(found)
-    yield the_baseline_computes_what_others_do(found)
-    yield the_baseline_is_timed_as_it_is_profiled(found)
 
 
 class Contender:
@@ -86,6 +71,11 @@ class Contender:
         return found.set_index("kind")["mean"]
 
 
+def found(tables: Mapping[str, DataFrame]) -> list[Contender]:
+    """Every contender that was measured with this project's model, of any experiment."""
+    return [contender for kind in KINDS.values() for contender in contenders(kind, tables[kind.name])]
+
+
 def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
     """Every contender that was measured with this project's model."""
     names = parameters(kind)
@@ -107,22 +97,17 @@ def all_are_declared(found: list[Contender]) -> Evidence:
     yield from (str(contender) for contender in found if contender.declared is None and not contender.own)
 
 
-def of_those_with(metric: str) -> Callable[[Callable[[list[Contender]], Evidence]], Callable[[list[Contender]], Check]]:
-    """Make a check that tells of how many contenders a metric, which it is about, is not known."""
+def told(metric: str) -> Callable[[list[Contender]], str]:
+    """The summary of a check on a metric, which says of how many contenders it is not known."""
 
-    def decorate(examine: Callable[[list[Contender]], Evidence]) -> Callable[[list[Contender]], Check]:
-        @functools.wraps(examine)
-        def concluded(found: list[Contender]) -> Check:
-            lacking = sum(contender.one(metric) is None for contender in found)
-            rest = f"; {NOT_TOLD} of {lacking}" if lacking else ""
-            return check(f"{{n}} contenders{rest}", NOT_TOLD)(examine)(found)
+    def summary(found: list[Contender]) -> str:
+        lacking = sum(contender.one(metric) is None for contender in found)
+        return "{n} contenders" + (f"; {NOT_TOLD} of {lacking}" if lacking else "")
 
-        return concluded
-
-    return decorate
+    return summary
 
 
-@of_those_with("collectives")
+@check(told("collectives"), NOT_TOLD)
 def collectives_are_the_declared_ones(found: list[Contender]) -> Evidence:
     """Each contender's collectives in a step are those that it declares, by number and bytes."""
     for contender in found:
@@ -138,7 +123,7 @@ def collectives_are_the_declared_ones(found: list[Contender]) -> Evidence:
             yield f"{contender}: {calls.sum():.0f} collectives, {in_all:.0f} in all"
 
 
-@of_those_with("messages")
+@check(told("messages"), NOT_TOLD)
 def messages_are_the_declared_ones(found: list[Contender]) -> Evidence:
     """The messages that each wrapper counts, and what it communicates, are those that it declares."""
     for contender in found:
@@ -159,7 +144,7 @@ def within(number: float, bounds: Bounds) -> bool:
     return bounds[0] * (1 - DIGITS) <= number <= bounds[1] * (1 + DIGITS)
 
 
-@of_those_with("tokens")
+@check(told("tokens"), NOT_TOLD)
 def all_train_on_their_batch(found: list[Contender]) -> Evidence:
     """Every contender, that without communication too, trains on all tokens of its batch."""
     for contender in found:
@@ -170,7 +155,7 @@ def all_train_on_their_batch(found: list[Contender]) -> Evidence:
                 yield f"{contender}: {tokens:.0f} tokens of {expected}"
 
 
-@of_those_with("written")
+@check(told("written"), NOT_TOLD)
 def none_copies_more(found: list[Contender]) -> Evidence:
     """No contender writes all gradients more often than it declares, besides what a rank by itself writes."""
     alone = {
@@ -232,8 +217,8 @@ def each_communicates_as_it_declares(found: list[Contender]) -> Evidence:
         apart = contender.by_kind("communication")
         gathers = {what for sent in sends for what in sent.what} & COLLECTIVES if len(apart) else set()
         if bool(sends) != (communication > 0) or any(not apart.get(what, 0.0) > 0 for what in gathers):
-            told = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
-            yield f"{contender}: {communication:.2f} ms{f' ({told})' if told else ''}"
+            times = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
+            yield f"{contender}: {communication:.2f} ms{f' ({times})' if times else ''}"
 
 
 def baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:

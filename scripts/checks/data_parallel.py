@@ -1,14 +1,12 @@
 """Self-checks of data-parallel training."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import TOLERANCE, Check, Evidence, check, within_memory
+from scripts.checks import TOLERANCE, Evidence, check, within_memory
 from scripts.views.data import measured_gpu, select, statistic
 
 CELL = parameters(DataParallelTraining)
@@ -22,15 +20,6 @@ BF16_ROUNDING = 2.0**-8
 """The largest relative error of rounding to bf16."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["data_parallel"]
-    yield nothing_beats_the_floor(table)
-    yield nothing_beats_the_link(table, tables["all_reduce"])
-    yield bf16_rounds(table)
-    yield memory_holds_the_state(table)
-
-
 def name_contender(row: Series) -> str:
     """A wrapper in a cell, in words."""
     bucket = f" {row['bucket_mb']} MB" if row["bucket_mb"] else ""
@@ -39,11 +28,11 @@ def name_contender(row: Series) -> str:
 
 
 @check("{n} wrappers, p80 against p20 less {most:.0%}", "no step was timed with and without communication")
-def nothing_beats_the_floor(table: DataFrame) -> Evidence:
+def nothing_beats_the_floor(data_parallel: DataFrame) -> Evidence:
     """No training step with communication is shorter than without."""
-    steps = select(table, metric="step", status="ok")
+    steps = select(data_parallel, metric="step", status="ok")
     floors = select(steps, wrapper=FLOOR).set_index(CELL)["p20"].rename("floor")
-    slack = ROUNDING if measured_gpu({"": table}) else TOLERANCE["CPU"]
+    slack = ROUNDING if measured_gpu({"": data_parallel}) else TOLERANCE["CPU"]
     for _, row in steps[steps["wrapper"] != FLOOR].join(floors, on=CELL, how="inner").iterrows():
         yield slack
         if row["p80"] < (1 - slack) * row["floor"]:
@@ -54,16 +43,16 @@ def nothing_beats_the_floor(table: DataFrame) -> Evidence:
     "{n} wrappers; the closest reaches {most:.0%} of its rate, allowed {ALLOWED:.0%}",
     "no link between GPUs was measured",
 )
-def nothing_beats_the_link(table: DataFrame, all_reduces: DataFrame) -> Evidence:
+def nothing_beats_the_link(data_parallel: DataFrame, all_reduce: DataFrame) -> Evidence:
     """Communication after the backward pass is no faster than the fastest measured all-reduce.
 
     It takes no less per byte, while nothing else runs.
     """
-    rates = select(all_reduces, metric="algorithm_bandwidth", status="ok", backend="nccl")
-    rows = select(table, metric="synchronization", status="ok")
+    rates = select(all_reduce, metric="algorithm_bandwidth", status="ok", backend="nccl")
+    rows = select(data_parallel, metric="synchronization", status="ok")
     for _, row in rows[rows["wrapper"].isin(AFTER_BACKWARD) & (rows["gpu"] != "")].iterrows():
         best = select(rates, processes=row["processes"])["median"].max()
-        size = statistic(table, "mean", metric="communicated", wrapper=row["wrapper"], **row[CELL])
+        size = statistic(data_parallel, "mean", metric="communicated", wrapper=row["wrapper"], **row[CELL])
         if not best > 0 or size is None:
             continue
         share = float(size / best / row["median"])  # MB / (GB/s) is ms
@@ -73,21 +62,21 @@ def nothing_beats_the_link(table: DataFrame, all_reduces: DataFrame) -> Evidence
 
 
 @check("{n} cells; the largest is {most:.1e}")
-def bf16_rounds(table: DataFrame) -> Evidence:
+def bf16_rounds(data_parallel: DataFrame) -> Evidence:
     """The error of gradients sent as bf16 is one that rounding explains, and not zero.
 
     n ranks' gradients are rounded once each, and n times while they are added and divided, by at most 2^-8 of
     themselves; where they have nothing in common, their mean's norm is that of the mean of their norms over sqrt(n).
     """
-    for _, row in select(table, metric="gradient_error", status="ok").iterrows():
+    for _, row in select(data_parallel, metric="gradient_error", status="ok").iterrows():
         yield float(row["mean"])
         if not 0 < row["mean"] <= BF16_ROUNDING * (row["processes"] + 1) * row["processes"] ** 0.5:
             yield f"{name_contender(row)}: {row['mean']:.1e}"
 
 
 @check("{n} wrappers", "peak memory is counted on GPUs only")
-def memory_holds_the_state(table: DataFrame) -> Evidence:
+def memory_holds_the_state(data_parallel: DataFrame) -> Evidence:
     """The peak memory of data-parallel training is between the closed form of the state and the device's memory."""
-    for _, row in select(table, metric="peak_memory", status="ok").iterrows():
+    for _, row in select(data_parallel, metric="peak_memory", status="ok").iterrows():
         least = state_bytes("train_step", parse_size(row["size"]), row["vocab_size"])
         yield from within_memory(row, name_contender(row), least)

@@ -1,7 +1,6 @@
 """Self-checks of the whole model's training steps."""
 
 import itertools
-from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
@@ -16,7 +15,6 @@ from scripts.checks import (
     Timing,
     between_cells,
     check,
-    conclude,
     under_the_roofline,
     within_memory,
 )
@@ -35,30 +33,17 @@ SLOWEST_INFERENCE = 1 + between_cells(0.0)
 """How many times as long as a forward pass with graph and loss inference may take."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["end_to_end"]
-    yield phases_add_up(table)
-    yield larger_sizes_take_longer(table)
-    yield device_is_not_busier_than_the_step_is_long(table)
-    yield inference_is_no_slower(table)
-    yield compiled_is_compiled(table)
-    yield precision_is_what_it_says(table)
-    yield nothing_beats_the_roofline(table)
-    yield memory_holds_the_state(table)
-
-
-def phases_add_up(table: DataFrame) -> Check:
+def phases_add_up(end_to_end: DataFrame) -> Check:
     """Check that the forward pass by itself plus the backward phase equals both in the training step.
 
     Other programs may slow all of a CPU's steps: there the two need only be of one order of magnitude. The forward
     pass's share of both does not depend on that, and must agree on either.
     """
-    on_gpu = bool(measured_gpu({"": table}))
+    on_gpu = bool(measured_gpu({"": end_to_end}))
     tolerance = TOLERANCE["GPU" if on_gpu else "CPU"]
-    cells = phases_apart_and_together(table)
+    cells = phases_apart_and_together(end_to_end)
     # The host is not equally fast in every process.
-    hosts = select(step_table(table), mode="train_step").set_index(CELL)["host_bound"].reindex(cells.index)
+    hosts = select(step_table(end_to_end), mode="train_step").set_index(CELL)["host_bound"].reindex(cells.index)
     limit = f"within {tolerance:.0%}, or p80 - p20 of the step up to {MOST_EXCUSED:.0%}"
     if not on_gpu:
         limit = f"within {SLOWED} times p80 / p20 of the step"
@@ -109,9 +94,9 @@ def phases_apart_and_together(table: DataFrame) -> DataFrame:
 
 
 @check("{n} pairs of neighbouring sizes, p20 against p80")
-def larger_sizes_take_longer(table: DataFrame) -> Evidence:
+def larger_sizes_take_longer(end_to_end: DataFrame) -> Evidence:
     """In fp32, at equal context, a larger model never has the shorter forward pass."""
-    plain = select(table, compiled=False, attention="plain", cold_start=False)
+    plain = select(end_to_end, compiled=False, attention="plain", cold_start=False)
     steps = select(plain, metric="forward", mode="train_step", precision="fp32")
     for context, group in steps[steps["warmup"] == steps["warmup"].max()].groupby("context"):
         for small, large in itertools.pairwise(size_order(group)):
@@ -124,31 +109,30 @@ def larger_sizes_take_longer(table: DataFrame) -> Evidence:
                 yield f"context {context}: {small} p20 {fast:.2f} ms, {large} p80 {slow:.2f} ms"
 
 
-def device_is_not_busier_than_the_step_is_long(table: DataFrame) -> Check:
-    """Check that the device works in a phase for no longer than the phase takes."""
-    steps = step_table(table)
-    cells = int(steps["device_busy"].notna().sum())
+def busy_cells(end_to_end: DataFrame) -> str:
+    """The summary of a check of the cells whose device's time was measured, each of which has several phases."""
+    return f"{step_table(end_to_end)['device_busy'].notna().sum()} cells; {{most:.1%}} at most, allowed {{BUSIEST:.0%}}"
 
-    @check(f"{cells} cells; {{most:.1%}} at most, allowed {{BUSIEST:.0%}}", "busy time is measured on GPUs only")
-    def busy() -> Evidence:
-        """In no phase does the device work for longer than the phase takes by the host's clock."""
-        for phase in PHASES:
-            for _, step in steps[steps[f"{phase}_busy"].notna()].iterrows():
-                share = step[f"{phase}_busy"] / step[phase]
-                yield share
-                if share > BUSIEST:
-                    yield f"{name_cell(step)}: {phase} {share:.0%} busy"
 
-    return busy()
+@check(busy_cells, "busy time is measured on GPUs only")
+def device_is_not_busier_than_the_step_is_long(end_to_end: DataFrame) -> Evidence:
+    """In no phase does the device work for longer than the phase takes by the host's clock."""
+    steps = step_table(end_to_end)
+    for phase in PHASES:
+        for _, step in steps[steps[f"{phase}_busy"].notna()].iterrows():
+            share = step[f"{phase}_busy"] / step[phase]
+            yield share
+            if share > BUSIEST:
+                yield f"{name_cell(step)}: {phase} {share:.0%} busy"
 
 
 @check(
     "{n} cells; {most:.2f} times as long at most, allowed {SLOWEST_INFERENCE:.2f}",
     "no such cell was measured on a GPU",
 )
-def inference_is_no_slower(table: DataFrame) -> Evidence:
+def inference_is_no_slower(end_to_end: DataFrame) -> Evidence:
     """Where the device sets the pace, inference is no slower than the forward pass with graph and loss."""
-    steps = step_table(table)
+    steps = step_table(end_to_end)
     steps = steps[steps["busy"].notna() & ~steps["host_bound"]]
     for _, inferred in select(steps, mode="inference").iterrows():
         trained = one(steps, mode="train_step", **{name: inferred[name] for name in CELL})
@@ -159,23 +143,32 @@ def inference_is_no_slower(table: DataFrame) -> Evidence:
                 yield f"{name_cell(inferred)}: {ratio:.2f} times as long"
 
 
-def compiled_is_compiled(table: DataFrame) -> Check:
-    """Check that compiled rows captured a graph, eager rows none."""
-    rows = select(table, metric="compiled_graphs")
-    wrong = rows[(rows["mean"] > 0) != rows["compiled"]]
-    complaints = [f"{name_cell(row)}: {row['mean']:.0f} graphs" for _, row in wrong.iterrows()]
-    compiled = int(rows["compiled"].sum())
-    summary = f"{compiled} compiled and {len(rows) - compiled} eager cells"
-    return conclude(
-        "compiled cells ran captured graphs, eager cells none",
-        complaints,
-        compiled,
-        summary if compiled else "nothing compiled was measured",
-    )
+def compiled_cells(end_to_end: DataFrame) -> str:
+    """The summary of a check of compiled and eager cells."""
+    compiled = select(end_to_end, metric="compiled_graphs")["compiled"]
+    return f"{compiled.sum()} compiled and {(~compiled).sum()} eager cells"
+
+
+@check(compiled_cells, "nothing compiled was measured")
+def compiled_is_compiled(end_to_end: DataFrame) -> Evidence:
+    """Compiled cells ran captured graphs, eager cells none."""
+    for _, row in select(end_to_end, metric="compiled_graphs").iterrows():
+        yield int(row["compiled"])
+        if (row["mean"] > 0) != row["compiled"]:
+            yield f"{name_cell(row)}: {row['mean']:.0f} graphs"
+
+
+@check("{n} cells")
+def precision_is_what_it_says(end_to_end: DataFrame) -> Evidence:
+    """bf16 cells computed in bf16, fp32 cells in fp32 with TF32 off (probed by a multiplication)."""
+    for _, row in select(end_to_end, metric="logits_dtype").iterrows():
+        yield 1
+        if row["value"] != {"bf16": "bfloat16", "fp32": "float32"}[row["precision"]] or row["tf32"]:
+            yield f"{name_cell(row)}: {row['value']}{', TF32 on' if row['tf32'] else ''}"
 
 
 @check("{n} timings; the closest reaches {most:.0%}")
-def nothing_beats_the_roofline(table: DataFrame) -> Evidence:
+def nothing_beats_the_roofline(end_to_end: DataFrame) -> Evidence:
     """No step is faster than its matrix multiplies at the data sheet's dense peak."""
     timings = [
         Timing(
@@ -186,23 +179,14 @@ def nothing_beats_the_roofline(table: DataFrame) -> Evidence:
             milliseconds=row["median"],
             precision=row["precision"],
         )
-        for _, row in select(table, metric="step").iterrows()
+        for _, row in select(end_to_end, metric="step").iterrows()
     ]
-    yield from under_the_roofline(measured_gpu({"": table}), timings)
+    yield from under_the_roofline(measured_gpu({"": end_to_end}), timings)
 
 
 @check("{n} cells", "peak memory is counted on GPUs only")
-def memory_holds_the_state(table: DataFrame) -> Evidence:
+def memory_holds_the_state(end_to_end: DataFrame) -> Evidence:
     """Peak memory is between the closed form of weights, gradients and moments and the device's memory."""
-    for _, row in select(table, metric="peak_memory", status="ok").iterrows():
+    for _, row in select(end_to_end, metric="peak_memory", status="ok").iterrows():
         least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"])
         yield from within_memory(row, name_cell(row), least)
-
-
-@check("{n} cells")
-def precision_is_what_it_says(table: DataFrame) -> Evidence:
-    """bf16 cells computed in bf16, fp32 cells in fp32 with TF32 off (probed by a multiplication)."""
-    for _, row in select(table, metric="logits_dtype").iterrows():
-        yield 1
-        if row["value"] != {"bf16": "bfloat16", "fp32": "float32"}[row["precision"]] or row["tf32"]:
-            yield f"{name_cell(row)}: {row['value']}{', TF32 on' if row['tf32'] else ''}"

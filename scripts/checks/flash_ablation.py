@@ -1,11 +1,9 @@
 """Self-checks of the ablation of the Triton attention kernels."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash_ablation import FlashAblation
-from scripts.checks import TOLERANCE, Check, Evidence, check, name_row
+from scripts.checks import TOLERANCE, Evidence, check, name_row
 from scripts.views.attention_calls import OURS
 from scripts.views.data import select
 
@@ -13,12 +11,6 @@ SHAPE = ["sequence", "d", "heads", "precision"]
 PASSES = ["forward", "backward"]
 LEAST = 1 - TOLERANCE["GPU"]
 """The share of the usual time that a reverted decision may take."""
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    yield nothing_reverted_is_the_implementation(tables["flash_ablation"], tables["flash"])
-    yield nothing_reverted_is_the_fastest(tables["flash_ablation"])
 
 
 def beside(rows: DataFrame, usual: DataFrame) -> DataFrame:
@@ -30,14 +22,14 @@ def beside(rows: DataFrame, usual: DataFrame) -> DataFrame:
     "{n} passes within {TOLERANCE[GPU]:.0%}; largest difference {most:.1%}",
     "no shape was measured in both on a GPU",
 )
-def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -> Evidence:
+def nothing_reverted_is_the_implementation(flash_ablation: DataFrame, flash: DataFrame) -> Evidence:
     """With nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16,
     where ours may be others, no less.
 
     Those are the kernels for Hopper, which are used because they are faster.
     """
     for metric in PASSES:
-        rows = select(table, metric=metric, status="ok", without="nothing")
+        rows = select(flash_ablation, metric=metric, status="ok", without="nothing")
         ours = select(flash, metric=metric, status="ok", implementation=OURS, batch_size=1, causal=True)
         for _, row in beside(rows, ours).iterrows():
             slower = row["median"] / row["usual"] - 1
@@ -49,10 +41,10 @@ def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -
 
 
 @check("{n} passes; {least:.2f} times as long at least, allowed {LEAST:.2f}", "nothing was reverted on a GPU")
-def nothing_reverted_is_the_fastest(table: DataFrame) -> Evidence:
+def nothing_reverted_is_the_fastest(flash_ablation: DataFrame) -> Evidence:
     """No pass is faster with a design decision of the kernels reverted."""
     for metric in PASSES:
-        rows = select(table, metric=metric, status="ok")
+        rows = select(flash_ablation, metric=metric, status="ok")
         for _, row in beside(rows[rows["without"] != "nothing"], select(rows, without="nothing")).iterrows():
             yield row["median"] / row["usual"]
             if row["median"] / row["usual"] < LEAST:

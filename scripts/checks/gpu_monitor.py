@@ -8,7 +8,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, Evidence, NotApplicable, check, name_row, told
+from scripts.checks import Evidence, NotApplicable, check, name_row, told
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 
@@ -25,13 +25,6 @@ IDLE = 0.02
 """Share of its limit that a GPU draws at least."""
 ABOVE_OTHERS = 0.1
 """Share by which one cell's clock may be above all others'."""
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the samples."""
-    yield samples_fill_the_cell(tables)
-    yield clocks_are_clocks(tables)
-    yield power_is_within_the_limit(tables)
 
 
 @check("{n} cells", NO_MONITOR)

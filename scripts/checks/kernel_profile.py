@@ -1,7 +1,5 @@
 """Self-checks of the kernel profile."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
@@ -37,21 +35,11 @@ NO_KERNEL = "no kernel was profiled"
 GPUS_ONLY = "kernels and idle time exist on GPUs only"
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["kernel_profile"]
-    yield stages_add_up(table)
-    yield agrees_with_end_to_end(table, tables["end_to_end"])
-    yield kernels_are_attributed(table)
-    yield products_are_counted(table)
-    yield categories_are_those_of_the_names(table)
-
-
-def stages_add_up(table: DataFrame) -> Check:
+def stages_add_up(kernel_profile: DataFrame) -> Check:
     """Check that busy and idle time of a stage, from the trace, add up to the time between its events."""
     keys = [*CELL, "stage", "label"]
     wanted = ["stage_busy", "stage_idle", "stage_profiled"]
-    rows = table[table["metric"].isin(wanted) & (table["status"] == "ok")]
+    rows = kernel_profile[kernel_profile["metric"].isin(wanted) & (kernel_profile["status"] == "ok")]
     times = rows.pivot_table(index=keys, columns="metric", values="mean").reindex(columns=wanted).dropna()
     errors = (times["stage_busy"] + times["stage_idle"] - times["stage_profiled"]).abs()
     relative = errors / times["stage_profiled"]
@@ -75,12 +63,12 @@ def stages_add_up(table: DataFrame) -> Check:
 
 
 @check("{n} cells; largest difference {most:.1%}", "no cell of both is device-bound")
-def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Evidence:
+def agrees_with_end_to_end(kernel_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
     """Forward passes in the trace agree with `end_to_end` within {FORWARD_TOLERANCE:.0%}, if device-bound."""
-    if not measured_gpu({"": table}):
+    if not measured_gpu({"": kernel_profile}):
         raise NotApplicable(GPUS_ONLY)
     compared = [name for name in CELL if name not in ("warmup", "steps")]
-    for row, rows in cells(table, KernelProfile, "step"):
+    for row, rows in cells(kernel_profile, KernelProfile, "step"):
         # The host's clock has forward pass and loss together.
         stages = FORWARD if row["mode"] == "inference" else [*FORWARD, "loss"]
         busy, idle = total(rows, "stage_busy", stages), total(rows, "stage_idle", stages)
@@ -95,10 +83,10 @@ def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Evidence:
 
 
 @check("{n} cells; at most {most:.2%}", NO_KERNEL)
-def kernels_are_attributed(table: DataFrame) -> Evidence:
+def kernels_are_attributed(kernel_profile: DataFrame) -> Evidence:
     """Under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module."""
-    rows = select(table, metric="unattributed", status="ok")
-    launched = kernels(table)
+    rows = select(kernel_profile, metric="unattributed", status="ok")
+    launched = kernels(kernel_profile)
     unknown = launched["ms"].where((launched["stage"] == "") | (launched["range"] == ""), 0.0)
     keys = [launched[name] for name in CELL]
     shares = (unknown.groupby(keys).sum() / launched["ms"].groupby(keys).sum()).reindex(rows.set_index(CELL).index)
@@ -110,9 +98,9 @@ def kernels_are_attributed(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells", NO_KERNEL)
-def products_are_counted(table: DataFrame) -> Evidence:
+def products_are_counted(kernel_profile: DataFrame) -> Evidence:
     """Eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1."""
-    rows = products(kernels(table, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
+    rows = products(kernels(kernel_profile, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
     for _, row in rows.groupby([*CELL, "label"])["calls"].sum().reset_index().iterrows():
         yield 1
         expected = forward_products(parse_size(row["size"]))
@@ -121,12 +109,12 @@ def products_are_counted(table: DataFrame) -> Evidence:
 
 
 @check("{n} kernels", NO_KERNEL)
-def categories_are_those_of_the_names(table: DataFrame) -> Evidence:
+def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Evidence:
     """Every kernel whose name tells what it does has that category.
 
     Stage and module may tell it, too.
     """
-    rows = kernels(table).drop_duplicates(["stage", "range", "category", "kernel"])
+    rows = kernels(kernel_profile).drop_duplicates(["stage", "range", "category", "kernel"])
     for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows():
         yield 1
         found, named = row["category"], categorize(row["kernel"], stage=row["stage"], range_=row["range"])

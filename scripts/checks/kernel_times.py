@@ -1,13 +1,11 @@
 """Self-checks of the kernels' times against the stages that hold them and against another experiment."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.measure.record import parameters
-from scripts.checks import TOLERANCE, Check, Evidence, between_cells, check, name_row
+from scripts.checks import TOLERANCE, Evidence, between_cells, check, name_row
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 from scripts.views.kernels import kernels
@@ -29,25 +27,15 @@ COMPARED = "{n} phases; largest difference {most:.1%}"
 GPUS_ONLY = "the device's own time is measured on GPUs only"
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of kernels' times."""
-    table = tables["kernel_profile"]
-    yield kernels_fill_their_stages(table)
-    yield stages_make_up_the_step(table)
-    yield stages_hold_their_kernels(table)
-    yield busy_time_is_the_same_elsewhere(table, tables["end_to_end"])
-    yield launches_are_the_same_elsewhere(table, tables["end_to_end"])
-
-
 @check("{n} stages, {ROUNDING:.2%} less to {OVERLAP:.1%} more")
-def kernels_fill_their_stages(table: DataFrame) -> Evidence:
+def kernels_fill_their_stages(kernel_profile: DataFrame) -> Evidence:
     """The durations of a stage's kernels add up to the time in which it keeps the device busy.
 
     Where kernels overlap, they add up to more.
     """
     keys = [*CELL, "stage"]
-    sums = kernels(table).groupby(keys)["ms"].sum()
-    busy = select(table, metric="stage_busy", status="ok").set_index(keys)["mean"]
+    sums = kernels(kernel_profile).groupby(keys)["ms"].sum()
+    busy = select(kernel_profile, metric="stage_busy", status="ok").set_index(keys)["mean"]
     for _, row in busy.to_frame("busy").join(sums, how="outer").fillna(0).reset_index().iterrows():
         yield 1
         if not (1 - ROUNDING) * row["busy"] <= row["ms"] <= (1 + OVERLAP) * row["busy"]:
@@ -56,17 +44,17 @@ def kernels_fill_their_stages(table: DataFrame) -> Evidence:
 
 
 @check("{n} steps")
-def stages_make_up_the_step(table: DataFrame) -> Evidence:
+def stages_make_up_the_step(kernel_profile: DataFrame) -> Evidence:
     """The stages of a step add up to the step, but for what lies between them, with the profiler and without.
 
     The stages are timed by the device's events, the step by the host's clock.
     """
-    disturbed = 0.0 if measured_gpu({"": table}) else TOLERANCE["CPU"]
+    disturbed = 0.0 if measured_gpu({"": kernel_profile}) else TOLERANCE["CPU"]
     for part, metric in metrics_of(KernelProfile).items():
         if not (whole := metric.part_of):
             continue
-        steps = select(table, metric=whole, status="ok").set_index(CELL)["mean"]
-        stages = select(table, metric=part, status="ok").groupby(CELL)["mean"].sum().reindex(steps.index)
+        steps = select(kernel_profile, metric=whole, status="ok").set_index(CELL)["mean"]
+        stages = select(kernel_profile, metric=part, status="ok").groupby(CELL)["mean"].sum().reindex(steps.index)
         for cell, share in (stages / steps).dropna().items():
             yield 1
             if abs(share - 1) > max(metric.between, disturbed):
@@ -74,15 +62,17 @@ def stages_make_up_the_step(table: DataFrame) -> Evidence:
 
 
 @check("{n} stages; {most:.0%} busy at most", GPUS_ONLY)
-def stages_hold_their_kernels(table: DataFrame) -> Evidence:
+def stages_hold_their_kernels(kernel_profile: DataFrame) -> Evidence:
     """No stage is shorter than its kernels' time.
 
     That is, without the profiler, than the time for which its kernels keep the device busy under it.
     """
-    if not measured_gpu({"": table}):
+    if not measured_gpu({"": kernel_profile}):
         return
     keys = [*CELL, "stage"]
-    busy, stages = (select(table, metric=name, status="ok").set_index(keys)["mean"] for name in ("stage_busy", "stage"))
+    busy, stages = (
+        select(kernel_profile, metric=name, status="ok").set_index(keys)["mean"] for name in ("stage_busy", "stage")
+    )
     for _, row in (busy / stages).dropna().reset_index().iterrows():
         yield float(row["mean"])
         if row["mean"] > 1 + BUSY_TOLERANCE:
@@ -106,18 +96,18 @@ def compare(pairs: DataFrame, tolerance: float, unit: str) -> Evidence:
 
 
 @check(COMPARED, GPUS_ONLY)
-def busy_time_is_the_same_elsewhere(table: DataFrame, end_to_end: DataFrame) -> Evidence:
+def busy_time_is_the_same_elsewhere(kernel_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
     """The device's time in a phase agrees with `end_to_end` within {INSTRUMENTS:.0%}, host-bound or not."""
-    busy = select(table, metric="stage_busy", status="ok")
+    busy = select(kernel_profile, metric="stage_busy", status="ok")
     for metric, stages in STAGES.items():
         profiled = busy[busy["stage"].isin(stages)].groupby(CELL)["mean"].sum()
         yield from compare(beside(profiled, end_to_end, metric), INSTRUMENTS, " ms")
 
 
 @check(COMPARED, GPUS_ONLY)
-def launches_are_the_same_elsewhere(table: DataFrame, end_to_end: DataFrame) -> Evidence:
+def launches_are_the_same_elsewhere(kernel_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
     """A step launches as many kernels in the trace as in `end_to_end`.
 
     Copies and fills count, too.
     """
-    yield from compare(beside(kernels(table).groupby(CELL)["calls"].sum(), end_to_end, "launches"), 0, "")
+    yield from compare(beside(kernels(kernel_profile).groupby(CELL)["calls"].sum(), end_to_end, "launches"), 0, "")

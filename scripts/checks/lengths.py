@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.checks import TOLERANCE, Check, Evidence, NotApplicable, between_cells, check, name_row
+from scripts.checks import TOLERANCE, Evidence, NotApplicable, between_cells, check, name_row
 from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
 from scripts.views.data import measured_gpu
 
@@ -35,11 +35,6 @@ GROWTHS = [
     Growth("end_to_end", "context", ("forward_busy", "backward_busy"), 0, 2),
     Growth("end_to_end", "context", ("optimizer_busy",), 0, 0),
 ]
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of lengths."""
-    yield times_grow_with_length(tables)
 
 
 @check("{n} pairs of neighbouring lengths")

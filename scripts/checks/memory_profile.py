@@ -1,7 +1,5 @@
 """Self-checks of the memory profile."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame, Series, concat
 
 from cs336_systems.accounting.transformer import residual_bytes
@@ -17,7 +15,7 @@ from cs336_systems.measure.memory_timeline import (
 )
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import held_by_training, step_of
 from scripts.views.data import select, statistic
@@ -33,22 +31,10 @@ PEAK_TOLERANCE = 0.01
 """Relative difference between peaks of one step in two processes, whose blocks may be divided differently."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["memory_profile"]
-    yield replay_is_exact(table)
-    yield state_is_what_the_shape_says(table)
-    yield state_is_there_at_the_peak(table)
-    yield activations_are_what_the_shape_says(table)
-    yield memory_is_classified(table)
-    yield residual_stream_is_found(table)
-    yield peaks_agree(table, tables["end_to_end"])
-
-
 @check("{n} cells, to the byte", NOT_MEASURED)
-def replay_is_exact(table: DataFrame) -> Evidence:
+def replay_is_exact(memory_profile: DataFrame) -> Evidence:
     """The replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         yield 1
         replayed = statistic(rows, "mean", metric="peak_replayed")
         parts = select(rows, metric="at_peak")["mean"].sum()
@@ -57,9 +43,9 @@ def replay_is_exact(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells, to the byte", NOT_MEASURED)
-def state_is_what_the_shape_says(table: DataFrame) -> Evidence:
+def state_is_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
     """Parameters, gradients, AdamW's state and bf16 copies of weights have the bytes of their closed forms."""
-    for row, rows in cells(select(table, model=MemoryProfile.model), MemoryProfile, MEASURED):
+    for row, rows in cells(select(memory_profile, model=MemoryProfile.model), MemoryProfile, MEASURED):
         yield 1
         for category, expected in closed_forms(row).items():
             found = statistic(rows, "mean", metric="most", category=category) or 0
@@ -78,9 +64,9 @@ def closed_forms(row: Series) -> dict[str, int]:
 
 
 @check("{n} cells, to the byte", NOT_MEASURED)
-def state_is_there_at_the_peak(table: DataFrame) -> Evidence:
+def state_is_there_at_the_peak(memory_profile: DataFrame) -> Evidence:
     """At a step's peak parameters and AdamW's state are there, and no more of anything than at any time."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         yield 1
         at_peak, most = (select(rows, metric=name).set_index("category")["mean"] for name in ("at_peak", "most"))
         for category, count in at_peak.items():
@@ -89,12 +75,12 @@ def state_is_there_at_the_peak(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells; largest difference {most:.2%}", NOT_MEASURED)
-def activations_are_what_the_shape_says(table: DataFrame) -> Evidence:
+def activations_are_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
     """Activations that are saved for the backward pass have the bytes of their closed form.
 
     Copies of weights are left out.
     """
-    eager = select(table, model=MemoryProfile.model)
+    eager = select(memory_profile, model=MemoryProfile.model)
     for row, rows in cells(eager[eager["mode"] != "inference"], MemoryProfile, MEASURED):
         closed_form = step_of(concat([row, Series({"segment": 0})])).saved_for_backward
         expected = closed_form - (held_by_training(row)[WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
@@ -106,9 +92,9 @@ def activations_are_what_the_shape_says(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells; at most {most:.1%}", NOT_MEASURED)
-def memory_is_classified(table: DataFrame) -> Evidence:
+def memory_is_classified(memory_profile: DataFrame) -> Evidence:
     """Less than {UNCLASSIFIED_LIMIT:.0%} of the memory at the peak is unclassified."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         share = (statistic(rows, "mean", metric="at_peak", category=UNCLASSIFIED) or 0) / row["mean"]
         yield float(share)
         if share >= UNCLASSIFIED_LIMIT:
@@ -116,9 +102,9 @@ def memory_is_classified(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells", NOT_MEASURED)
-def residual_stream_is_found(table: DataFrame) -> Evidence:
+def residual_stream_is_found(memory_profile: DataFrame) -> Evidence:
     """The forward pass makes a tensor of the residual stream's derived size twice per block, by an addition."""
-    for row, rows in cells(select(table, model=MemoryProfile.model), MemoryProfile, MEASURED):
+    for row, rows in cells(select(memory_profile, model=MemoryProfile.model), MemoryProfile, MEASURED):
         yield 1
         shape = parse_size(row["size"])
         found = select(rows, metric="residual_tensors", operator="add")["mean"].sum()
@@ -128,11 +114,11 @@ def residual_stream_is_found(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells; largest difference {most:.2%}", "no step was both followed and timed on a GPU")
-def peaks_agree(table: DataFrame, end_to_end: DataFrame) -> Evidence:
+def peaks_agree(memory_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
     """A step's peak memory is the same when its allocations are followed and when it is timed."""
     timed = select(end_to_end, metric="peak_memory", status="ok", compiled=False)
     timed = timed[timed["warmup"] == timed["warmup"].max()]
-    for row, _ in cells(table, MemoryProfile, MEASURED):
+    for row, _ in cells(memory_profile, MemoryProfile, MEASURED):
         for peak in select(timed, **{name: row[name] for name in parameters(MemoryProfile)})["mean"] * MIB:
             error = abs(row["mean"] - peak) / peak
             yield error

@@ -1,14 +1,12 @@
 """Self-checks of the memory profile's timeline against the peaks that were counted."""
 
-from collections.abc import Iterator, Mapping
-
 import numpy
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure.measurement import parse_samples
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import one, select, statistic
 
@@ -19,19 +17,10 @@ NOT_MEASURED = "memory is followed on GPUs only"
 DETAILS = list(MemoryProfile.details)
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the timeline."""
-    table = tables["memory_profile"]
-    yield stages_have_the_peak(table)
-    yield timeline_has_the_peaks(table)
-    yield categories_have_a_most(table)
-    yield allocations_have_a_lifetime(table)
-
-
 @check("{n} cells", NOT_MEASURED)
-def stages_have_the_peak(table: DataFrame) -> Evidence:
+def stages_have_the_peak(memory_profile: DataFrame) -> Evidence:
     """A step's peak memory is that of the stage named for it."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         yield 1
         peaks = select(rows, metric="stage_peak").set_index("stage")["mean"]
         named = one(rows, metric="peak_stage")
@@ -42,9 +31,9 @@ def stages_have_the_peak(table: DataFrame) -> Evidence:
 
 
 @check("{n} cells", NOT_MEASURED)
-def timeline_has_the_peaks(table: DataFrame) -> Evidence:
+def timeline_has_the_peaks(memory_profile: DataFrame) -> Evidence:
     """The memory timeline reaches each stage's peak, no more."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         yield 1
         for stage, active in select(rows, metric="active").groupby("stage"):
             peak = statistic(rows, "mean", metric="stage_peak", stage=stage)
@@ -60,9 +49,9 @@ def together(active: DataFrame) -> numpy.ndarray:
 
 
 @check("{n} cells", NOT_MEASURED)
-def categories_have_a_most(table: DataFrame) -> Evidence:
+def categories_have_a_most(memory_profile: DataFrame) -> Evidence:
     """No category of memory is ever above its most."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         yield 1
         most = by_category(select(rows, metric="most"))
         active = select(rows, metric="active")
@@ -86,9 +75,9 @@ def by_category(rows: DataFrame) -> Series:
 
 
 @check("{n} cells", NOT_MEASURED)
-def allocations_have_a_lifetime(table: DataFrame) -> Evidence:
+def allocations_have_a_lifetime(memory_profile: DataFrame) -> Evidence:
     """The largest allocations are by size, and each that ends has a lifetime."""
-    for row, rows in cells(table, MemoryProfile, MEASURED):
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         yield 1
         listed = select(rows, metric="allocation")
         listed = listed.assign(order=listed["rank"].astype(int)).sort_values("order")

@@ -1,6 +1,6 @@
 """Self-checks of the phases and precisions of training on several ranks, on GPUs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pandas import DataFrame, Series
 
@@ -8,7 +8,7 @@ from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.completeness import contenders_of
 from scripts.views.data import measured_gpu, select
 
@@ -22,13 +22,9 @@ ALIKE = 0.3
 ON_GPUS = "examined on GPUs only"
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of them."""
-    on_gpus = {name: tables[name] for name in TRAINING if measured_gpu({name: tables[name]})}
-    steps = [steps_of(name, table) for name, table in on_gpus.items()]
-    yield phases_make_the_step(steps)
-    yield updates_are_alike(steps)
-    yield bf16_is_faster(steps)
+def steps(tables: Mapping[str, DataFrame]) -> list[DataFrame]:
+    """The steps of each experiment that was measured on GPUs."""
+    return [steps_of(name, tables[name]) for name in TRAINING if measured_gpu({name: tables[name]})]
 
 
 def steps_of(experiment: str, table: DataFrame) -> DataFrame:
@@ -54,9 +50,9 @@ def named(row: Series) -> str:
 
 
 @check("{n} steps, {LEAST} to {MOST} times", ON_GPUS)
-def phases_make_the_step(tables: list[DataFrame]) -> Evidence:
+def phases_make_the_step(steps: list[DataFrame]) -> Evidence:
     """The phases of training on several GPUs, timed apart, add up to about a step."""
-    for table in tables:
+    for table in steps:
         for _, row in table[table["step"].notna() & (table["phases"] > 0)].iterrows():
             yield 1
             if not LEAST <= row["phases"] / row["step"] <= MOST:
@@ -64,9 +60,9 @@ def phases_make_the_step(tables: list[DataFrame]) -> Evidence:
 
 
 @check("{n} contenders", ON_GPUS)
-def updates_are_alike(tables: list[DataFrame]) -> Evidence:
+def updates_are_alike(steps: list[DataFrame]) -> Evidence:
     """Contenders that update all parameters take equally long for it."""
-    for table in tables:
+    for table in steps:
         wrapper = table["contender"].astype(str).str.split().str[0]
         whole = table[wrapper.isin(WHOLE_STATE) & table["optimizer"].notna()]
         middle = whole.groupby("cell")["optimizer"].transform("median")
@@ -76,12 +72,12 @@ def updates_are_alike(tables: list[DataFrame]) -> Evidence:
 
 
 @check("{n} contenders", ON_GPUS)
-def bf16_is_faster(tables: list[DataFrame]) -> Evidence:
+def bf16_is_faster(steps: list[DataFrame]) -> Evidence:
     """Training on several GPUs is faster in bf16 than in fp32.
 
     The same step takes longer in fp32, compiled or not, since its matmuls run at a fraction of the rate.
     """
-    for table in tables:
+    for table in steps:
         wide = table.pivot_table(index=["size", "processes", "contender"], columns="precision", values="step")
         wide = wide.reindex(columns=["fp32", "bf16"]).dropna()
         yield len(wide)

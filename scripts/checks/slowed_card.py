@@ -1,14 +1,12 @@
 """Self-checks that no card was slowed down while attention was timed, as by heat or by its host."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import POWER, SM_CLOCK
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, Evidence, NotApplicable, check
+from scripts.checks import Evidence, NotApplicable, check
 from scripts.checks.attention import name_flash
 from scripts.checks.gpu_monitor import no_limit
 from scripts.views.data import select
@@ -19,12 +17,6 @@ NEAR_LIMIT = 0.05
 """Share of the power limit that a GPU which the limit holds back may leave."""
 SLOWER_PRODUCT = 1.3
 """How many times the usual the product that each attention cell times may take: it draws power, so that it varies."""
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of slowed cards."""
-    yield only_power_holds_the_clock_back(tables["flash"])
-    yield the_product_takes_the_usual_time(tables["flash"])
 
 
 @check("{n} cells")

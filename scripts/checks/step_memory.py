@@ -1,14 +1,12 @@
 """Self-checks of a whole step's peak memory against its closed form."""
 
-from collections.abc import Iterator, Mapping
-
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.cells import name_cell
 from scripts.views.closed_forms import block_of
 from scripts.views.data import select
@@ -23,15 +21,10 @@ UNDERIVED = "sdpa"
 """Attention that has no closed form here: PyTorch's."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of a step's memory."""
-    yield peak_is_the_closed_form(tables["end_to_end"])
-
-
 @check("{n} cells, {SHORT:.0%} less to {ABOVE:.0%} and {WORKSPACES} MiB more", "peak memory is counted on GPUs only")
-def peak_is_the_closed_form(table: DataFrame) -> Evidence:
+def peak_is_the_closed_form(end_to_end: DataFrame) -> Evidence:
     """The peak memory of a timed step is that of the closed form; of a compiled one no more."""
-    peaks = select(table, metric="peak_memory", status="ok", model=EndToEnd.model)
+    peaks = select(end_to_end, metric="peak_memory", status="ok", model=EndToEnd.model)
     for _, row in peaks[peaks["attention"] != UNDERIVED].iterrows():
         yield 1
         least, most = (bound / MIB for bound in bounds(row))

@@ -10,20 +10,13 @@ from cs336_systems.experiments.metrics import wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, Evidence, check, told
+from scripts.checks import Evidence, check, told
 from scripts.views.cells import in_words
 from scripts.views.data import select
 
 ROUNDING = 1e-9
 SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of sums."""
-    yield parts_add_up(tables)
-    yield each_step_is_the_sum_of_its_phases(tables)
-    yield first_step_is_the_first_sample(tables["end_to_end"])
 
 
 def sums(tables: Mapping[str, DataFrame]) -> Iterator[tuple[type[Experiment], DataFrame, str, list[str]]]:
@@ -66,10 +59,10 @@ def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Evide
 
 
 @check("{n} cells")
-def first_step_is_the_first_sample(table: DataFrame) -> Evidence:
+def first_step_is_the_first_sample(end_to_end: DataFrame) -> Evidence:
     """The first timed step is the first of the steps' samples."""
     keys = parameters(EXPERIMENTS["end_to_end"])
-    steps, firsts = (select(table, metric=name).set_index(keys) for name in ("step", "first_step"))
+    steps, firsts = (select(end_to_end, metric=name).set_index(keys) for name in ("step", "first_step"))
     both = steps.assign(first=firsts["mean"]).dropna(subset="first")
     for cell, row in both[both["samples"] != ""].iterrows():
         yield 1

@@ -1,12 +1,12 @@
 """Self-checks of the training ladder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import step_flops
 from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS
-from scripts.checks import HONEST, Check, Evidence, Timing, check, under_the_roofline, within_memory
+from scripts.checks import HONEST, Evidence, Timing, check, under_the_roofline, within_memory
 from scripts.views.data import measured_gpu, select
 from scripts.views.training_ladder import load_of_row, losses, rung_table
 
@@ -18,16 +18,9 @@ BUSIER = 0.05
 """How much longer than the median step the device may seem to work: its time is that of another step."""
 
 
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of the experiment."""
-    table = tables["training_ladder"]
-    rungs = rung_table(table)
-    yield no_step_beats_its_floor(rungs)
-    yield nothing_beats_the_roofline(rungs)
-    yield device_is_not_busier_than_the_step_is_long(rungs)
-    yield precision_is_what_it_says(table)
-    yield memory_holds_the_state(table)
-    yield every_rung_learns(table)
+def rungs(tables: Mapping[str, DataFrame]) -> DataFrame:
+    """A row per rung and cell."""
+    return rung_table(tables["training_ladder"])
 
 
 def named(row: Series) -> str:
@@ -71,12 +64,14 @@ def device_is_not_busier_than_the_step_is_long(rungs: DataFrame) -> Evidence:
 
 
 @check("{n} types")
-def precision_is_what_it_says(table: DataFrame) -> Evidence:
+def precision_is_what_it_says(training_ladder: DataFrame) -> Evidence:
     """The ladder's rungs compute in the precision that they name, with TF32 off.
 
     Under autocast weights are fp32, and attention gets bf16.
     """
-    rows = table[table["metric"].isin(["weights_dtype", "attention_dtype"]) & (table["status"] == "ok")]
+    rows = training_ladder[
+        training_ladder["metric"].isin(["weights_dtype", "attention_dtype"]) & (training_ladder["status"] == "ok")
+    ]
     for _, row in rows.iterrows():
         yield 1
         precision = RUNGS[row["rung"]].precision
@@ -86,12 +81,12 @@ def precision_is_what_it_says(table: DataFrame) -> Evidence:
 
 
 @check("{n} steps", "peak memory is counted on GPUs only")
-def memory_holds_the_state(table: DataFrame) -> Evidence:
+def memory_holds_the_state(training_ladder: DataFrame) -> Evidence:
     """Peak memory of a rung is between the closed form of weights, gradients and moments and the device's memory.
 
     An update under the backward pass frees gradients as it goes.
     """
-    for _, row in select(table, metric="peak_memory", status="ok", part="steps").iterrows():
+    for _, row in select(training_ladder, metric="peak_memory", status="ok", part="steps").iterrows():
         if not row["rung"]:
             continue
         rung = RUNGS[row["rung"]]
@@ -102,12 +97,12 @@ def memory_holds_the_state(table: DataFrame) -> Evidence:
 
 
 @check("{n} rungs; {most:.1f} at most", "no rung was trained")
-def every_rung_learns(table: DataFrame) -> Evidence:
+def every_rung_learns(training_ladder: DataFrame) -> Evidence:
     """Each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds.
 
     FP8's is shown, not judged.
     """
-    found = losses(table)
+    found = losses(training_ladder)
     exact = found[found["rung"] == FIRST.name]
     if not len(exact):
         return

@@ -1,6 +1,6 @@
 """Self-checks of cells that resemble each other more than two measurements do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy
 from numpy.typing import NDArray
@@ -9,18 +9,12 @@ from pandas import DataFrame
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.cells import in_words, side_by_side
 
 APART = 0.006
 """Two cells that differ in what follows are suspect where all their times agree within this share."""
 SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "context", "sequence", "megabytes")
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of resemblance."""
-    yield no_two_times_identical(tables)
-    yield no_two_cells_alike(tables)
 
 
 @check("{n} times")

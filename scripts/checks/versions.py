@@ -1,13 +1,13 @@
 """Self-checks of what the rows of an experiment were measured with."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import Provenance, parameters
-from scripts.checks import Check, Evidence, check, name_row
+from scripts.checks import Evidence, check, name_row
 from scripts.views.attention_calls import kind_of_call
 from scripts.views.own import own_rows
 
@@ -17,14 +17,6 @@ ONE_EACH = (
 )
 """Columns that rows which are compared with each other must share."""
 ALL_OF_THEM = ", ".join(ONE_EACH)
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of origins."""
-    yield one_version_each(tables)
-    yield fp32_is_fp32(tables)
-    yield gpus_are_counted(tables)
-    yield cells_have_one_origin(tables)
 
 
 @check("{n} experiments: {ALL_OF_THEM}")

@@ -1,6 +1,6 @@
 """Self-checks of the time that a cell took in total."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from pandas import DataFrame
 
@@ -8,7 +8,7 @@ from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WALL
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Evidence, check
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 
@@ -16,12 +16,6 @@ SUM_ON_CPU = ("flash", "forward_backward")
 """Not timed there: by the host's clock both passes in one call are the sum of the two."""
 CLOCKS = 0.01
 """Relative difference between two clocks of one machine."""
-
-
-def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of total times."""
-    yield timed_is_within_wall(tables)
-    yield jobs_take_time_to_start(tables)
 
 
 @check("{n} cells; {most:.0%} of it at most")

@@ -12,7 +12,7 @@ from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import format_samples, parse_samples
 from cs336_systems.sizes import parse_size
-from scripts.checks import contenders
+from scripts.checks import checks_of, contenders
 from scripts.views.data import frame, select
 from tests.samples import H200, PEAK, planned_cells, provenance, rows_of
 from tests.support.faults import nudge, put, rows, swap
@@ -221,7 +221,7 @@ FAULTS["contenders"] = [
 
 def failures(module, tables):
     """The details of a module's failed checks."""
-    found = importlib.import_module(f"scripts.checks.{module}").checks(tables)
+    found = checks_of(importlib.import_module(f"scripts.checks.{module}"), tables)
     return [check.detail for check in found if check.outcome == "failed"]
 
 
@@ -281,7 +281,7 @@ def test_a_link_may_carry_what_its_data_sheet_says(sound, processes, gigabytes):
 
 def test_rows_of_earlier_code_tell_less(sound):
     seen = ["collectives", "collective_bytes", "tokens", "written"]
-    told = list(contenders.checks({name: table[~table["metric"].isin(seen)] for name, table in sound.items()}))
+    told = list(checks_of(contenders, {name: table[~table["metric"].isin(seen)] for name, table in sound.items()}))
     assert [check.outcome for check in told[:5]] == ["passed", "not applicable", "passed", *2 * ["not applicable"]]
     assert told[1].detail == "not told by these rows"
     assert "; not told by these rows of " in told[2].detail

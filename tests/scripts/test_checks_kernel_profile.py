@@ -5,7 +5,7 @@ import pytest
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.sizes import parse_size
-from scripts.checks import kernel_profile
+from scripts.checks import checks_of, kernel_profile
 from scripts.views.data import frame, one, select
 from scripts.views.kernels import (
     FORWARD,
@@ -48,7 +48,7 @@ def where(table, **wanted):
 
 
 def outcome(table, sound, check):
-    checks = {found.check: found for found in kernel_profile.checks(sound | {"kernel_profile": table})}
+    checks = {found.check: found for found in checks_of(kernel_profile, sound | {"kernel_profile": table})}
     (found,) = [found for name, found in checks.items() if check in name]
     return found.outcome, found.detail
 

@@ -6,7 +6,7 @@ import pytest
 
 from scripts.answers import training_ladder as section
 from scripts.answers.conclusion import ladder
-from scripts.checks.training_ladder import checks
+from scripts.checks import checks_of, training_ladder
 from scripts.views.completeness import missing_metrics
 from scripts.views.data import frame, select
 from scripts.views.training_ladder import ends, fastest, floor_table, gain_table, rung_table
@@ -34,7 +34,7 @@ def changed(table, column, value, **wanted):
 
 
 def outcomes(table):
-    return [check.outcome for check in checks({NAME: table})]
+    return [check.outcome for check in checks_of(training_ladder, {NAME: table})]
 
 
 def test_a_step_is_compared_with_the_sum_of_its_parts(h200):

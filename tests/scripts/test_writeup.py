@@ -25,8 +25,8 @@ from scripts.rendering.markup import string
 from scripts.rendering.style import save_note
 from scripts.self_checks import write_checks
 from scripts.tables import merge
-from scripts.views.data import load
 from scripts.typeset import typeset
+from scripts.views.data import load
 from scripts.writeup import environment, picture_of, render, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 from tests.support.made_once import made_once

@@ -18,6 +18,7 @@ from cs336_systems.measure.measurement import format_samples, parse_samples
 from cs336_systems.measure.record import parameters, row_model
 from cs336_systems.measure.validation import STATISTICS, first_fault
 from cs336_systems.plan import Plan
+from scripts.checks import checks_of
 from scripts.coverage import cover
 from scripts.views.data import load_recorded
 
@@ -160,7 +161,7 @@ def named_by(module: str) -> set[str]:
     """The tables that a module of checks asks for by name; empty if it goes through all of them, one by one."""
     empty = {name: DataFrame(columns=[*row_model(kind).model_fields, "label"]) for name, kind in EXPERIMENTS.items()}
     watched = Watched(empty)
-    list(import_module(module).checks(watched))
+    list(checks_of(import_module(module), watched))
     return watched.named
 
 
@@ -181,7 +182,7 @@ def _complaints(plan: Plan, before: Tables, name: str, after: DataFrame) -> Iter
         named = named_by(module)
         if name in named or not named:
             tables = {key: table if key in named else table.iloc[:0] for key, table in before.items()} | {name: after}
-            yield from (check.check for check in import_module(module).checks(tables) if check.outcome == "failed")
+            yield from (check.check for check in checks_of(import_module(module), tables) if check.outcome == "failed")
 
 
 def _of_the_record(name: str, before: DataFrame, after: DataFrame) -> Iterator[str]:

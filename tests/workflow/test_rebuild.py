@@ -144,7 +144,7 @@ def test_a_strict_report_with_a_failed_check_and_rows_that_are_planned_no_more(p
     edit_yaml(project / "config.yaml", experiments={name: {"smoke": g, "handout": g} for name, g in grids.items()})
     (project / "scripts/checks/planted.py").write_text(
         "from scripts.checks import Check\n\n\n"
-        "def checks(tables):\n    yield Check('nothing is planted', 'failed', 'this is')\n"
+        "def planted(tables) -> Check:\n    return Check('nothing is planted', 'failed', 'this is')\n"
     )
     (project / "results/cpu/writeup.pdf").unlink()
     printed = snakemake(project, "writeup", "--config", "strict=true", check=False)
