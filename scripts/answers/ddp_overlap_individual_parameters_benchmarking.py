@@ -45,7 +45,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
             )
         ],
         reason=paragraph(
-            difference(asked, "overlapped", "flat"),
+            difference(asked.first, asked.other, "overlapped", "flat"),
             say(
                 "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
                 "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",

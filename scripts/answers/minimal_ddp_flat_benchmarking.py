@@ -49,7 +49,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
             reason=NOTHING
             if asked is None
             else paragraph(
-                difference(asked, "flat", "naive"),
+                difference(asked.first, asked.other, "flat", "naive"),
                 say(
                     "It makes one call in place of {calls}; the added compute copies the gradients into one tensor.",
                     calls=int(asked.other["messages"]) if asked.other["messages"] > 0 else None,

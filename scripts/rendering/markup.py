@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
 from pathlib import Path
 from typing import TypeGuard
 
@@ -58,8 +59,9 @@ def finalize(value: object) -> Typst:
         return value
     if isinstance(value, str):
         return escape(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Typst(f"{value:,}".replace(",", "\u202f") if abs(value) >= 10_000 else str(value))
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        return Typst(f"{number:,}".replace(",", "\u202f") if abs(number) >= 10_000 else str(number))
     raise TypeError(f"{value!r} needs a format: one of the number filters")
 
 
@@ -103,6 +105,16 @@ def percent(value: float | None) -> Typst:
     return Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f")) if measured(value) else escape(NOT_MEASURED)
 
 
+def gibibytes(mebibytes: float | None) -> Typst:
+    """A number of MiB in GiB."""
+    return with_unit(mebibytes / 1024 if measured(mebibytes) else None, "GiB")
+
+
+def whole(value: float | None) -> Typst:
+    """A number rounded to a whole one."""
+    return finalize(round(value) if measured(value) else None)
+
+
 def with_unit(value: float | None, unit: str) -> Typst:
     """A number to three significant digits with its unit, kept on one line."""
     return Typst(f"{significant(value)}\u202f{unit}") if measured(value) else escape(NOT_MEASURED)
@@ -143,6 +155,8 @@ FILTERS = {
     "seconds": seconds,
     "times": times,
     "percent": percent,
+    "gib": gibibytes,
+    "whole": whole,
     "unit": with_unit,
     "span": span,
     "listing": listing,

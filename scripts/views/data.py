@@ -125,6 +125,16 @@ def _positions(table: DataFrame, wanted: Mapping[str, Any]) -> NDArray[numpy.int
     return positions
 
 
+def first(rows: DataFrame) -> pandas.Series | None:
+    """The first row, if there is one."""
+    return rows.iloc[0] if len(rows) else None
+
+
+def last(rows: DataFrame) -> pandas.Series | None:
+    """The last row, if there is one."""
+    return rows.iloc[-1] if len(rows) else None
+
+
 def reason(table: DataFrame, **wanted: Any) -> str:
     """Why a cell has no measurement: its status and message, or that it was not run."""
     row = one(table, metric=WHOLE_CELL, **wanted)

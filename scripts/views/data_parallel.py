@@ -1,6 +1,7 @@
 """Data-parallel wrappers by kind, of each of which pictures and tables show the fastest setting."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pandas import DataFrame, Series
 
@@ -136,11 +137,16 @@ def _outcome(duel: Duel) -> Typst:
     return say("slower, {ratio:times} the time ({cell})", ratio=1 / speed.ratio, cell=duel.cell)
 
 
-def difference(duel: Duel, who: str, other: str) -> Typst:
-    """What the profiled step of the first has less of than the other's, and what it has more of."""
-    changes = {what: duel.first[part] - duel.other[part] for part, what in PARTS.items()}
+def against_baseline(row: Series, who: str) -> Typst:
+    """What a contender's profiled step has beyond the one without communication."""
+    return difference(row, dict.fromkeys(PARTS, 0.0), who, "the step without communication")
+
+
+def difference(row: Series, other: Mapping[Any, Any], who: str, against: str) -> Typst:
+    """What a contender's profiled step has less of than another, and what it has more of."""
+    changes = {what: row[part] - other[part] for part, what in PARTS.items()}
     saved = [say("{ms:ms} of {what}", ms=-ms, what=what) for what, ms in changes.items() if ms < -NOTICED]
     added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]
     ends = [say("saves {saved:listing}", saved=saved), say("adds {added:listing}", added=added)]
     end = Typst(" and ".join(filter(None, ends)))
-    return say("In the profiled step {who} {end} against {other}.", who=who, end=end, other=other)
+    return say("In the profiled step {who} {end} against {against}.", who=who, end=end, against=against)
