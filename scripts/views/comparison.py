@@ -3,7 +3,7 @@
 A contender whose name the experiment does not list is the reader's own: it is in every table, figure and verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
+from scripts.rendering.answer import paragraph
+from scripts.rendering.markup import Typst
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
 from scripts.views.data import PRECISIONS, one, select, size_order
 from scripts.views.steps import HOST_BOUND
@@ -220,11 +222,6 @@ def steady(floor: Series) -> bool:
     return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
 
 
-def unsteady_cells(rows: DataFrame) -> list[str]:
-    """The cells whose floor is not steady."""
-    return [row["cell"] for _, row in select(rows, contender=FLOOR).iterrows() if not steady(row)]
-
-
 def outcome(first: Series, second: Series) -> str:
     """Whether the second contender of a cell is "faster" or "slower" than the first one, or the "same".
 
@@ -283,6 +280,16 @@ def preferred_cells(rows: DataFrame) -> list[DataFrame]:
     return sorted(cells_of(rows), key=preference)
 
 
+def against(first: Series | None, other: Series | None) -> Speed:
+    """Who of two contenders of a cell is faster, by the rule of `outcome`."""
+    if first is None or other is None:
+        return Speed(None)
+    ratio = float(other["median"] / first["median"])
+    if first["host_bound"]:
+        return Speed(ratio, "host-bound")
+    return Speed(ratio, "closer than their spread" if outcome(other, first) == "same" else "")
+
+
 @dataclass(frozen=True)
 class Duel:
     """Two contenders of one cell."""
@@ -292,11 +299,8 @@ class Duel:
 
     @property
     def speed(self) -> Speed:
-        """Who is faster, by the rule of `outcome`."""
-        ratio = float(self.other["median"] / self.first["median"])
-        if self.first["host_bound"]:
-            return Speed(ratio, "host-bound")
-        return Speed(ratio, "closer than their spread" if outcome(self.other, self.first) == "same" else "")
+        """Who is faster."""
+        return against(self.first, self.other)
 
     @property
     def cell(self) -> str:
@@ -308,6 +312,18 @@ def duels(rows: DataFrame, first: Sequence[str], other: Sequence[str]) -> list[D
     """Some contenders against others, each at its fastest, in the device-bound cells that have both."""
     pairs = [(fastest(cell, first), fastest(cell, other)) for cell in preferred_cells(device_bound(rows))]
     return [Duel(one, two) for one, two in pairs if one is not None and two is not None]
+
+
+def yours(cell: DataFrame, others: Mapping[str, Sequence[str]]) -> Typst:
+    """Each of the reader's own in a cell against the fastest of some others, by what these are called."""
+    mine = [row for _, row in select(cell, family=OWN).iterrows()]
+    return paragraph(
+        *(
+            against(row, fastest(cell, names)).sentence(f"your {row['title']}", title)
+            for row in mine
+            for title, names in others.items()
+        )
+    )
 
 
 def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "") -> list[float]:
