@@ -12,7 +12,16 @@ from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say,
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape
 from scripts.rendering.markup import times as ratio
-from scripts.views.comparison import against, contenders, device_bound, duels, fastest, preferred_cells, traced_cell, yours
+from scripts.views.comparison import (
+    against,
+    contenders,
+    device_bound,
+    duels,
+    fastest,
+    preferred_cells,
+    traced_cell,
+    yours,
+)
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, select, size_order
 from scripts.views.data_parallel import against_baseline
@@ -201,7 +210,9 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     shown = select(rows, size=sizes[-1]) if len(sizes) > 1 else rows.iloc[:0]
     trained = shown[shown["cell"] == shown["cell"].iloc[0]] if len(shown) else shown
     own = fastest(trained, OURS)
-    lost = None if own is None else first(select(table, size=own["size"], metric="step", wrapper=FLOOR, status="skipped"))
+    lost = (
+        None if own is None else first(select(table, size=own["size"], metric="step", wrapper=FLOOR, status="skipped"))
+    )
     alone = not trained["contender"].isin([FLOOR, WHOLE, SHARDED_STATE]).any()
     only = " only if its weights are sharded" if alone else " with sharded weights"
     return Answer(

@@ -83,7 +83,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     }
     # Of a tiny model, the units that pass through whole outweigh what is sharded.
     peak = with_unit(less["expected_peak"], unit) if less["expected_peak"] > 0 else "nothing"
-    columns = {group if group == "passing" else f"{group} / {unit}": forms for group, forms in MEMORY.items()}
+    columns = {f"{group} / {unit}": forms for group, forms in MEMORY.items()}
 
     def shown(rows: DataFrame) -> Table:
         return contender_table(FullyShardedTraining, table.iloc[:0], rows, columns)

@@ -69,20 +69,24 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
     kept: dict[str, list[tuple[str, list[str]]]] = {group: [] for group in columns}
     for group, forms in columns.items():
         for title, form in forms.items():
+            number = sum(map(len, kept.values()))
             if "{" in form:
-                texts = [cell(form, line) for line in lines]
+                texts = [
+                    NONE if why and number >= text_columns else cell(form, line)
+                    for line, why in zip(lines, whys, strict=True)
+                ]
             else:
                 texts = [text or NONE for text in fixed(list(rows[form]))]
-            if any(text != NONE for text, why in zip(texts, whys, strict=True) if not why) or not any(kept.values()):
+            if number < text_columns or any(text != NONE for text in texts):
                 kept[group].append((title, texts))
     every = [column for inside in kept.values() for column in inside]
-    if len(every) < 2 and any(whys):
+    if len(every) <= text_columns and any(whys):
         every.append(("", whys))
     body: list[list[str]] = []
     for place, (line, why) in enumerate(zip(lines, whys, strict=True)):
         if by and (not place or line[by] != lines[place - 1][by]):
             body.append([line[by]])
-        reason = f"{NOT_MEASURED}: {why.removeprefix('not timed: ')}"
-        body.append([reason if why and number else texts[place] for number, (_, texts) in enumerate(every)])
+        lost = f"{NOT_MEASURED}: {why.removeprefix(f'{NOT_MEASURED}: ').removeprefix('not timed: ')}"
+        body.append([lost if why and at >= text_columns else texts[place] for at, (_, texts) in enumerate(every)])
     groups = [(group, len(inside)) for group, inside in kept.items() if inside]
     return Table([title for title, _ in every], body, text_columns, groups if len(groups) > 1 else [])

@@ -57,9 +57,10 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     """One row per measured contender of each cell that `compared` leaves: small models, few processes, fp32 first.
 
     Columns: the parameters, `label`, `gpu` and `gpu_memory`, and those of `described`; STATISTICS of the step, ms;
-    `wide`, whether its steps are more than WIDE_SPREAD apart; the medians of the other metrics, as measured, NaN where
-    they were not, and of PHASES where they do not `add_up` to the step; `memory`, MiB: the peak, and what lies outside
-    of the allocator; `synchronization_share`, that of the step whose phases were timed.
+    `wide`, whether its steps are more than WIDE_SPREAD apart, and `star`, which marks them in tables; the medians of
+    the other metrics, as measured, NaN where they were not, and of PHASES where they do not `add_up` to the step;
+    `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, that of the step whose
+    phases were timed.
     From the profiled step: `hidden_share` of its communication, `busy_share`, `gather` and `scatter`, ms, with the
     shares `gather_hidden` and `scatter_hidden` of them; `forward_share`, that of the hidden all-gathers in the profiled
     forward pass; `host_bound`, whether in the median of the cell's contenders the device is busy for less than
@@ -81,6 +82,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     wide = steps[[*STATISTICS, "samples", "mean", "gpu", "gpu_memory"]].join(wide).reset_index()
     wide = described(kind, wide)
     wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD
+    wide["star"] = wide["wide"].map({True: " *", False: ""})
     wide["add_up"] = phases_add_up(wide)
     wide[PHASES] = wide[PHASES].where(wide["add_up"])
     wide["synchronization_share"] = wide["synchronization"] / wide[PHASES].sum(axis=1, skipna=False)

@@ -54,7 +54,7 @@ def contender_table(
     for name, cell in rows.groupby("cell", sort=False):
         floor = first(cell["floor"].dropna().to_frame()) if names is not None else None
         headings[str(name)] = marked(cell.iloc[0]) + ("" if floor is None else f"; baseline {floor['floor']:.1f} ms")
-    shown = shown.assign(heading=shown["cell"].map(headings), star=shown["wide"].eq(True).map({True: " *", False: ""}))
+    shown = shown.assign(heading=shown["cell"].map(headings))
     return grid(shown, {"": {"": "{title}"}, **columns}, by="heading")
 
 

@@ -29,6 +29,11 @@ PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declare
 BASELINE = {"no communication": [FLOOR]}
 BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
 BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
+ACROSS = (
+    "Step and exposed communication in device-bound cells, medians, each wrapper at its fastest setting; a star: "
+    "percentiles 20 and 80 more than 5 % apart."
+)
+"""The caption of `across_cells`."""
 NOTICED = 0.5
 """Milliseconds by which a part of two profiled steps has to differ to be named."""
 PARTS = {
@@ -95,7 +100,7 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
             for place, row in enumerate(found):
                 line |= {f"step{place}": NONE, f"exposed{place}": nan}
                 if row is not None:
-                    line |= {f"step{place}": cut(row["median"]) + " *" * row["wide"], f"exposed{place}": row["exposed"]}
+                    line |= {f"step{place}": cut(row["median"]) + row["star"], f"exposed{place}": row["exposed"]}
             lines.append(line)
     columns = {
         cell["cell"].iloc[0]: {"step": f"{{step{place}}}", "exposed": f"{{exposed{place}:cut}}"}
