@@ -111,9 +111,9 @@ class Longest:
         return float(self.launches["calls"].sum())
 
     @property
-    def texts(self) -> list[str]:
+    def texts(self) -> dict[str, str]:
         """Its name, calls and share, as a table shows them."""
-        return [readable(self.kernel), f"{self.calls:.0f}", str(percent(self.share))]
+        return {"kernel": readable(self.kernel), "calls": f"{self.calls:.0f}", "share": str(percent(self.share))}
 
 
 def top(rows: DataFrame) -> Longest | None:
