@@ -29,6 +29,7 @@ def cut(value: float) -> str:
 FORMS = {
     "cut": cut,
     "sig": lambda value: str(significant(value)),
+    "sig2": lambda value: str(significant(value, 2)),
     "share": lambda value: f"{100 * value:.0f}",
     "GiB": lambda value: f"{value / 1024:.1f}",
     "count": finalize,
