@@ -89,5 +89,5 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
             body.append([line[by]])
         lost = f"{NOT_MEASURED}: {why.removeprefix(f'{NOT_MEASURED}: ').removeprefix('not timed: ')}"
         body.append([lost if why and at >= text_columns else texts[place] for at, (_, texts) in enumerate(every)])
-    groups = [(group, len(inside)) for group, inside in kept.items() if inside]
+    groups = [(group.strip(), len(inside)) for group, inside in kept.items() if inside]
     return Table([title for title, _ in every], body, text_columns, groups if len(groups) > 1 else [])
