@@ -33,7 +33,9 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
                 share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
             ),
             say("Two {gpu}s would need at least {least:s}.", gpu=OTHER_GPU, least=least[OTHER_GPU]),
-            evidence=[Captioned(memory_table(), "Memory of a rank by closed form; GB are 10⁹ bytes.")],
+            evidence=[
+                Captioned(memory_table(), "Memory of a rank by closed form; GB are 10⁹ bytes.", closed_form=True)
+            ],
             reason=say(
                 "The step has {flops:PFLOP} of matmuls, three times those of its forward pass with causal attention "
                 "counted half; {attention:percent} are attention's, {head:percent} the head's. The peak is "

@@ -81,6 +81,8 @@ class Captioned:
     caption: str
     long: bool = False
     """Whether it may continue on the next page."""
+    closed_form: bool = False
+    """Whether it holds on every machine: a report from a processor leaves it, like derivations, to the web edition."""
 
 
 Evidence = str | Captioned
@@ -133,7 +135,8 @@ class Answer:
                 number = next(numbers)
                 label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
                 long = "true" if shown.long else "false"
-                return f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+                table = f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+                return f"#derivation[\n{table}\n]" if shown.closed_form else table
 
             blocks += [block(shown) for shown in self.evidence if _there(shown)]
             blocks += filter(None, [self.reason])

@@ -66,7 +66,7 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
         by: a column that gives headings; the rows below each are together.
     """
     lines = rows.to_dict("records")
-    whys = [line.get("message") or "" for line in lines]
+    whys = [why if isinstance(why := line.get("message"), str) else "" for line in lines]
     kept: dict[str, list[tuple[str, list[str]]]] = {group: [] for group in columns}
     for group, forms in columns.items():
         for title, form in forms.items():
