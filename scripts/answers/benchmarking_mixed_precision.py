@@ -53,7 +53,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
-    """What bf16 gains at the largest size, and at the smallest."""
+    """The gain from bf16 at the largest size, and at the smallest."""
     if not found["ends"]:
         return []
     small, large = found["ends"]
@@ -181,7 +181,7 @@ def matmul_times(profile: DataFrame, size: str) -> DataFrame:
 
 
 def why(pairs: DataFrame, profile: DataFrame) -> Typst:
-    """What the gain comes from, and why it falls with a long context."""
+    """The source of the gain, and why it falls with a long context."""
     trained = set(kernels(profile, mode="train_step")["size"])
     row = last(pairs[pairs["size"].isin(trained)])
     spent = matmul_times(profile, "" if row is None else row["size"]).reset_index()

@@ -11,14 +11,14 @@ from cs336_systems.accounting.transformer import parameters
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Tile, Typst, mean_std, percent
+from scripts.rendering.markup import Table, Tile, mean_std, percent
 from scripts.views.cells import name_cell
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
 from scripts.views.spread import WIDE
 from scripts.views.steps import HOST_BOUND, most_complete, steady, step_table, utilization
 
 WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
-"""What a utilization is relative to."""
+"""The peak that a utilization is relative to."""
 NOTICEABLE = 0.05
 """A first timed step that exceeds every other step of its run by a larger share than this is still different."""
 TIMES: Columns = {

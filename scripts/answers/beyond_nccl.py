@@ -81,7 +81,7 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def limits(duel: Duel) -> Any:
-    """What our profiled step takes beyond the baseline's, against NCCL's buckets."""
+    """The time of our profiled step beyond the baseline's, against NCCL's buckets."""
     ours, buckets = duel.first, duel.other
     more = buckets["peak_memory"] - ours["peak_memory"]
     return paragraph(
@@ -103,7 +103,7 @@ def limits(duel: Duel) -> Any:
 
 
 def tried(table: DataFrame, rows: DataFrame) -> Answer:
-    """What else was tried, against plain buckets of the same size."""
+    """The other variations against plain buckets of the same size."""
     bound = device_bound(rows)
     names = [name for name in TRIED if name in set(bound["contender"])]
     at_size = bound[(bound["contender"] != "bucketed") | (bound["bucket_mb"] == TRIED_AT)]

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
 from cs336_systems.measure.measurement import parse_samples
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
-from scripts.rendering.grid import grid
+from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest
 from scripts.views.data import HANDOUT_CONTEXT, PRECISIONS, first, last, select
@@ -23,8 +23,8 @@ SIZE = "xl"
 GRAPH = "compiled into one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 WORK = ["size", "context", "batch_size", "vocab_size"]
-"""What steps have to have in common if their tokens are compared."""
-CHAIN = {
+"""The columns in which steps have to agree if their tokens are compared."""
+CHAIN: Columns = {
     "": {"": "{title}", "launch": "{launch}", "ranks": "{ranks}"},
     "step / ms": {"median": "{median:.1f}", "p20–p80": "{p20:.1f}–{p80:.1f}", "n": "{n:.0f}"},
     "device": {"busy / ms": "{busy:.1f}"},
@@ -98,7 +98,7 @@ def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
 
     What a device works in a profiled step is taken for what it works in a timed one.
     """
-    found = []
+    found: list[dict[str, Any]] = []
     for ranks in sorted(wrappers["processes"].unique()):
         cell = select(wrappers, processes=ranks)
         floor, best = fastest(cell, [FLOOR]), fastest(cell, list(OURS))
@@ -113,7 +113,7 @@ def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
 
 
 def helped(tables: Mapping[str, DataFrame], steps: DataFrame, work: Mapping[str, Any]) -> Answer:
-    """What helped, by how much, in which order."""
+    """The gain of each optimization along the chain."""
     told = steps[steps["told"]] if len(steps) else steps
     begin, best = first(told), last(told.sort_values("tokens", kind="stable") if len(told) else told)
     alone = last(select(told, ranks=1)[1:] if len(told) else told)
@@ -144,13 +144,13 @@ def helped(tables: Mapping[str, DataFrame], steps: DataFrame, work: Mapping[str,
             gain=alone["tokens"] / begin["tokens"],
             more=best["tokens"] / alone["tokens"],
         ),
-        evidence=[Captioned(grid(steps, {"": {}} | CHAIN, text_columns=2), caption)] if len(steps) else [],
+        evidence=[Captioned(grid(steps, CHAIN, text_columns=2), caption)] if len(steps) else [],
         reason=paragraph(device_work(steps), attention(tables)),
     )
 
 
 def device_work(steps: DataFrame) -> Typst:
-    """What precision and compilation do to the device's work."""
+    """The effect of precision and compilation on the device's work."""
     known = steps[(steps["ranks"] == 1) & (steps["busy"] > 0)].to_dict("records") if len(steps) else []
     gains = [
         say("{to[title]} ({gain:times}: {of[busy]:ms} to {to[busy]:ms})", of=of, to=to, gain=of["busy"] / to["busy"])
@@ -161,7 +161,7 @@ def device_work(steps: DataFrame) -> Typst:
 
 
 def attention(tables: Mapping[str, DataFrame]) -> Typst:
-    """What our attention kernels, which are no part of the chain, do to the device's work at the longest context."""
+    """The effect of our attention kernels, which are no part of the chain, on the device's work at the longest context."""
     steps = step_table(tables["end_to_end"])
     steps = select(steps, mode="train_step", compiled=False, precision="bf16", size=SIZE, cold_start=False)
     plain, flash = (first(select(steps, attention=way, context=steps["context"].max())) for way in ("plain", "flash"))
@@ -205,7 +205,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
 
 
 def advice(steps: DataFrame, found: DataFrame) -> Answer:
-    """What a reader should do on this machine."""
+    """The recommended way to train on this machine."""
     several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
     best = last(several)
     fsdp = last(found[found["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))

@@ -10,7 +10,7 @@ from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.attention_calls import ONE_HEAD, availability
 from scripts.views.attention_times import backward_pairs, call_table
-from scripts.views.data import first, measured_gpu, select
+from scripts.views.data import first, flat, measured_gpu, select
 
 WAYS: Columns = {
     "": {"precision": "{precision}", "sequence": "{sequence}", "d": "{d}"},
@@ -71,9 +71,9 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def ratio_table(told: DataFrame) -> Table:
     """One line per length, a column per precision and head dimension."""
-    gains = told.pivot(index="sequence", columns=["precision", "d"], values="gain")
-    columns: dict[str, dict[str, str]] = {"": {"sequence": "{sequence}"}}
-    for precision, d in sorted(gains.columns):
-        columns.setdefault(precision, {})[f"d = {d}"] = f"{{{precision} {d}:.1f}}×"
-    gains.columns = [f"{precision} {d}" for precision, d in gains.columns]
-    return grid(gains.reset_index(), columns, text_columns=0)
+    gains = flat(told.pivot(index="sequence", columns=["precision", "d"], values="gain"))
+    columns = {
+        str(precision): {f"d = {d}": f"{{{precision} {d}:.1f}}×" for d in sorted(set(rows["d"]))}
+        for precision, rows in told.groupby("precision")
+    }
+    return grid(gains.reset_index(), {"": {"sequence": "{sequence}"}, **columns}, text_columns=0)

@@ -136,7 +136,7 @@ def pytorch(table: DataFrame, rows: DataFrame, against: tuple[Speed, str]) -> An
 
 
 def whole(table: DataFrame, rows: DataFrame) -> Answer:
-    """What sharding the weights costs and saves, in the first device-bound cell that has both."""
+    """The cost and the saving of sharded weights, in the first device-bound cell that has both."""
     duel = next(iter(duels(rows, OURS, [WHOLE])), None)
     own, other = (duel.first, duel.other) if duel else (None, None)
     state = None if own is None else first(select(rows, cell=own["cell"], contender=SHARDED_STATE))

@@ -96,7 +96,8 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
             peak=peak,
         ),
         more=say(
-            f"It saves {{less[between_steps]:{unit}}} and {{less[peak_memory]:{unit}}} ({{own[title]}}, {{own[cell]}}).",
+            f"It saves {{less[between_steps]:{unit}}} and {{less[peak_memory]:{unit}}} "
+            "({own[title]}, {own[cell]}).",
             less=less,
             own=own,
         ),

@@ -13,7 +13,7 @@ from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, escape, mean_std, times
 from scripts.views.closed_forms import block_of, step_of
-from scripts.views.data import first, last, one, one_model, ratio, reason, select, statistic
+from scripts.views.data import first, last, one, one_model, ratio, reason, statistic
 from scripts.views.strategies import sketch, strategies_table
 from scripts.views.units import GIB
 
@@ -164,7 +164,7 @@ def neighbours(cases: list[dict[str, Any]], which: str) -> Typst:
 
 
 def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
-    """What the closed form says of the best length, and how far measured peaks are from it."""
+    """The best length by the closed form, and how far measured peaks are from it."""
     row = case["row"]
     block, step = block_of(row), step_of(row)
     best = best_segment(block, int(row["vocab_size"]))
@@ -186,7 +186,7 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
 
 
 def cost(case: Mapping[str, Any]) -> Typst:
-    """What recomputing costs, and the clock at which it runs."""
+    """The cost of recomputing, and the clock at which it runs."""
     return paragraph(
         say(
             "With {case[attention]} attention a step then takes {case[slowdown]:times} as long as without "

@@ -128,7 +128,7 @@ def processes(same: DataFrame) -> Answer:
 
 
 def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:
-    """What compiling and a CUDA graph save the host."""
+    """The launches that compiling and a CUDA graph save."""
     keys = ["label", "context", "precision"]
     both = select(steps, compiled=False).merge(select(steps, compiled=True), on=keys, suffixes=("", "_compiled"))
     size, costs = host_table(data_parallel)
@@ -140,8 +140,8 @@ def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:
             cells=count(len(both), "cell"),
         ),
         more=say(
-            "In the data-parallel baseline ({shares[0]}, bf16) the device is busy {shares[1]:percent} of an eager step, "
-            "{shares[2]:percent} of one replayed from a graph.",
+            "In the data-parallel baseline ({shares[0]}, bf16) the device is busy {shares[1]:percent} of an eager "
+            "step, {shares[2]:percent} of one replayed from a graph.",
             shares=busy_shares(data_parallel),
         ),
         evidence=[

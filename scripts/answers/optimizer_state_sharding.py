@@ -11,7 +11,7 @@ from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
-from scripts.views.data import last, select
+from scripts.views.data import flat, last, select
 from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
 
@@ -67,8 +67,8 @@ def state_table(rows: DataFrame) -> Table:
     """One row per contender; for each number of ranks the most MiB, and the least and the most share."""
     names = ["most_state", "least_share", "most_share"]
     wide = rows.assign(ranks=[ranks_of(row) for _, row in rows.iterrows()])
-    wide = wide.pivot(index="contender", columns="ranks", values=names).reindex(dict.fromkeys(rows["contender"]))
-    wide.columns = [f"{name} {ranks}" for name, ranks in wide.columns]
+    wide = flat(wide.pivot(index="contender", columns="ranks", values=names))
+    wide = wide.reindex(list(dict.fromkeys(rows["contender"])))
     wide["title"] = rows.drop_duplicates("contender").set_index("contender")["title"]
     columns = {
         ranks: {

@@ -39,8 +39,8 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 def plain_cells(table: DataFrame) -> DataFrame:
     """One row per measured cell, by `sequence` and `d`.
 
-    Columns: the means `forward` and `backward`, their `std`, and `time`, the sum, ms; `host_bound`; `kept`, the memory in use
-    before the backward pass, and `peak`, MiB, NaN where not measured.
+    Columns: the means `forward` and `backward`, their `std`, and `time`, the sum, ms; `host_bound`; `kept`, the memory
+    in use before the backward pass, and `peak`, MiB, NaN where not measured.
     """
     wanted = ["forward", "backward", "device_busy", "memory_before_backward", "peak_memory"]
     spread = side_by_side(table, Attention, "std").reindex(columns=wanted[:2]).add_suffix(" std")
@@ -93,7 +93,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
 
 
 def memory(table: DataFrame, cells: DataFrame) -> Answer:
-    """What is kept for the backward pass, and what would remove it."""
+    """The memory kept for the backward pass, and how to avoid it."""
     known = cells[cells["kept"].notna()]
     if not len(known):
         why = (
@@ -102,9 +102,9 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
         return Answer("Memory", NOTHING, missing=why)
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     cell = known.iloc[-1] if lost is None else lost
-    shape = batch, sequence, d = tuple(int(cell[name]) for name in ("batch_size", "sequence", "d"))
+    batch, sequence, d = (int(cell[name]) for name in ("batch_size", "sequence", "d"))
     constant = float((known["kept"] - [closed_form(row) for _, row in known.iterrows()]).min())
-    expected = plain_bytes_before_backward(*shape) / MIB
+    expected = plain_bytes_before_backward(batch, sequence, d) / MIB
     own = select(known, d=d)
     measured = one(own, sequence=sequence)
     before, end = (own.iloc[place] if len(own) > 1 else None for place in (-2, -1))
@@ -132,7 +132,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
         ),
         evidence=[
             Captioned(
-                account(*shape, constant, measured),
+                account(batch, sequence, d, constant, measured),
                 f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: how many tensors of each kind are "
                 "alive.",
             )

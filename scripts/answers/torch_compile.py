@@ -194,7 +194,7 @@ def work_sentence(pairs: DataFrame) -> Typst:
 
 
 def step_sentence(told: DataFrame, cells: int) -> Typst:
-    """What it makes of the step itself, where that can be told."""
+    """The gain of the step itself, where that can be told."""
     gain = told["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
     kind = f"{len(told)} of {cells} cells; the others are host-bound"
@@ -208,7 +208,7 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
 
 
 def compile_seconds(step: Series) -> float | None:
-    """What compiling costs: the warm-up beyond the time that as many settled steps take, seconds."""
+    """The cost of compiling: the warm-up beyond the time that as many settled steps take, seconds."""
     warmup = step["warmup_seconds"]
     return max(0.0, warmup - step["warmup"] * step["step"] / 1e3) if measured(warmup) else None
 
@@ -240,7 +240,7 @@ def together(steps: DataFrame) -> Answer:
     """All improvements of one training step on one device."""
     if len(steps) < 2:
         return Answer("All together", NOTHING, missing="Not measured: compiling with our attention needs a GPU.")
-    begin, best = steps.iloc[0], steps.loc[steps["step"].idxmin()]
+    begin, best = steps.iloc[0], steps.sort_values("step").iloc[0]
     told = not (begin["host_bound"] or best["host_bound"])
     bound = steps["host_bound"].astype(bool)
     shown = steps.assign(

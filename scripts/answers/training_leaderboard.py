@@ -52,7 +52,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 
 def memory_table() -> Table:
-    """What a rank keeps, whole or sharded, and what its forward pass leaves, with checkpointing and without."""
+    """The memory that a rank keeps, whole or sharded, and that its forward pass leaves, with checkpointing and without."""
     state = leaderboard.STATE_BYTES
     rows = {
         "state, whole on every rank": state,

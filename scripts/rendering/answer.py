@@ -91,7 +91,7 @@ Evidence = str | Captioned
 
 @dataclass(frozen=True)
 class Answer:
-    """What a section says to one sub-question."""
+    """A section's answer to one sub-question."""
 
     asked: str
     """The sub-question in a few words, as in "(b) Variability"."""
@@ -101,15 +101,15 @@ class Answer:
     Empty where nothing was measured: then `missing` stands in its place.
     """
     more: Typst = NOTHING
-    """What completes the answer, in bold like the verdict: with it at most 50 words."""
+    """The rest of the answer, in bold like the verdict: with it at most 50 words."""
     evidence: Sequence[Evidence] = ()
     """One figure or one short table; exceptionally two."""
     reason: Typst = NOTHING
     """Why, as measured columns show it: at most 120 words."""
     details: Sequence[Evidence] = ()
-    """What only the web edition shows: long tables and further figures."""
+    """The part that only the web edition shows: long tables and further figures."""
     missing: str = NOT_HERE
-    """What stands in place of a verdict."""
+    """The text in place of a verdict."""
 
     @property
     def headline(self) -> Typst:

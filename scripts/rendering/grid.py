@@ -1,7 +1,7 @@
 """Tables with a row for each row of a data frame, whose columns are format strings."""
 
 import string
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pandas import DataFrame
@@ -26,7 +26,7 @@ def cut(value: float) -> str:
     return f"{round(value, decimals) + 0.0:.{decimals}f}"
 
 
-FORMS = {
+FORMS: dict[str, Callable[[Any], str]] = {
     "cut": cut,
     "sig": lambda value: str(significant(value)),
     "sig2": lambda value: str(significant(value, 2)),
@@ -65,7 +65,7 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
         text_columns: so many at the left are text.
         by: a column that gives headings; the rows below each are together.
     """
-    lines = rows.to_dict("records")
+    lines: Any = rows.to_dict("records")
     whys = [why if isinstance(why := line.get("message"), str) else "" for line in lines]
     kept: dict[str, list[tuple[str, list[str]]]] = {group: [] for group in columns}
     for group, forms in columns.items():

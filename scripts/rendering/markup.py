@@ -48,7 +48,7 @@ def escape(text: str) -> Typst:
 
 
 def finalize(value: object) -> Typst:
-    """What a template may print: markup, strings, whole numbers, and None as "not measured".
+    """Print a template's value: markup, a string, a whole number, or None as "not measured".
 
     Raises:
         TypeError: a float without a format, which would print 17 digits.
@@ -144,9 +144,9 @@ class Tile:
     number: Typst
     """The figure with its unit."""
     meaning: str
-    """What the figure is: markup, or any other string, which is escaped."""
+    """The figure's meaning: markup, or any other string, which is escaped."""
     quantity: str = ""
-    """What identifies it among the figures of another machine over the same cells; empty if it is not compared."""
+    """Its identity among the figures of another machine over the same cells; empty if it is not compared."""
 
 
 FILTERS = {

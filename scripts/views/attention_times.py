@@ -103,7 +103,7 @@ class Score:
 
 
 def score(met: DataFrame) -> Score:
-    """What some duels come to."""
+    """The score of some duels."""
     faster = list(met["faster"])
     ratio = float(met["ratio"].median()) if len(met) else None
     return Score(sum(each is True for each in faster), sum(each is False for each in faster), len(met), ratio)

@@ -31,7 +31,7 @@ TRIED = [each.name for each in DataParallelTraining.contenders if each.tried]
 OURS, FOREIGN, OWN = "ours", "foreign", "own"
 """The families of contenders: this project's, a library's, the reader's own."""
 CELL = ["size", "context", "processes", "compiled", "precision"]
-"""What tells apart the cells that the report compares; of those, an experiment has what it varies."""
+"""The parameters that tell apart the cells that the report compares; of those, an experiment has what it varies."""
 VARIANTS = ["tried", "implementation"]
 """Parameters by which one cell may be measured again, with other contenders."""
 PHASES = ["forward", "backward", "synchronization", "optimizer"]
@@ -160,12 +160,12 @@ def ranks_of(row: Series) -> str:
 
 
 def setting_name(row: Series) -> str:
-    """What cells with the same number of processes differ in, in words."""
+    """The setting of a cell in words."""
     return row["precision"] + (", compiled" if row.get("compiled", False) else "")
 
 
 def backend_of(row: Series) -> str:
-    """What a contender communicates with, as `all_reduce` names it."""
+    """The backend of a contender, as `all_reduce` names it."""
     return "nccl" if row["gpu"] else "gloo"
 
 

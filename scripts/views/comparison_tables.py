@@ -1,4 +1,4 @@
-"""What the sections that compare contenders share: their table, what all contenders have in common, and why none is."""
+"""The common part of sections that compare contenders: their table, what all contenders have in common, and why none is."""
 
 from collections.abc import Collection
 from typing import Any
@@ -66,7 +66,7 @@ def missing(table: DataFrame) -> str:
 
 
 def setting(kind: Kind, table: DataFrame, rows: DataFrame) -> dict[str, Any] | None:
-    """What all contenders have in common; None where there are none."""
+    """The settings common to all contenders; None where there are none."""
     if not len(rows):
         return None
     row = rows.iloc[0]

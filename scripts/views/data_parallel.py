@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import nan
-from typing import Any
 
 from pandas import DataFrame, Series
 
@@ -41,9 +40,9 @@ PARTS = {
     "uncovered": "communication next to no compute",
     "stretched": "compute",
 }
-"""What the profiled step of a wrapper has beyond the baseline's."""
+"""The parts of a profiled step beyond the baseline's."""
 STACK = ["compute", "stretched compute", "uncovered communication", "idle"]
-"""What a profiled step consists of."""
+"""The parts of a profiled step."""
 
 
 def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -139,12 +138,12 @@ def _outcome(duel: Duel) -> Typst:
 
 
 def against_baseline(row: Series, who: str) -> Typst:
-    """What a contender's profiled step has beyond the one without communication."""
+    """The parts of a contender's profiled step beyond the one without communication."""
     return difference(row, dict.fromkeys(PARTS, 0.0), who, "the step without communication")
 
 
-def difference(row: Series, other: Mapping[Any, Any], who: str, against: str) -> Typst:
-    """What a contender's profiled step has less of than another, and what it has more of."""
+def difference(row: Series, other: Series | Mapping[str, float], who: str, against: str) -> Typst:
+    """The parts of which a contender's profiled step has less than another's, and more."""
     changes = {what: row[part] - other[part] for part, what in PARTS.items()}
     saved = [say("{ms:ms} of {what}", ms=-ms, what=what) for what, ms in changes.items() if ms < -NOTICED]
     added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]

@@ -1,4 +1,4 @@
-"""What a training step costs the host: launches, the time that it needs for them, and one step in several processes."""
+"""The host's cost of a training step: launches, the time that it needs for them, and one step in several processes."""
 
 import pandas
 from pandas import DataFrame
@@ -8,13 +8,13 @@ from cs336_systems.measure.measurement import parse_samples
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.comparison import compared, described
-from scripts.views.data import PRECISIONS, select, size_order
+from scripts.views.data import PRECISIONS, flat, select, size_order
 from scripts.views.steps import steady, step_table
 
 COSTS = {"launches": ("launches", 0), "host": ("ms", 2), "each": ("µs each", 1)}
 """The columns of each cell, and their decimals."""
 PROGRAM = ["label", "context", "batch_size", "vocab_size", "precision"]
-"""What makes two eager training steps the same program."""
+"""The columns that make two eager training steps the same program."""
 
 
 def per_launch(end_to_end: DataFrame) -> DataFrame:
@@ -77,11 +77,10 @@ def host_table(table: DataFrame) -> tuple[str, Table]:
     rows = described(DataParallelTraining, rows)
     wide = rows.pivot(index=["cell", "title"], columns="metric", values="median").reset_index()
     wide["each"] = 1e3 * wide["host"] / wide["launches"]
-    costs = wide.set_index(["title", "cell"])[list(COSTS)].unstack()
-    costs.columns = [f"{name} {cell}" for name, cell in costs.columns]
+    costs = flat(wide.pivot(index="title", columns="cell", values=list(COSTS)))
     columns = {
         cell: {title: f"{{{name} {cell}:.{digits}f}}" for name, (title, digits) in COSTS.items()}
         for cell in dict.fromkeys(rows["cell"])
     }
-    costs = costs.reindex(dict.fromkeys(rows["title"])).reset_index()
+    costs = costs.reindex(list(dict.fromkeys(rows["title"]))).reset_index()
     return rows["label"].iloc[0], grid(costs, {"": {"": "{title}"}, **columns})

@@ -15,7 +15,7 @@ class Speed:
     ratio: float | None
     """Time of the other over that of the first: above 1, the first is faster. None: not both were measured."""
     why_untold: str = ""
-    """What keeps a verdict from being formed: "host-bound", or "closer than their spread"; empty if nothing does."""
+    """The obstacle to a verdict: "host-bound", or "closer than their spread"; empty if nothing does."""
 
     @property
     def faster(self) -> bool | None:

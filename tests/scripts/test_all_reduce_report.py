@@ -6,8 +6,8 @@ from cs336_systems.measure.gpus import listed
 from cs336_systems.measure.measurement import summarize
 from scripts.answers import distributed_communication_single_node as section
 from scripts.checks import all_reduce
-from scripts.tables import merge
 from scripts.rendering.grid import grid
+from scripts.tables import merge
 from scripts.views.communication import all_reduce_table, lines
 from scripts.views.data import load, select
 from tests.samples import H200, planned_rows, write_raw

@@ -1,4 +1,4 @@
-"""What each design decision of the Triton kernels is worth, for `flash_benchmarking`."""
+"""The worth of each design decision of the Triton kernels, for `flash_benchmarking`."""
 
 from pandas import DataFrame, Series
 
@@ -17,7 +17,7 @@ DECISIONS = {
     "bf16x6": "each product as three TF32 products",
     "matrix_units": "products on the fp32 units",
 }
-"""What the table calls each reverted decision."""
+"""Each reverted decision as the table calls it."""
 PHASES = ("forward", "backward")
 
 

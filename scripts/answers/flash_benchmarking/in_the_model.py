@@ -65,7 +65,7 @@ def most_gained(table: DataFrame) -> dict[str, Any] | None:
 
 
 def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
-    """What the kernels are for."""
+    """The gain of the kernels in training."""
     models = trained(table)
     if not models:
         return Answer("In the model", NOTHING, missing="Not measured: the kernels need a GPU.")

@@ -61,7 +61,7 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
 
 
 def ours_by_kernels(rows: DataFrame) -> str:
-    """What our implementation is called, with the language of its kernels where their names tell."""
+    """The name of our implementation, with the language of its kernels where their names tell."""
     told = select(with_kernels_for_hopper(rows), metric="launches", implementation=OURS)["for_hopper"]
     return "ours" if not len(told) or told.nunique() > 1 else "ours (Gluon)" if told.all() else "ours (Triton)"
 
@@ -130,7 +130,7 @@ def by_handout(rows: DataFrame) -> Typst:
 
 
 def by_triton(rows: DataFrame, ablations: DataFrame) -> Typst:
-    """What the Triton kernels take where those for Hopper ran: the leaderboard allows Triton only."""
+    """The times of the Triton kernels where those for Hopper ran: the leaderboard allows Triton only."""
     if ours_by_kernels(rows) != "ours (Gluon)":
         return NOTHING
     shape = {name: rows.iloc[0][name] for name in ("sequence", "heads", "precision")}

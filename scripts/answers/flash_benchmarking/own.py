@@ -79,7 +79,7 @@ def met(known: DataFrame, cell: Series) -> tuple[Series | None, Series | None, S
 
 
 def name_of(cell: Series | None) -> str:
-    """What readers call a cell's implementation."""
+    """The title of a cell's implementation."""
     return "–" if cell is None else contender_of(cell[PARAMETER]).title
 
 

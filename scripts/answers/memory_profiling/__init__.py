@@ -14,7 +14,7 @@ from scripts.answers.memory_profiling.tensors import ASKED, block, largest
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Typst, fixed_point, measured, with_unit
-from scripts.views.data import PRECISIONS, first, ratio, reason, select, statistic
+from scripts.views.data import PRECISIONS, first, ratio, reason, select
 from scripts.views.memory import FOLLOWED, compared_context, contexts, parts, peak_gib, profiled
 from scripts.views.units import GIB
 
@@ -44,7 +44,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 
 def needs(table: DataFrame) -> Typst:
-    """What a step holds whatever the context, and the sizes that it rules out."""
+    """The memory of a step whatever the context, and the sizes that it rules out."""
     if not len(table):
         return NOTHING
     row = table.iloc[0]
@@ -69,11 +69,11 @@ def needs(table: DataFrame) -> Typst:
 def timelines(cell: DataFrame, context: int) -> Answer:
     """Sub-question (a): the stages of the training step."""
     ends = select(cell, metric="stage_end").pivot(index="stage", columns="category", values="mean") / GIB
-    ends = ends.reindex(columns=dict.fromkeys([*ends, of.ACTIVATIONS, of.GRADIENTS]))
+    ends = ends.reindex(columns=list(dict.fromkeys([*ends, of.ACTIVATIONS, of.GRADIENTS])))
     ends["all"] = ends.sum(axis=1)
     still = not select(cell, metric="stage_events", stage=of.OPTIMIZER)["mean"].sum()
     loss, backward = (ends.loc[stage] if stage in ends.index else None for stage in (of.LOSS, of.BACKWARD))
-    lower = loss is not None and backward is not None and backward["all"] < loss["all"]
+    lower = loss is not None and backward is not None and bool(backward["all"] < loss["all"])
     return Answer(
         asked=ASKED["timelines"],
         verdict=tell(

@@ -10,7 +10,7 @@ from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
-from scripts.views.data import PRECISIONS, first, measured_gpu, reason, select, size_order
+from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order
 from scripts.views.kernels import MODES_PROFILED, forward_passes, kernels, label_of, profiled_closely, shares
 
 FORWARD: Columns = {

@@ -161,7 +161,7 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
 
 
 def limits(close: DataFrame) -> Typst:
-    """What limits the kernels of a block, by the roofline."""
+    """The limits of a block's kernels, by the roofline."""
     gpu = gpu_of(measured_gpu({"": close}))
     sentences = []
     for precision in PRECISIONS:
