@@ -161,7 +161,7 @@ def device_work(steps: DataFrame) -> Typst:
 
 
 def attention(tables: Mapping[str, DataFrame]) -> Typst:
-    """The effect of our attention kernels, which are no part of the chain, on the device's work at the longest context."""
+    """The effect of our attention kernels, no part of the chain, on the device's work at the longest context."""
     steps = step_table(tables["end_to_end"])
     steps = select(steps, mode="train_step", compiled=False, precision="bf16", size=SIZE, cold_start=False)
     plain, flash = (first(select(steps, attention=way, context=steps["context"].max())) for way in ("plain", "flash"))

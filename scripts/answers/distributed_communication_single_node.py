@@ -179,7 +179,7 @@ def fits_of(fits: Lines) -> DataFrame:
 
 
 def growth(cells: DataFrame, fits: Lines) -> Typst:
-    """The time of the most processes over that of the fewest, at the smallest and the largest size that both were measured at.
+    """The time of the most processes over that of the fewest, at the smallest and the largest size measured with both.
 
     Each process of a ring sends 2 (n - 1) / n times the message, whatever it shares the link with.
     """

@@ -52,7 +52,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 
 def memory_table() -> Table:
-    """The memory that a rank keeps, whole or sharded, and that its forward pass leaves, with checkpointing and without."""
+    """The memory of a rank: its state, whole or sharded, and what its forward pass leaves, checkpointed or not."""
     state = leaderboard.STATE_BYTES
     rows = {
         "state, whole on every rank": state,

@@ -1,4 +1,4 @@
-"""The common part of sections that compare contenders: their table, what all contenders have in common, and why none is."""
+"""The common part of sections that compare contenders: their table, their settings, and why there is none."""
 
 from collections.abc import Collection
 from typing import Any
