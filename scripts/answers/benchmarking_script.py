@@ -43,7 +43,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     eager = select(known, compiled=False, attention="plain")
     best = best_utilization(known)
     return {
-        "times": times(table, eager, best),
+        "times": times(table, eager),
         "variability": variability(known),
         "warmup": warmup(table),
         "best": best,
@@ -60,7 +60,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
     ]
 
 
-def times(table: DataFrame, eager: DataFrame, best: list[dict[str, Any]]) -> Answer:
+def times(table: DataFrame, eager: DataFrame) -> Answer:
     """Sub-question (b): forward, backward and optimizer of every size."""
     context = reference_context(select(eager, mode="train_step"))
     trained = select(eager, mode="train_step", context=context)
@@ -95,14 +95,6 @@ def times(table: DataFrame, eager: DataFrame, best: list[dict[str, Any]]) -> Ans
             )
         ],
         reason=paragraph(
-            say(
-                "The best utilization is {shares:listing}.",
-                shares=[say("{best[share]:percent} of {best[of]} ({best[cell]})", best=each) for each in best],
-            ),
-            say(
-                "Backward computes two matmuls for each one of the forward pass; AdamW reads and writes every weight, "
-                "gradient and moment, so its time follows the number of weights, not the context."
-            ),
             say(
                 "Of the eager training steps {bound:listing} are host-bound: the device works for less than "
                 "{share:percent} of them, waiting for launches, so their times are the host's (@sec-host_costs).",

@@ -76,10 +76,6 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         more=say("Best elsewhere: {others:listing}.", others=others),
         evidence=["ddp_bucket_sizes" if asked["exposed"].notna().any() else every],
         reason=paragraph(
-            say(
-                "Expected: small buckets pay for many calls, large ones start late, so exposed communication falls and "
-                "rises again."
-            ),
             same_calls(asked),
             say(
                 "But calls are not what is exposed: of {best[exposed]:ms} at {best[bucket_mb]} MB, "
@@ -94,10 +90,6 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             ),
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
-            say(
-                "Cheaper calls would favour small buckets; a backward pass that makes gradients faster than they "
-                "travel, few large ones."
-            ),
         ),
         details=[every],
     )

@@ -6,7 +6,6 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import WHOLE_CELL
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
 from scripts.rendering.grid import Columns, grid
@@ -80,7 +79,6 @@ def times(table: DataFrame, cells: DataFrame, fits: Lines, gpu: str) -> Answer:
         evidence=["all_reduce_time"],
         reason=paragraph(
             say("Gloo moves the data through the host's memory and NCCL from GPU to GPU.") if len(both) else NOTHING,
-            link(cells, gpu),
             say(
                 "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each.",
                 alone=list(map(str, alone)),
@@ -100,22 +98,6 @@ def times(table: DataFrame, cells: DataFrame, fits: Lines, gpu: str) -> Answer:
                 long=True,
             )
         ],
-    )
-
-
-def link(cells: DataFrame, gpu: str) -> Typst:
-    """The best bus bandwidth between GPUs as a share of their link's, where that is listed."""
-    peak = gpu_of(gpu)
-    best = last(select(cells, backend="nccl").dropna(subset="bus_bandwidth").sort_values("bus_bandwidth"))
-    if peak is None or peak.link is None or best is None:
-        return NOTHING
-    return say(
-        "NCCL's best bus bandwidth is {best[bus_bandwidth]:GB/s} ({best[megabytes]} MB between {best[processes]}), "
-        "{share:percent} of the {link:GB/s} that NVLink carries in each direction ({source}).",
-        best=best,
-        share=1e9 * best["bus_bandwidth"] / peak.link,
-        link=peak.link / 1e9,
-        source=Typst(peak.source),
     )
 
 

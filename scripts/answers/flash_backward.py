@@ -56,11 +56,6 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
                     "head. –: either is host-bound.",
                 )
             ],
-            reason=say(
-                "Compiled PyTorch writes the matrices of probabilities and of their gradients to memory and reads them "
-                "back, so its traffic grows with the square of the sequence; the kernels keep tiles of them on the "
-                "chip."
-            ),
             details=[
                 Captioned(grid(shown, WAYS), "The backward pass by itself, medians; a star: host-bound.", long=True)
             ],

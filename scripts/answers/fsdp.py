@@ -167,12 +167,6 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
                 own=own,
             ),
         ),
-        reason=say(
-            "Data parallelism and the sharded optimizer keep gradients, and the latter parameters, in symmetric memory "
-            "besides ({other[outside_memory]:gib} and {state[outside_memory]:gib}, in the table under _outside_).",
-            other=other,
-            state=state,
-        ),
     )
 
 

@@ -17,7 +17,7 @@ from cs336_systems.sizes import parse_size
 from scripts.answers.fsdp import fewest_ranks
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Typst, significant, with_unit
+from scripts.rendering.markup import Table, significant, with_unit
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, marked
 from scripts.views.comparison_tables import contender_table, missing, setting
 from scripts.views.data import select
@@ -152,29 +152,10 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
                 "kernels compute.",
             ),
         ],
-        reason=pauses(table, told),
+        reason=say("The first weights always come late, as no compute runs before them.") if len(late) else NOTHING,
         details=[
             Captioned(waiting_table(table, all_reduces, rows, passes), "The same in every profiled cell.", long=True)
         ],
-    )
-
-
-def pauses(table: DataFrame, told: DataFrame) -> Typst:
-    """The contender that pauses longest, and how much of that is for weights."""
-    found = [(by_block(table, row)[["pause", "late"]].sum(), row) for _, row in told.iterrows()]
-    waits, row = max(found, key=lambda each: float(each[0]["pause"]), default=(None, None))
-    if waits is None or not waits["pause"]:
-        return NOTHING
-    return paragraph(
-        say("The first weights always come late, as no compute runs before them."),
-        say(
-            "The longest pauses, {waits[pause]:ms} with _{row[title]}_ ({row[cell]}), wait for weights for "
-            "{waits[late]:ms} only; for the rest the weights are there, but work has not begun.",
-            waits=waits,
-            row=row,
-        )
-        if waits["late"] <= waits["pause"] / 2
-        else NOTHING,
     )
 
 

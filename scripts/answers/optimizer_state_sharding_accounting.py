@@ -247,13 +247,6 @@ def zero_answer() -> Answer:
                 "AdamW in fp32, without activations and buffers.",
             )
         ],
-        reason=say(
-            "ZeRO @rajbhandari2020 shards an fp32 copy of the weights as well, since its weights and gradients are "
-            "fp16; here weights are fp32 themselves. Its stage 1 reduce-scatters the gradients, as a rank needs only "
-            "those of the parameters that it updates, and all-gathers the parameters: together one all-reduce. The "
-            "handout's scheme all-reduces the gradients and then sends the parameters, half as much again. Our second "
-            "mode reduces gradients to their owners and frees the others': stage 1's communication, stage 2's memory."
-        ),
     )
 
 

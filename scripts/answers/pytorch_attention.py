@@ -8,9 +8,9 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.attention import Attention
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Typst
+from scripts.rendering.markup import Table
 from scripts.views.cells import side_by_side
 from scripts.views.compiled_attention import grid_table
 from scripts.views.data import first, last, one, select
@@ -55,30 +55,11 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
     """How long its passes take, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     paced = cells.groupby("sequence")["host_bound"].all()
-    told = cells[~cells["host_bound"]]
-    lengths = [-1, *sorted(set(told["sequence"]))][-2:]
-    short, long = (select(told, sequence=length) for length in [*lengths, -1][:2])
-    gains = (long.set_index("d")["time"] / short.set_index("d")["time"]).dropna()
-    there = select(told, sequence=cells["sequence"].max())
-    narrow, wide = first(there), last(there)
     return Answer(
         asked="Times and limits",
         verdict=say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.", lost=lost)
         or say("Nothing runs out of memory up to {cell[sequence]} tokens.", cell=last(cells)),
         more=paragraph(
-            say(
-                "From {short[sequence]} to {long[sequence]} tokens its time grows {gain:times} (median of {cells}).",
-                short=first(short),
-                long=first(long),
-                gain=gains.median(),
-                cells=count(len(gains), "head dimension"),
-            ),
-            say(
-                "There d = {wide[d]} takes {gain:times} as long as d = {narrow[d]}.",
-                wide=wide if len(there) > 1 else None,
-                narrow=narrow,
-                gain=None if wide is None or narrow is None else wide["time"] / narrow["time"],
-            ),
             say("Up to {most:whole} tokens it is host-bound.", most=paced[paced].index.max()),
         ),
         evidence=[
@@ -141,13 +122,6 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
             say(
                 "{constant:MiB} more are there at every size: likely cuBLAS’s workspaces.",
                 constant=constant if constant > 0 else None,
-            ),
-            Typst(
-                "At the peak, in the backward pass, four matrices of scores are alive: the softmax’s result, its "
-                "gradient, their product, with which PyTorch’s backward pass of a softmax begins, and the scores’ "
-                "gradient. What removes them is never storing scores: compute them tile by tile, normalize along the "
-                "way, and recompute the tiles in the backward pass from each row’s log-sum-exp, one number per query "
-                "@dao2023."
             ),
         ),
     )

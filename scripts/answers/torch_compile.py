@@ -100,10 +100,6 @@ def attention(table: DataFrame) -> Answer:
         ],
         reason=paragraph(
             say(
-                "The compiler fuses scaling and softmax, forward and backward, into one pass over the scores. The "
-                "score matrix itself stays in memory: compiling does not change the algorithm."
-            ),
-            say(
                 "In {cells} the device waits for the host, eager or compiled; there it works {work:times} as long "
                 "eager as compiled (median).",
                 cells=count(len(waits), "shape"),
@@ -144,11 +140,6 @@ def model(table: DataFrame) -> Answer:
             )
         ],
         reason=paragraph(
-            say(
-                "The compiler @ansel2024 fuses chains of element-wise operations and reductions (norms, rotary "
-                "embeddings, the softmax with its mask, SwiGLU’s gate), so that their tensors cross memory once; "
-                "matmuls are still the library’s, and AdamW is not compiled."
-            ),
             say(
                 "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "
                 "host is slow.",

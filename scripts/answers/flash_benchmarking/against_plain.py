@@ -11,7 +11,7 @@ from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, Typst, finalize, with_unit
 from scripts.views.attention_calls import ONE_HEAD, PASSES, our_implementation
 from scripts.views.attention_times import duels
-from scripts.views.data import measured_gpu, one, ratio, reason, select, statistic
+from scripts.views.data import measured_gpu, one, reason, select, statistic
 from scripts.views.spread import legend, mark, marked
 from scripts.views.verdicts import Speed
 
@@ -55,9 +55,7 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
             NOTHING if cell is None else memory(alone, ours, cell),
         ),
         evidence=[Captioned(shown[d], captions[d])],
-        reason=paragraph(
-            units(table) if other is not None else NOTHING, NOTHING if cell is None else growth(alone, ours, cell)
-        ),
+        reason=NOTHING if other is None else units(table),
         details=[
             *(Captioned(grid, captions[each]) for each, grid in shown.items() if each != d),
             "flash_throughput",
@@ -117,15 +115,4 @@ def units(table: DataFrame) -> Typst:
         "In fp32 the two run on different units: ours computes each product as six bf16 products on the tensor cores, "
         "whose peak is {gain:times} that of the fp32 units, on which plain attention runs, since TF32 is off.",
         gain=peak.bf16 / PRODUCTS / peak.fp32,
-    )
-
-
-def growth(alone: DataFrame, ours: str, cell: Series) -> Typst:
-    """How our peak memory grows over the last doubling."""
-    wanted = {"metric": "peak_memory", "implementation": ours, "d": cell["d"], "precision": cell["precision"]}
-    length = int(cell["sequence"])
-    return say(
-        "Our peak memory grows {growth:times} over the last doubling, with the inputs; plain attention’s grows with "
-        "the scores, the square of the sequence.",
-        growth=ratio(*(statistic(alone, "mean", sequence=n, **wanted) for n in (length, length // 2))),
     )

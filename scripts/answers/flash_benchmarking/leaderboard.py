@@ -12,7 +12,7 @@ from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
 from scripts.views.attention_times import duels, strongest
-from scripts.views.data import last, one, reason, select, statistic
+from scripts.views.data import one, reason, select, statistic
 from scripts.views.spread import legend, mark, marked
 from scripts.views.verdicts import speed
 
@@ -102,30 +102,13 @@ def board_table(rows: DataFrame, known: DataFrame, names: dict[str, str], dimens
 
 
 def by_handout(rows: DataFrame) -> Typst:
-    """The handout's protocol, and what power does to the clock meanwhile."""
-    here = select(rows, d=REFERENCE_D)
-    mine = one(here, metric="handout", implementation=OURS)
-    clock, power = (select(here, metric=f"handout_{name}") for name in ("sm_clock", "power"))
-    own, other = one(clock, implementation=OURS), last(clock.sort_values("median"))
-    throttled = own is not None and other is not None and own["median"] < other["median"]
-    other = other if throttled else None
-    return paragraph(
-        say(
-            "By the handout’s protocol, the mean over {rep} s of calls after {warmup} s of warm-up with gradients that "
-            "accumulate, ours takes {mine[mean]:ms} at d = 64.",
-            rep=HANDOUT_REP // 1000,
-            warmup=HANDOUT_WARMUP // 1000,
-            mine=mine,
-        ),
-        say(
-            "It then draws {power[median]:W} and runs at {own[median]:whole} MHz; {title}, at {others[median]:W}, "
-            "keeps {other[median]:whole} MHz: power limits the clock of the fast kernels.",
-            power=one(power, implementation=OURS),
-            own=own,
-            title="" if other is None else titles(here)[other["implementation"]],
-            others=None if other is None else one(power, implementation=other["implementation"]),
-            other=other,
-        ),
+    """The handout's protocol."""
+    return say(
+        "By the handout’s protocol, the mean over {rep} s of calls after {warmup} s of warm-up with gradients that "
+        "accumulate, ours takes {mine[mean]:ms} at d = 64.",
+        rep=HANDOUT_REP // 1000,
+        warmup=HANDOUT_WARMUP // 1000,
+        mine=one(rows, metric="handout", implementation=OURS, d=REFERENCE_D),
     )
 
 

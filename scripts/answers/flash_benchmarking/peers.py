@@ -26,7 +26,6 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     rival = str(strongest(kinds[main], LIBRARIES))
     names = titles(table)
     scores = {kind: score(select(rows, implementation=rival)) for kind, rows in kinds.items()}
-    unmasked = kinds.get("Many heads, no mask")
     return Answer(
         asked="Against the libraries",
         verdict=scores[main].sentence(names[rival], main, "the fastest library measured"),
@@ -47,14 +46,6 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
             ),
         ],
         reason=paragraph(
-            say(
-                "By single passes without a mask, {title} takes {passes[forward]:times} our time forward and "
-                "{passes[backward]:times} backward.",
-                title=names[rival],
-                passes=None
-                if unmasked is None
-                else select(unmasked, implementation=rival)[["forward", "backward"]].median(),
-            ),
             which_kernels(table),
             say(
                 "Short calls are replayed from a CUDA graph with a warm L2 cache, long ones called with a cold one: "

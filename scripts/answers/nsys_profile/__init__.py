@@ -113,13 +113,6 @@ def training(close: DataFrame, table: DataFrame, unit: str) -> Answer:
             unit=unit,
         ),
         evidence=["kernel_shares"],
-        reason=say(
-            "The backward pass makes two matmuls for each of the forward pass, but also element-wise {unit}s and "
-            "copies for each of its own, so the mixture changes little (@fig-kernel_shares). AdamW has no matmuls: it "
-            "reads and writes every weight, gradient and moment once, in fp32 in both precisions, so it weighs more "
-            "where the rest is faster.",
-            unit=unit,
-        ),
         details=[
             Captioned(
                 cells_table(select(table, compiled=False, attention="plain")),

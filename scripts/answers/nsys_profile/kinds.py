@@ -8,7 +8,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, percent
 from scripts.views.data import PRECISIONS, last, measured_gpu, one, ratio, select, size_order
@@ -95,18 +95,6 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
                 "layout of the operands and tile.",
             )
         ],
-        reason=paragraph(
-            say(
-                "The model fixes the number of matmuls: nine per block (four projections, two in attention, three in "
-                "SwiGLU) and the head, two more for each in the backward pass."
-            ),
-            tell(
-                unit == "kernel",
-                "cuBLAS picks among several kernels by shape, so matmuls divide among them, whereas one kernel "
-                "casts or multiplies for every module: it may lead although all matmuls together take longer.",
-                "",
-            ),
-        ),
         details=[
             Captioned(
                 grid(rows, {"": cell_columns | callers}, text_columns=4),
