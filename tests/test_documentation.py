@@ -13,6 +13,10 @@ import tempfile, torch
 torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=torch.distributed.HashStore())
 q = k = v = torch.randn(2, 4, 8, 16)
 folder = tempfile.mkdtemp()
+from cs336_systems.attention import flash_attention
+from cs336_systems.model import TransformerLM
+shape = dict(vocab_size=11, context_length=6, d_model=8, num_layers=1, num_heads=2, d_ff=12, rope_theta=1e4)
+batches = torch.randint(11, (2, 2, 3, 6))
 def fresh():
     model, loss = torch.nn.Linear(4, 3), torch.nn.functional.cross_entropy
     inputs, targets = torch.randn(5, 4), torch.randint(3, (5,))
@@ -33,12 +37,12 @@ def test_the_headline_table_is_that_of_the_recorded_results():
 
 def test_the_examples_run(tmp_path):
     code = NAMES
-    for page in (README, "docs/library.md"):
+    for page in (README, "docs/library.md", "docs/training.md"):
         examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
         assert examples
         for example in examples:
             code += f"model, loss, inputs, targets, optimizer = fresh()\n{example}"
-            code += STEP if "model = " in example and ".backward()" not in example else ""
+            code += STEP if "model = " in example and not re.search(r"backward\(\)|CapturedStep", example) else ""
     (tmp_path / "examples.py").write_text(code, encoding="utf-8")
     command, environment = [sys.executable, tmp_path / "examples.py"], {**os.environ, "PYTHONPATH": str(ROOT)}
     finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -2,6 +2,7 @@
 
 from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.fused_training import recomputed_flops
 from cs336_systems.accounting.transformer import forward_flops, parameters, state_bytes
 from cs336_systems.sizes import ModelShape
 
@@ -35,3 +36,18 @@ def saved_bytes(segment: int) -> int:
         shape=SHAPE, batch_size=BATCH_SIZE // GPUS, context=CONTEXT, precision="bf16", attention="flash"
     )
     return StepMemory(block=block, vocab_size=VOCAB_SIZE, segment=segment).saved_for_backward
+
+
+def rank_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int, recomputed: int = 0) -> int:
+    """FLOPs of one rank's matmuls in a step, 2mnk each, with half of attention's as in `step_flops`.
+
+    Args:
+        shape: size of the model.
+        vocab_size: rows of the output head.
+        batch_size: sequences of the rank.
+        context: tokens per sequence.
+        recomputed: blocks that compute everything but attention again in the backward pass.
+    """
+    causal = forward_flops(shape, vocab_size, batch_size, context)
+    causal -= shape.num_layers * 2 * batch_size * context**2 * shape.d_model
+    return 3 * causal + recomputed * recomputed_flops(shape, batch_size * context)

@@ -241,6 +241,18 @@ METRICS: dict[str, dict[str, Metric]] = {
         "unattributed": Metric("", "Share of the kernels' time of which the stage or the range is not known"),
         "profile": Metric("s", "Recording the profiled steps, and writing and reading their trace", timed=True),
     },
+    "leaderboard": {
+        "step": Metric("ms", "A step whose update runs during the backward pass, by the slowest rank", timed=True),
+        "forward_backward": Metric("ms", "Its passes, whose gradients are dropped, by the slowest rank", timed=True),
+        "update": Metric(
+            "ms", "Its update by itself, communication included, by the slowest rank", timed=True, unaffected=True
+        ),
+        "device_busy": _BUSY["device_busy"],
+        **_PEAK,
+        "planned_memory": Metric("MiB", "What a rank needs by closed form, by which it chose what to compute again"),
+        "recomputed_blocks": Metric("", "Blocks that are computed again in the backward pass", counts=True, zero=True),
+        "cold_start": Metric("s", "Time from the process's start to the end of its first step"),
+    },
     "memory_profile": {
         "peak_allocated": Metric("B", "Most memory in use during the step, by PyTorch's counter"),
         "peak_replayed": Metric("B", "The same by its recorded allocations"),
@@ -263,6 +275,28 @@ METRICS: dict[str, dict[str, Metric]] = {
         **_PROFILE,
         **_OBSERVED,
     },
+    "training_ladder": {
+        "step": Metric(
+            "ms", "A whole training step, by the host's clock, from an idle device to an idle one", timed=True
+        ),
+        **_BUSY,
+        "energy": Metric("J", "Energy of a step in a row of steps, by the driver's counter"),
+        "setup": Metric("s", "Building a rung's model and its first steps, with compilation and capture", timed=True),
+        "peak_memory": Metric("MiB", "Most memory in use during these steps, above what was in use before the rung was built"),
+        "order": Metric("order", "Whether the rungs were timed interleaved, or one after another"),
+        "weights_dtype": Metric("dtype", "Of the weights"),
+        "attention_dtype": Metric("dtype", "Of the queries that attention got"),
+        "floor": Metric(
+            "ms", "A part of a bf16 step alone: replayed from a CUDA graph, or its bytes at a copy's speed"
+        ),
+        "alone": Metric("ms", "All matmuls of one shape and kind in a step, replayed from a CUDA graph"),
+        "copy_speed": Metric("GB/s", "Bytes that a copy reads and writes, over its time"),
+        "matmul_rate": Metric("TFLOP/s", "A product of two square matrices"),
+        "loss_after": Metric("nat", "Mean loss of the last 20 steps of a training, a sample per seed"),
+        "entropy": Metric("nat", "The least loss that the data allow, by closed form"),
+        "gradient_error": Metric("", "Difference of all gradients of a first step from fp32's, over fp32's"),
+        "identical": Metric("", "1 if two trainings from one seed end with the same bits, else 0", counts=True),
+    },
 }
 """Metrics by experiment and name."""
 
@@ -280,9 +314,11 @@ DETAILS: Mapping[str, str] = {
     "part": "Category of the memory: parameters, gradients or optimizer_state",
     "range": "The module whose forward pass it belongs to, without numbers",
     "rank": "Place among the largest allocations, from 1",
+    "rung": "Name of the rung, which is a setting of the training step",
     "source": "File and line of the code that makes it",
     "stage": "Part of the step: forward, loss, backward or optimizer",
     "tensor": "Type and shape",
+    "work": "The part of a step that is timed alone",
     "wrapper": "Name of the wrapper",
 }
 """Meanings of detail columns, in all experiments that have them."""

@@ -1,4 +1,4 @@
-"""Answers to the 2026 edition's leaderboard, from closed forms: it is run on two B200s."""
+"""Answers to the 2026 edition's leaderboard: measured where its step, or one rank's part, ran; else closed forms."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,58 +6,230 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.accounting import leaderboard
-from cs336_systems.measure.gpus import listed
-from scripts.rendering.answer import Answer, Captioned, say
-from scripts.rendering.markup import Table
+from cs336_systems.accounting.fused_training import RankMemory
+from cs336_systems.accounting.units import BYTES, MIB
+from cs336_systems.measure.gpus import gpu_of, listed
+from cs336_systems.sizes import parse_size
+from scripts.rendering.answer import Answer, Captioned, paragraph, say
+from scripts.rendering.markup import Table, Typst, fixed_point
+from scripts.views.communication import all_reduce_table, lines
+from scripts.views.data import measured_gpu, ratio, statistic
 from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
 """That of the recorded results, beside the leaderboard's."""
+MEMORY = "Memory of a rank by closed form; GB are 10⁹ bytes."
+PARTS = {
+    "step": "the step, on two GPUs",
+    "rank": "one rank's part, alone",
+    "one_card": "one sequence and all weights, on one GPU",
+}
+"""Parts of the experiment, and what readers call them."""
+COLUMNS = {
+    "step": ("step (s)", 1e-3),
+    "forward_backward": ("passes (s)", 1e-3),
+    "update": ("update alone (s)", 1e-3),
+    "peak_memory": ("peak (GB)", MIB / GB),
+    "planned_memory": ("planned (GB)", MIB / GB),
+    "recomputed_blocks": ("blocks computed again", 1.0),
+    "cold_start": ("cold start (s)", 1.0),
+}
+"""Metrics, their columns in the table, and the factors to their units."""
+Parts = Mapping[str, Mapping[str, float | None]]
+"""The metrics of each measured part, in the units of COLUMNS."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answers, and what the question gives."""
+    parts = measured_parts(tables)
+    return {"given": leaderboard, "time": measured(tables, parts) if parts else derived()}
+
+
+def measured_parts(tables: Mapping[str, DataFrame]) -> Parts:
+    """The medians of each part that was timed at the leaderboard's size."""
+    table = tables.get("leaderboard", DataFrame())
+    parts = {}
+    for part in PARTS if len(table) else ():
+        cell = cell_of(table, part)
+        medians = {name: statistic(cell, "median", metric=name) for name in COLUMNS}
+        if medians["step"] is not None:
+            parts[part] = {name: ratio(median, 1 / COLUMNS[name][1]) for name, median in medians.items()}
+    return parts
+
+
+def cell_of(table: DataFrame, part: str) -> DataFrame:
+    """The rows of a part at the leaderboard's size, with no more blocks computed again than memory needed."""
+    given = {
+        "part": part,
+        "processes": leaderboard.GPUS if part == "step" else 1,
+        "context": leaderboard.CONTEXT,
+        "batch_size": leaderboard.BATCH_SIZE // leaderboard.GPUS,
+        "vocab_size": leaderboard.VOCAB_SIZE,
+        "recomputed": -1,
+    }
+    wanted = table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)
+    for column, value in given.items():
+        wanted &= table[column] == value
+    return table[wanted]
+
+
+def measured(tables: Mapping[str, DataFrame], parts: Parts) -> Answer:
+    """The answer where a part was measured."""
+    gpu = measured_gpu(tables)
+    return Answer(
+        asked="Time",
+        verdict=verdict(parts, short(gpu)),
+        more=more(parts, communication(tables)),
+        evidence=[Captioned(measured_table(parts), "Measured parts of the step; GB are 10⁹ bytes.")],
+        reason=paragraph(utilization(parts, gpu), one_card(parts, short(gpu)), work()),
+        details=[Captioned(memory_table(), MEMORY)],
+    )
+
+
+def verdict(parts: Parts, gpu: str) -> Typst:
+    """The time of the step, or of the part that is most of it."""
+    took = {part: values["step"] for part, values in parts.items()}
+    sentence = {
+        "step": "On two {gpu}s the step takes {took:s}; the record, on two {board}s, is {record:s}.",
+        "rank": "A rank's part takes {took:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
+        "one_card": "One sequence takes {took:s} on one {gpu}, the update of all weights included.",
+    }
+    part = next(part for part in PARTS if part in parts)
+    given = {"board": short(leaderboard.GPU), "record": leaderboard.RECORD_SECONDS} if part != "one_card" else {}
+    return say(sentence[part], took=took[part], gpu=gpu, **given)
+
+
+def more(parts: Parts, sent: float | None) -> Typst:
+    """The cold start of the step; or, of one rank's part, what follows for two ranks."""
+    if "step" in parts:
+        return say("Its cold start takes {cold:s}.", cold=parts["step"]["cold_start"])
+    alone = parts["rank"]["step"] if "rank" in parts else None
+    if alone is None or sent is None:
+        return Typst("")
+    return say(
+        "Two need between {least:s}, with all communication hidden, and {most:s}, with none.",
+        least=max(alone, sent),
+        most=alone + sent,
+    )
+
+
+def communication(tables: Mapping[str, DataFrame]) -> float | None:
+    """Seconds of a step's communication: a reduce-scatter and an all-gather send as many bytes as an all-reduce."""
+    table = tables.get("all_reduce", DataFrame())
+    line = lines(all_reduce_table(table)).get(("nccl", leaderboard.GPUS)) if len(table) else None
+    return line.seconds(BYTES["bf16"] * leaderboard.PARAMETERS) if line else None
+
+
+def utilization(parts: Parts, gpu: str) -> Typst:
+    """The share of the bf16 peak that the measured step, or one rank's part, uses without what it computes again."""
+    part = next((part for part in PARTS if part in parts), None)
+    peak = gpu_of(gpu)
+    took = parts[part]["step"] if part else None
+    least = sum(leaderboard.step_flops().values()) / leaderboard.GPUS / peak.bf16 if peak else None
+    return say("This is {share:percent} of the bf16 peak, without what is computed again.", share=ratio(least, took))
+
+
+def one_card(parts: Parts, gpu: str) -> Typst:
+    """The rate of one GPU with all weights."""
+    if "one_card" not in parts or len(parts) == 1:
+        return Typst("")
+    took = parts["one_card"]["step"]
+    return say(
+        "With the update of all weights, a sequence takes {took:s} on one {gpu}: {rate} tokens per second.",
+        took=took,
+        gpu=gpu,
+        rate=round(leaderboard.CONTEXT / took) if took else None,
+    )
+
+
+def derived() -> Answer:
+    """The answer where nothing was measured."""
+    total = sum(leaderboard.step_flops().values())
+    least = {gpu: total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU)}
+    return Answer(
+        "Time",
+        say(
+            "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, uses {share:percent}.",
+            gpu=short(leaderboard.GPU),
+            least=least[leaderboard.GPU],
+            record=leaderboard.RECORD_SECONDS,
+            share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
+        ),
+        say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=least[OTHER_GPU]),
+        evidence=[Captioned(memory_table(), MEMORY, closed_form=True)],
+        reason=paragraph(work(), chosen(leaderboard.GPU), chosen(OTHER_GPU)),
+    )
+
+
+def work() -> Typst:
+    """The step's FLOPs, and the peak that they are compared with."""
     flops = leaderboard.step_flops()
     total = sum(flops.values())
-    least = {gpu: total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU)}
     peak = listed(leaderboard.GPU)
-    return {
-        "given": leaderboard,
-        "time": Answer(
-            "Time",
-            say(
-                "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, uses {share:percent}.",
-                gpu=leaderboard.GPU.removeprefix("NVIDIA "),
-                least=least[leaderboard.GPU],
-                record=leaderboard.RECORD_SECONDS,
-                share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
-            ),
-            say("Two {gpu}s would need at least {least:s}.", gpu=OTHER_GPU, least=least[OTHER_GPU]),
-            evidence=[
-                Captioned(memory_table(), "Memory of a rank by closed form; GB are 10⁹ bytes.", closed_form=True)
-            ],
-            reason=say(
-                "The step has {flops:PFLOP} of matmuls, three times those of its forward pass with causal attention "
-                "counted half; {attention:percent} are attention's, {head:percent} the head's. The peak is "
-                "{peak:TFLOP/s} ({source}). Weights, gradients and moments are in fp32 here; what the forward pass "
-                "saves is under autocast with FlashAttention.",
-                flops=total / 1e15,
-                attention=flops["attention"] / total,
-                head=flops["head"] / total,
-                peak=peak.bf16 / 1e12,
-                source=peak.source,
-            ),
-        ),
-    }
+    return say(
+        "The step has {flops:PFLOP} of matmuls, three times those of its forward pass with causal attention counted "
+        "half; {attention:percent} are attention's, {head:percent} the head's. The peak of a {gpu} is {peak:TFLOP/s} "
+        "({source}).",
+        flops=total / 1e15,
+        attention=flops["attention"] / total,
+        head=flops["head"] / total,
+        gpu=short(leaderboard.GPU),
+        peak=peak.bf16 / 1e12,
+        source=peak.source,
+    )
+
+
+def chosen(gpu: str) -> Typst:
+    """How many blocks a rank computes again on a GPU of its whole memory."""
+    peak = gpu_of(gpu)
+    memory = rank_memory().fitted(peak.memory) if peak else None
+    if memory is None or peak is None or not memory.fits(peak.memory):
+        return Typst("")
+    return say(
+        "Given the {size:GB} of one {gpu}, {again} of {layers} blocks are computed again, but for attention.",
+        size=peak.memory / GB,
+        gpu=short(gpu),
+        again=memory.recomputed,
+        layers=leaderboard.SHAPE.num_layers,
+    )
+
+
+def rank_memory(ranks: int = leaderboard.GPUS, recomputed: int = 0) -> RankMemory:
+    """A rank's memory with bf16 weights and sharded fp32 masters."""
+    return RankMemory(
+        shape=leaderboard.SHAPE,
+        vocab_size=leaderboard.VOCAB_SIZE,
+        tokens=leaderboard.CONTEXT,
+        ranks=ranks,
+        recomputed=recomputed,
+    )
+
+
+def measured_table(parts: Parts) -> Table:
+    """The measured parts."""
+    rows = [
+        [PARTS[part], *(fixed_point(values[name], 0 if name == "recomputed_blocks" else 2) for name in COLUMNS)]
+        for part, values in parts.items()
+    ]
+    return Table(["part", *(title for title, _ in COLUMNS.values())], rows)
 
 
 def memory_table() -> Table:
-    """The memory of a rank: its state, whole or sharded, and what its forward pass leaves, checkpointed or not."""
-    state = leaderboard.STATE_BYTES
+    """The memory of a rank by strategy: its state, and what its forward pass leaves, checkpointed or not."""
+    state, kept = leaderboard.STATE_BYTES, rank_memory()
+    again = rank_memory(recomputed=leaderboard.SHAPE.num_layers)
     rows = {
-        "state, whole on every rank": state,
-        "state, sharded over the ranks": state / leaderboard.GPUS,
-        "saved for backward, nothing computed again": leaderboard.saved_bytes(0),
-        "saved for backward, each block computed again": leaderboard.saved_bytes(1),
+        "fp32 state, whole on every rank": state,
+        "fp32 state, sharded over the ranks": state / leaderboard.GPUS,
+        "bf16 weights, gradients on their way, sharded masters and moments": kept.weights + kept.gradients + kept.state,
+        "autocast saves for backward, nothing computed again": leaderboard.saved_bytes(0),
+        "autocast saves for backward, each block computed again": leaderboard.saved_bytes(1),
+        "bf16 weights and fused passes save, nothing computed again": kept.activations,
+        "bf16 weights and fused passes save, each block but attention computed again": again.activations,
     }
     return Table(["of one rank", "GB"], [[name, f"{size / GB:.1f}"] for name, size in rows.items()])
+
+
+def short(gpu: str) -> str:
+    """A GPU's name without its vendor."""
+    return gpu.removeprefix("NVIDIA ")

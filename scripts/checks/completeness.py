@@ -11,7 +11,7 @@ from scripts.checks import Check, conclude
 from scripts.views.cells import in_words
 from scripts.views.completeness import kinds_of, missing_metrics
 
-DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp")
+DIFFER = ("flash_ablation", "data_parallel", "optimizer_sharding", "fsdp", "training_ladder")
 """Experiments whose contenders differ in what can be measured of them."""
 
 

@@ -50,6 +50,7 @@ BASE = {
     "flash_ablation": {"sequence": 9, "d": 6, "heads": 2, "precision": "fp32"},
     "fsdp": MODEL | ONE_STEP | {"rounds": 1},
     "kernel_profile": MODEL | ONE_STEP | {"mode": "inference"},
+    "leaderboard": MODEL | {"part": "rank", "steps": 1},
     "memory_profile": MODEL,
     "optimizer_sharding": MODEL | ONE_STEP | {"rounds": 1},
 }
@@ -181,6 +182,12 @@ def connected_by(cell, device):
         process_group.process_group(rank, device_of_rank([cell], resolve_device("auto"), rank)),
     ):
         return connect.call_args.args[0]
+
+
+@seen
+def share_of_the_head(found):
+    """How many of the last unit's 256 numbers a rank updates, and whether it communicates."""
+    return found.last("lerp_").output[0], bool(found.named("_reduce_scatter_base_"))
 
 
 def contenders_checked(cell, device):
@@ -396,6 +403,18 @@ EFFECTS = {
         "warmup": Effect(passes, {0: 0, 2: 2}, added=True),
         "steps": Effect(passes, {1: 0, 3: 4}, added=True),  # with and without the profiler
         "mode": modes("inference", "train_step"),
+    },
+    "leaderboard": {
+        "part": Effect(share_of_the_head, {"step": (128, True), "rank": (128, False), "one_card": (256, False)}),
+        "processes": Effect(launched_as, {1: [1], 2: [2]}),
+        "size": Effect(named("silu", lambda call: call.output[-1]), {TINY: 12, OTHER: 20}),
+        "context": Effect(named("embedding", lambda call: call.inputs[1][1]), {6: 6, 7: 7}),
+        "batch_size": Effect(named("embedding", lambda call: call.inputs[1][0]), {3: 3, 4: 4}),
+        "vocab_size": Effect(named("embedding", lambda call: call.inputs[0][0]), {31: 31, 37: 37}),
+        # Of two layers with two norms, in three passes: the first, that of the step, and that without an update.
+        "recomputed": Effect(times("rsqrt"), {0: 0, 1: 6, 2: 12}, added=True, beside={"size": OTHER}),
+        "warmup": Effect(passes, {1: 0, 3: 2}, added=True),
+        "steps": Effect(passes, {1: 0, 3: 4}, added=True),  # with and without an update
     },
     "memory_profile": {
         **OF_A_MODEL,

@@ -1,0 +1,177 @@
+"""The floor of the card: the parts of a training step alone, each as fast as this device computes it.
+
+Matmuls, attention and the update are run at the model's own shapes and counts, in the order of a step, on random normal
+numbers, since power depends on both. What else a step computes is limited by memory: its bytes over a copy's speed.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from cs336_systems.accounting.training_ladder import Load, Product, load_of, pass_bytes, products
+from cs336_systems.accounting.units import MIB
+from cs336_systems.attention import flash_attention
+from cs336_systems.experiments.training_ladder import TrainingLadder
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import release
+from cs336_systems.measure.timing import time_phases
+from cs336_systems.model import TransformerLM
+from cs336_systems.training.adamw import MasterAdamW
+
+REPEATS = 5
+WARMUP = 2
+COPY_BYTES = {"cuda": 2048 * MIB, "cpu": 64 * MIB}
+RATE_ROWS = {"cuda": 4096, "cpu": 512}
+"""Rows of the square matrices whose product is timed in fp32."""
+
+Call = Callable[[], object]
+
+
+def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
+    """Measure what each part of a bf16 step takes alone, and the rates that closed forms need."""
+    load = load_of(cell.size, cell.batch_size, cell.context, cell.vocab_size)
+    rows = []
+    for part in (matmuls, attention, update):
+        rows += list(part(load, device))
+        release(device)
+    speed = copy_speed(device)
+    side = RATE_ROWS[device.type]
+    a, b = (torch.randn(side, side, device=device) for _ in range(2))
+    seconds = time_replayed(lambda: a @ b, device)
+    return [
+        *rows,
+        floor_row("norms and elementwise", [pass_bytes(load) / speed]),
+        summarize("copy_speed", "GB/s", [speed / 1e9]),
+        summarize("matmul_rate", "TFLOP/s", [2e-12 * side**3 / lap for lap in seconds], details={"work": "fp32"}),
+    ]
+
+
+def floor_row(work: str, seconds: list[float]) -> Measurement:
+    """A part of the floor."""
+    return summarize("floor", "ms", [1e3 * lap for lap in seconds], details={"work": work})
+
+
+def matmuls(load: Load, device: torch.device) -> Iterator[Measurement]:
+    """Time all matmuls of a step but attention's in sequence, and those of each shape and kind by themselves."""
+    tensors = {product.name: ProductTensors(product, load.tokens, device) for product in products(load)}
+    head = tensors.pop("head")
+
+    def step() -> None:
+        for layer in range(load.shape.num_layers):
+            for block in tensors.values():
+                block.forward(layer)
+        head.forward(0)
+        head.backward(0)
+        for layer in reversed(range(load.shape.num_layers)):
+            for block in reversed(tensors.values()):
+                block.backward(layer)
+
+    yield floor_row("matmuls", time_replayed(step, device))
+    for each in (*tensors.values(), head):
+        for kind in (each.forward, each.input_gradient, each.weight_gradient):
+            seconds = time_replayed(partial(each.all, kind), device)
+            name = f"{each.product.name}, {kind.__name__.replace('_', ' ')}"
+            yield summarize("alone", "ms", [1e3 * lap for lap in seconds], details={"work": name})
+
+
+class ProductTensors:
+    """Operands and results of one kind of linear map; the weights of each block and their gradients are apart."""
+
+    def __init__(self, product: Product, tokens: int, device: torch.device):
+        self.product = product
+
+        def draw(rows: int, columns: int, scale: float = 1.0) -> Tensor:
+            return torch.randn(rows, columns, device=device, dtype=torch.bfloat16).mul_(scale)
+
+        self.x = draw(tokens, product.d_in)
+        self.gradient = draw(tokens, product.d_out)
+        self.weights = [draw(product.d_out, product.d_in, product.d_in**-0.5) for _ in range(product.count)]
+        self.y, self.x_gradient = torch.empty_like(self.gradient), torch.empty_like(self.x)
+        self.weight_gradients = [torch.empty_like(weight) for weight in self.weights]
+
+    def forward(self, layer: int) -> None:
+        """Compute y [tokens, d_out]."""
+        torch.mm(self.x, self.weights[layer].T, out=self.y)
+
+    def input_gradient(self, layer: int) -> None:
+        """Compute the gradient of x [tokens, d_in]."""
+        torch.mm(self.gradient, self.weights[layer], out=self.x_gradient)
+
+    def weight_gradient(self, layer: int) -> None:
+        """Compute the gradient of a block's weights [d_out, d_in]."""
+        torch.mm(self.gradient.T, self.x, out=self.weight_gradients[layer])
+
+    def backward(self, layer: int) -> None:
+        """Compute both gradients."""
+        self.input_gradient(layer)
+        self.weight_gradient(layer)
+
+    def all(self, kind: Callable[[int], None]) -> None:
+        """Compute one kind of matmul for all blocks."""
+        for layer in range(self.product.count):
+            kind(layer)
+
+
+def attention(load: Load, device: torch.device) -> Iterator[Measurement]:
+    """Time causal attention of all blocks, forward and backward, by this project's kernels."""
+    shape = load.shape
+    size = (load.batch_size, shape.num_heads, load.context, shape.d_model // shape.num_heads)
+    q, k, v, gradient = (torch.randn(size, device=device, dtype=torch.bfloat16) for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def blocks() -> None:
+        for _ in range(shape.num_layers):
+            torch.autograd.grad(flash_attention(q, k, v, is_causal=True), (q, k, v), gradient)
+
+    yield floor_row("attention", time_replayed(blocks, device))
+
+
+def update(load: Load, device: torch.device) -> Iterator[Measurement]:
+    """Time AdamW over all weights in bf16, with split fp32 masters."""
+    shape = load.shape
+    with torch.device("meta"):
+        model = TransformerLM(
+            load.vocab_size, 1, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, rope_theta=1.0
+        )
+    parameters = [
+        nn.Parameter(torch.randn(each.shape, device=device, dtype=torch.bfloat16)) for each in model.parameters()
+    ]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer = MasterAdamW(parameters)
+    optimizer.prepare()
+    yield floor_row("update", time_replayed(optimizer.step, device))
+
+
+def copy_speed(device: torch.device) -> float:
+    """Bytes per second that a copy reads and writes."""
+    source = torch.randn(COPY_BYTES[device.type] // 4, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / min(time_replayed(lambda: target.copy_(source), device))
+
+
+def time_replayed(call: Call, device: torch.device) -> list[float]:
+    """Time a call in seconds, replayed from a CUDA graph so that launches cost nothing; on a CPU directly."""
+
+    def run() -> None:
+        call()
+
+    phase = captured(run, device) if device.type == "cuda" else run
+    _, seconds = time_phases({"": phase}, warmup=WARMUP, steps=REPEATS, device=device)
+    return seconds[""]
+
+
+def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Capture a call, after one that compiles its kernels."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
+    return graph.replay

@@ -1,0 +1,147 @@
+"""The training step of each rung."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
+from cs336_systems.measure.dtypes import dtype_name
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, TransformerLM, run_blocks
+from cs336_systems.sizes import parse_size
+from cs336_systems.training.adamw import MasterAdamW
+from cs336_systems.training.captured_step import WARM_UP_CALLS, CapturedStep
+from cs336_systems.training.fp8 import CAPABILITY, use_fp8
+from cs336_systems.training.fused_model import FusedTransformerLM, fuse
+from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
+from cs336_systems.training_step import precision_context
+
+LEARNING_RATE = 1e-3
+
+
+class RungStep:
+    """A whole training step: forward pass, loss, backward pass and update of AdamW."""
+
+    def __init__(self, rung: Rung, cell: TrainingLadder, tokens: Tensor):
+        """Build a model with random weights on the tokens' device.
+
+        Args:
+            rung: the setting.
+            cell: the model and the batch.
+            tokens: [batch_size, context + 1] integers; they may be overwritten between steps.
+
+        Raises:
+            Unavailable: the device lacks what the rung is about.
+        """
+        require(rung, tokens.device)
+        self.rung = rung
+        self.inputs, self.targets = tokens[:, :-1], tokens[:, 1:]
+        self.model = build_model(rung, cell, tokens.device)
+        self.weights_dtype = " ".join(sorted({dtype_name(weight.dtype) for weight in self.model.parameters()}))
+        self.loss: Tensor
+        self.tail: Callable[..., Tensor] = head_and_loss
+        self.attention_dtype = observe_attention(self.model, lambda: self.compute_loss(self.inputs, self.targets))
+        if rung.passes == "compiled":
+            for block in self.model.blocks:
+                block.compile()
+            self.tail = torch.compile(head_and_loss)
+        self.optimizer = build_optimizer(rung, self.model)
+        self.captured: CapturedStep | None = None
+        if rung.graph:
+            self.captured = CapturedStep(self.compute_loss, self.optimizer, update_during_backward=rung.overlap)
+        elif rung.overlap:
+            assert isinstance(self.optimizer, MasterAdamW)
+            self.optimizer.during_backward()
+
+    def __call__(self) -> None:
+        """Run the step, or replay it; `loss` becomes that of the weights before the update."""
+        self.loss = self.captured(self.inputs, self.targets) if self.captured else self.eager()
+
+    def eager(self) -> Tensor:
+        """Run the step call by call, and return the loss."""
+        self.model.zero_grad(set_to_none=True)
+        loss = self.compute_loss(self.inputs, self.targets)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def compute_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Compute cross-entropy, with the graph for a backward pass."""
+        model = self.model
+        with precision_context("bf16" if self.rung.precision == "autocast" else "fp32", inputs.device):
+            if isinstance(model, FusedTransformerLM):
+                return linear_cross_entropy(model.hidden(inputs), model.lm_head.weight, targets)
+            x = run_blocks(model.token_embedding(inputs), model.blocks)
+            return self.tail(model.final_norm, model.lm_head, x, targets)
+
+    def prepare(self) -> None:
+        """Run as many steps as a graph needs until it is captured; none where there is none."""
+        if self.captured:
+            for _ in range(WARM_UP_CALLS + 1):
+                self()
+
+
+def require(rung: Rung, device: torch.device) -> None:
+    """Check that a device has what a rung is about.
+
+    Raises:
+        Unavailable: it has not.
+    """
+    if rung.graph and device.type != "cuda":
+        raise Unavailable("a CUDA graph needs a CUDA device")
+    if rung.fp8 and torch.cuda.get_device_capability(device) < CAPABILITY:
+        raise Unavailable(f"FP8 matmuls need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
+
+
+def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> TransformerLM:
+    """Build the model; only its weights become bf16, never the tables of angles."""
+    shape = parse_size(cell.size)
+    with device:
+        model = TransformerLM(
+            vocab_size=cell.vocab_size,
+            context_length=cell.context,
+            d_model=shape.d_model,
+            num_layers=shape.num_layers,
+            num_heads=shape.num_heads,
+            d_ff=shape.d_ff,
+            rope_theta=ROPE_THETA,
+            attention=ATTENTION[rung.attention],
+        )
+    if rung.precision == "bf16":
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(torch.bfloat16)
+    if rung.fp8:
+        use_fp8(model)
+    return fuse(model) if rung.passes == "fused" else model
+
+
+def build_optimizer(rung: Rung, model: nn.Module) -> Optimizer:
+    """PyTorch's fused AdamW over fp32 weights, as long as the rung asks for nothing that it lacks; or ours."""
+    if rung.precision != "bf16" and not rung.graph and not rung.overlap:
+        return torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    return MasterAdamW(model.parameters(), lr=LEARNING_RATE)
+
+
+def head_and_loss(norm: nn.Module, head: nn.Module, x: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the next tokens, in fp32, from the blocks' output [batch, context, d_model]."""
+    logits = head(norm(x))
+    return nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def observe_attention(model: TransformerLM, forward: Callable[[], Tensor]) -> str:
+    """Run a forward pass, and say in which dtype the first block's attention got its queries."""
+    block, seen = model.blocks[0], []
+    assert isinstance(block, TransformerBlock)
+    attention = block.attention.attention
+
+    def observed(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
+        seen.append(q.dtype)
+        return attention(q, k, v, is_causal=is_causal)
+
+    block.attention.attention = observed
+    with torch.no_grad():
+        forward()
+    block.attention.attention = attention
+    return dtype_name(seen[0])

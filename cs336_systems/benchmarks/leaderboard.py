@@ -1,0 +1,130 @@
+"""Measure the 2026 leaderboard's training step on two GPUs, or one rank's part of it on one.
+
+Whether the step fits is printed before anything is allocated, and decides how many blocks are computed again.
+
+Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.leaderboard
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from cs336_systems.accounting.fused_training import RankMemory
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.leaderboard import Leaderboard
+from cs336_systems.measure.device_busy import device_busy
+from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.measure.memory import Unavailable, peak_memory, reset_peak
+from cs336_systems.measure.timing import synchronize, time_phases
+from cs336_systems.model import TransformerLM, build_model
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank
+from cs336_systems.sizes import parse_size
+from cs336_systems.training.sharded_step import ShardedStep
+
+HYPERPARAMETERS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
+    """Measure the step, its passes and its update alone, memory, and the time from the process's start to a step."""
+    plan = plan_memory(cell, device)
+    reset_peak(device)
+    runs = make_runs(cell, plan, device)
+    runs["step"]()
+    synchronize(device)
+    cold_start = time.time() - psutil.Process().create_time()
+    seconds: dict[str, list[float]] = {}
+    for name, run in runs.items():
+        warmup = max(0, cell.warmup - 1) if name == "step" else 0
+        seconds |= time_phases({name: run}, warmup=warmup, steps=cell.steps, device=device)[1]
+    if cell.processes > 1:
+        seconds = {name: slowest(laps, device) for name, laps in seconds.items()}
+    return [
+        *(summarize(name, "ms", [1e3 * lap for lap in laps]) for name, laps in seconds.items()),
+        *(row for row in device_busy({"step": runs["step"]}, device) if row.metric == "device_busy"),
+        peak_memory(device),
+        summarize("planned_memory", "MiB", [plan.total / MIB]),
+        summarize("recomputed_blocks", "", [plan.recomputed]),
+        summarize("cold_start", "s", [cold_start]),
+    ]
+
+
+def plan_memory(cell: Leaderboard, device: torch.device) -> RankMemory:
+    """Choose the number of blocks that are computed again, and print whether a rank's step fits.
+
+    Raises:
+        Unavailable: it does not fit.
+    """
+    free = free_memory(device)
+    if cell.processes > 1:
+        least = torch.tensor([free], device=device)
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        free = int(least)
+    plan = cell.memory(free)
+    if cell.processes == 1 or dist.get_rank() == 0:
+        print(plan.verdict(free), file=sys.stderr, flush=True)
+    if not plan.fits(free):
+        raise Unavailable(plan.verdict(free))
+    return plan
+
+
+def slowest(laps: list[float], device: torch.device) -> list[float]:
+    """The seconds of the slowest rank."""
+    most = torch.tensor(laps, dtype=torch.float64, device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.tolist()
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a rank can allocate: free ones on its GPU, or its share of those of the host."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return psutil.virtual_memory().available // ranks
+
+
+def make_runs(cell: Leaderboard, plan: RankMemory, device: torch.device) -> dict[str, Callable[[], None]]:
+    """Build the step, and return what is timed: the step, its passes without an update, and its update alone."""
+    model = build_model(
+        "cs336_systems.model:TransformerLM",
+        parse_size(cell.size),
+        vocab_size=cell.vocab_size,
+        context_length=cell.context,
+        attention="flash",
+        device=device,
+    )
+    assert isinstance(model, TransformerLM)
+    communicates = cell.part == "step" and cell.processes > 1
+    make_update = UpdateInBackward if communicates else partial(UpdateOfOneRank, ranks=plan.ranks)
+    step = ShardedStep(model, recomputed=plan.recomputed, make_update=make_update, **HYPERPARAMETERS)
+    tokens = torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device)
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def whole() -> None:
+        step.run(inputs, targets)
+
+    def passes() -> None:
+        step.update.enabled = False
+        whole()
+        step.update.enabled = True
+
+    largest = max(len(unit.flat) for unit in step.update.units)
+
+    def update() -> None:
+        gradients = torch.randn(largest, dtype=torch.bfloat16, device=device)
+        for number, unit in enumerate(step.update.units):
+            step.update.start(number, gradients[: len(unit.flat)])
+        step.update.wait()
+
+    return {"step": whole, "forward_backward": passes, "update": update}
+
+
+if __name__ == "__main__":
+    from cs336_systems.benchmarks.command_line import main
+
+    main(Leaderboard, measure)

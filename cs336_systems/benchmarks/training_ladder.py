@@ -1,0 +1,149 @@
+"""Time a training step from the first setting to the fastest, rung by rung, and the card's floor below it.
+
+Small models are all alive at once and take turns; of large ones, one after another is built, timed and released.
+
+Launch: python -m cs336_systems.benchmarks.training_ladder --size 2.7B --context 1024 --rungs all
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+
+import torch
+import torch._dynamo  # or an optimizer would import it while the set-up is timed
+
+from cs336_systems.accounting.transformer import parameters
+from cs336_systems.benchmarks.ladder.energy import step_energy
+from cs336_systems.benchmarks.ladder.floor import measure_floor
+from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
+from cs336_systems.benchmarks.ladder.steps import RungStep
+from cs336_systems.benchmarks.runner import measure_or_explain
+from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
+from cs336_systems.measure.device_busy import device_busy
+from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
+from cs336_systems.measure.memory import in_use, peak_memory, release, reset_peak
+from cs336_systems.measure.timing import Stopwatch, time_phases
+from cs336_systems.sizes import parse_size
+
+ROUNDS = 3
+"""Turns of each rung where they take turns."""
+LEAST_STEPS = 3
+LONGEST_S = 4.0
+"""Seconds after which a turn ends, if it has had its least number of steps."""
+HELD_BYTES = 40
+"""Memory per weight that is allowed for each model alive: weights, gradients, moments, and as much of activations."""
+SHARE_HELD = 0.5
+"""Share of the memory that all models together may hold, so that one of them can run."""
+
+
+def measure(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
+    """Measure every rung of a cell, and the floor, or whether the rungs learn."""
+    rungs = rungs_of(cell.rungs)
+    if cell.part == "training":
+        reference = cache(lambda: gradients(FIRST, cell, device))
+        rows = [summarize("entropy", "nat", [chain_entropy()])]
+        for rung in rungs:
+            learned = partial(measure_learning, rung, reference=reference)
+            rows += explained("loss_after", rung, learned, cell, device)
+            release(device)
+        return rows
+    floor = measure_floor(cell, device)
+    together = fit_together(cell, rungs, device)
+    rows = []
+    for group in [rungs] if together else [(rung,) for rung in rungs]:
+        rows += measure_group(group, cell, device)
+        release(device)
+    order = "interleaved" if together else "one after another"
+    return [*rows, *floor, Measurement(metric="order", unit="order", n=1, value=order)]
+
+
+def fit_together(cell: TrainingLadder, rungs: Sequence[Rung], device: torch.device) -> bool:
+    """Whether the models of all rungs can be alive at once."""
+    if device.type != "cuda":
+        return True
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return len(rungs) * HELD_BYTES * parameters(parse_size(cell.size), cell.vocab_size) < SHARE_HELD * memory
+
+
+def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.device) -> list[Measurement]:
+    """Build the steps of some rungs, let them take turns, and measure each."""
+    ready: dict[Rung, RungStep] = {}
+    rows = []
+    for rung in rungs:
+        rows += explained("step", rung, partial(set_up, rung, ready), cell, device)
+    rounds = ROUNDS if len(rungs) > 1 else 1
+    seconds: dict[Rung, list[float]] = {rung: [] for rung in ready}
+    for _ in range(rounds):
+        for rung, step in ready.items():
+            seconds[rung] += timed_steps(step, -(-cell.steps // rounds), device)
+    for rung, step in ready.items():
+        rows += details_of(rung, summaries(step, seconds[rung], device))
+    return rows
+
+
+def set_up(rung: Rung, ready: dict[Rung, RungStep], cell: TrainingLadder, device: torch.device) -> list[Measurement]:
+    """Build and warm up a rung's step, which is ready from then on."""
+    torch.manual_seed(0)  # the same weights and tokens for all
+    stopwatch, before = Stopwatch(device), in_use(device)
+    step = RungStep(rung, cell, torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device))
+    reset_peak(device)
+    step.prepare()
+    time_phases({"step": step}, warmup=cell.warmup, steps=0, device=device)
+    ready[rung] = step
+    rows = [
+        summarize("setup", "s", [stopwatch.lap()]),
+        peak_memory(device, above=before),
+        observed_dtype("weights_dtype", step.weights_dtype),
+        observed_dtype("attention_dtype", step.attention_dtype),
+    ]
+    return list(details_of(rung, rows))
+
+
+def observed_dtype(metric: str, dtype: str) -> Measurement:
+    """A type that was seen."""
+    return Measurement(metric=metric, unit="dtype", n=1, value=dtype)
+
+
+def timed_steps(step: RungStep, steps: int, device: torch.device) -> list[float]:
+    """Time steps in seconds, after one that is not: fewer where they take long."""
+    seconds: list[float] = []
+    while len(seconds) < min(steps, LEAST_STEPS) or (len(seconds) < steps and sum(seconds) < LONGEST_S):
+        _, laps = time_phases({"step": step}, warmup=0 if seconds else 1, steps=1, device=device)
+        seconds += laps["step"]
+    return seconds
+
+
+def summaries(step: RungStep, seconds: Sequence[float], device: torch.device) -> Iterator[Measurement]:
+    """Summarize a rung's times, and measure its energy and for how long the device is busy."""
+    yield summarize("step", "ms", [1e3 * lap for lap in seconds])
+    yield step_energy(step, 1e3 * statistics.median(seconds), device)
+    yield from (row for row in device_busy({"step": step}, device) if row.metric in TrainingLadder.metrics)
+
+
+def explained(
+    metric: str,
+    rung: Rung,
+    measure_rung: Callable[[TrainingLadder, torch.device], list[Measurement]],
+    cell: TrainingLadder,
+    device: torch.device,
+) -> list[Measurement]:
+    """Measure a rung, or say at a metric why it could not be: that costs no other rung."""
+    rows = measure_or_explain(measure_rung, cell, device)
+    if rows[0].metric != WHOLE_CELL:
+        return rows
+    release(device)
+    (row,) = rows
+    return list(details_of(rung, [dataclasses.replace(row, metric=metric, unit=TrainingLadder.metrics[metric])]))
+
+
+def details_of(rung: Rung, rows: Sequence[Measurement] | Iterator[Measurement]) -> Iterator[Measurement]:
+    """The same rows as a rung's."""
+    for row in rows:
+        yield dataclasses.replace(row, details={"rung": rung.name})
+
+
+if __name__ == "__main__":
+    from cs336_systems.benchmarks.command_line import main
+
+    main(TrainingLadder, measure)

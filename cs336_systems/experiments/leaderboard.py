@@ -1,0 +1,84 @@
+"""Parameters of the 2026 leaderboard's training step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import Ge
+
+from cs336_systems.accounting.fused_training import RankMemory
+from cs336_systems.experiments.base import Experiment, Positive, Size
+from cs336_systems.sizes import parse_size
+
+AUTO = -1
+"""As few blocks as the device's memory allows."""
+RANKS = 2
+"""GPUs of the leaderboard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaderboard(Experiment):
+    """Measure the leaderboard's training step, or one rank's part of it: bf16 weights, fp32 masters, exact AdamW."""
+
+    name: ClassVar[str] = "leaderboard"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "step": "ms",
+        "forward_backward": "ms",
+        "update": "ms",
+        "device_busy": "ms",
+        "peak_memory": "MiB",
+        "planned_memory": "MiB",
+        "recomputed_blocks": "",
+        "cold_start": "s",
+    }
+    timed: ClassVar[str] = "step"
+    settings: ClassVar[tuple[str, ...]] = ("context", "batch_size", "vocab_size", "recomputed", "warmup", "steps")
+    numeric_tests: ClassVar[tuple[str, ...]] = (
+        "test_model",
+        "parallel.test_update_in_backward",
+        "training.test_sharded_step",
+    )
+
+    part: Literal["step", "rank", "one_card"] = "step"
+    """step: the whole step, on all processes. rank: what each of two ranks does, without the other: all layers on its
+    own sequences, the loss, and the update of half of the weights. one_card: the same with the update of all weights,
+    which is a whole step with half of the sequences."""
+    processes: Literal[1, 2] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    """Processes that measure together, one per GPU where there are GPUs; only in a step do they communicate."""
+    size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    context: Positive = 32_768
+    """Tokens per sequence."""
+    batch_size: Positive = 1
+    """Sequences per rank."""
+    vocab_size: Positive = 151_936
+    """Rows of the embedding and of the output head."""
+    recomputed: Annotated[int, Ge(AUTO)] = AUTO
+    """Blocks that are computed again in the backward pass, except for attention; -1: as few as memory allows."""
+    warmup: Positive = 1
+    """Steps run before timing begins; the first one ends the cold start."""
+    steps: Positive = 3
+    """Steps timed."""
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that share the update."""
+        return {"step": self.processes, "rank": RANKS, "one_card": 1}[self.part]
+
+    def memory(self, free: float) -> RankMemory:
+        """A rank's memory by closed form; if `recomputed` is AUTO, with as few of these blocks as `free` bytes need."""
+        shape = parse_size(self.size)
+        memory = RankMemory(
+            shape=shape,
+            vocab_size=self.vocab_size,
+            tokens=self.batch_size * self.context,
+            ranks=self.ranks,
+            recomputed=min(self.recomputed, shape.num_layers),
+        )
+        return memory.fitted(free) if self.recomputed == AUTO else memory
+
+    @classmethod
+    def planned_samples(cls, cell: Any, metric: str) -> int | None:
+        """Each step is a sample."""
+        return cell.steps if metric in ("step", "forward_backward", "update") else None

@@ -1,0 +1,137 @@
+"""Parameters of the training ladder, and its rungs: settings of one training step, from first to fastest."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator
+
+from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A training step in one setting."""
+
+    name: str
+    title: str
+    precision: Literal["fp32", "autocast", "bf16"] = "fp32"
+    """autocast: bf16 over fp32 weights; bf16: weights in bf16, with fp32 masters in the optimizer."""
+    attention: Literal["plain", "flash"] = "plain"
+    """flash: this project's kernels."""
+    passes: Literal["eager", "compiled", "fused"] = "eager"
+    """Norms, rotations and activations: op by op; blocks through torch.compile, one by one; or fused kernels, with
+    packed matmuls and a linear cross-entropy in chunks."""
+    graph: bool = False
+    """Whether the whole step is replayed from a CUDA graph."""
+    overlap: bool = False
+    """Whether parameters are updated under the backward pass."""
+    fp8: bool = False
+    """Whether the blocks' matmuls compute in FP8, the head's not."""
+    without: str = ""
+    """The rung that is taken out of the top; empty on the ladder itself."""
+
+    @property
+    def apart(self) -> "Rung":
+        """The same with the update after the backward pass, call by call."""
+        return replace(self, graph=False, overlap=False)
+
+
+FIRST = Rung(name="fp32", title="fp32, eager")
+_AUTOCAST = replace(FIRST, name="autocast", title="bf16 autocast", precision="autocast")
+_ATTENTION = replace(_AUTOCAST, name="attention", title="our attention", attention="flash")
+_MASTERS = replace(_ATTENTION, name="masters", title="bf16 weights, fp32 masters", precision="bf16")
+_COMPILED = replace(_MASTERS, name="compiled", title="blocks compiled", passes="compiled")
+_FUSED = replace(_MASTERS, name="fused", title="fused passes and loss", passes="fused")
+_GRAPH = replace(_FUSED, name="graph", title="CUDA graph", graph=True)
+TOP = replace(_GRAPH, name="overlap", title="update under backward", overlap=True)
+"""The last rung, with all that is exact."""
+LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP)
+"""The rungs in order: each adds to the one before it; fused passes replace the compiler."""
+FP8 = replace(TOP, name="fp8", title="FP8 matmuls", passes="compiled", fp8=True)
+"""Apart from the ladder: its matmuls are less exact. The compiler fuses the scaling into the passes."""
+LEFT_OUT = (
+    replace(TOP, name="no_attention", title="plain attention", attention="plain", without="attention"),
+    replace(TOP, name="no_masters", title="bf16 autocast", precision="autocast", without="masters"),
+    replace(TOP, name="no_fused", title="blocks compiled", passes="compiled", without="fused"),
+    replace(TOP, name="no_graph", title="no CUDA graph", graph=False, without="graph"),
+)
+"""The top without one rung each; without the update under the backward pass it is the rung before it."""
+RUNGS: Mapping[str, Rung] = {rung.name: rung for rung in (*LADDER, FP8, *LEFT_OUT)}
+"""All rungs by name."""
+GROUPS: Mapping[str, tuple[Rung, ...]] = {
+    "ladder": (*LADDER, FP8),
+    "all": tuple(RUNGS.values()),
+    "from_masters": (*LADDER[LADDER.index(_MASTERS) :], FP8),
+}
+"""Names of several rungs."""
+
+
+def rungs_of(text: str) -> tuple[Rung, ...]:
+    """The rungs that a cell names, in order, each once.
+
+    >>> [rung.name for rung in rungs_of("fp32,graph")]
+    ['fp32', 'graph']
+
+    Raises:
+        ValueError: there is no such rung.
+    """
+    found: dict[str, Rung] = {}
+    for name in text.split(","):
+        if name not in RUNGS and name not in GROUPS:
+            raise ValueError(f"rungs is {text!r}; allowed, separated by commas: {', '.join([*GROUPS, *RUNGS])}")
+        found |= {rung.name: rung for rung in GROUPS.get(name, (RUNGS.get(name, FIRST),))}
+    return tuple(found.values())
+
+
+def _known_rungs(text: str) -> str:
+    rungs_of(text)
+    return text
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLadder(Experiment):
+    """Time a training step from the first setting to the fastest, and what its parts take alone on this device."""
+
+    name: ClassVar[str] = "training_ladder"
+    metrics: ClassVar[Mapping[str, str]] = {
+        "step": "ms",
+        "device_busy": "ms",
+        "launches": "",
+        "energy": "J",
+        "setup": "s",
+        "peak_memory": "MiB",
+        "order": "order",
+        "weights_dtype": "dtype",
+        "attention_dtype": "dtype",
+        "floor": "ms",
+        "alone": "ms",
+        "copy_speed": "GB/s",
+        "matmul_rate": "TFLOP/s",
+        "loss_after": "nat",
+        "entropy": "nat",
+        "gradient_error": "",
+        "identical": "",
+    }
+    details: ClassVar[tuple[str, ...]] = ("rung", "work")
+    timed: ClassVar[str] = "step"
+    numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention_gpu",)
+
+    size: Size = "small"
+    """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as
+    NAME:d_model=N,d_ff=N,num_layers=N,num_heads=N."""
+    batch_size: Positive = 4
+    """Sequences per batch."""
+    context: Positive = 512
+    """Tokens per sequence."""
+    vocab_size: Positive = 10_000
+    """Rows of the embedding and of the output head."""
+    rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
+    """What is measured, separated by commas: fp32, autocast, attention, masters, compiled, fused, graph, overlap, fp8,
+    no_attention, no_masters, no_fused, no_graph; ladder: up to fp8; from_masters: from there up to fp8; all."""
+    part: Literal["steps", "training"] = "steps"
+    """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients."""
+    warmup: NonNegative = 2
+    """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
+    steps: Positive = 9
+    """Steps timed; fewer where they take long. Of part training: steps of training."""

@@ -1,0 +1,421 @@
+"""AdamW for bf16 weights with exact fp32 masters, in one pass over memory.
+
+    model = model.to(torch.bfloat16)
+    optimizer = MasterAdamW(model.parameters(), lr=3e-4)
+    loss.backward()
+    optimizer.step(scale=clip_scale(model.parameters(), max_norm=1.0))
+
+With 26 bytes per parameter and step, the update is limited by memory bandwidth alone. It is computed in fp32 whatever
+the weights' dtype, so small updates are not lost in bf16's eight bits.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from cs336_systems.training.master_weights import join_master, split_master
+from cs336_systems.training.under_backward import UnderBackward
+
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = False
+if HAS_TRITON:
+    from cs336_systems.attention.launcher import INTERPRETED
+    from cs336_systems.training.adamw_kernel import Row, UpdateTable
+
+DTYPES = (torch.bfloat16, torch.float32)
+HYPERPARAMETERS = ("lr", "beta1", "beta2", "eps", "weight_decay")
+"""In the order in which the kernel reads them."""
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "amsgrad": (False,),
+    "maximize": (False,),
+    "foreach": (None, True, False),
+    "fused": (None, True, False),
+    "capturable": (True, False),
+    "differentiable": (False,),
+}
+"""Options of torch.optim.AdamW, each with the values that change no result here."""
+
+
+class MasterAdamW(Optimizer):
+    """AdamW (Loshchilov & Hutter 2019, algorithm 2) with fp32 masters and moments; semantics of torch.optim.AdamW.
+
+    bf16 parameters keep the rest of their fp32 master as an int16 remainder in the state; fp32 parameters are their own
+    masters. On a GPU one Triton kernel updates all parameters, without a synchronization: the step can be captured in
+    a CUDA graph after one call of `prepare`. A parameter without a gradient is skipped.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        **unsupported: Any,
+    ):
+        """Wrap parameters; their state is allocated by `prepare` or the first step.
+
+        Args:
+            params: bf16 or fp32 parameters, or groups of them.
+            lr: learning rate. Schedulers may set it; inside a CUDA graph it is read from the device, where
+                `upload_hyperparameters` writes it.
+            betas: decay of the first and of the second moment per step.
+            eps: added to the denominator.
+            weight_decay: decoupled weight decay, multiplied by lr.
+            unsupported: options of torch.optim.AdamW, accepted at values that change nothing.
+
+        Raises:
+            TypeError: an argument does not exist.
+            ValueError: a value is out of range, or an option or a parameter is not supported.
+        """
+        for name, value in unsupported.items():
+            if name not in UNSUPPORTED:
+                raise TypeError(f"MasterAdamW has no argument {name}")
+            if value not in UNSUPPORTED[name]:
+                raise ValueError(f"MasterAdamW does not support {name}={value}; leave it out")
+        self._begin()
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def _begin(self) -> None:
+        self._hooked = False
+        self._tables: dict[tuple[torch.device, torch.dtype], _Table] = {}
+        self._captured: list[_Table] = []  # which graphs read
+        # By device, the tensor that the kernel reads, and the values that are in it.
+        self._hyperparameters: dict[torch.device, tuple[Tensor, list[list[Any]]]] = {}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, each of which is checked."""
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        _check_group(group)
+        for parameter in group["params"]:
+            _check_parameter(parameter)
+        self._tables.clear()
+        self._hyperparameters.clear()
+
+    @torch.no_grad()
+    def prepare(self) -> None:
+        """Allocate the state of all parameters that require gradients, and upload hyperparameters.
+
+        Call it before a step is captured in a CUDA graph; nothing is updated.
+        """
+        parameters = [p for p in self._parameters() if p.requires_grad or p.grad is not None]
+        for parameter in parameters:
+            self._allocate(parameter)
+        for table in self._current_tables(parameters):
+            table.compile()
+        self.upload_hyperparameters()
+
+    def upload_hyperparameters(self) -> None:
+        """Write changed hyperparameters to the device; before the replay of a graph that holds a step."""
+        for device, (tensor, uploaded) in self._hyperparameters.items():
+            for number, group in enumerate(self.param_groups):
+                for column, value in enumerate(_values(group)):
+                    if isinstance(value, Tensor):
+                        tensor[number, column].copy_(value.to(device, non_blocking=True))
+                    elif value != uploaded[number][column]:
+                        tensor[number, column].fill_(value)
+                        uploaded[number][column] = value
+
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], float] | None = None, *, scale: Tensor | None = None
+    ) -> float | None:
+        """Update the parameters that have gradients.
+
+        Args:
+            closure: computes the loss, and gradients.
+            scale: factor of the gradients, one number on their device, as `clip_scale` returns it.
+
+        Returns:
+            the closure's result.
+
+        Raises:
+            ValueError: a gradient is sparse or has another dtype than its parameter, or `scale` is given while updates
+                run under the backward pass.
+        """
+        if self._hooked and scale is not None:
+            raise ValueError("scale is given while updates run under the backward pass, which needs all gradients")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update([p for p in dict.fromkeys(self._parameters()) if p.grad is not None], scale)
+        return loss
+
+    def during_backward(self) -> UnderBackward:
+        """Update each parameter as soon as its gradient is accumulated, and free the gradient.
+
+        On a GPU the updates run on a stream of their own, under the rest of the backward pass; backward returns when
+        the current stream waits for them. Hyperparameters are those of the backward call, and `step` has nothing left
+        to do. What needs all gradients at once is impossible: clipping by their global norm, accumulation over several
+        backward passes (each would update), and gradients that are read afterwards.
+
+        Returns:
+            a handle whose `remove` ends this.
+
+        Raises:
+            RuntimeError: updates already run under the backward pass.
+        """
+        if self._hooked:
+            raise RuntimeError("updates already run under the backward pass; remove the first handle before")
+        self._hooked = True
+        return UnderBackward(self._parameters(), self._update, self._unhook)
+
+    def masters(self) -> dict[torch.nn.Parameter, Tensor]:
+        """The fp32 master of each parameter: a new tensor for a bf16 parameter, the parameter itself for others."""
+        return {p: self._master(p) for p in self._parameters()}
+
+    @torch.no_grad()
+    def load_masters(self, masters: Mapping[torch.nn.Parameter, Tensor]) -> None:
+        """Set parameters to fp32 masters, such as the weights before the model was cast to bf16, in place."""
+        for parameter, master in masters.items():
+            self._allocate(parameter)
+            master = master.detach().to(parameter.device, torch.float32)
+            if parameter.dtype is torch.float32:
+                parameter.copy_(master)
+                continue
+            weight, remainder = split_master(master)
+            parameter.copy_(weight)
+            self.state[parameter]["remainder"].copy_(remainder)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of a MasterAdamW, or of a torch.optim.AdamW; tensors that a graph holds are kept, and filled.
+
+        Weights are not part of it: a model's bf16 weights are loaded before or after, with the model. A state without
+        remainders, as torch.optim.AdamW's, leaves the masters as they are: load the fp32 weights with `load_masters`.
+        """
+        existing = dict(self.state)
+        super().load_state_dict({**state_dict, "state": {}})
+        for group in self.param_groups:
+            _check_group(group)
+        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        self.state.update(existing)
+        for number, parameter in zip(numbers, self._parameters(), strict=True):
+            saved = state_dict["state"].get(number)
+            if saved is None:
+                for value in self.state.get(parameter, {}).values():
+                    value.zero_()
+                continue
+            self._allocate(parameter)
+            for name, value in self.state[parameter].items():
+                if name in saved:
+                    _fill(name, value, torch.as_tensor(saved[name]))
+
+    def _unhook(self) -> None:
+        self._hooked = False
+
+    def _parameters(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.param_groups for parameter in group["params"]]
+
+    def _master(self, parameter: torch.nn.Parameter) -> Tensor:
+        if parameter.dtype is torch.float32:
+            return parameter.detach()
+        state = self.state.get(parameter)
+        return join_master(parameter.detach(), state["remainder"]) if state else parameter.detach().float()
+
+    def _allocate(self, parameter: torch.nn.Parameter) -> None:
+        """Make the state of a parameter that has none."""
+        state = self.state[parameter]
+        if state:
+            return
+        if _capturing(parameter):
+            raise RuntimeError("a parameter has no state yet; call prepare() before a step is captured in a CUDA graph")
+        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+        state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+        state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
+        if parameter.dtype is torch.bfloat16:
+            state["remainder"] = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
+
+    def _update(self, parameters: list[torch.nn.Parameter], scale: Tensor | None) -> None:
+        """Update parameters that have gradients."""
+        for parameter in parameters:
+            _check_gradient(parameter)
+            self._allocate(parameter)
+        on_host = [p for p in parameters if not _runs_kernel(p)]
+        group_of = {p: group for group in self.param_groups for p in group["params"]} if on_host else {}
+        for parameter in on_host:
+            _update_on_host(parameter, self.state[parameter], group_of[parameter], scale)
+        on_device = [p for p in parameters if _runs_kernel(p)]
+        if not on_device:
+            return
+        tables = self._current_tables(on_device)
+        if _capturing(on_device[0]):
+            self._captured.extend(table for table in tables if table not in self._captured)
+        else:
+            self.upload_hyperparameters()
+        for table in tables:
+            table.update(on_device, scale)
+        torch.autograd.graph.increment_version(on_device)
+
+    def _current_tables(self, parameters: list[torch.nn.Parameter]) -> "list[_Table]":
+        """The tables of some parameters, made anew if a parameter is missing or has moved."""
+        kinds = dict.fromkeys((p.device, p.dtype) for p in parameters if _runs_kernel(p))
+        for device, dtype in kinds:
+            table = self._tables.get((device, dtype))
+            needed = [p for p in parameters if (p.device, p.dtype) == (device, dtype)]
+            if table is None or not table.holds(needed):
+                if _capturing(needed[0]):
+                    raise RuntimeError("parameters are new or have moved; call prepare() before a CUDA graph is made")
+                self._tables[device, dtype] = self._make_table(device, dtype)
+        return [self._tables[kind] for kind in kinds]
+
+    def _make_table(self, device: torch.device, dtype: torch.dtype) -> "_Table":
+        groups = self.param_groups
+        known = self._hyperparameters.get(device)
+        if known is None or len(known[1]) != len(groups):
+            rows = len(groups), len(HYPERPARAMETERS)
+            known = torch.zeros(rows, dtype=torch.float64, device=device), [[None] * rows[1] for _ in groups]
+            self._hyperparameters[device] = known
+        members = {
+            p: number
+            for number, group in enumerate(groups)
+            for p in group["params"]
+            if p.numel() and (p.device, p.dtype) == (device, dtype) and self.state.get(p)
+        }
+        return _Table(members, self.state, known[0])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_tables" not in self.__dict__:  # unpickled or copied
+            self._begin()
+        super().__setstate__(state)
+
+
+class _Table:
+    """An UpdateTable with the parameters it is about."""
+
+    def __init__(self, groups: Mapping[torch.nn.Parameter, int], states: Mapping[Any, Any], hyperparameters: Tensor):
+        self.number = {parameter: number for number, parameter in enumerate(groups)}
+        self.addresses = [parameter.data_ptr() for parameter in groups]
+        self.hyperparameters = hyperparameters
+        rows = []
+        for parameter, group in groups.items():
+            state = states[parameter]
+            moments = state["exp_avg"], state["exp_avg_sq"]
+            rows.append(Row(parameter.detach(), state.get("remainder"), *moments, state["step"], group))
+        self.device = hyperparameters.device
+        self.one = torch.ones((), dtype=torch.float32, device=self.device)
+        self.table = UpdateTable(rows, hyperparameters)
+
+    def holds(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
+        """Whether all parameters are in the table, at the addresses they have now."""
+        numbers = ((p, self.number.get(p)) for p in parameters if p.numel())
+        return all(number is not None and self.addresses[number] == p.data_ptr() for p, number in numbers)
+
+    def compile(self) -> None:
+        """Launch both kernels for a tensor without gradient: they are compiled and loaded, and change nothing."""
+        self._launch([None], 0, None)
+
+    def update(self, parameters: Iterable[torch.nn.Parameter], scale: Tensor | None) -> None:
+        """Update those of the parameters that are in the table."""
+        gradients = {self.number[p]: _like(p, p.grad) for p in parameters if p in self.number}
+        if gradients:
+            first, last = min(gradients), max(gradients)
+            self._launch([gradients.get(number) for number in range(first, last + 1)], first, scale)
+
+    def _launch(self, gradients: list[Tensor | None], first: int, scale: Tensor | None) -> None:
+        scale = self.one if scale is None else scale.to(self.device, torch.float32)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                self.table.update(gradients, scale, first)
+        else:
+            self.table.update(gradients, scale, first)
+
+
+def _values(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A group's hyperparameters in the order of HYPERPARAMETERS."""
+    return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
+
+
+def _check_group(group: Mapping[str, Any]) -> None:
+    """Refuse hyperparameters that are out of range, and options that are not supported."""
+    for name, allowed in UNSUPPORTED.items():
+        if group.get(name, allowed[0]) not in allowed:
+            raise ValueError(f"MasterAdamW does not support {name}={group[name]}; leave it out")
+    for name, value in zip(HYPERPARAMETERS, _values(group), strict=True):
+        if isinstance(value, Tensor):
+            if name != "lr" or value.numel() != 1:
+                raise ValueError(f"{name} is a tensor of {value.numel()} elements; allowed: a number, for lr a scalar")
+            continue
+        if not value >= 0 or (name.startswith("beta") and not value < 1):
+            limits = "numbers in [0, 1)" if name.startswith("beta") else "numbers from 0"
+            raise ValueError(f"{name} is {value}; allowed: {limits}")
+
+
+def _check_parameter(parameter: Tensor) -> None:
+    """Refuse parameters whose memory the kernel cannot walk through."""
+    if parameter.dtype not in DTYPES:
+        raise ValueError(f"a parameter is of dtype {parameter.dtype}; allowed: {', '.join(map(str, DTYPES))}")
+    if not _is_dense(parameter):
+        shown = f"shape {list(parameter.shape)} and strides {list(parameter.stride())}"
+        raise ValueError(f"a parameter of {shown} has gaps in memory; allowed: dense parameters")
+
+
+def _check_gradient(parameter: Tensor) -> None:
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is not torch.strided:
+        raise ValueError("MasterAdamW does not support sparse gradients; use dense ones, or torch.optim.SparseAdam")
+    if gradient.dtype is not parameter.dtype:
+        raise ValueError(f"a gradient is of dtype {gradient.dtype}; allowed: its parameter's, {parameter.dtype}")
+
+
+def _is_dense(x: Tensor) -> bool:
+    """Whether the elements fill their memory without gaps, in any order of axes."""
+    expected = 1
+    for stride, size in sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _fill(name: str, value: Tensor, saved: Tensor) -> None:
+    """Copy a saved tensor of the state."""
+    if saved.shape != value.shape:
+        raise ValueError(f"{name} is of shape {list(saved.shape)}; allowed: its parameter's, {list(value.shape)}")
+    value.copy_(saved)
+
+
+def _runs_kernel(parameter: Tensor) -> bool:
+    return HAS_TRITON and (parameter.is_cuda or INTERPRETED)
+
+
+def _capturing(parameter: Tensor) -> bool:
+    return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _like(parameter: Tensor, gradient: Tensor | None) -> Tensor:
+    """The gradient in its parameter's memory layout."""
+    assert gradient is not None
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+
+
+def _update_on_host(
+    parameter: Tensor, state: dict[str, Tensor], group: Mapping[str, Any], scale: Tensor | None
+) -> None:
+    """The kernel's formula in PyTorch."""
+    assert parameter.grad is not None
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    gradient = parameter.grad.float()
+    if scale is not None:
+        gradient = gradient * scale.to(gradient.device)
+    split = parameter.dtype is torch.bfloat16
+    master = join_master(parameter.detach(), state["remainder"]) if split else parameter.detach()
+    state["step"] += 1
+    step = float(state["step"])
+    state["exp_avg"].lerp_(gradient, 1 - beta1)
+    state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    denominator = (state["exp_avg_sq"].sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
+    master.mul_(1 - lr * group["weight_decay"]).addcdiv_(state["exp_avg"], denominator, value=-lr / (1 - beta1**step))
+    if split:
+        weight, remainder = split_master(master)
+        parameter.copy_(weight)
+        state["remainder"].copy_(remainder)

@@ -1,0 +1,169 @@
+"""Cross-entropy of a linear output layer, without all logits in memory."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from cs336_systems.attention.autocast import autocast_inputs, without_autocast
+
+HAS_TRITON = find_spec("triton") is not None
+INTERPRETED = False
+if HAS_TRITON:
+    from cs336_systems.attention.launcher import INTERPRETED
+    from cs336_systems.training.cross_entropy_kernel import cross_entropy_in_place, scale_in_place
+
+DTYPES = (torch.bfloat16, torch.float32)
+LOGITS_BYTES = 512 * 2**20
+"""Memory for the logits of one chunk of tokens."""
+ROW = 64
+"""Logits of a token start at a multiple of so many elements: vector loads, whatever the vocabulary."""
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None, ignore_index: int = -100
+) -> Tensor:
+    """Mean cross-entropy of the logits hidden @ weight.T, computed for a chunk of tokens at a time.
+
+    The gradients are made in the forward pass: once a chunk's logits are there, one kernel turns them into their own
+    gradient, and the matmuls for the gradients of hidden and weight follow. The logits are never stored, so memory is
+    that of one chunk. The weight's gradient is accumulated over chunks in fp32. Under torch.compile it runs eagerly.
+
+    Args:
+        hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
+        weight: [vocabulary, d], of the same dtype; may be shared with an embedding.
+        targets: integers in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target makes the
+            loss NaN; on a CPU it is an error.
+        chunk: tokens per chunk; by default as many as have logits of 512 MiB.
+        ignore_index: target of tokens that do not count.
+
+    Returns:
+        the mean over the tokens that count, an fp32 scalar; NaN if none does.
+
+    Raises:
+        ValueError: shapes or dtypes do not match, or chunk is not positive.
+        RuntimeError: backward runs twice through the same loss.
+
+    Source: the idea is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al. 2024).
+    """
+    hidden, weight = autocast_inputs(hidden, weight)
+    _check(hidden, weight, targets, chunk)
+    tokens, vocabulary = targets.numel(), len(weight)
+    if chunk is None:
+        chunk = max(1, LOGITS_BYTES // (_padded(vocabulary) * hidden.element_size()))
+    # As few chunks as possible, of equal sizes.
+    chunks = max(1, -(-tokens // chunk))
+    arguments = hidden.flatten(0, -2), weight, targets.flatten(), -(-tokens // chunks), ignore_index
+    # The kernels' launches and the gradients' reuse of memory are not for the compiler to rearrange.
+    apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
+    loss: Tensor = apply(*arguments)
+    return loss
+
+
+def _apply(*arguments: Any) -> Tensor:
+    return _LinearCrossEntropy.apply(*arguments, torch.is_grad_enabled())
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """apply(hidden [tokens, d], weight, targets [tokens], chunk, ignore_index, whether gradients are wanted)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, ignore_index: int, wanted: bool
+    ) -> Tensor:
+        need_hidden, need_weight = (wanted and needed for needed in ctx.needs_input_grad[:2])
+        tokens, vocabulary = len(targets), len(weight)
+        several = chunk < tokens
+        logits = hidden.new_empty(min(chunk, tokens), _padded(vocabulary))[:, :vocabulary]
+        counted = (targets != ignore_index).sum()
+        factor = 1 / counted.float()
+        losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if need_hidden else None
+        grad_weight = None
+        if need_weight:
+            grad_weight = torch.empty_like(weight, dtype=torch.float32 if several else None)
+        with without_autocast(hidden):
+            for start in range(0, tokens, chunk):
+                part = slice(start, start + chunk)
+                x, y = hidden[part], targets[part]
+                z = logits[: len(x)]
+                torch.mm(x, weight.T, out=z)
+                _gradients_in_place(z, y, factor, losses[part], ignore_index, need_hidden or need_weight)
+                if grad_hidden is not None:
+                    torch.mm(z, weight, out=grad_hidden[part])
+                if grad_weight is not None:
+                    _add_matmul(grad_weight, z.T, x, first=start == 0)
+        if grad_weight is not None:
+            grad_weight = grad_weight.to(weight.dtype) if tokens else grad_weight.zero_()
+        ctx.gradients = grad_hidden, grad_weight
+        return losses.sum() * factor
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise RuntimeError("linear_cross_entropy cannot run backward twice: its gradients are made once, in place")
+        gradients, ctx.gradients = ctx.gradients, None
+        for gradient in gradients:
+            if gradient is not None:
+                _scale_in_place(gradient, grad_loss)
+        return *gradients, None, None, None, None
+
+
+def _padded(vocabulary: int) -> int:
+    """Elements from one row of logits to the next."""
+    return -(-vocabulary // ROW) * ROW
+
+
+def _runs_kernel(x: Tensor) -> bool:
+    return HAS_TRITON and (x.is_cuda or INTERPRETED)
+
+
+def _gradients_in_place(
+    logits: Tensor, targets: Tensor, factor: Tensor, losses: Tensor, ignore_index: int, gradients: bool
+) -> None:
+    """Write each token's loss and, if wanted, turn the logits into factor times the gradient of their summed loss."""
+    if _runs_kernel(logits):
+        cross_entropy_in_place(logits, targets, factor, losses, ignore_index, gradients)
+        return
+    wide = logits.float()
+    losses.copy_(nn.functional.cross_entropy(wide, targets, ignore_index=ignore_index, reduction="none"))
+    if gradients:
+        counts = targets != ignore_index
+        probabilities = wide.softmax(-1)
+        probabilities[counts, targets[counts]] -= 1
+        logits.copy_(torch.where(counts[:, None], probabilities * factor, 0))
+
+
+def _add_matmul(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
+    """Add a @ b to the total, or begin with it; the total is fp32 or of their dtype."""
+    if total.dtype == a.dtype:
+        torch.addmm(total, a, b, beta=0 if first else 1, out=total)
+    elif a.is_cuda:
+        torch.addmm(total, a, b, beta=0 if first else 1, out_dtype=torch.float32, out=total)
+    else:
+        torch.addmm(total, a.float(), b.float(), beta=0 if first else 1, out=total)
+
+
+def _scale_in_place(x: Tensor, factor: Tensor) -> None:
+    if _runs_kernel(x):
+        scale_in_place(x, factor)
+    else:
+        x.mul_(factor)
+
+
+def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -> None:
+    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+        shapes = f"{list(hidden.shape)} and {list(weight.shape)}"
+        raise ValueError(f"hidden and weight have shapes {shapes}; allowed: [..., d] and [vocabulary, d]")
+    if targets.shape != hidden.shape[:-1]:
+        raise ValueError(f"targets have shape {list(targets.shape)}; allowed: hidden's, {list(hidden.shape[:-1])}")
+    if hidden.dtype not in DTYPES or weight.dtype != hidden.dtype:
+        allowed = " or ".join(map(str, DTYPES))
+        raise ValueError(f"hidden and weight are {hidden.dtype} and {weight.dtype}; allowed: both {allowed}")
+    if targets.is_floating_point() or targets.is_complex():
+        raise ValueError(f"targets are {targets.dtype}; allowed: integers")
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk is {chunk}; allowed: whole numbers from 1")

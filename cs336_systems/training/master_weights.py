@@ -1,0 +1,22 @@
+"""An fp32 master weight as a bf16 weight and an int16 remainder.
+
+The bf16 weight is the master rounded half up (away from zero), so that the bits of the master are exactly
+(bf16 bits << 16) + remainder. A separate fp32 master next to the bf16 weight would take two more bytes.
+"""
+
+import torch
+from torch import Tensor
+
+NAN_BITS = 0x7FC00000
+
+
+def split_master(master: Tensor) -> tuple[Tensor, Tensor]:
+    """Split fp32 numbers into bf16 and int16 of the same shape; all numbers that are not one become the same NaN."""
+    bits = torch.where(master.isnan(), NAN_BITS, master.view(torch.int32))
+    high = (bits + 0x8000) >> 16
+    return high.to(torch.int16).view(torch.bfloat16), (bits - (high << 16)).to(torch.int16)
+
+
+def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
+    """The fp32 numbers, exactly, from bf16 weights and int16 remainders of the same shape."""
+    return ((weight.view(torch.int16).to(torch.int32) << 16) + remainder).view(torch.float32)

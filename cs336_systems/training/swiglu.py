@@ -1,0 +1,93 @@
+"""SwiGLU's activation in one pass over memory, by itself or with the linear map that follows."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from cs336_systems.attention.autocast import autocast_inputs, without_autocast
+from cs336_systems.training.dispatch import HAS_TRITON, runs_kernels, wide_dtype
+
+if HAS_TRITON:
+    from cs336_systems.training.triton_swiglu import SwiGLUActivation, swiglu_backward, swiglu_forward
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """Compute silu(gate) * up, the hidden layer of a SwiGLU feed-forward network.
+
+    On a GPU, each direction is one Triton kernel. It computes in fp32 and rounds once.
+
+    Args:
+        gate_up: the output of one matmul for both, [..., 2 d_ff]: gate, then up; bf16, fp16 or fp32.
+
+    Returns:
+        [..., d_ff], in the dtype of gate_up.
+
+    Raises:
+        ValueError: the last axis has an odd length.
+
+    Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 5.
+    """
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up must be [..., 2 d_ff], got shape {list(gate_up.shape)}.")
+    hidden: Tensor = SwiGLUActivation.apply(gate_up) if runs_kernels(gate_up) else _formula(gate_up)
+    return hidden
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
+    """Compute swiglu(gate_up) @ weight.T without keeping the hidden layer for the backward pass.
+
+    The backward kernel, which reads gate and up anyway, computes the hidden layer again: 2 d_ff bytes less memory per
+    token in bf16, for as many bytes more to write. Under torch.compile it runs eagerly.
+
+    Args:
+        gate_up: as for swiglu, [..., 2 d_ff].
+        weight: of the linear map, [d_model, d_ff].
+
+    Returns:
+        [..., d_model].
+    """
+    gate_up, weight = autocast_inputs(gate_up, weight)
+    output: Tensor = _SwiGLULinear.apply(gate_up, weight)
+    return output
+
+
+class _SwiGLULinear(torch.autograd.Function):
+    """swiglu_linear as an autograd function: apply(gate_up, weight)."""
+
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor, weight: Tensor) -> Tensor:
+        """Save gate_up and the weight."""
+        ctx.save_for_backward(gate_up, weight)
+        with without_autocast(gate_up):
+            hidden = swiglu_forward(gate_up) if runs_kernels(gate_up) else _formula(gate_up)
+            return torch.nn.functional.linear(hidden, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Compute the hidden layer again, along with the gradient of gate_up."""
+        gate_up, weight = ctx.saved_tensors
+        with without_autocast(gate_up):
+            d_hidden = d_output @ weight
+            if runs_kernels(gate_up):
+                d_gate_up, hidden = swiglu_backward(gate_up, d_hidden, recompute=True)
+            else:
+                d_gate_up, hidden = _formula_backward(gate_up, d_hidden)
+            d_weight = d_output.flatten(0, -2).T @ hidden.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return d_gate_up, d_weight
+
+
+def _formula(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.to(wide_dtype(gate_up)).chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up).to(gate_up.dtype)
+
+
+def _formula_backward(gate_up: Tensor, d_hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the gradient of gate_up, and the hidden layer."""
+    with torch.enable_grad():
+        leaf = gate_up.detach().requires_grad_()
+        hidden = _formula(leaf)
+    return torch.autograd.grad(hidden, leaf, d_hidden)[0], hidden.detach()

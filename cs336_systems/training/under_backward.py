@@ -1,0 +1,87 @@
+"""Optimizer updates that run under the backward pass."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+IN_FLIGHT = 512 * 2**20
+"""Bytes of gradients whose updates may be pending before the backward pass waits for the oldest."""
+
+
+class UnderBackward:
+    """Hooks that update each parameter as soon as its gradient is accumulated, and free the gradient.
+
+    On a GPU the updates run on a stream of their own. The stream that called backward waits for them at its end.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        update: Callable[[list[nn.Parameter], Tensor | None], None],
+        on_removal: Callable[[], None],
+    ):
+        """Install the hooks.
+
+        Args:
+            parameters: those that require no gradient are left out.
+            update: updates a list of parameters that have gradients, on the current stream, with factor None.
+            on_removal: called by `remove`.
+        """
+        self._apply = update
+        self._on_removal = on_removal
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._in_flight: deque[tuple[Tensor, torch.cuda.Event]] = deque()
+        self._bytes = 0
+        self._backward = -1
+        trained = [p for p in dict.fromkeys(parameters) if p.requires_grad]
+        self._handles = [p.register_post_accumulate_grad_hook(self._update) for p in trained]
+
+    def remove(self) -> None:
+        """Remove the hooks: gradients are kept again, for the optimizer's step."""
+        for handle in self._handles:
+            handle.remove()
+        self._on_removal()
+
+    @torch.no_grad()
+    def _update(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        assert parameter.grad is not None, "the hook runs after accumulation"
+        if parameter.is_cuda:
+            self._update_aside(parameter, parameter.grad)
+        else:
+            self._apply([parameter], None)
+        parameter.grad = None
+
+    def _update_aside(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        backward = torch._C._current_graph_task_id()  # another one after a backward pass that raised an error
+        if backward != self._backward:
+            self._backward = backward
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+        side = self._stream(parameter.device)
+        side.wait_stream(torch.cuda.current_stream(parameter.device))
+        with torch.cuda.stream(side):
+            self._apply([parameter], None)
+            done = side.record_event()
+        # The allocator may hand out the gradient's memory again once its update is over, so the backward pass waits
+        # for that; record_stream would keep all gradients of a step that is captured in a CUDA graph.
+        self._in_flight.append((gradient, done))
+        self._bytes += gradient.nbytes
+        while self._bytes > IN_FLIGHT:
+            self._free_oldest()
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)
+        return self._streams[device]
+
+    def _free_oldest(self) -> None:
+        gradient, done = self._in_flight.popleft()
+        self._bytes -= gradient.nbytes
+        torch.cuda.current_stream(gradient.device).wait_event(done)
+
+    def _finish(self) -> None:
+        """Wait for all updates; the engine calls this at the end of the backward pass."""
+        while self._in_flight:
+            self._free_oldest()

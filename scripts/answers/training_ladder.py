@@ -1,0 +1,328 @@
+"""Answers to `training_ladder`: how fast a model trains here, what brings it there, and how far the card's floor is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
+from cs336_systems.experiments.training_ladder import FIRST, RUNGS
+from scripts.checks.training_ladder import SCATTER
+from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Typst, measured
+from scripts.views.data import first, measured_machine, one
+from scripts.views.training_ladder import (
+    SHAPE,
+    ends,
+    fastest,
+    floor_table,
+    gain_table,
+    ladders,
+    losses,
+    rung_table,
+    utilization,
+)
+
+NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothing of it."
+WORTH = 0.02
+"""Share of a step that a rung must save to be recommended: less lies between two launches."""
+RUNG: Columns = {
+    "": {
+        "": "{label}",
+        "batch": "{batch_size} × {context}",
+        "rung": "{shown}",
+        "step / ms": "{step:.2f}",
+        "p20–p80": "{p20:.2f}–{p80:.2f}",
+        "n": "{n:.0f}",
+        "busy / ms": "{device_busy:.2f}",
+        "launches": "{launches:.0f}",
+        "× floor": "{over:.2f}",
+        "MFU / %": "{mfu:.1f}",
+        "J": "{energy:.1f}",
+        "peak / GiB": "{peak_memory:GiB}",
+        "set-up / s": "{setup:.1f}",
+    }
+}
+SIZES: Columns = {
+    "": {
+        "": "{label}",
+        "batch": "{batch_size} × {context}",
+        "first": "{first}",
+        "ms": "{first_step:sig}",
+        "fastest": "{title}",
+        "ms ": "{step:sig}",
+        "floor / ms": "{floor:.1f}",
+        "× floor": "{over:.2f}",
+        "MFU / %": "{mfu:.1f}",
+        "tokens/s": "{tokens:.0f}",
+        "mJ/token": "{millijoules:.1f}",
+    }
+}
+LEARNING: Columns = {
+    "": {
+        "": "{title}",
+        "loss / nat": "{loss:.4f}",
+        "std": "{std:.4f}",
+        "seeds": "{n:.0f}",
+        "gradients' error / %": "{percent:.2f}",
+        "same bits": "{same}",
+    }
+}
+ENDS = ("gain", "expected")
+
+
+def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """The section's answers."""
+    table = tables["training_ladder"]
+    rungs = rung_table(table)
+    rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda found: 100 * found["utilization"])
+    found = ends(rungs)
+    return {
+        "fastest": how_fast(table, rungs, found),
+        "sizes": sizes(rungs),
+        "advice": advice(table, rungs, found),
+        "gains": gains(table, found),
+        "learning": learning(table),
+        "measured": len(rungs) > 0,
+    }
+
+
+def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
+    """The fastest step of the largest model that was measured from the first rung on."""
+    best, begin = (fastest(found[-1]), found[-1].iloc[0]) if found else (None, None)
+    shown = rungs.assign(
+        shown=[
+            f"last rung, {row['title']}" if RUNGS[row["rung"]].without else row["title"] for _, row in rungs.iterrows()
+        ]
+    )
+    return Answer(
+        asked="How fast, and how far from the floor",
+        verdict=say(
+            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its floor.",
+            machine=measured_machine({"": table}),
+            best=best,
+        ),
+        more=paragraph(
+            say(
+                "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
+                "{gain:times} the first step's.",
+                best=best,
+                gain=None if best is None or begin is None else begin["step"] / best["step"],
+            ),
+            say("The matmuls reach {best[utilization]:percent} of the dense bf16 peak.", best=best),
+        ),
+        evidence=["training_ladder"] if found else [],
+        reason=paragraph(
+            say(
+                "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
+                "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
+                "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
+                parts=floor_of(table, best),
+            ),
+            conventions(best),
+        ),
+        details=[
+            Captioned(
+                grid(shown, RUNG, text_columns=3),
+                "Every rung of every cell: medians; floor: the parts of a bf16 step alone; MFU: FLOPs of matmuls "
+                "without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a "
+                "step.",
+                long=True,
+            )
+        ],
+        missing=NEEDS_GPU,
+    )
+
+
+def floor_of(table: DataFrame, row: Series | None) -> Series | None:
+    """The parts of the floor below a rung."""
+    if row is None:
+        return None
+    return one(floor_table(table), **{name: row[name] for name in SHAPE})
+
+
+def conventions(best: Series | None) -> Any:
+    """The same step in each convention of counting FLOPs."""
+    if best is None or not measured(best["utilization"]):
+        return NOTHING
+    shares = [
+        say(
+            "{share:percent} ({name})",
+            share=utilization(best, embedding=embedding, causal=causal),
+            name=name,
+        )
+        for name, (embedding, causal) in MFU_CONVENTIONS.items()
+    ]
+    return say("Counted in other ways, the same step reaches {shares:listing}.", shares=shares[1:])
+
+
+def sizes(rungs: DataFrame) -> Answer:
+    """First, fastest and floor of each cell."""
+    lines = []
+    for ladder in ladders(rungs):
+        begin, best = ladder.iloc[0], fastest(ladder)
+        name = "fp32" if begin["rung"] == FIRST.name else begin["title"]
+        lines.append({**best, "first": name, "first_step": begin["step"], "millijoules": 1e3 * best["joules"]})
+    told = DataFrame(lines, columns=["over", *(lines[0] if lines else [])])
+    told = told.loc[:, ~told.columns.duplicated()].dropna(subset=["over"]).sort_values("over")
+    nearest = first(told)
+    return Answer(
+        asked="All sizes",
+        verdict=say(
+            "The fastest steps take {over:span times} their floors ({cells}).",
+            over=[told["over"].min(), told["over"].max()],
+            cells=count(len(told), "cell"),
+        ),
+        evidence=[
+            Captioned(
+                grid(DataFrame(lines), SIZES, text_columns=3),
+                "The first and the fastest rung measured of each cell, medians (web edition), and the sum of what "
+                "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
+            )
+        ],
+        reason=paragraph(
+            say(
+                "The closest is {row[label]} with {row[batch_size]} × {row[context]} tokens.",
+                row=nearest,
+            ),
+            NOTHING if nearest is None else in_fp8(rungs, lines[-1]),
+        ),
+        missing=NEEDS_GPU,
+    )
+
+
+def in_fp8(rungs: DataFrame, best: Mapping[str, Any]) -> Typst:
+    """The time in FP8, which is apart from the ladder, where the fastest step of a cell is known."""
+    return say(
+        "FP8, which is less exact and not among them, takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
+        "{row[context]} tokens, against {best[step]:ms}.",
+        row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
+        best=best,
+    )
+
+
+def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
+    """The first rungs to climb, by what each rung saves of the step before it."""
+    shares = {
+        ladder["label"].iloc[0]: worth_doing(gain_table(table, ladder).set_index("title")["gain"], ladder)
+        for ladder in found
+    }
+    largest = found[-1]["label"].iloc[0] if found else None
+    order = list(shares[largest]) if largest else []
+    left = left_out(rungs, found)
+    return Answer(
+        asked="What to do first",
+        verdict=say("For {size} do first: {order:listing}.", size=largest, order=order[:2]),
+        more=say("Then what saves at least {worth:percent} of a step: {order:listing}.", worth=WORTH, order=order[2:]),
+        reason=paragraph(
+            *(
+                say("For {size} the order is {order:listing}.", size=size, order=list(each))
+                for size, each in shares.items()
+                if size != largest
+            ),
+            say("Taken out of the last rung, alone, each would cost: {left:listing}.", left=left),
+        ),
+        missing=NEEDS_GPU,
+    )
+
+
+def worth_doing(gained: Series, ladder: DataFrame) -> Mapping[str, float]:
+    """Rungs in the order of what they save, those that save less than WORTH of the fastest step left out."""
+    least = WORTH * fastest(ladder)["step"]
+    return gained[gained > least].sort_values(ascending=False).to_dict()
+
+
+def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
+    """The cost of the last rung without each of the others, for the largest model."""
+    if not found:
+        return []
+    first = found[-1].iloc[0]
+    cell = rungs[(rungs[["size", "batch_size", "context"]] == first[["size", "batch_size", "context"]]).all(axis=1)]
+    steps = cell.set_index("rung")["step"]
+    if "overlap" not in steps:
+        return []
+    without = {name: rung.without for name, rung in RUNGS.items() if rung.without and name in steps}
+    return [
+        say("{title} {cost:ms}", title=RUNGS[taken].title, cost=steps[name] - steps["overlap"])
+        for name, taken in without.items()
+    ]
+
+
+def gains(table: DataFrame, found: list[DataFrame]) -> Answer:
+    """Each rung's gain next to its closed form."""
+    tables = {ladder["label"].iloc[0]: gain_table(table, ladder) for ladder in found}
+    lines: dict[str, dict[str, Any]] = {}
+    for place, each in enumerate(tables.values()):
+        for _, row in each.iterrows():
+            line = lines.setdefault(row["title"], {"title": row["title"]})
+            line |= {f"gain{place}": row["gain"], f"expected{place}": row["expected"]}
+    names = [f"{end}{place}" for place in range(len(tables)) for end in ENDS]
+    columns = {label: {f"{end} / ms": f"{{{end}{place}:.1f}}" for end in ENDS} for place, label in enumerate(tables)}
+    known = pandas.concat([each.dropna() for each in tables.values()]) if tables else DataFrame(columns=["gain"])
+    reached = int((known["gain"] >= 0.5 * known["expected"]).sum()) if len(known) else 0
+    return Answer(
+        asked="Gains and closed forms",
+        verdict=say(
+            "{reached} of {all} gains reach half of what their closed forms promise.",
+            reached=reached,
+            all=len(known) or None,
+        ),
+        evidence=[
+            Captioned(
+                grid(DataFrame(list(lines.values()), columns=["title", *names]), {"": {"": "{title}"}, **columns}),
+                "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
+                "promises at the rates measured in the same job. –: no closed form, or not measured.",
+            )
+        ],
+        reason=say(
+            "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
+            "alone, bytes at a copy's speed. That of the graph is the time for which the device waited for the host in "
+            "the step before; that of the update under the backward pass is the whole update, as if it were free."
+        ),
+    )
+
+
+def learning(table: DataFrame) -> Answer:
+    """Whether the rungs learn as fp32 does."""
+    found = losses(table)
+    exact, others = one(found, rung=FIRST.name), found[~found["rung"].isin([FIRST.name, "fp8"])]
+    alike = None
+    if exact is not None and len(others):
+        alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
+    shown = found.assign(
+        title=[title_of(row) for _, row in found.iterrows()],
+        same=found["identical"].map({1.0: "yes", 0.0: "no"}).fillna("–"),
+        percent=100 * found["error"],
+    )
+    return Answer(
+        asked="Does it learn",
+        verdict=say(
+            tell(
+                alike,
+                "All {rungs} later rungs learn as fp32 does, within the scatter of its seeds.",
+                "Not all of {rungs} rungs end within the scatter of fp32's seeds.",
+            ),
+            rungs=len(others),
+        ),
+        evidence=[
+            Captioned(
+                grid(shown, LEARNING),
+                "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
+                "against fp32; whether two trainings end with the same bits.",
+            )
+        ],
+        reason=say(
+            "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "
+            "deviations over {exact[n]:whole} seeds in fp32. Gradients of a first step are compared with fp32's.",
+            scatter=SCATTER,
+            exact=exact,
+        ),
+    )
+
+
+def title_of(row: Series) -> str:
+    """A rung, and the one that it leaves out."""
+    without = RUNGS[row["rung"]].without
+    return row["title"] + (f" (without {RUNGS[without].title})" if without else "")

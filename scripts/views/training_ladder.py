@@ -1,0 +1,145 @@
+"""The training ladder: one row per rung of each cell, the floor below it, and what each rung gains."""
+
+from collections.abc import Iterator, Mapping
+
+import pandas
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.training_ladder import Load, Rates, expected_gains, load_of, matmul_flops, step_flops
+from cs336_systems.experiments.training_ladder import LADDER, RUNGS
+from cs336_systems.measure.gpus import gpu_of
+from scripts.views.data import select, size_order
+
+SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
+PARTS = ("matmuls", "attention", "update", "norms and elementwise")
+"""The parts of the floor."""
+METRICS = ["step", "device_busy", "launches", "energy", "setup", "peak_memory"]
+EXACT = [rung.name for rung in LADDER]
+
+
+def load_of_row(row: Series) -> Load:
+    """The work of a row's step."""
+    return load_of(row["size"], int(row["batch_size"]), int(row["context"]), int(row["vocab_size"]))
+
+
+def rung_table(table: DataFrame) -> DataFrame:
+    """One row per timed rung of each cell, small to large, in the order of the rungs.
+
+    Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN where there is none; `p20`, `p80` and `n` of the step;
+    `gpu`; `floor`, ms, NaN unless every part was measured; `over`, the step over its floor; `utilization`, of the dense
+    bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per token.
+    """
+    rows = select(table, part="steps", status="ok")
+    keys = [*SHAPE, "rung"]
+    numeric = rows[rows["metric"].isin(METRICS) & (rows["rung"] != "")]
+    wide = numeric.pivot_table(index=keys, columns="metric", values="median", aggfunc="first").reindex(columns=METRICS)
+    whole = select(numeric, metric="step").drop_duplicates(keys).set_index(keys)
+    wide = wide.join(whole[["p20", "p80", "n", "gpu", "gpu_memory"]], how="inner").reset_index()
+    floors = floor_table(table)
+    wide = wide.merge(floors[[*SHAPE, "floor"]], on=SHAPE, how="left")
+    wide["title"] = [RUNGS[name].title for name in wide["rung"]]
+    wide["over"] = wide["step"] / wide["floor"]
+    wide["tokens"] = 1e3 * wide["batch_size"] * wide["context"] / wide["step"]
+    wide["joules"] = wide["energy"] / (wide["batch_size"] * wide["context"])
+    wide["utilization"] = [utilization(row) for _, row in wide.iterrows()]
+    sizes, rungs = size_order(wide), list(RUNGS)
+    order = wide.assign(size=wide["size"].map(sizes.index), rung=wide["rung"].map(rungs.index))
+    return wide.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
+
+
+def utilization(row: Series, *, embedding: bool = False, causal: bool = True) -> float | None:
+    """FLOPs of a step over its time and the dense bf16 peak; None on a device whose peak is not listed."""
+    peak = gpu_of(row["gpu"])
+    flops = step_flops(load_of_row(row), embedding=embedding, causal=causal)
+    return flops / (row["step"] / 1e3) / peak.flops("bf16") if peak else None
+
+
+def floor_table(table: DataFrame) -> DataFrame:
+    """One row per cell with a floor: SHAPE, the median of each of PARTS in ms, and their sum `floor`.
+
+    The sum is NaN if a part is missing.
+    """
+    rows = select(table, metric="floor").drop_duplicates([*SHAPE, "work"])
+    wide = rows.pivot(index=SHAPE, columns="work", values="median").reindex(columns=list(PARTS))
+    return wide.assign(floor=wide.sum(axis=1, skipna=False)).reset_index()
+
+
+def ladders(rungs: DataFrame) -> Iterator[DataFrame]:
+    """The rungs of each cell that are on the ladder, FP8 and what leaves a rung out not among them."""
+    for _, rows in rungs.groupby(SHAPE, sort=False):
+        ladder = rows[rows["rung"].isin(EXACT)]
+        if len(ladder):
+            yield ladder
+
+
+def fastest(ladder: DataFrame) -> Series:
+    """The fastest rung of one cell."""
+    return ladder.sort_values("step").iloc[0]
+
+
+def ends(rungs: DataFrame) -> list[DataFrame]:
+    """The ladders of the smallest and of the largest model that begin in fp32, each at its longest context."""
+    whole = [ladder for ladder in ladders(rungs) if ladder["rung"].iloc[0] == EXACT[0] and len(ladder) > 1]
+    if not whole:
+        return []
+    sizes = size_order(pandas.concat(whole))
+    chosen = dict.fromkeys((sizes[0], sizes[-1]))
+    return [
+        max((each for each in whole if each["size"].iloc[0] == size), key=lambda each: each["context"].iloc[0])
+        for size in chosen
+    ]
+
+
+def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
+    """One row per rung of one cell but its first: `title`, `gain` over the rung before, and `expected`, ms.
+
+    `expected` is the closed form at the rates that were measured in the same job; of the graph, the time for which the
+    device waited in the step before; NaN where neither is known.
+    """
+    expected = closed_forms(table, ladder)
+    rows = []
+    for (_, before), (_, row) in zip(ladder.iterrows(), list(ladder.iterrows())[1:], strict=False):
+        closed = expected.get(row["rung"])
+        if row["rung"] == "graph":
+            closed = before["step"] - before["device_busy"]
+        follows = EXACT.index(row["rung"]) == EXACT.index(before["rung"]) + 1
+        if row["rung"] == "fused":  # against eager passes, which it replaces like the compiler
+            eager = ladder[ladder["rung"] == "masters"]
+            before, follows = (eager.iloc[0], True) if len(eager) else (before, False)
+        if follows:
+            gain = {"rung": row["rung"], "title": row["title"], "before": before["title"]}
+            rows.append({**gain, "gain": before["step"] - row["step"], "expected": closed})
+    return DataFrame(rows, columns=["rung", "title", "before", "gain", "expected"])
+
+
+def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:
+    """What each rung should gain at the rates of this cell, ms; empty if they were not measured."""
+    first = ladder.iloc[0]
+    cell = select(table, **{name: first[name] for name in SHAPE}, part="steps")
+    load = load_of_row(first)
+    matmuls = select(cell, metric="floor", work="matmuls")
+    copy, fp32 = select(cell, metric="copy_speed"), select(cell, metric="matmul_rate", work="fp32")
+    if not (len(matmuls) and len(copy) and len(fp32)):
+        return {}
+    rates = Rates(
+        bf16=matmul_flops(load) / (matmuls["median"].iloc[0] / 1e3),
+        fp32=1e12 * fp32["median"].iloc[0],
+        copy=1e9 * copy["median"].iloc[0],
+    )
+    return expected_gains(load, rates)
+
+
+def losses(table: DataFrame) -> DataFrame:
+    """One row per rung that has been trained: `rung`, `title`, `loss`, its mean; `std` and `n`; `error`; `identical`.
+
+    `error` is that of its gradients.
+    """
+    rows = select(table, part="training", status="ok")
+    rows = rows[rows["rung"] != ""]
+    wide = rows.pivot_table(index="rung", columns="metric", values="mean", aggfunc="first")
+    wide = wide.reindex(columns=["loss_after", "gradient_error", "identical"])
+    wide.columns = ["loss", "error", "identical"]
+    spread = select(rows, metric="loss_after").drop_duplicates("rung").set_index("rung")[["std", "n"]]
+    wide = wide.join(spread, how="inner").reset_index()
+    wide["title"] = [RUNGS[name].title for name in wide["rung"]]
+    return wide.loc[wide["rung"].map(list(RUNGS).index).sort_values().index]

@@ -1,0 +1,63 @@
+"""Runs a test file again with its kernels in Triton's interpreter, which must be chosen before they are defined."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def run_interpreted(file: str) -> None:
+    """Run the tests of a file on a CPU in the interpreter, in a process of their own."""
+    if INTERPRETED:
+        pytest.skip("runs in the interpreter already")
+    if find_spec("triton") is None:
+        pytest.skip("needs Triton")
+    import triton
+
+    version = tuple(int(x) for x in triton.__version__.split(".")[:2])
+    if version < (3, 7) and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
+        pytest.skip(f"the interpreter of Triton {triton.__version__} fails with NumPy {numpy.__version__}")
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", file]
+    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def uses_kernel(result, name: str) -> bool:
+    """Whether a result of this device was computed by the kernels of an autograd function, as it must be."""
+    expected = f"{name}Backward" if INTERPRETED or result.is_cuda else None
+    return expected is None or result.grad_fn.name() == expected
+
+
+def rounding(dtype, device: str) -> float:
+    """The error allowed of a result, relative to its norm in float64.
+
+    Kernels compute in fp32 and round a 16-bit result once: half an eps; the interpreter truncates bf16. Plain PyTorch
+    rounds sums of rounded gradients. An fp32 result has the rounding errors of a few operations.
+    """
+    eps = torch.finfo(dtype).eps
+    if dtype == torch.float32:
+        return 4 * eps
+    rounds_once = device == "cuda" or (INTERPRETED and dtype == torch.float16)
+    return 0.55 * eps if rounds_once else 1.2 * eps
+
+
+def assert_close(got, want, limit: float) -> None:
+    """Check a result by its error relative to the norm of the result in float64."""
+    error = ((got.double() - want).norm() / want.norm()).item()
+    assert error <= limit, f"{error:.2e} > {limit:.2e}"
+
+
+def need_gpu_memory(gigabytes: int) -> None:
+    """Skip a test on a GPU that has less free memory."""
+    free = torch.cuda.mem_get_info()[0] / 1e9
+    if free < gigabytes:
+        pytest.skip(f"needs {gigabytes} GB of GPU memory, {free:.0f} are free")

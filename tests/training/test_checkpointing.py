@@ -1,0 +1,109 @@
+"""Selective checkpointing: the same gradients, attention once, less memory."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.model import TransformerLM
+from cs336_systems.training.checkpointing import checkpoint_blocks
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+ATTENTION = torch.ops.cs336_systems.attention_forward.default
+
+
+class Calls(TorchDispatchMode):
+    """Counts calls of two operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = self.matmuls = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.attention += function is ATTENTION
+        self.matmuls += function is torch.ops.aten.mm.default
+        return function(*arguments, **(options or {}))
+
+
+def make(device, attention=flash_attention, layers=3):
+    torch.manual_seed(0)
+    with torch.device(device):
+        return TransformerLM(50, 64, 32, layers, 2, 64, 1e4, attention=attention).to(torch.bfloat16)
+
+
+def gradients(model, device):
+    ids = torch.arange(2 * 48, device=device).view(2, 48) % 50
+    model.zero_grad()
+    model(ids).float().square().mean().backward()
+    return [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("blocks", [0, 2, None])
+@pytest.mark.parametrize("keep", [True, False])
+def test_gradients_are_the_same(keep, blocks, device):
+    if device == "cuda":
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        plain, ours = make(device), make(device)
+        checkpoint_blocks(ours, blocks, keep_attention=keep)
+        assert list(plain.state_dict()) == list(ours.state_dict())
+        for a, b in zip(gradients(plain, device), gradients(ours, device), strict=True):
+            assert torch.equal(a, b)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(("keep", "attention"), [(True, 3), (False, 5)])
+def test_attention_runs_once(keep, attention):
+    counts = []
+    for blocks in (0, 2):
+        model = make("cpu")
+        checkpoint_blocks(model, blocks, keep_attention=keep)
+        with Calls() as calls:
+            gradients(model, "cpu")
+        counts.append(calls)
+    assert counts[0].attention == 3
+    assert counts[1].attention == attention
+    # Of seven matmuls per block, the last one's result is needed by nobody.
+    assert counts[1].matmuls - counts[0].matmuls == 2 * 6
+
+
+def saved_bytes(model):
+    """Memory that the graph of a forward pass keeps, without parameters and what is not of a block."""
+    kept = {}
+
+    def pack(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    parameters = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    x = torch.randn(2, 64, 32, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = model.blocks[0](x)
+    return y, sum(size for address, size in kept.items() if address not in parameters)
+
+
+def test_a_compiled_block_keeps_input_output_and_lse():
+    model, reference = make("cpu", layers=1), make("cpu", layers=1)
+    checkpoint_blocks(model)
+    for m in (model, reference):
+        m.blocks[0].compile(backend="aot_eager_decomp_partition", fullgraph=True)
+    tokens, d, heads = 128, 32, 2
+    for keep, (y, size) in {True: saved_bytes(model), False: saved_bytes(reference)}.items():
+        y.sum().backward()
+        least = tokens * (2 * d + 2 * d + 4 * heads)
+        assert (size == least) == keep, f"{size} bytes, input, output and L are {least}"
+    for a, b in zip(gradients(model, "cpu"), gradients(reference, "cpu"), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-4)
+
+
+def test_mistakes_are_refused():
+    with pytest.raises(ValueError, match="blocks is 4; allowed: 0 to 3"):
+        checkpoint_blocks(make("cpu"), 4)
+    with pytest.raises(ValueError, match="block 0 does not call flash_attention"):
+        checkpoint_blocks(make("cpu", plain_attention))
+    model = make("cpu")
+    checkpoint_blocks(model, 1)
+    with pytest.raises(ValueError, match="block 0 is checkpointed already"):
+        checkpoint_blocks(model)

@@ -1,0 +1,125 @@
+"""FP8 linear layers against float64, and against matmuls of what was rounded."""
+
+import pytest
+import torch
+from torch import nn
+
+from cs336_systems.model import TransformerLM
+from cs336_systems.training.fp8 import E4M3, E5M2, Fp8Linear, fp8_linear, use_fp8
+
+FP8 = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 tensor cores"
+)
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, FP8])]
+
+
+def results(function, x, weight, grad):
+    leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
+    y = function(*leaves)
+    return y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))
+
+
+def make_inputs(device, outlier=1.0):
+    generator = torch.Generator().manual_seed(0)
+    x, weight, grad = (torch.randn(shape, generator=generator) for shape in ((3, 16, 48), (80, 48), (3, 16, 80)))
+    x[0, 0] *= outlier
+    return [t.to(device, torch.bfloat16) for t in (x, weight / 7, grad * 1e-4)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rowwise", [False, True])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_the_error_is_that_of_the_format(dtype, rowwise, device):
+    inputs = make_inputs(device)
+    exact = results(lambda x, w: x @ w.T, *(t.double() for t in inputs))
+    ours = results(lambda x, w: fp8_linear(x, w, rowwise=rowwise, gradient_dtype=dtype), *inputs)
+    # Rounding to 3 (2) bits of mantissa is off by 2.6 % (5.1 %) in the mean square. A sum of products has the error of
+    # its terms, which have two roundings.
+    limit = {E4M3: 0.045, E5M2: 0.07}
+    for x, reference, allowed in zip(ours, exact, (limit[E4M3], limit[dtype], limit[dtype]), strict=True):
+        assert x.dtype is torch.bfloat16
+        error = (x.double() - reference).norm() / reference.norm()
+        assert 0.01 < error < allowed, "rounded to FP8, and no worse"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_one_scale_per_row_confines_an_outlier(device):
+    inputs = make_inputs(device, outlier=1e6)
+    exact = results(lambda x, w: x @ w.T, *(t.double() for t in inputs))[0]
+
+    def error(rowwise):
+        y = results(lambda x, w: fp8_linear(x, w, rowwise=rowwise), *inputs)[0]
+        return ((y.double() - exact)[1:].norm() / exact[1:].norm()).item()
+
+    assert error(rowwise=True) < 0.045 < 0.5 < error(rowwise=False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_numbers_that_fp8_holds_are_exact(rowwise, device):
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randint(-7, 8, s, generator=generator).float() for s in ((32, 48), (64, 48), (32, 64))]
+    for t in inputs:
+        t[0], t[:, 0] = 7, 7  # so that all scales are 7 / 448 or 7 / 57344 and all integers up to 7 have few bits
+    inputs = [t.to(device, torch.bfloat16) for t in inputs]
+    expected = results(lambda x, w: x @ w.T, *(t.double() for t in inputs))
+    ours = results(lambda x, w: fp8_linear(x, w, rowwise=rowwise, gradient_dtype=E4M3), *inputs)
+    for x, reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(x.double(), reference, rtol=2**-8, atol=1e-3)
+
+
+def test_zeros_and_frozen_weights():
+    x, weight = torch.zeros(16, 32, requires_grad=True), torch.randn(16, 32)
+    y = fp8_linear(x, weight)
+    y.sum().backward()
+    assert (y == 0).all()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_model_trains_with_the_layers_that_fit(device):
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = TransformerLM(100, 16, 32, 2, 2, 40, 1e4)
+    names = list(model.state_dict())
+    left = use_fp8(model)
+    assert set(left) == {"lm_head", *(f"blocks.{i}.feed_forward.{n}" for i in (0, 1) for n in ("gate", "up", "down"))}
+    assert left["blocks.0.feed_forward.up"] == "40 features are not a multiple of 16"
+    assert sum(isinstance(m, Fp8Linear) for m in model.modules()) == 8
+    assert list(model.state_dict()) == names
+    model.to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ids = torch.randint(100, (4, 17), device=device)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        logits = model(ids[:, :-1]).flatten(0, 1).float()
+        loss = nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 3
+
+
+def test_a_compiled_layer_computes_the_same():
+    x, weight, grad = make_inputs("cpu")
+    eager = results(fp8_linear, x, weight, grad)
+    compiled = results(torch.compile(fp8_linear, backend="aot_eager", fullgraph=True), x, weight, grad)
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
+def test_mistakes_are_refused():
+    x, weight, _ = make_inputs("cpu")
+    for arguments, match in (
+        ((x[0, :9], weight), "9 tokens; allowed: multiples of 16"),
+        ((x, weight[:, :40]), "40 d_in"),
+        ((x, weight[:40]), "40 d_out"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            fp8_linear(*arguments)
+    with pytest.raises(ValueError, match="gradient_dtype is torch"):
+        fp8_linear(x, weight, gradient_dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"keep names \['head'\]"):
+        use_fp8(nn.Sequential(nn.Linear(16, 16)), keep=["head"])
+    with pytest.raises(ValueError, match="no linear layer of the model can run in FP8"):
+        use_fp8(nn.Sequential(nn.Linear(16, 17)))

@@ -1,0 +1,342 @@
+"""The fused Transformer against the plain one: plain, interpreted (see the last test) and on a GPU."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from cs336_systems.attention import flash_attention
+from cs336_systems.attention.operators import empty_output
+from cs336_systems.model import ROPE_THETA, TransformerLM, build_model
+from cs336_systems.sizes import SIZES, parse_size
+from cs336_systems.training.fused_model import FusedTransformerLM, fuse
+from tests.support.models import CheckpointedLM
+from tests.support.operators import Operators
+from tests.training.interpreted import INTERPRETED, assert_close, run_interpreted
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+VOCABULARY, CONTEXT = 61, 16
+
+
+def build(device="cpu", dtype=torch.float32, size="nano", context=CONTEXT, **options) -> TransformerLM:
+    torch.manual_seed(0)
+    shape = parse_size(size)
+    with torch.device(device):
+        model = TransformerLM(
+            VOCABULARY, context, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, ROPE_THETA, **options
+        )
+    for parameter in model.parameters():  # Norm weights of one would hide a missing multiplication.
+        if parameter.dim() == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    return model.to(dtype)
+
+
+def make_batch(device="cpu", sequence=13, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCABULARY, (2, sequence + 1), generator=generator).to(device)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_of(model, batch):
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs).flatten(0, 1).float(), targets.flatten())
+
+
+def gradients_of(model, *batches):
+    model.zero_grad(set_to_none=True)
+    for batch in batches:
+        loss_of(model, batch).backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def twin(model, **options) -> FusedTransformerLM:
+    return fuse(copy.deepcopy(model), **options)
+
+
+def relative_errors(got, exact):
+    return {name: ((got[name].double() - exact[name]).norm() / exact[name].norm()).item() for name in exact}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sequence", [1, 13])
+@pytest.mark.parametrize("keep_hidden", [True, False])
+def test_fp32_logits_and_gradients_are_those_of_the_model(keep_hidden, sequence, device):
+    model = build(device)
+    fused, batch = twin(model, keep_hidden=keep_hidden), make_batch(device, sequence)
+    torch.testing.assert_close(fused(batch[0]), model(batch[0]), rtol=1e-4, atol=1e-5)
+    want, got = gradients_of(model, batch), gradients_of(fused, batch)
+    assert got.keys() == want.keys()
+    for name in want:
+        # In a sequence of one, queries and keys have no gradient but rounding errors.
+        torch.testing.assert_close(got[name], want[name], rtol=1e-3, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bf16_errors_are_not_above_those_of_the_model(autocast, device):
+    """Against the same weights in float64: other roundings, but not worse ones."""
+    model, batch = build(device).bfloat16().float(), make_batch(device)
+    assert not worse_gradients(model if autocast else model.bfloat16(), batch, device, autocast)
+
+
+@pytest.mark.numeric
+@pytest.mark.gpu
+def test_flash_attention_on_heads_of_80():
+    model = build("cuda", torch.bfloat16, size="wide:d_model=640,d_ff=1720,num_layers=2,num_heads=8", context=600)
+    exact_attention = model.blocks[0].attention.attention
+    for block in model.blocks:
+        block.attention.attention = flash_attention
+    assert not worse_gradients(model, make_batch("cuda", 600), "cuda", False, exact_attention)
+
+
+def worse_gradients(model, batch, device, autocast, exact_attention=None):
+    """Names of gradients whose error against float64 is above that of the model; it is fused in a copy."""
+    exact_model = copy.deepcopy(model).double()
+    for block in exact_model.blocks:
+        block.attention.attention = exact_attention or block.attention.attention
+    exact = gradients_of(exact_model, batch)
+    results = []
+    for each in (model, twin(model)):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            results.append(relative_errors(gradients_of(each, batch), exact))
+    plain, ours = results
+    allowed = 3 if INTERPRETED else 1.5  # the interpreter truncates bf16
+    return {name: (ours[name], plain[name]) for name in exact if not ours[name] <= allowed * plain[name]}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_names_and_parameters_stay(device):
+    model = build(device)
+    parameters, state = dict(model.named_parameters()), copy.deepcopy(model.state_dict())
+    assert fuse(model) is model
+    assert fuse(model) is model, "again"
+    assert isinstance(model, TransformerLM)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert model.state_dict().keys() == state.keys()
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+
+
+def test_it_is_built_by_its_name():
+    model = build_model(
+        "cs336_systems.training.fused_model:FusedTransformerLM",
+        SIZES["nano"],
+        vocab_size=VOCABULARY,
+        context_length=CONTEXT,
+        attention="flash",
+        checkpoint_segment=1,
+        device=torch.device("cpu"),
+    )
+    assert model.blocks[0].attention.attention is flash_attention
+    assert model(make_batch()[0]).shape == (2, 13, VOCABULARY)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_one_matmul_are_rows_of_one_buffer(device):
+    fused = twin(build(device))
+    gradients_of(fused, make_batch(device))
+    for block in fused.blocks:
+        attention, feed_forward = block.attention, block.feed_forward
+        for layers in ((attention.query, attention.key, attention.value), (feed_forward.gate, feed_forward.up)):
+            for tensors in ([layer.weight for layer in layers], [layer.weight.grad for layer in layers]):
+                assert len({x.untyped_storage().data_ptr() for x in tensors}) == 1
+                ends = [x.data_ptr() + x.nbytes for x in tensors]
+                assert [x.data_ptr() for x in tensors[1:]] == ends[:-1]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_two_micro_batches_add_up(device):
+    model = build(device)
+    fused = twin(model)
+    batches = [make_batch(device, seed=seed) for seed in (1, 2)]
+    want = gradients_of(model, *batches)
+    for _ in range(2):  # and once more after zero_grad(set_to_none=True)
+        for name, gradient in gradients_of(fused, *batches).items():
+            torch.testing.assert_close(gradient, want[name], rtol=1e-3, atol=1e-6)
+
+
+def test_a_step_copies_and_adds_nothing_outside_of_its_kernels():
+    if not INTERPRETED:
+        pytest.skip("needs kernels, and a CPU, on which operators of the backward pass are seen")
+    fused = fuse(build(dtype=torch.bfloat16, attention=lambda q, k, v, is_causal: AllOfThree.apply(q, k, v)))
+    hidden = fused.hidden(make_batch()[0])
+    gradient = torch.randn_like(hidden)
+    hidden.backward(gradient)
+    fused.zero_grad(set_to_none=True)
+    with Operators() as operators:
+        fused.hidden(make_batch()[0]).backward(gradient)
+    passes = [x.name for x in operators.calls if x.name in PASSES and x.dtype == torch.bfloat16]
+    assert passes == ["copy_"] * len(fused.blocks), "of the stand-in; bytes are what the interpreter copies"
+    assert len(operators.named("mm")) == 2 * 4 * 3, "per block four matmuls, and twice as many in the backward pass"
+
+
+PASSES = {"clone", "copy_", "contiguous", "cat", "stack", "add", "add_", "sum", "mul", "_to_copy", "zeros_like"}
+
+
+class AllOfThree(torch.autograd.Function):
+    """Stands in for attention, which in PyTorch would copy: q, and gradients in the layout of q, k and v."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        return empty_output(q).copy_(q)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, gradient, gradient
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda model: model, id="as it was"),
+        pytest.param(lambda model: model.to(torch.bfloat16), id="to"),
+        pytest.param(copy.deepcopy, id="deepcopy"),
+        pytest.param(lambda model: model.load_state_dict(build().state_dict(), assign=True) and model, id="assign"),
+        pytest.param(lambda model: reloaded(model), id="saved and loaded"),
+    ],
+)
+def test_an_optimizer_trains_what_is_packed_again(change, device):
+    model = change(twin(build(device))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    gradients = gradients_of(model, make_batch(device))
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.detach(), before[name] - 0.1 * gradients[name])
+    plain = build(device, next(model.parameters()).dtype)
+    plain.load_state_dict(model.state_dict())
+    batch = make_batch(device)
+    torch.testing.assert_close(loss_of(model, batch), loss_of(plain, batch), rtol=2e-2, atol=0)
+
+
+def reloaded(model):
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    assert file.tell() < 1.2 * sum(x.nbytes for x in model.state_dict().values()), "packed weights are saved once"
+    file.seek(0)
+    model.load_state_dict(torch.load(file))
+    return model
+
+
+def test_tables_of_angles_stay_in_fp32():
+    fused = fuse(build()).to(torch.bfloat16)
+    assert {x.dtype for x in fused.parameters()} == {torch.bfloat16}
+    assert {x.dtype for x in fused.buffers()} == {torch.float32}
+    assert {x.device.type for x in fused.to("meta").buffers()} == {"meta"}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+def test_frozen_tied_and_shared_weights(device):
+    model = build(device)
+    model.lm_head.weight = model.token_embedding.weight
+    first, second = model.blocks
+    second.attention_norm.weight = first.attention_norm.weight
+    second.attention.key.weight = second.attention.query.weight
+    first.feed_forward.up.weight.requires_grad_(False)
+    for parameter in first.attention.parameters():
+        parameter.requires_grad_(False)
+    fused, batch = twin(model), make_batch(device)
+    want, got = gradients_of(model, batch), gradients_of(fused, batch)
+    for name, gradient in want.items():
+        assert (got[name] is None) == (gradient is None)
+        if gradient is not None:
+            torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("segment", [1, 3])
+def test_checkpoint_segments_change_nothing(segment, device):
+    model, batch = twin(build(device, size="micro")), make_batch(device)
+    want = {name: x.clone() for name, x in gradients_of(model, batch).items()}
+    model.checkpoint_segment = segment
+    for name, gradient in gradients_of(model, batch).items():
+        torch.testing.assert_close(gradient, want[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("segment", [0, 1])
+def test_blocks_that_return_their_sum_change_nothing(segment, device):
+    model, batch = twin(build(device)), make_batch(device)
+    want = {name: x.clone() for name, x in gradients_of(model, batch).items()}
+    model.checkpoint_segment = segment
+    first, _ = model.blocks
+    first.returns_sum = True
+    x = torch.randn(2, 3, 64, device=device)
+    assert first(x)[1] is None
+    for name, gradient in gradients_of(model, batch).items():
+        torch.testing.assert_close(gradient, want[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_hidden_is_what_the_head_gets(device):
+    fused, (inputs, _) = twin(build(device)), make_batch(device)
+    hidden = fused.hidden(inputs)
+    assert hidden.shape == (2, 13, 64)
+    torch.testing.assert_close(nn.functional.linear(hidden, fused.lm_head.weight), fused(inputs))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("keep_hidden", [True, False])
+def test_a_compiled_model_computes_the_same(keep_hidden, device):
+    if INTERPRETED:
+        pytest.skip("compiled models run the formulas")
+    fused, batch = twin(build(device), keep_hidden=keep_hidden), make_batch(device)
+    want = {name: x.clone() for name, x in gradients_of(fused, batch).items()}
+    compiled = torch.compile(fused, backend="aot_eager")
+    loss_of(compiled, batch)  # the first call compiles
+    fused.zero_grad(set_to_none=True)
+    loss_of(compiled, batch).backward()
+    for name, parameter in fused.named_parameters():
+        torch.testing.assert_close(parameter.grad, want[name], rtol=1e-3, atol=1e-6)
+
+
+def test_models_of_other_classes_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"fuse accepts .*TransformerLM, got torch.nn.modules.linear.Linear"):
+        fuse(nn.Linear(2, 2))
+    other = CheckpointedLM(VOCABULARY, CONTEXT, 8, 1, 1, 16, ROPE_THETA)
+    with pytest.raises(TypeError, match=r"but the model is tests.support.models.CheckpointedLM"):
+        fuse(other)
+    model = build()
+    model.blocks[1].feed_forward = nn.Identity()
+    with pytest.raises(TypeError, match=r"blocks.1.feed_forward is torch.nn.modules.linear.Identity"):
+        fuse(model)
+    assert type(model) is TransformerLM, "nothing is replaced"
+    model = build()
+    model.blocks[0].attention.query = nn.Linear(64, 64)
+    with pytest.raises(TypeError, match=r"without a bias, but blocks.0.attention.query has one"):
+        fuse(model)
+
+
+@pytest.mark.gpu
+def test_a_step_is_captured_in_a_graph():
+    model = build("cuda", torch.bfloat16, attention=flash_attention)
+    fused, batch = twin(model), make_batch("cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        want = {name: x.clone() for name, x in gradients_of(fused, batch).items()}
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = gradients_of(fused, batch)
+    graph.replay()
+    for name in want:
+        assert_close(got[name], want[name].double(), 1e-2)
+
+
+@pytest.mark.gpu
+def test_weights_that_lie_apart_are_not_captured():
+    fused = copy.deepcopy(fuse(build("cuda")))
+    with pytest.raises(RuntimeError, match="Weights are not packed yet"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        fused(torch.zeros(1, 1, dtype=torch.long, device="cuda"))
+
+
+def test_interpreted():
+    run_interpreted(__file__)

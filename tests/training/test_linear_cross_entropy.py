@@ -1,0 +1,174 @@
+"""Linear cross-entropy against float64, in PyTorch and by its kernels through Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cs336_systems.training import linear_cross_entropy as module
+from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def make_inputs(tokens, d, vocabulary, dtype, device="cpu"):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(tokens, d, generator=generator).to(device, dtype)
+    weight = torch.randn(vocabulary, d, generator=generator).to(device, dtype) / d**0.5
+    targets = torch.randint(vocabulary, (tokens,), generator=generator).to(device)
+    targets[::5] = -100
+    return hidden.requires_grad_(), weight.requires_grad_(), targets
+
+
+def plain(hidden, weight, targets):
+    """Loss and gradients with all logits, in the dtype of the inputs."""
+    loss = F.cross_entropy(F.linear(hidden, weight).float(), targets)
+    if hidden.dtype is torch.float64:
+        loss = F.cross_entropy(F.linear(hidden, weight), targets)
+    return loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
+
+
+def check(tokens, d, vocabulary, dtype, chunk, device="cpu"):
+    """An error at most twice that of PyTorch with all logits in the same precision."""
+    hidden, weight, targets = make_inputs(tokens, d, vocabulary, dtype, device)
+    exact = plain(hidden.detach().double().requires_grad_(), weight.detach().double().requires_grad_(), targets)
+    theirs = plain(hidden, weight, targets)
+    loss = linear_cross_entropy(hidden, weight, targets, chunk)
+    ours = loss.detach(), *torch.autograd.grad(3 * loss, (hidden, weight))
+    assert loss.dtype is torch.float32
+    for name, x, y, reference in zip(("loss", "dhidden", "dweight"), ours, theirs, exact, strict=True):
+        rounding = torch.finfo(dtype if x.dim() else torch.float32).eps * reference.abs().max()
+        allowed = 2 * (y - reference).abs().max() + 2 * rounding
+        assert (x - reference).abs().max() <= allowed, f"{name} with {vocabulary} words, chunks of {chunk} tokens"
+
+
+@pytest.mark.parametrize("chunk", [None, 7, 1])
+@pytest.mark.parametrize("vocabulary", [3, 97, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loss_and_gradients(dtype, vocabulary, chunk):
+    check(23, 24, vocabulary, dtype, chunk)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chunk", [None, 100])
+@pytest.mark.parametrize("vocabulary", [97, 10_000, 32_000, 50_257, 151_936])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_loss_and_gradients_on_a_gpu(dtype, vocabulary, chunk):
+    check(259, 256, vocabulary, dtype, chunk, "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tied_weight_gets_both_gradients(device):
+    _, weight, targets = make_inputs(21, 16, 40, torch.float32, device)
+    ids = torch.arange(21, device=device) % 40
+
+    def gradient(loss_function):
+        return torch.autograd.grad(loss_function(F.embedding(ids, weight), weight, targets), weight)[0]
+
+    expected = gradient(lambda x, w, y: F.cross_entropy(F.linear(x, w), y))
+    torch.testing.assert_close(gradient(linear_cross_entropy), expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_only_what_is_needed_is_computed(device, monkeypatch):
+    matmuls = []
+
+    def counted(function):
+        return lambda *args, **options: (matmuls.append(function.__name__), function(*args, **options))[1]
+
+    monkeypatch.setattr(torch, "mm", counted(torch.mm))
+    monkeypatch.setattr(torch, "addmm", counted(torch.addmm))
+    hidden, weight, targets = make_inputs(16, 16, 32, torch.float32, device)
+    expected, *_ = plain(hidden, weight, targets)
+    for h, w, count in ((hidden, weight, 3), (hidden.detach(), weight, 2), (hidden, weight.detach(), 2)):
+        matmuls.clear()
+        linear_cross_entropy(h, w, targets).backward()
+        assert len(matmuls) == count
+    matmuls.clear()
+    with torch.no_grad():
+        loss = linear_cross_entropy(hidden, weight, targets, chunk=4)
+    assert len(matmuls) == 4
+    torch.testing.assert_close(loss, expected)
+
+
+def test_logits_of_a_chunk_fit_the_limit(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(module, "LOGITS_BYTES", 64 * 4 * 10)
+    inner = module._gradients_in_place
+    monkeypatch.setattr(module, "_gradients_in_place", lambda z, *rest: (sizes.append(len(z)), inner(z, *rest))[1])
+    linear_cross_entropy(*make_inputs(23, 8, 50, torch.float32))
+    assert sizes == [8, 8, 7], "chunks of equal sizes, of at most 10 tokens"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_shapes_and_no_tokens(device):
+    hidden, weight, targets = make_inputs(24, 16, 32, torch.float32, device)
+    with torch.autocast(device, torch.bfloat16):
+        loss = linear_cross_entropy(hidden.view(2, 12, 16), weight, targets.view(2, 12))
+        expected = F.cross_entropy(F.linear(hidden, weight).float(), targets)
+    torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
+    loss.backward()
+    assert (hidden.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(targets, -100))
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    assert loss.isnan()
+    assert all((x == 0).all() for x in gradients)
+
+
+def test_mistakes_are_refused():
+    hidden, weight, targets = make_inputs(6, 8, 10, torch.float32)
+    for arguments, match in (
+        ((hidden, weight.T, targets), r"shapes \[6, 8\] and \[8, 10\]"),
+        ((hidden, weight, targets[:5]), r"shape \[5\]; allowed: hidden's, \[6\]"),
+        ((hidden, weight.bfloat16(), targets), "torch.float32 and torch.bfloat16"),
+        ((hidden.half(), weight.half(), targets), "torch.float16"),
+        ((hidden, weight, targets.float()), "allowed: integers"),
+        ((hidden, weight, targets, 0), "chunk is 0"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            linear_cross_entropy(*arguments)
+    loss = linear_cross_entropy(hidden, weight, targets)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward twice"):
+        loss.backward()
+
+
+def test_a_compiled_model_may_call_it():
+    hidden, weight, targets = make_inputs(6, 8, 10, torch.float32)
+    compiled = torch.compile(lambda h: linear_cross_entropy(h * 2, weight, targets) * 2, backend="eager")
+    torch.testing.assert_close(compiled(hidden), linear_cross_entropy(hidden * 2, weight, targets) * 2)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+def test_the_kernels_in_the_interpreter():
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.test_linear_cross_entropy"]
+    result = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def interpreted() -> None:
+    """Run the kernels on the CPU: rows of one block and of several, ignored and invalid targets."""
+    from cs336_systems.training import cross_entropy_kernel
+
+    cross_entropy_kernel.MAX_BLOCK = 64
+    for dtype in DTYPES:
+        for vocabulary in (5, 64, 130):
+            check(11, 24, vocabulary, dtype, 6)
+    hidden, weight, targets = make_inputs(6, 8, 10, torch.float32)
+    targets[3] = 10
+    assert linear_cross_entropy(hidden, weight, targets).isnan()
+    gradient = torch.tensor([1.0, float("nan"), 3.0])
+    cross_entropy_kernel.scale_in_place(gradient, torch.tensor(0.5))
+    assert gradient[::2].tolist() == [0.5, 1.5]
+
+
+if __name__ == "__main__":
+    interpreted()

@@ -1,0 +1,169 @@
+"""Rotary embeddings of q and k in one pass, against float64: plain, interpreted (see the last test) and on a GPU."""
+
+import pytest
+import torch
+
+from cs336_systems.attention.launcher import ensure_described
+from cs336_systems.attention.operators import empty_output
+from cs336_systems.model import RotaryEmbedding
+from cs336_systems.training.rope import rotate_qkv
+from tests.training.interpreted import (
+    INTERPRETED,
+    assert_close,
+    need_gpu_memory,
+    rounding,
+    run_interpreted,
+    uses_kernel,
+)
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+CASES = [  # batch, sequence, heads, heads of keys and values, d_head
+    (1, 1, 1, 1, 2),
+    (2, 7, 3, 3, 10),
+    (3, 5, 2, 2, 80),
+    (1, 9, 6, 3, 128),
+    (2, 33, 5, 1, 64),
+]
+
+
+def make_inputs(case, dtype, device):
+    batch, sequence, heads, kv_heads, d_head = case
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(batch, sequence, (heads + 2 * kv_heads) * d_head, generator=generator)
+    gradients = [
+        torch.randn(batch, sequence, n, d_head, generator=generator).to(device, dtype).transpose(1, 2)
+        for n in (heads, kv_heads, kv_heads)
+    ]
+    rope = RotaryEmbedding(sequence + 4, d_head, 10_000.0).to(device)
+    return qkv.to(device, dtype).requires_grad_(), gradients, rope
+
+
+def reference(qkv, gradients, rope, interleaved=True):
+    """The same in float64, as a product of complex numbers."""
+    leaf = qkv.detach().double().requires_grad_()
+    heads = [x.shape[1] for x in gradients]
+    q, k, v = leaf.unflatten(-1, (sum(heads), -1)).transpose(1, 2).split(heads, dim=1)
+    angles = torch.complex(rope.cos.double(), rope.sin.double())[: qkv.shape[1]]
+
+    def rotate(x):
+        x = x if interleaved else x.unflatten(-1, (2, -1)).mT.flatten(-2)
+        x = torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous()) * angles)
+        return x.flatten(-2) if interleaved else x.mT.flatten(-2)
+
+    results = rotate(q), rotate(k), v
+    return results, torch.autograd.grad(results, leaf, [x.double() for x in gradients])[0]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
+@pytest.mark.parametrize("case", CASES)
+def test_matches_float64(case, dtype, interleaved, device):
+    qkv, gradients, rope = make_inputs(case, dtype, device)
+    results = rotate_qkv(qkv.clone(), rope.cos, rope.sin, case[2], case[3], interleaved=interleaved)
+    assert uses_kernel(results[0], "RotateQKV")
+    torch.autograd.backward(results, gradients)
+    want, d_qkv = reference(qkv, gradients, rope, interleaved)
+    for got, exact in zip(results, want, strict=True):
+        assert got.dtype == dtype
+        assert_close(got, exact, rounding(dtype, device))
+    assert_close(qkv.grad, d_qkv, rounding(dtype, device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_rotates_as_the_model_does(device):
+    qkv, _, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
+    q, k, v = qkv.detach().unflatten(-1, (3, 3, 16)).permute(2, 0, 3, 1, 4)
+    want = rope(q), rope(k), v.clone()
+    torch.testing.assert_close(rotate_qkv(qkv.detach().clone(), rope.cos, rope.sin, 3), want)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "strided",
+    [
+        pytest.param(lambda x: x.contiguous(), id="heads first"),
+        pytest.param(lambda x: x.mT.contiguous().mT, id="features apart"),
+        pytest.param(lambda x: x[:1].expand(len(x), *x.shape[1:]), id="one sequence repeated"),
+    ],
+)
+def test_gradients_of_any_strides(strided, device):
+    qkv, gradients, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
+    gradients = [strided(x) for x in gradients]
+    torch.autograd.backward(rotate_qkv(qkv.clone(), rope.cos, rope.sin, 3), gradients)
+    _, d_qkv = reference(qkv, gradients, rope)
+    assert_close(qkv.grad, d_qkv, rounding(FP32, device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_of_different_strides(device):
+    qkv, gradients, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
+    dq, dk, dv = gradients
+    torch.autograd.backward(rotate_qkv(qkv.clone(), rope.cos, rope.sin, 3), (dq, dk.contiguous(), dv))
+    assert_close(qkv.grad, reference(qkv, gradients, rope)[1], rounding(FP32, device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_non_contiguous_input(device):
+    qkv, gradients, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
+    results = rotate_qkv(qkv.mT.contiguous().mT, rope.cos, rope.sin, 3)
+    torch.autograd.backward(results, gradients)
+    want, d_qkv = reference(qkv, gradients, rope)
+    assert_close(torch.stack(results), torch.stack(want), rounding(FP32, device))
+    assert_close(qkv.grad, d_qkv, rounding(FP32, device))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_accepts_the_views_and_writes_rows_of_d_model(device):
+    if not (INTERPRETED or device == "cuda"):
+        pytest.skip("the plain formula makes no views")
+    qkv, _, rope = make_inputs((2, 16, 3, 3, 80), BF16, device)
+    views = [x.detach() for x in rotate_qkv(qkv.clone(), rope.cos, rope.sin, 3)]
+    assert all(ensure_described(x) is x for x in views), "attention would copy them"
+    assert empty_output(views[0]).transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_old_values_that_a_backward_pass_needs_are_missed(device):
+    qkv, _, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
+    product = qkv * 1
+    squared = product.square().sum()  # keeps product
+    results = rotate_qkv(product, rope.cos, rope.sin, 3)
+    if INTERPRETED or device == "cuda":
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squared.backward()
+        assert results[0].untyped_storage().data_ptr() == product.untyped_storage().data_ptr()
+    else:
+        squared.backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_more_elements_than_32_bits_can_count():
+    need_gpu_memory(45)
+    batch, sequence, heads, d_head = 2**9 + 1, 2**10, 32, 128
+    rope = RotaryEmbedding(sequence, d_head, 10_000.0).to("cuda")
+    leaf = torch.zeros(batch, sequence, 3 * heads * d_head, device="cuda", dtype=BF16).requires_grad_()
+    with torch.no_grad():
+        leaf[-1].normal_()
+    last = leaf.detach()[-1:].clone().requires_grad_()
+    want = rotate_qkv(last * 1, rope.cos, rope.sin, heads)
+    got = rotate_qkv(leaf * 1, rope.cos, rope.sin, heads)
+    assert all(torch.equal(x[-1:], y) for x, y in zip(got, want, strict=True))
+    torch.autograd.backward(want, [x.detach() for x in want])
+    torch.autograd.backward(got, [x.detach() for x in got])
+    assert torch.equal(leaf.grad[-1:], last.grad)
+
+
+def test_shapes_that_do_not_match_are_refused():
+    table = torch.ones(4, 2)
+    with pytest.raises(ValueError, match=r"6 heads of even width\], got shape \[1, 4, 18\]"):
+        rotate_qkv(torch.ones(1, 4, 18), table, table, 2)
+    with pytest.raises(ValueError, match=r"sin must be \[context >= 4, d_head / 2 = 2\], got shape \[3, 2\]"):
+        rotate_qkv(torch.ones(1, 4, 24), table, table[:3], 2)
+
+
+def test_interpreted():
+    run_interpreted(__file__)

@@ -1,0 +1,71 @@
+"""A sharded step in bf16 against the plain model in fp32, trained in one process on the sequences of all ranks."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from cs336_systems.attention import flash_attention
+from cs336_systems.training.sharded_step import ShardedStep
+from tests.support.ranks import on_all_ranks
+from tests.training.test_fused_model import CONTEXT, VOCABULARY, build
+
+ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+STEPS = 2
+
+
+def rounded(device="cpu"):
+    """A model whose fp32 weights are bf16 numbers."""
+    model = build(device, attention=flash_attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    return model
+
+
+def batch(step, device="cpu"):
+    """Inputs and targets of two sequences, [2, CONTEXT] each."""
+    tokens = torch.randint(VOCABULARY, (2, CONTEXT + 1), generator=torch.Generator().manual_seed(step)).to(device)
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def reference(model):
+    """Losses of the steps; the model is trained in fp32."""
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
+    losses = []
+    for step in range(STEPS):
+        inputs, targets = batch(step, next(model.parameters()).device)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def changes(model, before):
+    """All weights less what they were, one after another."""
+    pairs = zip(model.parameters(), before.parameters(), strict=True)
+    return torch.cat([(after.detach().float() - weight.float()).flatten() for after, weight in pairs])
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("recomputed", [0, 1, 2])
+@on_all_ranks
+def test_two_ranks_train_like_fp32_in_one_process(device, recomputed):
+    before = rounded(device)
+    exact, ours = copy.deepcopy(before), copy.deepcopy(before)
+    expected = reference(exact)
+    step = ShardedStep(ours, recomputed=recomputed, **ADAMW)
+    losses = []
+    for number in range(STEPS):
+        inputs, targets = (part[dist.get_rank()][None] for part in batch(number, device))
+        loss = step.run(inputs, targets)
+        dist.all_reduce(loss)
+        losses.append(loss / dist.get_world_size())
+    torch.testing.assert_close(torch.stack(losses), expected, rtol=1e-3, atol=0)
+    got, want = changes(ours, before), changes(exact, before)
+    # AdamW's first steps are about the signs of gradients, and those near zero are rounding errors.
+    assert (got - want).norm() < 0.12 * want.norm()
