@@ -17,8 +17,8 @@ report: .venv/installed
 	$(BIN)/python -m snakemake
 	@cat results/*/verdict.txt
 
-# By file: the tests of a file share what takes long to make.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+# By file: the tests of a file share what takes long to make. In the order of tests/conftest.py: the longest first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test: .venv/installed
 	$(PYTEST) -m "not slow"

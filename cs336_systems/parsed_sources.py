@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import pickle
+from functools import cache
 from pathlib import Path
 
 from cs336_systems.measure import source
@@ -22,10 +23,10 @@ def keep_parsed_sources(kept: Path) -> None:
     used: dict[Key, tuple[str, list[str]]] = {}
     parse = source._parse
 
+    @cache  # Each run asks for most files a hundred times, and to resolve a path takes longer than all else here.
     def parse_once(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
         key = (module, path.resolve(), mtime_ns)
-        if key not in used:
-            used[key] = known.get(key) or parse(module, path, mtime_ns)
+        used[key] = known.get(key) or parse(module, path, mtime_ns)
         return used[key]
 
     def keep() -> None:
@@ -35,5 +36,5 @@ def keep_parsed_sources(kept: Path) -> None:
             complete.write_bytes(pickle.dumps((version, used)))
             complete.replace(kept)
 
-    source._parse = parse_once  # type: ignore[assignment]
+    source._parse = parse_once
     atexit.register(keep)

@@ -154,13 +154,20 @@ def recorded_digest(cells: Sequence[Experiment], own: Implementation | None = No
 
     Rows of a user's own implementation also include its code, so that a change makes no other rows stale.
     """
-    modules = [*measured_modules(cells[0].name), *([own.module] if own else [])]
-    return source_digest(*modules, without=unused_modules(cells))
+    modules, unused = recorded_modules(cells, own)
+    return source_digest(*modules, without=unused)
+
+
+def recorded_modules(cells: Sequence[Experiment], own: Implementation | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Modules that measure one launch, and those that they import and it does not run."""
+    modules = (*measured_modules(cells[0].name), *([own.module] if own else []))
+    return modules, tuple(unused_modules(cells))
 
 
 def recorded_digests(jobs: Iterable[Job]) -> list[str]:
     """Digests that the rows of some jobs carry."""
-    return sorted({recorded_digest(job.cells, own) for job in jobs for own in (None, *job.own_implementations)})
+    launches = {recorded_modules(job.cells, own) for job in jobs for own in (None, *job.own_implementations)}
+    return sorted({source_digest(*modules, without=unused) for modules, unused in launches})
 
 
 @dataclass(frozen=True, kw_only=True)

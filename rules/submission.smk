@@ -8,7 +8,7 @@ rule submission:
     """Pack the code and the report, and run the code's tests where only code.zip has been unpacked."""
     input:
         rules.writeup.input,
-        report=rules.typeset.output.pdf,
+        report=rules.typeset.output[0],
     log:
         f"{RESULTS}/logs/submission.log",
     # The tests take all of them.

@@ -16,6 +16,8 @@ rule charts:
         f"{RESULTS}/charts.js",
     log:
         f"{RESULTS}/logs/charts.log",
+    # The page is made last.
+    priority: -1
     localrule: True
     params:
         version=version("vl-convert-python"),
@@ -32,7 +34,7 @@ rule web:
         parts=sorted(map(str, Path("report/web").glob("*"))),
         figures=FIGURES.values(),
         plan=rules.plan.output[0],
-        source=rules.typeset.output.source,
+        source=rules.render.output[0],
         charts=rules.charts.output[0],
     output:
         PAGE,

@@ -4,7 +4,8 @@ Needs the plan, tables, figures, coverage, self-checks and the verdict on them, 
 reference, the recorded CSV files of that; makes results/<machine>/answers.pickle, writeup.typ and writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
-TEMPLATES = [str(path) for path in sorted(Path("report").rglob("*.typ*"))]
+TEMPLATES = sorted(map(str, Path("report").rglob("*.typ.j2")))
+THEMES = sorted(map(str, Path("report").rglob("*.typ")))
 
 
 rule writeup:
@@ -37,24 +38,44 @@ rule answers:
         "../scripts/compute_answers.py"
 
 
-rule typeset:
-    """The report as a PDF."""
+rule render:
+    """The report as Typst source: the templates filled with the answers."""
     input:
-        FIGURES.values(),
         TEMPLATES,
         "report/contents.yaml",
-        "report/references.bib",
         plan=rules.plan.output[0],
         answers=rules.answers.output[0],
     output:
-        pdf=f"{RESULTS}/writeup.pdf",
-        source=f"{RESULTS}/writeup.typ",
+        f"{RESULTS}/writeup.typ",
     log:
-        f"{RESULTS}/logs/writeup.log",
+        f"{RESULTS}/logs/render.log",
+    # Before what else waits: both the PDF and the page are made from it.
+    priority: 1
     localrule: True
     params:
         source=source_digest("scripts.writeup"),
     message:
-        "Typesetting {output.pdf}"
+        "Filling the templates"
     script:
         "../scripts/writeup.py"
+
+
+rule typeset:
+    """The report as a PDF."""
+    input:
+        FIGURES.values(),
+        THEMES,
+        "report/references.bib",
+        source=rules.render.output[0],
+    output:
+        f"{RESULTS}/writeup.pdf",
+    log:
+        f"{RESULTS}/logs/writeup.log",
+    priority: 1
+    localrule: True
+    params:
+        source=source_digest("scripts.typeset"),
+    message:
+        "Typesetting {output}"
+    script:
+        "../scripts/typeset.py"

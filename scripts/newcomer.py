@@ -6,6 +6,7 @@ from before, and prints a table of wall time and of processor time, which other 
 
 import argparse
 import os
+import shutil
 import subprocess
 import time
 from dataclasses import dataclass
@@ -24,14 +25,16 @@ class Step:
     command: str
     wanted: float | None
     """Seconds on two cores that are otherwise idle."""
-    touches: str = ""
-    """A file that has been edited before."""
+    edits: str = ""
+    """A template that has been edited before."""
+    removes: str = ""
+    """A folder that is not there before."""
 
 
 STEPS = {
     "make": Step("install, measure and typeset", "make", 360),
     "again": Step("the same with nothing to do", "make", None),
-    "recorded": Step("the recorded report", f"{SNAKEMAKE} {RECORDED}", 20),
+    "recorded": Step("the recorded report", f"{SNAKEMAKE} {RECORDED}", 20, removes="results/recorded"),
     "template": Step("an edited template", f"{SNAKEMAKE} writeup", 5, TEMPLATE),
     "recorded_template": Step("the same of the recorded report", f"{SNAKEMAKE} writeup {RECORDED}", 5, TEMPLATE),
     "test": Step("the tests", "make test", 240),
@@ -40,8 +43,11 @@ STEPS = {
 
 def timed(step: Step, clone: Path) -> tuple[float, float, int]:
     """Wall time and processor time of a step in a clone, seconds, and its exit status."""
-    if step.touches:
-        (clone / step.touches).touch()
+    if step.removes:
+        shutil.rmtree(clone / step.removes, ignore_errors=True)
+    if step.edits:  # A new date alone is no edit to Snakemake.
+        with (clone / step.edits).open("a", encoding="utf-8") as template:
+            template.write(f"<# {time.time()} #>\n")
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     before, start = os.times(), time.monotonic()
     done = subprocess.run(step.command.split(), cwd=clone, env=environment, check=False)

@@ -1,12 +1,14 @@
 """Merge the CSV files of each experiment's jobs into one validated table, and count what of the plan they hold."""
 
-from collections.abc import Collection, Sequence
+import csv
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters, read_jobs, write_table
+from cs336_systems.measure.record import parameters, read_jobs, row_model
+from cs336_systems.measure.validation import Row
 from cs336_systems.plan import read_plan
 from scripts.coverage import write_coverage
 from scripts.log import log_to
@@ -31,26 +33,39 @@ def merge(
         names, asked = parameters(kind), set(planned)
         others = [row for row in rows if tuple(getattr(row, name) for name in names) not in asked]
         rows = [row for row in rows if tuple(getattr(row, name) for name in names) in asked]
-        write_table(Path(unplanned), kind, others)
-    write_table(Path(output), kind, rows)
+        write(experiment, others, unplanned)
+    write(experiment, rows, output)
     keep(experiment, output, rows)
+
+
+def write(experiment: str, rows: Iterable[Row], output: str) -> None:
+    """Write rows as a CSV. They were validated when they were read: to do that again would take as long."""
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(row_model(EXPERIMENTS[experiment]).model_fields)
+        writer.writerows(vars(row).values() for row in rows)
 
 
 def merge_all(plan: str, csvs: Sequence[str], tables: str, unplanned: str, coverage: str, processes: int) -> None:
     """Write the tables of every experiment of a plan into two folders, and their coverage."""
     planned = read_plan(Path(plan))
+    paths = {name: [path for path in csvs if Path(path).parent.name == name] for name in planned.jobs}
+    # The largest first, so that no process is left with it when the others are done.
+    largest_first = sorted(paths, key=lambda name: -sum(Path(path).stat().st_size for path in paths[name]))
     in_processes(
         merge,
         [
             {
                 "experiment": name,
-                "csvs": [csv for csv in csvs if Path(csv).parent.name == name],
+                "csvs": paths[name],
                 "output": f"{tables}/{name}.csv",
                 "machine": planned.machine,
-                "planned": [astuple(cell) for job in jobs.values() for cell in job.cells],
+                "planned": [astuple(cell) for job in planned.jobs[name].values() for cell in job.cells],
                 "unplanned": f"{unplanned}/{name}.csv",
             }
-            for name, jobs in planned.jobs.items()
+            for name in largest_first
         ],
         processes,
     )

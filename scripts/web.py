@@ -6,17 +6,17 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
 import jinja2
-import typst
 from markupsafe import Markup
 
 from cs336_systems.plan import read_plan
 from scripts.log import log_to
 from scripts.rendering.rows import rows_json
+from scripts.typeset import compiled
 
 FOLDER = Path("report/web")
 THEME = "/report/web/theme.typ"
@@ -41,11 +41,7 @@ def typeset(source: Path) -> tuple[str, Markup, Markup]:
     Raises:
         RuntimeError: Typst's diagnosis, with line numbers of the source file.
     """
-    try:
-        text: Any = source.read_bytes()  # as in scripts.writeup
-        html: Any = typst.compile(text, root=".", format="html", sys_inputs={"theme": THEME})
-    except typst.TypstError as error:
-        raise RuntimeError(f"{source}: {error.diagnostic}") from None
+    html = compiled(source, format="html", sys_inputs={"theme": THEME})
     parts = re.fullmatch(
         r".*<title>(.*?)</title>.*?(?:<style>(.*?)</style>.*?)?<body>(.*)</body></html>", html.decode(), re.DOTALL
     )
@@ -95,7 +91,7 @@ def page(source: Path, figures: Mapping[str, str], rows: str, charts: str) -> st
     """
     title, style, body = typeset(source)
     content, headings = with_anchors(with_sizes(body, figures))
-    tables = files("itables") / "html"
+    tables = Path(str(distribution("itables").locate_file("itables/html")))  # not imported: that imports pandas
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, undefined=jinja2.StrictUndefined
     )

@@ -1,4 +1,4 @@
-"""Render the report: Jinja fills Typst templates with values computed from the tables, Typst typesets the PDF."""
+"""Render the report as Typst source: Jinja fills templates with values computed from the tables."""
 
 import importlib
 import pickle
@@ -8,14 +8,13 @@ from typing import Any
 
 import jinja2
 import pandas
-import typst
 
 from cs336_systems.plan import Plan, read_plan
 from scripts.log import log_to
 from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.headlines import Reference, compare
-from scripts.rendering.markup import FILTERS, FONT_FOLDER, Typst, escape, finalize, string
+from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
 from scripts.rendering.summary import summarize
 from scripts.views.data import at_one_setting
 
@@ -110,34 +109,13 @@ def command_of(plan: Plan, outdated: Collection[str]) -> Callable[..., Typst]:
     return reproduce
 
 
-def typeset(source: Path, output: Path) -> None:
-    """Typeset a Typst file.
-
-    Raises:
-        RuntimeError: Typst's diagnosis, with line numbers of the source file.
-    """
-    try:
-        # The text itself, since Typst refuses a file on another disk, where a link leads; annotated to be like a path.
-        text: Any = source.read_bytes()
-        # A fixed date: the same tables give the same bytes.
-        typst.compile(text, output=str(output), root=".", font_paths=[str(FONT_FOLDER)], timestamp=0)
-    except typst.TypstError as error:
-        raise RuntimeError(f"{source}: {error.diagnostic}") from None
-
-
-def write(plan: str, answers: str, source: str, output: str) -> None:
-    """Fill the templates with the answers at a path, and typeset the report."""
+def write(plan: str, answers: str, source: str) -> None:
+    """Fill the templates with the answers at a path."""
     text = fill(read_contents(), read_plan(Path(plan)), pickle.loads(Path(answers).read_bytes()))
     Path(source).write_text(text, encoding="utf-8")
-    typeset(Path(source), Path(output))
 
 
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
-        write(
-            plan=snakemake.input.plan,
-            answers=snakemake.input.answers,
-            source=snakemake.output.source,
-            output=snakemake.output.pdf,
-        )
+        write(plan=snakemake.input.plan, answers=snakemake.input.answers, source=snakemake.output[0])

@@ -12,6 +12,8 @@ end_with_the_run()  # The tests that a run has to pass before it measures end wi
 
 
 def pytest_collection_modifyitems(items):
+    # Whole pipelines first: one of them at the end would keep a single worker busy while the others have nothing to do.
+    items.sort(key=lambda item: "workflow" not in item.keywords)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")

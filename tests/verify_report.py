@@ -13,7 +13,7 @@ from tests.samples import pdf_text, squeeze
 
 
 def complaints(results: Path) -> list[str]:
-    """What is wrong with the report in a results folder."""
+    """List the faults of the report in a results folder."""
     pdf = results / "writeup.pdf"
     if not pdf.is_file():
         return [f"{pdf} does not exist"]

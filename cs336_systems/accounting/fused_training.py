@@ -18,7 +18,7 @@ STATE_BYTES = 10
 UNITS_IN_FLIGHT = 3
 """Units whose gradients are in memory at a time: two on their way, and the one that the backward pass completes."""
 LOGITS_BYTES = 512 * 2**20
-"""Logits of a chunk of tokens."""
+"""Logits of a chunk of tokens; fewer if that is all."""
 GB = 10**9
 RESERVE = 0.05
 """Share of a device's memory for what the closed form leaves out: libraries' workspaces and gaps of the allocator."""
@@ -99,7 +99,8 @@ class RankMemory:
         that it keeps otherwise; its hidden layer and the gradients of the hidden layer, of gate and up; and those of
         three tensors like the residual stream.
         """
-        loss = LOGITS_BYTES + self.stream + (FP32_BYTES + BF16) * self.vocab_size * self.shape.d_model
+        logits = min(LOGITS_BYTES, BF16 * self.tokens * self.vocab_size)
+        loss = logits + self.stream + (FP32_BYTES + BF16) * self.vocab_size * self.shape.d_model
         hidden = BF16 * self.tokens * self.shape.d_ff
         backward = 4 * hidden + 3 * self.stream
         # When the first of the checkpointed blocks is computed again, the others have been freed.

@@ -115,7 +115,11 @@ class TrainingLadder(Experiment):
     }
     details: ClassVar[tuple[str, ...]] = ("rung", "work")
     timed: ClassVar[str] = "step"
-    numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention_gpu",)
+    numeric_tests: ClassVar[tuple[str, ...]] = (
+        "attention.test_attention_gpu",
+        "benchmarks.test_training_ladder",
+        "training.test_fused_model",
+    )
 
     size: Size = "small"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as

@@ -9,8 +9,7 @@ With 26 bytes per parameter and step, the update is limited by memory bandwidth 
 the weights' dtype, so small updates are not lost in bf16's eight bits.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -18,18 +17,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cs336_systems.training.dispatch import HAS_TRITON, INTERPRETED
 from cs336_systems.training.master_weights import join_master, split_master
+from cs336_systems.training.parameter_table import ParameterTable, values
 from cs336_systems.training.under_backward import UnderBackward
-
-HAS_TRITON = find_spec("triton") is not None
-INTERPRETED = False
-if HAS_TRITON:
-    from cs336_systems.attention.launcher import INTERPRETED
-    from cs336_systems.training.adamw_kernel import Row, UpdateTable
 
 DTYPES = (torch.bfloat16, torch.float32)
 HYPERPARAMETERS = ("lr", "beta1", "beta2", "eps", "weight_decay")
-"""In the order in which the kernel reads them."""
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "amsgrad": (False,),
     "maximize": (False,),
@@ -83,10 +77,8 @@ class MasterAdamW(Optimizer):
 
     def _begin(self) -> None:
         self._hooked = False
-        self._tables: dict[tuple[torch.device, torch.dtype], _Table] = {}
-        self._captured: list[_Table] = []  # which graphs read
-        # By device, the tensor that the kernel reads, and the values that are in it.
-        self._hyperparameters: dict[torch.device, tuple[Tensor, list[list[Any]]]] = {}
+        self._tables: list[ParameterTable] = []
+        self._captured: set[ParameterTable] = set()  # which graphs read
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, each of which is checked."""
@@ -95,8 +87,7 @@ class MasterAdamW(Optimizer):
         _check_group(group)
         for parameter in group["params"]:
             _check_parameter(parameter)
-        self._tables.clear()
-        self._hyperparameters.clear()
+        self._tables.clear()  # they have a row for each group
 
     @torch.no_grad()
     def prepare(self) -> None:
@@ -107,20 +98,13 @@ class MasterAdamW(Optimizer):
         parameters = [p for p in self._parameters() if p.requires_grad or p.grad is not None]
         for parameter in parameters:
             self._allocate(parameter)
-        for table in self._current_tables(parameters):
-            table.compile()
+        list(self._tables_of(self._group_of(parameters)))
         self.upload_hyperparameters()
 
     def upload_hyperparameters(self) -> None:
         """Write changed hyperparameters to the device; before the replay of a graph that holds a step."""
-        for device, (tensor, uploaded) in self._hyperparameters.items():
-            for number, group in enumerate(self.param_groups):
-                for column, value in enumerate(_values(group)):
-                    if isinstance(value, Tensor):
-                        tensor[number, column].copy_(value.to(device, non_blocking=True))
-                    elif value != uploaded[number][column]:
-                        tensor[number, column].fill_(value)
-                        uploaded[number][column] = value
+        for table in {*self._tables, *self._captured}:
+            table.upload(self.param_groups)
 
     @torch.no_grad()
     def step(  # type: ignore[override]
@@ -164,6 +148,7 @@ class MasterAdamW(Optimizer):
         """
         if self._hooked:
             raise RuntimeError("updates already run under the backward pass; remove the first handle before")
+        self.prepare()
         self._hooked = True
         return UnderBackward(self._parameters(), self._update, self._unhook)
 
@@ -237,48 +222,41 @@ class MasterAdamW(Optimizer):
         for parameter in parameters:
             _check_gradient(parameter)
             self._allocate(parameter)
-        on_host = [p for p in parameters if not _runs_kernel(p)]
-        group_of = {p: group for group in self.param_groups for p in group["params"]} if on_host else {}
-        for parameter in on_host:
-            _update_on_host(parameter, self.state[parameter], group_of[parameter], scale)
-        on_device = [p for p in parameters if _runs_kernel(p)]
-        if not on_device:
-            return
-        tables = self._current_tables(on_device)
-        if _capturing(on_device[0]):
-            self._captured.extend(table for table in tables if table not in self._captured)
-        else:
-            self.upload_hyperparameters()
-        for table in tables:
-            table.update(on_device, scale)
-        torch.autograd.graph.increment_version(on_device)
+        group_of = self._group_of(parameters)
+        for parameter, number in group_of.items():
+            if not _runs_kernel(parameter):
+                _update_on_host(parameter, self.state[parameter], self.param_groups[number], scale)
+        for table, members in self._tables_of(group_of):
+            if _capturing(members[0]):
+                self._captured.add(table)
+            else:
+                table.upload(self.param_groups)
+            table.update(members, scale)
+            torch.autograd.graph.increment_version(members)
 
-    def _current_tables(self, parameters: list[torch.nn.Parameter]) -> "list[_Table]":
-        """The tables of some parameters, made anew if a parameter is missing or has moved."""
-        kinds = dict.fromkeys((p.device, p.dtype) for p in parameters if _runs_kernel(p))
-        for device, dtype in kinds:
-            table = self._tables.get((device, dtype))
-            needed = [p for p in parameters if (p.device, p.dtype) == (device, dtype)]
-            if table is None or not table.holds(needed):
-                if _capturing(needed[0]):
+    def _group_of(self, parameters: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, int]:
+        """Those parameters that have elements, each with the number of its group."""
+        wanted = {p for p in parameters if p.numel()}
+        return {p: number for number, group in enumerate(self.param_groups) for p in group["params"] if p in wanted}
+
+    def _tables_of(
+        self, group_of: Mapping[torch.nn.Parameter, int]
+    ) -> Iterator[tuple[ParameterTable, list[torch.nn.Parameter]]]:
+        """The tables of those parameters that the kernel updates, made anew if parameters are new or have moved."""
+        members: dict[tuple[torch.device, torch.dtype], dict[torch.nn.Parameter, int]] = {}
+        for parameter, number in group_of.items():
+            if _runs_kernel(parameter):
+                members.setdefault((parameter.device, parameter.dtype), {})[parameter] = number
+        for kind, needed in members.items():
+            table = next((table for table in self._tables if table.holds(needed)), None)
+            if table is None:
+                if _capturing(next(iter(needed))):
                     raise RuntimeError("parameters are new or have moved; call prepare() before a CUDA graph is made")
-                self._tables[device, dtype] = self._make_table(device, dtype)
-        return [self._tables[kind] for kind in kinds]
-
-    def _make_table(self, device: torch.device, dtype: torch.dtype) -> "_Table":
-        groups = self.param_groups
-        known = self._hyperparameters.get(device)
-        if known is None or len(known[1]) != len(groups):
-            rows = len(groups), len(HYPERPARAMETERS)
-            known = torch.zeros(rows, dtype=torch.float64, device=device), [[None] * rows[1] for _ in groups]
-            self._hyperparameters[device] = known
-        members = {
-            p: number
-            for number, group in enumerate(groups)
-            for p in group["params"]
-            if p.numel() and (p.device, p.dtype) == (device, dtype) and self.state.get(p)
-        }
-        return _Table(members, self.state, known[0])
+                with_state = self._group_of(p for p in self._parameters() if self.state.get(p))
+                alike = {p: number for p, number in with_state.items() if (p.device, p.dtype) == kind}
+                table = ParameterTable(alike, self.param_groups, self.state)
+                self._tables = [*(t for t in self._tables if not t.is_stale()), table]
+            yield table, list(needed)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_tables" not in self.__dict__:  # unpickled or copied
@@ -286,58 +264,12 @@ class MasterAdamW(Optimizer):
         super().__setstate__(state)
 
 
-class _Table:
-    """An UpdateTable with the parameters it is about."""
-
-    def __init__(self, groups: Mapping[torch.nn.Parameter, int], states: Mapping[Any, Any], hyperparameters: Tensor):
-        self.number = {parameter: number for number, parameter in enumerate(groups)}
-        self.addresses = [parameter.data_ptr() for parameter in groups]
-        self.hyperparameters = hyperparameters
-        rows = []
-        for parameter, group in groups.items():
-            state = states[parameter]
-            moments = state["exp_avg"], state["exp_avg_sq"]
-            rows.append(Row(parameter.detach(), state.get("remainder"), *moments, state["step"], group))
-        self.device = hyperparameters.device
-        self.one = torch.ones((), dtype=torch.float32, device=self.device)
-        self.table = UpdateTable(rows, hyperparameters)
-
-    def holds(self, parameters: Iterable[torch.nn.Parameter]) -> bool:
-        """Whether all parameters are in the table, at the addresses they have now."""
-        numbers = ((p, self.number.get(p)) for p in parameters if p.numel())
-        return all(number is not None and self.addresses[number] == p.data_ptr() for p, number in numbers)
-
-    def compile(self) -> None:
-        """Launch both kernels for a tensor without gradient: they are compiled and loaded, and change nothing."""
-        self._launch([None], 0, None)
-
-    def update(self, parameters: Iterable[torch.nn.Parameter], scale: Tensor | None) -> None:
-        """Update those of the parameters that are in the table."""
-        gradients = {self.number[p]: _like(p, p.grad) for p in parameters if p in self.number}
-        if gradients:
-            first, last = min(gradients), max(gradients)
-            self._launch([gradients.get(number) for number in range(first, last + 1)], first, scale)
-
-    def _launch(self, gradients: list[Tensor | None], first: int, scale: Tensor | None) -> None:
-        scale = self.one if scale is None else scale.to(self.device, torch.float32)
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                self.table.update(gradients, scale, first)
-        else:
-            self.table.update(gradients, scale, first)
-
-
-def _values(group: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A group's hyperparameters in the order of HYPERPARAMETERS."""
-    return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
-
-
 def _check_group(group: Mapping[str, Any]) -> None:
     """Refuse hyperparameters that are out of range, and options that are not supported."""
     for name, allowed in UNSUPPORTED.items():
         if group.get(name, allowed[0]) not in allowed:
             raise ValueError(f"MasterAdamW does not support {name}={group[name]}; leave it out")
-    for name, value in zip(HYPERPARAMETERS, _values(group), strict=True):
+    for name, value in zip(HYPERPARAMETERS, values(group), strict=True):
         if isinstance(value, Tensor):
             if name != "lr" or value.numel() != 1:
                 raise ValueError(f"{name} is a tensor of {value.numel()} elements; allowed: a number, for lr a scalar")
@@ -388,14 +320,6 @@ def _runs_kernel(parameter: Tensor) -> bool:
 
 def _capturing(parameter: Tensor) -> bool:
     return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def _like(parameter: Tensor, gradient: Tensor | None) -> Tensor:
-    """The gradient in its parameter's memory layout."""
-    assert gradient is not None
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def _update_on_host(

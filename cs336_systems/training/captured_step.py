@@ -102,7 +102,8 @@ class CapturedStep:
         if not self._parameters()[0].is_cuda:
             return self._step(batch)
         if not self._inputs:
-            self._stream = torch.cuda.Stream()
+            # Updates under the backward pass run on a stream of lower priority, in the gaps that this one leaves.
+            self._stream = torch.cuda.Stream(priority=-1)
             device = self._parameters()[0].device
             self._inputs = tuple(torch.empty_like(x, device=device) for x in batch)
         self._check_batch(batch)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from cs336_systems.attention import flash_attention
+from cs336_systems.training.fused_model import FusedTransformerBlock
 
 KEPT = [torch.ops.cs336_systems.attention_forward.default]
 """Operators whose results are kept."""
@@ -25,12 +26,12 @@ def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_atten
     """Make blocks of a model keep only their input and attention's output and L for the backward pass, in place.
 
     The first blocks are chosen: those that keep everything are the last, and free it first. Results and gradients are
-    the same, bit for bit where the kernels are deterministic. Call it before the blocks are compiled; a block is then
-    compiled together with its recomputation. Parameters and their names stay the same.
+    the same, bit for bit where the kernels are deterministic. Call it after `fuse`, and before the blocks are
+    compiled: a block is then compiled together with its recomputation. Parameters and their names stay the same.
 
     Args:
-        model: has its blocks in a ModuleList `blocks`; a module `attention` or attribute of that name in them is
-            `flash_attention`.
+        model: has its blocks in a ModuleList `blocks`, and in each a module whose attribute `attention` is
+            `flash_attention`, as TransformerLM and FusedTransformerLM do.
         blocks: how many; None: all.
         keep_attention: False keeps only the input: the least memory, and the most time.
 
@@ -52,6 +53,8 @@ def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_atten
             )
         for module in attentions if keep_attention else ():
             module.attention = kept_attention
+        if isinstance(block, FusedTransformerBlock):
+            block.returns_sum = True
         block.forward = _Checkpointed(block.forward, keep_attention)
 
 
@@ -74,7 +77,7 @@ class _Checkpointed:
 
     def __init__(self, forward: Callable[..., Any], keep_attention: bool):
         self.forward = forward
-        self.options = {}
+        self.options: dict[str, Any] = {}
         if keep_attention:
             self.options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
 

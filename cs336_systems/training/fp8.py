@@ -1,21 +1,29 @@
 """Linear layers whose three matmuls run in FP8, twice as fast as bf16 on tensor cores.
 
-    left = use_fp8(model)     # before the blocks are compiled
-    model.compile()
+    left = use_fp8(model)
 
 Operands are scaled to the range of FP8 by their current largest element, so nothing has to be calibrated; weights,
-activations and gradients stay bf16 outside of the matmuls. Scaling and casting are plain PyTorch, which the compiler
-fuses with what surrounds them: uncompiled, they cost more than FP8 saves.
+activations and gradients stay bf16 outside of the matmuls. On a GPU two kernels read an operand twice and write it as
+the matmuls want it, by rows and by columns. Under torch.compile, and with a scale per row, that is plain PyTorch, which
+the compiler fuses with what surrounds it.
 
-Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the division of work is torchao's.
+Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the formats and scales are those of torchao.
 """
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from cs336_systems.training.dispatch import HAS_TRITON
+from cs336_systems.training.fused_model import FusedSelfAttention, FusedSwiGLU
+from cs336_systems.training.packed_linear import pack_rows
+
+if HAS_TRITON:
+    from cs336_systems.training.triton_fp8 import round_matrix
 
 E4M3 = torch.float8_e4m3fn
 E5M2 = torch.float8_e5m2
@@ -27,40 +35,49 @@ CAPABILITY = (8, 9)
 """The least compute capability that multiplies in FP8."""
 
 
-def fp8_linear(x: Tensor, weight: Tensor, *, rowwise: bool = False, gradient_dtype: torch.dtype = E5M2) -> Tensor:
+def fp8_linear(
+    x: Tensor, weight: Tensor | Sequence[Tensor], *, rowwise: bool = False, gradient_dtype: torch.dtype = E5M2
+) -> Tensor:
     """x @ weight.T in FP8; so are the matmuls of its backward pass.
 
     On a device other than CUDA the operands are rounded to FP8 in the same way, and multiplied in fp32.
 
     Args:
-        x: [..., d_in], bf16; 16 · n tokens in all.
-        weight: [d_out, d_in], bf16, both multiples of 16.
+        x: [..., d_in], bf16 or fp32; 16 · n tokens in all.
+        weight: [d_out, d_in], both multiples of 16; or several weights of one input, for one matmul whose columns are
+            the concatenated outputs (see `packed_linear`).
         rowwise: one scale per row of each operand (along the axis that is summed over) rather than one per tensor: an
-            outlier then costs only its row precision. It takes more time.
+            outlier then costs only its row precision. It takes more time, much more if it is not compiled.
         gradient_dtype: FP8 format of the output's gradients: torch.float8_e5m2 has more range, torch.float8_e4m3fn
             more precision. Values and weights are float8_e4m3fn.
 
     Returns:
-        [..., d_out] in the dtype of x.
+        [..., d_out] in the dtype of x; with several weights, the sum of their d_out.
 
     Raises:
         ValueError: an axis is not a multiple of 16, or gradient_dtype is not an FP8 format.
     """
     if gradient_dtype not in (E4M3, E5M2):
         raise ValueError(f"gradient_dtype is {gradient_dtype}; allowed: {E5M2}, {E4M3}")
+    weights = (weight,) if isinstance(weight, Tensor) else tuple(weight)
     rows = x.flatten(0, -2)
-    for name, size in (("tokens", len(rows)), ("d_in", weight.shape[1]), ("d_out", weight.shape[0])):
+    for w in weights:
+        if w.dim() != 2 or w.shape[1] != x.shape[-1]:
+            raise ValueError(f"x and weight have shapes {list(x.shape)} and {list(w.shape)}; allowed: one d_in")
+    sizes = ("tokens", len(rows)), ("d_in", x.shape[-1]), *(("d_out", len(w)) for w in weights)
+    for name, size in sizes:
         if size % MULTIPLE:
             raise ValueError(f"FP8 matmul with {size} {name}; allowed: multiples of {MULTIPLE}")
-    y: Tensor = _Fp8Linear.apply(rows, weight.to(x.dtype), rowwise, gradient_dtype)
+    packed = weights[0].detach() if len(weights) == 1 else pack_rows(weights)
+    y: Tensor = _Fp8Linear.apply(rows, packed.to(x.dtype), rowwise, gradient_dtype, *weights)
     return y.unflatten(0, x.shape[:-1])
 
 
 class Fp8Linear(nn.Linear):
     """nn.Linear with `fp8_linear` as its matmul; same parameters, under the same names."""
 
-    rowwise = False
-    gradient_dtype = E5M2
+    rowwise: bool = False
+    gradient_dtype: torch.dtype = E5M2
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the dtype of x, or of autocast."""
@@ -77,7 +94,7 @@ def use_fp8(
     """Make the linear layers of a model run in FP8, in place; parameters, names and optimizers stay the same.
 
     Args:
-        model: on its device.
+        model: on its device; also one that was made by `fuse`, with keep_hidden=True.
         keep: names of layers to leave as they are, by default the output head, whose error reaches the loss directly.
         rowwise: see `fp8_linear`.
         gradient_dtype: see `fp8_linear`.
@@ -100,57 +117,89 @@ def use_fp8(
             left[name] = f"{odd[0]} features are not a multiple of {MULTIPLE}"
         if name not in left:
             layer.__class__ = Fp8Linear
-            layer.rowwise, layer.gradient_dtype = rowwise, gradient_dtype  # type: ignore[assignment]
+            assert isinstance(layer, Fp8Linear)
+            layer.rowwise, layer.gradient_dtype = rowwise, gradient_dtype
+    for path, module in model.named_modules():
+        if isinstance(module, FusedSelfAttention | FusedSwiGLU) and not any(
+            name.startswith(f"{path}.") for name in left
+        ):
+            module.packed_linear = partial(fp8_linear, rowwise=rowwise, gradient_dtype=gradient_dtype)
     if len(left) == len(layers):
         raise ValueError(f"no linear layer of the model can run in FP8: {left or 'it has none'}")
     return left
 
 
+class _Operand(NamedTuple):
+    """A matrix in FP8, by rows and by columns: an FP8 matmul sums over the contiguous axis of both operands."""
+
+    rows: Tensor
+    """[m, k] FP8."""
+    scale: Tensor
+    """What rows is to be multiplied by, fp32: one number, or [m, 1]."""
+    columns: Tensor | None
+    """[k, m] FP8, if asked for."""
+    column_scale: Tensor
+    """One number, or [k, 1]."""
+
+
 class _Fp8Linear(torch.autograd.Function):
-    """apply(x [tokens, d_in], weight, rowwise, gradient_dtype)."""
+    """apply(x [tokens, d_in], packed weight [d_out, d_in], rowwise, gradient_dtype, *weights)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, rowwise: bool, gradient_dtype: torch.dtype) -> Tensor:
-        scale_x, scale_w = _scale(x, E4M3, rowwise), _scale(weight, E4M3, rowwise)
-        ctx.save_for_backward(x, weight, scale_x, scale_w)
+    def forward(
+        ctx: Any, x: Tensor, packed: Tensor, rowwise: bool, gradient_dtype: torch.dtype, *weights: Tensor
+    ) -> Tensor:
+        need_x, need_w = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
+        a = _round(x, E4M3, rowwise, columns=need_w)
+        b = _round(packed, E4M3, rowwise, columns=need_x)
+        ctx.save_for_backward(a.columns, a.column_scale, b.columns, b.column_scale)
         ctx.rowwise, ctx.gradient_dtype = rowwise, gradient_dtype
-        return _matmul(_round(x, scale_x, E4M3), _round(weight, scale_w, E4M3), scale_x, scale_w, x.dtype, fast=True)
+        ctx.weights = [(len(w), w.dtype) for w in weights]
+        return _matmul(a.rows, a.scale, b.rows, b.scale, x.dtype, fast=True)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weight, scale_x, scale_w = ctx.saved_tensors
-        rowwise, dtype = ctx.rowwise, ctx.gradient_dtype
-        grad_x = grad_w = None
-        scale_g = None if rowwise else _scale(grad, dtype, rowwise)
-        if ctx.needs_input_grad[0]:  # [tokens, d_out] @ [d_out, d_in]
-            grad_x = _product(grad, weight.T, scale_g, None if rowwise else scale_w, dtype)
-        if ctx.needs_input_grad[1]:  # [d_out, tokens] @ [tokens, d_in]
-            grad_w = _product(grad.T, x.T, scale_g, None if rowwise else scale_x, dtype)
-        return grad_x, grad_w, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, scale_x, weight, scale_w = ctx.saved_tensors
+        grad_x = None
+        grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
+        g = _round(grad, ctx.gradient_dtype, ctx.rowwise, columns=x is not None)
+        # Fast accumulation keeps 14 bits of the sums: enough for the forward pass, not for gradients.
+        if x is not None:  # [d_out, tokens] @ [tokens, d_in]
+            assert g.columns is not None
+            together = _matmul(g.columns, g.column_scale, x, scale_x, grad.dtype, fast=False)
+            parts = together.split([rows for rows, _ in ctx.weights])
+            needed = ctx.needs_input_grad[4:]
+            dtypes = [dtype for _, dtype in ctx.weights]
+            grad_weights = [p.to(d) if n else None for p, d, n in zip(parts, dtypes, needed, strict=True)]
+        if weight is not None:  # [tokens, d_out] @ [d_out, d_in]
+            grad_x = _matmul(g.rows, g.scale, weight, scale_w, grad.dtype, fast=False)
+        return grad_x, None, None, None, *grad_weights
 
 
-def _product(a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """a @ b.T of gradients [m, k] and values [n, k]; without scales, one per row is computed."""
-    scale_a = _scale(a, dtype, True) if scale_a is None else scale_a
-    scale_b = _scale(b, E4M3, True) if scale_b is None else scale_b
-    # Fast accumulation keeps 14 bits of the sums: enough for the forward pass, not for gradients.
-    return _matmul(_round(a, scale_a, dtype), _round(b, scale_b, E4M3), scale_a, scale_b, a.dtype, fast=False)
+def _round(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool) -> _Operand:
+    """Scale a matrix to the range of an FP8 format, and round it."""
+    if HAS_TRITON and x.is_cuda and not rowwise and not torch.compiler.is_compiling():
+        by_row, by_column, scale = round_matrix(x.contiguous(), dtype, SMALLEST_AMAX, columns)
+        return _Operand(by_row, scale, by_column, scale)
+    scale = _scale(x, dtype, rowwise)
+    column_scale = _scale(x.T, dtype, True) if rowwise and columns else scale
+    return _Operand(_cast(x, scale, dtype), scale, _cast(x.T, column_scale, dtype) if columns else None, column_scale)
 
 
 def _scale(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Tensor:
-    """What the rounded [rows, columns] is to be multiplied by: fp32, one number, or [rows, 1]."""
+    """What the rounded matrix is to be multiplied by."""
     largest = x.abs().amax(-1, keepdim=True) if rowwise else x.abs().amax()
     return largest.float().clamp(min=SMALLEST_AMAX) / torch.finfo(dtype).max
 
 
-def _round(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / scale in FP8, rows contiguous in memory."""
+def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """x / scale in FP8, with contiguous rows."""
     limit = torch.finfo(dtype).max
     return (x.float() / scale).clamp(-limit, limit).to(dtype).contiguous()
 
 
-def _matmul(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
+def _matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:
     """(scale_a a) @ (scale_b b).T of FP8 matrices [m, k] and [n, k], summed in fp32."""
     if not a.is_cuda:
         return ((a.float() * scale_a) @ (b.float() * scale_b).T).to(dtype)

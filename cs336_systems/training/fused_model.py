@@ -27,9 +27,12 @@ class FusedRotaryEmbedding(RotaryEmbedding):
 class FusedSelfAttention(SelfAttention):
     """Causal self-attention with one matmul for q, k and v, which are rotated in place."""
 
+    packed_linear = staticmethod(packed_linear)
+    """The matmul of x and the packed weights."""
+
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, d_model] to the same shape."""
-        qkv = packed_linear(x, self.packed_weights())
+        qkv = self.packed_linear(x, self.packed_weights())
         q, k, v = rotate_qkv(qkv, self.rope.cos, self.rope.sin, self.num_heads)
         return self.output(self.attention(q, k, v, is_causal=True).transpose(-3, -2).flatten(-2))
 
@@ -41,12 +44,14 @@ class FusedSelfAttention(SelfAttention):
 class FusedSwiGLU(SwiGLU):
     """SwiGLU with one matmul for gate and up."""
 
+    packed_linear = staticmethod(packed_linear)
+    """The matmul of x and the packed weights."""
     keep_hidden = True
     """Keep the hidden layer for the backward pass, rather than compute it again: see swiglu_linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d_model] to the same shape."""
-        gate_up = packed_linear(x, self.packed_weights())
+        gate_up = self.packed_linear(x, self.packed_weights())
         return self.down(swiglu(gate_up)) if self.keep_hidden else swiglu_linear(gate_up, self.down.weight)
 
     def packed_weights(self) -> tuple[Tensor, ...]:

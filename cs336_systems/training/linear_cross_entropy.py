@@ -1,6 +1,5 @@
 """Cross-entropy of a linear output layer, without all logits in memory."""
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -8,12 +7,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
+from cs336_systems.training.dispatch import HAS_TRITON, INTERPRETED
 
-HAS_TRITON = find_spec("triton") is not None
-INTERPRETED = False
 if HAS_TRITON:
-    from cs336_systems.attention.launcher import INTERPRETED
-    from cs336_systems.training.cross_entropy_kernel import cross_entropy_in_place, scale_in_place
+    from cs336_systems.training.triton_cross_entropy import cross_entropy_in_place, scale_in_place
 
 DTYPES = (torch.bfloat16, torch.float32)
 LOGITS_BYTES = 512 * 2**20
@@ -55,7 +52,7 @@ def linear_cross_entropy(
         chunk = max(1, LOGITS_BYTES // (_padded(vocabulary) * hidden.element_size()))
     # As few chunks as possible, of equal sizes.
     chunks = max(1, -(-tokens // chunk))
-    arguments = hidden.flatten(0, -2), weight, targets.flatten(), -(-tokens // chunks), ignore_index
+    arguments = hidden.flatten(0, -2), weight, targets.flatten().contiguous(), -(-tokens // chunks), ignore_index
     # The kernels' launches and the gradients' reuse of memory are not for the compiler to rearrange.
     apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
     loss: Tensor = apply(*arguments)
@@ -155,7 +152,7 @@ def _scale_in_place(x: Tensor, factor: Tensor) -> None:
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -> None:
-    if hidden.dim() < 1 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
+    if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
         shapes = f"{list(hidden.shape)} and {list(weight.shape)}"
         raise ValueError(f"hidden and weight have shapes {shapes}; allowed: [..., d] and [vocabulary, d]")
     if targets.shape != hidden.shape[:-1]:

@@ -20,8 +20,8 @@ BACKWARD_PROGRAMS = 2
 """Programs of the backward pass per SM. Each leaves a row of partial sums of the weight's gradient."""
 BACKWARD_STAGES = 3
 """Tiles that a program of the backward pass has under way at once, in shared memory."""
-STAGED_SIZE = 8192
-"""Numbers in the largest tile that shared memory holds for sure."""
+STAGED_SIZE = 16384
+"""Numbers of each tensor that shared memory holds for sure, in all stages together."""
 
 
 @triton.jit
@@ -212,7 +212,7 @@ def _backward_launch(
 ) -> Launch:
     d, rows = shape[-1], shape[:-1].numel()
     tile = _tile(d)
-    stages = BACKWARD_STAGES if tile.rows * tile.columns <= STAGED_SIZE else 1
+    stages = max(1, min(BACKWARD_STAGES, STAGED_SIZE // (tile.rows * tile.columns)))
     constexprs = (d, tile.rows, tile.columns, tiles.LAST_FIRST, has_d_total, has_d_weight, stages)
     return Launch(add_rms_norm_backward_kernel, (programs, 1, 1), (rows,), constexprs, num_warps=2 * tile.num_warps)
 

@@ -1,18 +1,14 @@
 // The report's own part of the page: contents that follow, light and dark, figures, tables.
 
-// Light and dark: as the system has it, until the switch says otherwise.
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const isDark = () => (document.documentElement.dataset.theme ?? (dark.matches ? "dark" : "light")) === "dark";
-function themed() {
-  document.documentElement.classList.toggle("dark", isDark()); // what the explorer's tables go by
+// Light and dark: a class, which the explorer's tables go by too. The page's head sets it as the system has it.
+const classes = document.documentElement.classList;
+const isDark = () => classes.contains("dark");
+function setDark(dark) {
+  classes.toggle("dark", dark);
   document.dispatchEvent(new Event("theme"));
 }
-$("#theme").addEventListener("click", () => {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  themed();
-});
-dark.addEventListener("change", themed);
-themed();
+$("#theme").addEventListener("click", () => setDark(!isDark()));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", ({ matches }) => setDark(matches));
 
 // Contents: the entry of what is being read is marked, and in sight.
 const contents = $("#contents");

@@ -18,6 +18,8 @@ from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.scaling import PYTORCHS, scaling
 from scripts.views.steps import HOST_BOUND, step_table, utilization
+from scripts.views.training_ladder import ends, rung_table
+from scripts.views.training_ladder import fastest as fastest_rung
 
 SIZE = "xl"
 GRAPH = "compiled into one CUDA graph"
@@ -145,7 +147,7 @@ def helped(tables: Mapping[str, DataFrame], steps: DataFrame, work: Mapping[str,
             more=best["tokens"] / alone["tokens"],
         ),
         evidence=[Captioned(grid(steps, CHAIN, text_columns=2), caption)] if len(steps) else [],
-        reason=paragraph(device_work(steps), attention(tables)),
+        reason=paragraph(device_work(steps), attention(tables), ladder(tables)),
     )
 
 
@@ -170,6 +172,18 @@ def attention(tables: Mapping[str, DataFrame]) -> Typst:
         "{flash[device_busy]:ms} at context {plain[context]}.",
         plain=plain,
         flash=flash,
+    )
+
+
+def ladder(tables: Mapping[str, DataFrame]) -> Typst:
+    """How far one GPU's step comes if nothing of this project is left out."""
+    rungs = rung_table(tables["training_ladder"])
+    found = ends(rungs[rungs["gpu"] != ""])
+    return say(
+        "With every improvement of @sec-training_ladder, one GPU's step of {best[label]} goes from {begin[step]:ms} to "
+        "{best[step]:ms}.",
+        begin=first(found[-1]) if found else None,
+        best=fastest_rung(found[-1]) if found else None,
     )
 
 

@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS
 from scripts.checks.training_ladder import SCATTER
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.data import first, measured_machine, one
@@ -77,19 +77,24 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answers."""
     table = tables["training_ladder"]
     rungs = rung_table(table)
+    missing = NEEDS_GPU if len(rungs) else NOT_HERE
     rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda found: 100 * found["utilization"])
     found = ends(rungs)
-    return {
-        "fastest": how_fast(table, rungs, found),
-        "sizes": sizes(rungs),
-        "advice": advice(table, rungs, found),
-        "gains": gains(table, found),
+    always = {
+        "fastest": how_fast(table, rungs, found, missing),
         "learning": learning(table),
         "measured": len(rungs) > 0,
     }
+    if not len(rungs):
+        return always
+    return always | {
+        "sizes": sizes(rungs),
+        "advice": advice(table, rungs, found),
+        "gains": gains(table, found),
+    }
 
 
-def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
+def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
     """The fastest step of the largest model that was measured from the first rung on."""
     best, begin = (fastest(found[-1]), found[-1].iloc[0]) if found else (None, None)
     shown = rungs.assign(
@@ -113,7 +118,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answ
             ),
             say("The matmuls reach {best[utilization]:percent} of the dense bf16 peak.", best=best),
         ),
-        evidence=["training_ladder"] if found else [],
+        evidence=["ladder"] if found else [],
         reason=paragraph(
             say(
                 "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
@@ -132,7 +137,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answ
                 long=True,
             )
         ],
-        missing=NEEDS_GPU,
+        missing=missing,
     )
 
 
@@ -189,7 +194,6 @@ def sizes(rungs: DataFrame) -> Answer:
             ),
             NOTHING if nearest is None else in_fp8(rungs, lines[-1]),
         ),
-        missing=NEEDS_GPU,
     )
 
 
@@ -224,7 +228,6 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
             ),
             say("Taken out of the last rung, alone, each would cost: {left:listing}.", left=left),
         ),
-        missing=NEEDS_GPU,
     )
 
 

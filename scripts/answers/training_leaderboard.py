@@ -121,12 +121,21 @@ def communication(tables: Mapping[str, DataFrame]) -> float | None:
 
 
 def utilization(parts: Parts, gpu: str) -> Typst:
-    """The share of the bf16 peak that the measured step, or one rank's part, uses without what it computes again."""
-    part = next((part for part in PARTS if part in parts), None)
-    peak = gpu_of(gpu)
-    took = parts[part]["step"] if part else None
-    least = sum(leaderboard.step_flops().values()) / leaderboard.GPUS / peak.bf16 if peak else None
-    return say("This is {share:percent} of the bf16 peak, without what is computed again.", share=ratio(least, took))
+    """The share of the bf16 peak that the step, or one rank's part, uses, without and with what it computes again."""
+    values = next(parts[part] for part in PARTS if part in parts)
+    peak, took, again = gpu_of(gpu), values["step"], values["recomputed_blocks"]
+    if peak is None or took is None or again is None:
+        return Typst("")
+    cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
+    once, all_of_it = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / took for blocks in (0, round(again)))
+    return say(
+        "This is {once:percent} of the bf16 peak, {all_of_it:percent} with the {again} of {layers} blocks that are "
+        "computed again, but for attention.",
+        once=once,
+        all_of_it=all_of_it,
+        again=round(again),
+        layers=leaderboard.SHAPE.num_layers,
+    )
 
 
 def one_card(parts: Parts, gpu: str) -> Typst:
@@ -222,6 +231,9 @@ def memory_table() -> Table:
         "fp32 state, whole on every rank": state,
         "fp32 state, sharded over the ranks": state / leaderboard.GPUS,
         "bf16 weights, gradients on their way, sharded masters and moments": kept.weights + kept.gradients + kept.state,
+        "the same, with weights sharded too (FSDP), but for those in use": kept.weights / leaderboard.GPUS
+        + kept.gradients
+        + kept.state,
         "autocast saves for backward, nothing computed again": leaderboard.saved_bytes(0),
         "autocast saves for backward, each block computed again": leaderboard.saved_bytes(1),
         "bf16 weights and fused passes save, nothing computed again": kept.activations,

@@ -1,14 +1,25 @@
-"""What a self-check is, and what the checks share."""
+"""Self-checks of the measurements: generators of evidence that `check` concludes from, and what they share."""
 
-from collections.abc import Callable, Iterable
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import ParamSpec
 
 from pandas import Series
 
 from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpus import Gpu, gpu_of
+from cs336_systems.measure.record import parameters
 from scripts.rendering.markup import NOT_MEASURED, fixed_point
+from scripts.views.cells import in_words
 
+P = ParamSpec("P")
+Evidence = Iterator[int | float | str]
+"""An int: so many cases were examined. A float: one case was, of whose figures the summary gives the extreme. A str: a
+complaint about a case."""
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative difference between two measurements of one thing that needs no explanation; a CPU does other work too."""
 HONEST = 0.03
@@ -26,9 +37,14 @@ def told(value: float | None, decimals: int = 0) -> str:
     return fixed_point(value, decimals, missing=NOT_MEASURED)
 
 
+def name_row(kind: type[Experiment], row: Series) -> str:
+    """The cell of a row of any experiment, in words."""
+    return in_words(kind, tuple(row[parameters(kind)]))
+
+
 @dataclass(frozen=True)
 class Timing:
-    """What was computed, and how long it took."""
+    """A timed computation."""
 
     cell: str
     """The cell in words."""
@@ -45,11 +61,15 @@ class Check:
     """The outcome of one self-check."""
 
     check: str
-    """What must hold."""
+    """The sentence that must hold."""
     outcome: str
     """passed, failed, or not applicable."""
     detail: str
     """The figures behind the outcome."""
+
+
+class NotApplicable(Exception):
+    """Raised by a check that cannot be made, with the reason."""
 
 
 def conclude(check: str, complaints: list[str], examined: int, summary: str) -> Check:
@@ -62,22 +82,66 @@ def conclude(check: str, complaints: list[str], examined: int, summary: str) -> 
     return Check(check, "passed", summary)
 
 
+def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
+    """Make a generator of evidence a check, which fails at a complaint, and does not apply where there is no case.
+
+    The first paragraph of its docstring is the sentence that must hold. Constants of its module are filled into both;
+    into the summary also the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
+
+    Args:
+        summary: the detail of a check that has passed.
+        otherwise: why there is no case, if that is not what the summary says of none.
+    """
+
+    def decorate(examine: Callable[P, Evidence]) -> Callable[P, Check]:
+        paragraph, _, _ = (inspect.getdoc(examine) or "").partition("\n\n")
+        sentence = " ".join(paragraph.split()).removesuffix(".")
+        if not sentence[1].isupper():  # TF32
+            sentence = sentence[0].lower() + sentence[1:]
+
+        @functools.wraps(examine)
+        def concluded(*args: P.args, **kwargs: P.kwargs) -> Check:
+            constants = inspect.getmodule(examine).__dict__
+            name = sentence.format_map(constants)
+            found: list[int | float | str] = []
+            try:
+                found.extend(examine(*args, **kwargs))
+            except NotApplicable as reason:
+                return Check(name, "not applicable", str(reason))
+            figures = [each for each in found if isinstance(each, float)]
+            cases = len(figures) + sum(int(each) for each in found if isinstance(each, int))
+            known = [figure for figure in figures if not math.isnan(figure)]
+            extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
+            detail = summary if cases or otherwise is None else otherwise
+            complaints = [each for each in found if isinstance(each, str)]
+            return conclude(name, complaints, cases, detail.format_map({**constants, "n": cases, **extremes}))
+
+        return concluded
+
+    return decorate
+
+
 def under_the_roofline(
-    check: str, gpu: str, timings: Iterable[Timing], ceiling: Callable[[Gpu, str], float] = Gpu.flops
-) -> Check:
-    """Check that no timing is faster than its matrix multiplies at the GPU's peak: `ceiling` by precision, FLOP/s."""
+    gpu: str, timings: Iterable[Timing], ceiling: Callable[[Gpu, str], float] = Gpu.flops
+) -> Evidence:
+    """Evidence that no timing is faster than its matrix multiplies at the GPU's peak: `ceiling` by precision, FLOP/s.
+
+    Raises:
+        NotApplicable: the GPU's peak is not listed.
+    """
     peak = gpu_of(gpu)
     if peak is None:
-        return Check(check, "not applicable", f"no peak rate is listed for {gpu or 'a CPU'}")
-    shares = [(t.cell, t.flops / (t.milliseconds / 1e3) / ceiling(peak, t.precision)) for t in timings]
-    complaints = [f"{cell}: {share:.0%} of the peak" for cell, share in shares if share > 1]
-    best = max((share for _, share in shares), default=0.0)
-    return conclude(check, complaints, len(shares), f"{len(shares)} timings; the closest reaches {best:.0%}")
+        raise NotApplicable(f"no peak rate is listed for {gpu or 'a CPU'}")
+    for timing in timings:
+        share = timing.flops / (timing.milliseconds / 1e3) / ceiling(peak, timing.precision)
+        yield share
+        if share > 1:
+            yield f"{timing.cell}: {share:.0%} of the peak"
 
 
-def outside(row: Series, cell: str, least: int, digits: int = 0) -> list[str]:
-    """A complaint if a row's memory is not between `least` bytes and what the device has."""
+def within_memory(row: Series, cell: str, least: int, digits: int = 0) -> Evidence:
+    """Evidence that a row's memory is between `least` bytes and what the device has."""
+    yield 1
     low, high = least / MIB, row["gpu_memory"] / MIB
-    if low <= row["mean"] <= high:
-        return []
-    return [f"{cell}: {row['mean']:.{digits}f} MiB, not between {low:.{digits}f} and {high:.0f}"]
+    if not low <= row["mean"] <= high:
+        yield f"{cell}: {row['mean']:.{digits}f} MiB, not between {low:.{digits}f} and {high:.0f}"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy
 from pandas import DataFrame, Series
 
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.rendering.markup import NOT_MEASURED
 from scripts.views.data import select, statistic
 
@@ -32,11 +32,11 @@ ROUND: Mapping[str, Rounding] = {
 }
 
 
-def sums_are_right(table: DataFrame) -> Check:
-    """Sum, its error, the addend and the last step are those of the same additions in NumPy."""
-    complaints, examined = [], 0
+@check("{n} cells, to the bit")
+def sums_are_right(table: DataFrame) -> Evidence:
+    """The accumulated sums, their errors and last steps are those that NumPy computes."""
     for _, row in select(table, metric="sum", status="ok").iterrows():
-        examined += 1
+        yield 1
         cell = {name: row[name] for name in PARAMETERS}
         differing = [
             f"{metric} {NOT_MEASURED if found is None else found} (expected {value})"
@@ -44,9 +44,7 @@ def sums_are_right(table: DataFrame) -> Check:
             if (found := statistic(table, "mean", metric=metric, **cell)) != value
         ]
         if differing:
-            complaints.append(f"{row['addend']} added to {row['accumulator']}: {', '.join(differing)}")
-    check = "the accumulated sums, their errors and last steps are those that NumPy computes"
-    return conclude(check, complaints, examined, f"{examined} cells, to the bit")
+            yield f"{row['addend']} added to {row['accumulator']}: {', '.join(differing)}"
 
 
 def expected(row: Series) -> dict[str, float]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, NotApplicable, check
 from scripts.views.communication import BACKENDS
 from scripts.views.data import measured_gpu, select
 
@@ -26,42 +26,40 @@ def name_cell(row: Series) -> str:
     return f"{BACKENDS[row['backend']]}, {row['processes']} processes, {row['megabytes']} MB"
 
 
-def sums_are_right(table: DataFrame) -> Check:
-    """No number of any rank's sum was wrong, before timing and after."""
+@check("{n} cells")
+def sums_are_right(table: DataFrame) -> Evidence:
+    """Every number of an all-reduce's sum was right on every rank, before the timing and after it."""
     rows = select(table, metric="wrong_numbers")
-    complaints = [f"{name_cell(row)}: up to {row['p80']:.0f} wrong" for _, row in rows[rows["mean"] > 0].iterrows()]
-    check = "every number of an all-reduce's sum was right on every rank, before the timing and after it"
-    return conclude(check, complaints, len(rows), f"{len(rows)} cells")
+    yield len(rows)
+    for _, row in rows[rows["mean"] > 0].iterrows():
+        yield f"{name_cell(row)}: up to {row['p80']:.0f} wrong"
 
 
-def larger_messages_take_longer(table: DataFrame) -> Check:
-    """The larger one of two neighbouring sizes is not the faster one."""
-    check = "the larger message never has the faster all-reduce"
-    complaints, examined = [], 0
+@check("{n} pairs of neighbouring sizes, p20 against p80")
+def larger_messages_take_longer(table: DataFrame) -> Evidence:
+    """The larger message never has the faster all-reduce."""
     for _, group in select(table, metric="time", status="ok").groupby(CONDITIONS):
         rows = [row for _, row in group.sort_values("megabytes").iterrows()]
         for small, large in itertools.pairwise(rows):
-            examined += 1
+            yield 1
             if small["p20"] >= large["p80"]:
-                complaints.append(f"{name_cell(small)}: p20 {small['p20']:.3f} ms, {name_cell(large)}: p80 less")
-    return conclude(check, complaints, examined, f"{examined} pairs of neighbouring sizes, p20 against p80")
+                yield f"{name_cell(small)}: p20 {small['p20']:.3f} ms, {name_cell(large)}: p80 less"
 
 
-def nothing_beats_the_link(table: DataFrame) -> Check:
-    """No GPU sent more than its link can carry.
+@check("{n} cells; the closest reaches {most:.0%}")
+def nothing_beats_the_link(table: DataFrame) -> Evidence:
+    """No bus bandwidth is above the data sheet's link, or what a switch that adds makes of it.
 
     Bus bandwidth counts the ring's 2 (n - 1) / n bytes. A switch that adds and copies (NVLink SHARP) spares bytes: then
     a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
     """
-    check = "no bus bandwidth is above the data sheet's link, or what a switch that adds makes of it"
     peak = gpu_of(measured_gpu({"": table}))
     rows = select(table, metric="bus_bandwidth", status="ok", backend="nccl")
     if peak is None or peak.link is None or not len(rows):
-        return Check(check, "not applicable", "no GPU's link was measured, or no peak rate is listed for it")
-    shares = []
+        raise NotApplicable("no GPU's link was measured, or no peak rate is listed for it")
     for _, row in rows.iterrows():
         ring, switch = (2 * (row["processes"] - 1), row["processes"] + 1)
-        shares.append((name_cell(row), 1e9 * row["median"] / (peak.link * max(1, ring / switch))))
-    complaints = [f"{cell}: {share:.0%} of it" for cell, share in shares if share > 1]
-    best = max(share for _, share in shares)
-    return conclude(check, complaints, len(shares), f"{len(shares)} cells; the closest reaches {best:.0%}")
+        share = float(1e9 * row["median"] / (peak.link * max(1, ring / switch)))
+        yield share
+        if share > 1:
+            yield f"{name_cell(row)}: {share:.0%} of it"

@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.attention import flash_flops, inputs_and_gradients_bytes, plain_bytes_before_backward
 from cs336_systems.implementations import label
 from cs336_systems.measure.gpus import Gpu
-from scripts.checks import Check, Timing, conclude, outside, under_the_roofline
+from scripts.checks import Check, Evidence, Timing, check, under_the_roofline, within_memory
 from scripts.views.attention_calls import PASSES
 from scripts.views.data import measured_gpu, select
 
@@ -19,34 +19,23 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield memory_holds_the_tensors(plain, flash)
 
 
-def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Check:
-    """No pass is faster than its unmasked products at the GPU's dense peak."""
-    check = "no attention pass is faster than its matrix multiplies at the data sheet's dense peak"
+@check("{n} timings; the closest reaches {most:.0%}")
+def nothing_beats_the_roofline(plain: DataFrame, flash: DataFrame) -> Evidence:
+    """No attention pass is faster than its matrix multiplies at the data sheet's dense peak."""
+    plain = plain.assign(heads=1, causal=False)
     timings = [
         Timing(
-            cell=f"{name_plain(row)}, {row['metric']}",
-            flops=flash_flops(row["metric"], row["batch_size"], 1, row["sequence"], row["d"], causal=False),
-            milliseconds=row["median"],
-            precision=row["precision"],
-        )
-        for _, row in timed(plain).iterrows()
-    ] + [
-        Timing(
-            cell=f"{name_flash(row)}, {row['metric']}",
+            cell=f"{name(row)}, {row['metric']}",
             flops=flash_flops(
                 row["metric"], row["batch_size"], row["heads"], row["sequence"], row["d"], causal=row["causal"]
             ),
             milliseconds=row["median"],
             precision=row["precision"],
         )
-        for _, row in timed(flash).iterrows()
+        for name, table in ((name_plain, plain), (name_flash, flash))
+        for _, row in table[table["metric"].isin(PASSES) & (table["status"] == "ok")].iterrows()
     ]
-    return under_the_roofline(check, measured_gpu({"attention": plain, "flash": flash}), timings, ceiling)
-
-
-def timed(table: DataFrame) -> DataFrame:
-    """The rows that time a pass."""
-    return table[table["metric"].isin(PASSES) & (table["status"] == "ok")]
+    yield from under_the_roofline(measured_gpu({"attention": plain, "flash": flash}), timings, ceiling)
 
 
 def ceiling(peak: Gpu, precision: str) -> float:
@@ -54,23 +43,18 @@ def ceiling(peak: Gpu, precision: str) -> float:
     return peak.bf16 if precision == "bf16" else max(peak.fp32, peak.bf16 / 6)
 
 
-def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Check:
-    """Memory is no less than what must be there, and no more than the device has."""
-    check = "attention's memory is between the closed form of what it must hold and the device's memory"
-    complaints = []
+@check("{n} cells", "memory is counted on GPUs only")
+def memory_holds_the_tensors(plain: DataFrame, flash: DataFrame) -> Evidence:
+    """Attention's memory is between the closed form of what it must hold and the device's memory."""
     before_backward = select(plain, metric="memory_before_backward", status="ok", compiled=False, precision="fp32")
-    peaks = select(flash, metric="peak_memory", status="ok")
     for _, row in before_backward.iterrows():
         least = plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"])
-        complaints += outside(row, name_plain(row), least, digits=2)
-    for _, row in peaks.iterrows():
+        yield from within_memory(row, name_plain(row), least, digits=2)
+    for _, row in select(flash, metric="peak_memory", status="ok").iterrows():
         least = inputs_and_gradients_bytes(
             row["batch_size"] * row["heads"], row["sequence"], row["d"], row["precision"]
         )
-        complaints += outside(row, name_flash(row), least, digits=2)
-    examined = len(before_backward) + len(peaks)
-    summary = f"{examined} cells" if examined else "memory is counted on GPUs only"
-    return conclude(check, complaints, examined, summary)
+        yield from within_memory(row, name_flash(row), least, digits=2)
 
 
 def name_plain(row: Series) -> str:

@@ -6,7 +6,7 @@ from pandas import DataFrame, Series, isna
 
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.measure.record import parameters
-from scripts.checks import TOLERANCE, Check, conclude
+from scripts.checks import TOLERANCE, Check, Evidence, check
 from scripts.checks.attention import name_flash
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
@@ -55,65 +55,50 @@ def device_bound_rows(table: DataFrame) -> DataFrame:
     return table.merge(bound[parameters(Flash)])
 
 
-def phases_add_up(cells: DataFrame) -> Check:
-    """Forward and backward, timed separately, add up to both timed in one call."""
-    cells = cells[cells["forward_backward"] >= needed_for_device_bound(cells)]
-    errors = (cells["forward"] + cells["backward"] - cells["forward_backward"]).abs() / cells["forward_backward"]
-    complaints = [
-        f"{name_flash(row)}: {row['forward'] + row['backward']:.2f} ms against {row['forward_backward']:.2f} ms"
-        for _, row in cells[errors > TOLERANCE["GPU"]].iterrows()
-    ]
-    check = (
-        f"attention's forward + backward, timed apart, agree with both in one call, from {DEVICE_BOUND_MS:g} ms and"
-        f" {DEVICE_BOUND_CALLS} times what the call costs the host up"
-    )
-    summary = f"{len(cells)} cells within {TOLERANCE['GPU']:.0%}; largest difference {errors.max():.1%}"
-    # By a CPU's clock, it is the sum of both that is recorded.
-    return conclude(check, complaints, len(cells), summary if len(cells) else NOT_APPLICABLE)
+@check("{n} cells within {TOLERANCE[GPU]:.0%}; largest difference {most:.1%}", NOT_APPLICABLE)
+def phases_add_up(cells: DataFrame) -> Evidence:
+    """Attention's forward + backward, timed apart, agree with both in one call, from {DEVICE_BOUND_MS:g} ms and
+    {DEVICE_BOUND_CALLS} times what the call costs the host up.
+
+    By a CPU's clock, it is the sum of both that is recorded.
+    """
+    for _, row in cells[cells["forward_backward"] >= needed_for_device_bound(cells)].iterrows():
+        parts, whole = row["forward"] + row["backward"], row["forward_backward"]
+        error = abs(parts - whole) / whole
+        yield error
+        if error > TOLERANCE["GPU"]:
+            yield f"{name_flash(row)}: {parts:.2f} ms against {whole:.2f} ms"
 
 
-def replays_are_no_slower(cells: DataFrame) -> Check:
-    """Replayed from a graph, forward and backward take no longer than when they are called."""
-    replayed = cells[cells["graph"].notna()]
-    ratios = replayed["graph"] / replayed["forward_backward"]
-    slow = replayed[ratios > 1 + TOLERANCE["GPU"]]
-    complaints = [
-        f"{name_flash(row)}: {row['graph']:.3f} ms, called {row['forward_backward']:.3f} ms"
-        for _, row in slow.iterrows()
-    ]
-    summary = f"{len(replayed)} cells; {ratios.max():.2f} times as long at most" if len(replayed) else NOT_APPLICABLE
-    return conclude(
-        "no replay of a CUDA graph takes longer than the calls it holds", complaints, len(replayed), summary
-    )
+@check("{n} cells; {most:.2f} times as long at most", NOT_APPLICABLE)
+def replays_are_no_slower(cells: DataFrame) -> Evidence:
+    """No replay of a CUDA graph takes longer than the calls it holds."""
+    for _, row in cells[cells["graph"].notna()].iterrows():
+        ratio = row["graph"] / row["forward_backward"]
+        yield ratio
+        if ratio > 1 + TOLERANCE["GPU"]:
+            yield f"{name_flash(row)}: {row['graph']:.3f} ms, called {row['forward_backward']:.3f} ms"
 
 
-def short_phases_add_up(cells: DataFrame) -> Check:
-    """In shorter calls, too, both passes in one take as long as each by itself, or the host says why not."""
-    short = cells[cells["forward_backward"] < needed_for_device_bound(cells)]
-    complaints = [
-        f"{name_flash(row)}: {row['forward'] + row['backward']:.3f} ms, in one call {row['forward_backward']:.3f} ms"
-        for _, row in short.iterrows()
-        if not adds_up(row)
-    ]
-    host_bound = sum(paced_by_host(row) for _, row in short.iterrows())
-    check = (
-        "in shorter calls, attention's forward + backward agree with both in one call, or differ by no more than what"
-        " the call costs the host explains"
-    )
-    summary = f"{len(short)} cells, of which the host paces {host_bound}" if len(short) else NOT_APPLICABLE
-    return conclude(check, complaints, len(short), summary)
+@check("{n} cells, of which the host paces {total:.0f}", NOT_APPLICABLE)
+def short_phases_add_up(cells: DataFrame) -> Evidence:
+    """In shorter calls, attention's forward + backward agree with both in one call, or differ by no more than what the
+    call costs the host explains.
+    """
+    for _, row in cells[cells["forward_backward"] < needed_for_device_bound(cells)].iterrows():
+        yield float(paced_by_host(row))
+        if not adds_up(row):
+            parts, whole = row["forward"] + row["backward"], row["forward_backward"]
+            yield f"{name_flash(row)}: {parts:.3f} ms, in one call {whole:.3f} ms"
 
 
-def kernels_are_its_own(table: DataFrame) -> Check:
-    """Each implementation has launched a kernel that it is known by."""
-    rows = select(table, metric="launches")
-    complaints = [
-        f"{name_flash(row)} launched {row['kernels']}"
-        for _, row in rows.iterrows()
-        if contender_of(row["implementation"]).kernel not in row["kernels"].lower()
-    ]
-    check = "each attention implementation launched a kernel that it is known by"
-    return conclude(check, complaints, len(rows), f"{len(rows)} cells" if len(rows) else "seen on GPUs only")
+@check("{n} cells", "seen on GPUs only")
+def kernels_are_its_own(table: DataFrame) -> Evidence:
+    """Each attention implementation launched a kernel that it is known by."""
+    for _, row in select(table, metric="launches").iterrows():
+        yield 1
+        if contender_of(row["implementation"]).kernel not in row["kernels"].lower():
+            yield f"{name_flash(row)} launched {row['kernels']}"
 
 
 def paced_by_host(row: Series) -> bool:

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import contender_of
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.checks.attention import name_flash, name_plain
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
 from scripts.views.data import select
@@ -27,8 +27,12 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield peaks_are_polynomials(tables["attention"], tables["flash"])
 
 
-def workspace_is_constant(table: DataFrame) -> Check:
-    """Memory before the backward pass, and eager attention's peak, less their closed forms: what libraries keep."""
+@check("{n} numbers; {least:.0f} MiB", "memory is counted on GPUs only")
+def workspace_is_constant(table: DataFrame) -> Evidence:
+    """Attention's memory between its passes, and its peak where it is eager, is its closed form and one constant.
+
+    The constant is what libraries keep.
+    """
     rows = select(table, status="ok", precision="fp32")
     kept = [
         (row, row["mean"] - closed_form(row["batch_size"], row["sequence"], row["d"]) / MIB)
@@ -40,23 +44,20 @@ def workspace_is_constant(table: DataFrame) -> Check:
         if metric != "peak_memory" or not row["compiled"]
     ]
     usual = statistics.median(left for _, left in kept) if kept else 0.0
-    complaints = [
-        f"{name_plain(row)}: {row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
-        for row, left in kept
-        if abs(left - usual) > WORKSPACE_TOLERANCE
-    ]
-    check = "attention's memory between its passes, and its peak where it is eager, is its closed form and one constant"
-    summary = f"{len(kept)} numbers; {usual:.0f} MiB" if kept else "memory is counted on GPUs only"
-    return conclude(check, complaints, len(kept), summary)
+    for row, left in kept:
+        yield usual
+        if abs(left - usual) > WORKSPACE_TOLERANCE:
+            yield f"{name_plain(row)}: {row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
 
 
-def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
-    """An implementation's peak memory is a polynomial: constant, sequence, sequence · d and sequence².
+@check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "memory is counted on GPUs only")
+def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Evidence:
+    """An attention implementation's peak memory is one polynomial of length and head dimension.
 
-    Its coefficients are fitted; with more cells than coefficients no single cell can differ unseen. Ours has two,
-    one of them for the kernels that sum dQ in memory; a user's may have any.
+    Its terms are constant, sequence, sequence · d and sequence². Its coefficients are fitted; with more cells than
+    coefficients no single cell can differ unseen. Ours has two, one of them for the kernels that sum dQ in memory; a
+    user's may have any.
     """
-    complaints, worst, examined = [], 0.0, 0
     plain = select(plain, metric="peak_memory", status="ok")
     flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory", status="ok")
     flash = flash[flash["sequence"] > flash["implementation"].map(lambda name: contender_of(name).other_peak_up_to)]
@@ -69,15 +70,11 @@ def peaks_are_polynomials(plain: DataFrame, flash: DataFrame) -> Check:
     for name, group in groups:
         if len(group) <= TERMS:
             continue
-        examined += len(group)
         errors = numpy.abs(relative_residuals(group))
-        worst = max(worst, errors.max())
+        yield from errors.tolist()
         if errors.max() > PEAK_TOLERANCE:
             row = group.iloc[errors.argmax()]
-            complaints.append(f"{name(row)} or a neighbour: {row['mean']:.2f} MiB, {errors.max():.0%} off the others")
-    check = "an attention implementation's peak memory is one polynomial of length and head dimension"
-    summary = f"{examined} cells within {PEAK_TOLERANCE:.0%}; largest difference {worst:.1%}"
-    return conclude(check, complaints, examined, summary if examined else "memory is counted on GPUs only")
+            yield f"{name(row)} or a neighbour: {row['mean']:.2f} MiB, {errors.max():.0%} off the others"
 
 
 def relative_residuals(rows: DataFrame) -> numpy.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 
 LOWERED = {"fp16": "float16", "bf16": "bfloat16"}
 ON_GPU_IN_FP32 = "norm_output"
@@ -19,14 +19,13 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield dtypes_are_the_documented(tables["autocast_dtypes"])
 
 
-def dtypes_are_the_documented(table: DataFrame) -> Check:
-    """Matrix multiplies run in the lower precision; parameters, losses and gradients stay fp32."""
+@check("{n} tensors")
+def dtypes_are_the_documented(table: DataFrame) -> Evidence:
+    """Dtypes under autocast are those of PyTorch's rules."""
     rows = table[table["metric"].isin(list(AutocastDtypes.metrics)) & (table["status"] == "ok")]
-    complaints = []
     for _, row in rows.iterrows():
+        yield 1
         in_fp32 = row["metric"] in AS_PARAMETERS or (row["metric"] == ON_GPU_IN_FP32 and row["gpu"])
         expected = "float32" if in_fp32 else LOWERED[row["autocast"]]
         if row["value"] != expected:
-            complaints.append(f"{row['autocast']}: {row['metric']} {row['value']}, expected {expected}")
-    check = "dtypes under autocast are those of PyTorch's rules"
-    return conclude(check, complaints, len(rows), f"{len(rows)} tensors")
+            yield f"{row['autocast']}: {row['metric']} {row['value']}, expected {expected}"

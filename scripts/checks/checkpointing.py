@@ -8,7 +8,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import TOLERANCE, Check, conclude
+from scripts.checks import TOLERANCE, Check, Evidence, NotApplicable, check
 from scripts.views.cells import in_words, name_cell, side_by_side
 from scripts.views.closed_forms import step_of
 from scripts.views.data import PHASES, measured_gpu, select, statistic
@@ -31,86 +31,72 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield recomputation_takes_time(table)
 
 
-def saved_is_the_closed_form(table: DataFrame) -> Check:
-    """What autograd keeps between the passes is the closed form to the byte."""
-    rows = select(table, metric="saved_for_backward", status="ok")
-    complaints = [
-        f"{name_cell(row)}: {row['mean']:.3f} MiB, expected {expected:.3f}"
-        for _, row in rows.iterrows()
-        if abs(row["mean"] - (expected := step_of(row).saved_for_backward / MIB)) > BYTE
-    ]
-    check = "what a step saves between its passes is the closed form"
-    return conclude(check, complaints, len(rows), f"{len(rows)} cells, to the byte")
+@check("{n} cells, to the byte")
+def saved_is_the_closed_form(table: DataFrame) -> Evidence:
+    """What a step saves between its passes is the closed form."""
+    for _, row in select(table, metric="saved_for_backward", status="ok").iterrows():
+        yield 1
+        expected = step_of(row).saved_for_backward / MIB
+        if abs(row["mean"] - expected) > BYTE:
+            yield f"{name_cell(row)}: {row['mean']:.3f} MiB, expected {expected:.3f}"
 
 
-def peak_is_the_closed_form(table: DataFrame) -> Check:
-    """The peak is near the closed form."""
-    rows = select(table, metric="peak_memory", status="ok")
-    errors = [(row, row["mean"] / (step_of(row).peak / MIB) - 1) for _, row in rows.iterrows()]
-    complaints = [
-        f"{name_cell(row)}: {row['mean']:.0f} MiB, {error:+.1%} from the closed form"
-        for row, error in errors
-        if abs(error) > PEAK_TOLERANCE
-    ]
-    worst = max((abs(error) for _, error in errors), default=0.0)
-    summary = f"{len(rows)} cells within {PEAK_TOLERANCE:.0%}; largest difference {worst:.1%}"
-    check = "the peak memory of a checkpointed step is that of the closed form"
-    return conclude(check, complaints, len(rows), summary if len(rows) else "peak memory is counted on GPUs only")
+@check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "peak memory is counted on GPUs only")
+def peak_is_the_closed_form(table: DataFrame) -> Evidence:
+    """The peak memory of a checkpointed step is that of the closed form."""
+    for _, row in select(table, metric="peak_memory", status="ok").iterrows():
+        error = row["mean"] / (step_of(row).peak / MIB) - 1
+        yield abs(error)
+        if abs(error) > PEAK_TOLERANCE:
+            yield f"{name_cell(row)}: {row['mean']:.0f} MiB, {error:+.1%} from the closed form"
 
 
-def moments_agree(table: DataFrame) -> Check:
-    """The step's peak is its highest phase's, and before the backward pass there is also what was saved for it."""
+@check("{n} cells within {MOMENT_TOLERANCE:.1%}", "peak memory is counted on GPUs only")
+def moments_agree(table: DataFrame) -> Evidence:
+    """A checkpointed step's memory at its peak and between its parts adds up.
+
+    The step's peak is its highest phase's, and before the backward pass there is also what was saved for it.
+    """
     columns = ["peak_memory", *(f"peak_{phase}" for phase in PHASES), "memory_before_step", "memory_before_backward"]
     found = side_by_side(table, Checkpointing).reindex(columns=[*columns, "saved_for_backward"]).dropna()
     steps = select(table, metric="peak_memory")
     states = {tuple(row[parameters(Checkpointing)]): step_of(row).between_steps / MIB for _, row in steps.iterrows()}
-    complaints = []
     for cell, row in zip(found.index, found.to_dict("records"), strict=True):
+        yield 1
         phases = max(row[f"peak_{phase}"] for phase in PHASES)
         between = row["memory_before_step"] + row["saved_for_backward"]
-        pairs = [
+        for what, measured, expected in (
             ("the peak", row["peak_memory"], phases),
             ("before the backward pass", row["memory_before_backward"], between),
             ("before the step", row["memory_before_step"], states[cell]),
-        ]
-        complaints += [
-            f"{in_words(Checkpointing, cell)}: {what} {measured:.0f} MiB, not {expected:.0f} MiB"
-            for what, measured, expected in pairs
-            if abs(measured / expected - 1) > MOMENT_TOLERANCE
-        ]
-    check = "a checkpointed step's memory at its peak and between its parts adds up"
-    summary = f"{len(found)} cells within {MOMENT_TOLERANCE:.1%}"
-    return conclude(check, complaints, len(found), summary if len(found) else "peak memory is counted on GPUs only")
+        ):
+            if abs(measured / expected - 1) > MOMENT_TOLERANCE:
+                yield f"{in_words(Checkpointing, cell)}: {what} {measured:.0f} MiB, not {expected:.0f} MiB"
 
 
-def blocks_run_again(table: DataFrame) -> Check:
-    """With checkpointing each block's forward pass runs twice a step, without once."""
-    rows = select(table, metric="block_calls", status="ok")
-    complaints = [
-        f"{name_cell(row)}: {row['mean']:.0f} calls of {layers} blocks"
-        for _, row in rows.iterrows()
-        if row["mean"] != (2 if row["segment"] else 1) * (layers := parse_size(row["size"]).num_layers)
-    ]
-    check = "checkpointed blocks run twice in a step, others once"
-    return conclude(check, complaints, len(rows), f"{len(rows)} cells")
+@check("{n} cells")
+def blocks_run_again(table: DataFrame) -> Evidence:
+    """Checkpointed blocks run twice in a step, others once."""
+    for _, row in select(table, metric="block_calls", status="ok").iterrows():
+        yield 1
+        layers = parse_size(row["size"]).num_layers
+        if row["mean"] != (2 if row["segment"] else 1) * layers:
+            yield f"{name_cell(row)}: {row['mean']:.0f} calls of {layers} blocks"
 
 
-def recomputation_takes_time(table: DataFrame) -> Check:
-    """A checkpointed step is not quicker than one without, nor longer by more than a forward pass."""
-    check = "checkpointing makes a step longer, by no more than a forward pass"
+@check("{n} cells within {TOLERANCE[GPU]:.0%}")
+def recomputation_takes_time(table: DataFrame) -> Evidence:
+    """Checkpointing makes a step longer, by no more than a forward pass."""
     if not measured_gpu({"": table}):
-        return Check(check, "not applicable", "judged on GPUs only: so few steps on a CPU are disturbed too much")
+        raise NotApplicable("judged on GPUs only: so few steps on a CPU are disturbed too much")
     tolerance = TOLERANCE["GPU"]
-    complaints, examined = [], 0
     steps = select(table, metric="step", status="ok")
     for _, row in steps[steps["segment"] > 0].iterrows():
         # The 20th percentile: what disturbs a step only ever adds to its time.
         without = {name: row[name] for name in parameters(Checkpointing)} | {"segment": 0}
-        step = statistic(table, "p20", metric="step", **without)
-        forward = statistic(table, "p20", metric="forward", **without)
+        step, forward = (statistic(table, "p20", metric=name, **without) for name in ("step", "forward"))
         if step is None or forward is None:
             continue
-        examined += 1
+        yield 1
         if not (1 - tolerance) * step <= row["p20"] <= (1 + tolerance) * (step + forward):
-            complaints.append(f"{name_cell(row)}: {row['p20']:.2f} ms against {step:.2f} + {forward:.2f} ms")
-    return conclude(check, complaints, examined, f"{examined} cells within {tolerance:.0%}")
+            yield f"{name_cell(row)}: {row['p20']:.2f} ms against {step:.2f} + {forward:.2f} ms"

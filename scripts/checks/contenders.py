@@ -1,6 +1,7 @@
 """Self-checks of contenders that train on several ranks: each does what it declares, on all tokens of its batch."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.implementations import own_implementations
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.views.comparison import KINDS, Kind
 from scripts.views.completeness import contenders_of
 from scripts.views.data import select
@@ -55,7 +56,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 class Contender:
-    """What was measured of a contender in a cell."""
+    """A contender in a cell, with its rows."""
 
     def __init__(self, cell: Any, key: str, declared: Declared | None, rows: DataFrame):
         self.cell = cell
@@ -96,50 +97,61 @@ def contenders(kind: Kind, table: DataFrame) -> list[Contender]:
     return [Contender(cell, cell.key, declared.get(cell.key), rows) for cell, rows in cells]
 
 
-def all_are_declared(found: list[Contender]) -> Check:
-    """Each has its place in the list that says what identifies it, unless it is named in the configuration."""
-    complaints = [str(contender) for contender in found if contender.declared is None and not contender.own]
-    check = "every contender that was measured is one that declares what it sends"
-    return conclude(check, complaints, len(found), f"{len(found)} contenders")
+@check("{n} contenders")
+def all_are_declared(found: list[Contender]) -> Evidence:
+    """Every contender that was measured is one that declares what it sends.
+
+    Those named in the configuration have no declaration.
+    """
+    yield len(found)
+    yield from (str(contender) for contender in found if contender.declared is None and not contender.own)
 
 
-def told(check: str, found: list[Contender], metric: str, complaints: list[str]) -> Check:
-    """A check's outcome, of the contenders that have a metric."""
-    known = sum(contender.one(metric) is not None for contender in found)
-    lacking = f"; {NOT_TOLD} of {len(found) - known}" if known < len(found) else ""
-    return conclude(check, complaints, known, f"{known} contenders{lacking}" if known else NOT_TOLD)
+def of_those_with(metric: str) -> Callable[[Callable[[list[Contender]], Evidence]], Callable[[list[Contender]], Check]]:
+    """Make a check that tells of how many contenders a metric, which it is about, is not known."""
+
+    def decorate(examine: Callable[[list[Contender]], Evidence]) -> Callable[[list[Contender]], Check]:
+        @functools.wraps(examine)
+        def concluded(found: list[Contender]) -> Check:
+            lacking = sum(contender.one(metric) is None for contender in found)
+            rest = f"; {NOT_TOLD} of {lacking}" if lacking else ""
+            return check(f"{{n}} contenders{rest}", NOT_TOLD)(examine)(found)
+
+        return concluded
+
+    return decorate
 
 
-def collectives_are_the_declared_ones(found: list[Contender]) -> Check:
-    """The collectives that were seen in a step are those of the closed form, by number and by bytes."""
-    complaints = []
+@of_those_with("collectives")
+def collectives_are_the_declared_ones(found: list[Contender]) -> Evidence:
+    """Each contender's collectives in a step are those that it declares, by number and bytes."""
     for contender in found:
-        if contender.one("collectives") is None or contender.declared is None:
+        if (in_all := contender.one("collectives")) is None:
+            continue
+        yield 1
+        if contender.declared is None:
             continue
         calls, sizes = contender.by_kind("collectives"), contender.by_kind("collective_bytes")
         each = {tuple(kind.split(" ", 1)): (calls[kind], sizes.get(kind, 0.0)) for kind in calls.index}
-        complaints += [f"{contender}: {why}" for why in differences(contender.declared.sends(contender.cell), each)]
-        if (calls.sum(), sizes.sum()) != (contender.one("collectives"), contender.one("collective_bytes")):
-            complaints.append(f"{contender}: {calls.sum():.0f} collectives, {contender.one('collectives'):.0f} in all")
-    check = "each contender's collectives in a step are those that it declares, by number and bytes"
-    return told(check, found, "collectives", complaints)
+        yield from (f"{contender}: {why}" for why in differences(contender.declared.sends(contender.cell), each))
+        if (calls.sum(), sizes.sum()) != (in_all, contender.one("collective_bytes")):
+            yield f"{contender}: {calls.sum():.0f} collectives, {in_all:.0f} in all"
 
 
-def messages_are_the_declared_ones(found: list[Contender]) -> Check:
-    """The messages that a wrapper counts, and the bytes that it contributes, are those of the closed form."""
-    complaints = []
+@of_those_with("messages")
+def messages_are_the_declared_ones(found: list[Contender]) -> Evidence:
+    """The messages that each wrapper counts, and what it communicates, are those that it declares."""
     for contender in found:
+        messages, communicated = contender.one("messages"), contender.one("communicated")
+        yield int(messages is not None)
         if contender.declared is None:
             continue
         sends = [sent for sent in contender.declared.sends(contender.cell) if "broadcast" not in sent.what]
         calls, sizes = total(sends)  # of gradients
-        messages, communicated = contender.one("messages"), contender.one("communicated")
         if messages is not None and not within(messages, calls):
-            complaints.append(f"{contender}: {messages:g} messages, and {in_words(calls)} declared")
+            yield f"{contender}: {messages:g} messages, and {in_words(calls)} declared"
         if communicated is not None and not within(MB * communicated, sizes):
-            complaints.append(f"{contender}: {MB * communicated:.0f} bytes, and {in_words(sizes)} declared")
-    check = "the messages that each wrapper counts, and what it communicates, are those that it declares"
-    return told(check, found, "messages", complaints)
+            yield f"{contender}: {MB * communicated:.0f} bytes, and {in_words(sizes)} declared"
 
 
 def within(number: float, bounds: Bounds) -> bool:
@@ -147,47 +159,47 @@ def within(number: float, bounds: Bounds) -> bool:
     return bounds[0] * (1 - DIGITS) <= number <= bounds[1] * (1 + DIGITS)
 
 
-def all_train_on_their_batch(found: list[Contender]) -> Check:
-    """The model was called with as many tokens as a batch has, without communication, too."""
-    complaints = [
-        f"{contender}: {tokens:.0f} tokens of {expected}"
-        for contender in found
-        if (tokens := contender.one("tokens")) is not None
-        and tokens != (expected := contender.cell.batch_size * contender.cell.context)
-    ]
-    check = "every contender, that without communication too, trains on all tokens of its batch"
-    return told(check, found, "tokens", complaints)
+@of_those_with("tokens")
+def all_train_on_their_batch(found: list[Contender]) -> Evidence:
+    """Every contender, that without communication too, trains on all tokens of its batch."""
+    for contender in found:
+        if (tokens := contender.one("tokens")) is not None:
+            yield 1
+            expected = contender.cell.batch_size * contender.cell.context
+            if tokens != expected:
+                yield f"{contender}: {tokens:.0f} tokens of {expected}"
 
 
-def none_copies_more(found: list[Contender]) -> Check:
-    """None writes all gradients more often, besides what a rank by itself writes, than it declares."""
+@of_those_with("written")
+def none_copies_more(found: list[Contender]) -> Evidence:
+    """No contender writes all gradients more often than it declares, besides what a rank by itself writes."""
     alone = {
         cell_of(contender): contender.one("written")
         for contender in found
         if contender.declared is not None and not contender.declared.sends(contender.cell)
     }
-    complaints = []
     for contender in found:
-        written, floor = contender.one("written"), alone.get(cell_of(contender))
-        if written is None or floor is None or contender.declared is None:
+        written, baseline = contender.one("written"), alone.get(cell_of(contender))
+        yield int(written is not None)
+        if written is None or baseline is None or contender.declared is None:
             continue
-        copies = (written - floor) / gradients(contender.cell)
+        copies = (written - baseline) / gradients(contender.cell)
         if copies > contender.declared.copies + COPY_SLACK:
-            complaints.append(f"{contender}: {copies:.2f} times, and {contender.declared.copies:g} times declared")
-    check = "no contender writes all gradients more often than it declares, besides what a rank by itself writes"
-    return told(check, found, "written", complaints)
+            yield f"{contender}: {copies:.2f} times, and {contender.declared.copies:g} times declared"
 
 
-def profiles_add_up(found: list[Contender]) -> Check:
-    """The device is busy with computation, communication, or both, within the step, and when the timeline says."""
-    check = "the profiled computation and communication, less what runs at once, are the device's busy time"
-    complaints, examined = [], 0
+@check("{n} profiles", ON_GPUS)
+def profiles_add_up(found: list[Contender]) -> Evidence:
+    """The profiled computation and communication, less what runs at once, are the device's busy time.
+
+    That is within the step, and when the timeline says.
+    """
     for contender in found:
         times = [contender.one(name) for name in PROFILE]
         compute, communication, hidden, busy, length = (time or 0.0 for time in times)
         if times[-1] is None:
             continue
-        examined += 1
+        yield 1
         slack = ROUNDING * length
         kinds, shares = contender.by_kind("communication"), contender.by_kind("timeline")
         timed = length * shares.get("communication", 0.0) if kinds.empty else communication
@@ -199,65 +211,64 @@ def profiles_add_up(found: list[Contender]) -> Check:
             or kinds.max() > communication + slack
             or abs(timed - communication) > slack
         ):
-            complaints.append(
+            yield (
                 f"{contender}: {compute:.1f} + {communication:.1f} - {hidden:.1f} ms, "
                 f"busy {busy:.1f} of {length:.1f} ms, timeline {timed:.1f} ms"
             )
-    return conclude(check, complaints, examined, f"{examined} profiles" if examined else ON_GPUS)
 
 
-def each_communicates_as_it_declares(found: list[Contender]) -> Check:
-    """The profiler sees communication wherever there is some, and gathers and reductions of those that declare them."""
-    check = "profiles show communication of each contender that declares some, and of no other"
-    complaints, examined = [], 0
+@check("{n} profiles", ON_GPUS)
+def each_communicates_as_it_declares(found: list[Contender]) -> Evidence:
+    """Profiles show communication of each contender that declares some, and of no other.
+
+    Those that declare gathers and reductions show them.
+    """
     for contender in found:
         communication = contender.one("communication")
         if communication is None or contender.declared is None:
             continue
-        examined += 1
+        yield 1
         sends = contender.declared.sends(contender.cell)
         apart = contender.by_kind("communication")
         gathers = {what for sent in sends for what in sent.what} & COLLECTIVES if len(apart) else set()
         if bool(sends) != (communication > 0) or any(not apart.get(what, 0.0) > 0 for what in gathers):
             told = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
-            complaints.append(f"{contender}: {communication:.2f} ms{f' ({told})' if told else ''}")
-    return conclude(check, complaints, examined, f"{examined} profiles" if examined else ON_GPUS)
+            yield f"{contender}: {communication:.2f} ms{f' ({told})' if told else ''}"
 
 
-def beside_the_baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:
+def baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:
     """Each baseline that was profiled, and what else was of its cell, of some wrappers."""
     profiled = [contender for contender in found if contender.one("compute")]
-    for floor in profiled:
-        if floor.key == FLOOR:
-            cell = cell_of(floor)
-            yield floor, [each for each in profiled if cell_of(each) == cell and each.key.split()[0] in wrappers]
+    for baseline in profiled:
+        if baseline.key == FLOOR:
+            cell = cell_of(baseline)
+            yield baseline, [each for each in profiled if cell_of(each) == cell and each.key.split()[0] in wrappers]
 
 
-def the_baseline_computes_what_others_do(found: list[Contender]) -> Check:
-    """The device computes as long without communication as with that which disturbs it least."""
-    complaints, examined = [], 0
-    for floor, others in beside_the_baselines(found, *UNDISTURBED):
+@check("{n} cells", ON_GPUS)
+def the_baseline_computes_what_others_do(found: list[Contender]) -> Evidence:
+    """Without communication a device computes as long as with it, within {SAME_WORK:.0%}.
+
+    It is compared with the wrapper that disturbs it least.
+    """
+    for baseline, others in baselines(found, *UNDISTURBED):
         if others:
-            examined += 1
-            mine, least = floor.one("compute"), min(each.one("compute") or 0 for each in others)
+            yield 1
+            mine, least = baseline.one("compute"), min(each.one("compute") or 0 for each in others)
             if abs(least / (mine or 1) - 1) > SAME_WORK:
-                complaints.append(f"{floor}: computes for {mine:.1f} ms, with communication {least:.1f} ms")
-    check = f"without communication a device computes as long as with it, within {SAME_WORK:.0%}"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else ON_GPUS)
+                yield f"{baseline}: computes for {mine:.1f} ms, with communication {least:.1f} ms"
 
 
-def the_baseline_is_timed_as_it_is_profiled(found: list[Contender]) -> Check:
-    """A step without communication takes no less than the device computes in it, and no more than profiled."""
-    complaints, examined = [], 0
-    for floor, _ in beside_the_baselines(found):
-        examined += 1
-        step, compute, length = (floor.median(name) for name in ("step", "compute", "timeline_length"))
+@check("{n} cells, {SAME_WORK:.0%}", ON_GPUS)
+def the_baseline_is_timed_as_it_is_profiled(found: list[Contender]) -> Evidence:
+    """A step without communication takes no less than it computes for, and no more than when it is profiled."""
+    for baseline, _ in baselines(found):
+        yield 1
+        step, compute, length = (baseline.median(name) for name in ("step", "compute", "timeline_length"))
         if not (1 - SAME_WORK) * compute <= step <= (1 + SAME_WORK) * length:
-            complaints.append(f"{floor}: {step:.1f} ms, computes for {compute:.1f} ms of {length:.1f} ms when profiled")
-    check = "a step without communication takes no less than it computes for, and no more than when it is profiled"
-    return conclude(check, complaints, examined, f"{examined} cells, {SAME_WORK:.0%}" if examined else ON_GPUS)
+            yield f"{baseline}: {step:.1f} ms, computes for {compute:.1f} ms of {length:.1f} ms when profiled"
 
 
 def cell_of(contender: Contender) -> tuple[Any, ...]:
-    """What tells its cell apart, by whatever experiment."""
+    """The values that tell its cell apart, in any experiment."""
     return tuple(value for name, value in vars(contender.cell).items() if name != "key")

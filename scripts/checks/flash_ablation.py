@@ -1,20 +1,18 @@
 """Self-checks of the ablation of the Triton attention kernels."""
 
-import math
 from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash_ablation import FlashAblation
-from cs336_systems.measure.record import parameters
-from scripts.checks import TOLERANCE, Check, conclude
+from scripts.checks import TOLERANCE, Check, Evidence, check, name_row
 from scripts.views.attention_calls import OURS
-from scripts.views.cells import in_words
 from scripts.views.data import select
 
 SHAPE = ["sequence", "d", "heads", "precision"]
 PASSES = ["forward", "backward"]
-ALIKE = {"batch_size": 1, "causal": True}
+LEAST = 1 - TOLERANCE["GPU"]
+"""The share of the usual time that a reverted decision may take."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -23,46 +21,40 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield nothing_reverted_is_the_fastest(tables["flash_ablation"])
 
 
-def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -> Check:
-    """With nothing reverted, the kernels take as long as where they are compared with other implementations.
+def beside(rows: DataFrame, usual: DataFrame) -> DataFrame:
+    """The rows whose pass was also measured as usual in the same shape, with the median of that, ms."""
+    return rows.join(usual.set_index(SHAPE)["median"].rename("usual"), on=SHAPE, how="inner")
 
-    Except where those may be the kernels for Hopper, which are used because they are faster.
+
+@check(
+    "{n} passes within {TOLERANCE[GPU]:.0%}; largest difference {most:.1%}",
+    "no shape was measured in both on a GPU",
+)
+def nothing_reverted_is_the_implementation(table: DataFrame, flash: DataFrame) -> Evidence:
+    """With nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16,
+    where ours may be others, no less.
+
+    Those are the kernels for Hopper, which are used because they are faster.
     """
-    complaints, examined, worst = [], 0, 0.0
     for metric in PASSES:
         rows = select(table, metric=metric, status="ok", without="nothing")
-        times = select(flash, metric=metric, status="ok", implementation=OURS, **ALIKE).set_index(SHAPE)["median"]
-        pairs = rows.join(times.rename("elsewhere"), on=SHAPE, how="inner")
-        for _, row in pairs.iterrows():
-            examined += 1
-            slower = row["median"] / row["elsewhere"] - 1
+        ours = select(flash, metric=metric, status="ok", implementation=OURS, batch_size=1, causal=True)
+        for _, row in beside(rows, ours).iterrows():
+            slower = row["median"] / row["usual"] - 1
             error = max(0.0, -slower) if row["precision"] == "bf16" else abs(slower)
-            worst = max(worst, error)
+            yield error
             if error > TOLERANCE["GPU"]:
-                cell = in_words(FlashAblation, tuple(row[parameters(FlashAblation)]))
-                complaints.append(f"{cell}: {metric} {row['median']:.2f} ms, elsewhere {row['elsewhere']:.2f} ms")
-    check = (
-        "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16,"
-        " where ours may be others, no less"
-    )
-    summary = f"{examined} passes within {TOLERANCE['GPU']:.0%}; largest difference {worst:.1%}"
-    return conclude(check, complaints, examined, summary if examined else "no shape was measured in both on a GPU")
+                took = f"{row['median']:.2f} ms, elsewhere {row['usual']:.2f} ms"
+                yield f"{name_row(FlashAblation, row)}: {metric} {took}"
 
 
-def nothing_reverted_is_the_fastest(table: DataFrame) -> Check:
-    """No decision of the kernels slows them down: reverting it does not make a pass faster."""
-    complaints, examined, least = [], 0, math.inf
+@check("{n} passes; {least:.2f} times as long at least, allowed {LEAST:.2f}", "nothing was reverted on a GPU")
+def nothing_reverted_is_the_fastest(table: DataFrame) -> Evidence:
+    """No pass is faster with a design decision of the kernels reverted."""
     for metric in PASSES:
         rows = select(table, metric=metric, status="ok")
-        usual = select(rows, without="nothing").set_index(SHAPE)["median"]
-        reverted = rows[rows["without"] != "nothing"].join(usual.rename("usual"), on=SHAPE, how="inner")
-        for _, row in reverted.iterrows():
-            examined += 1
-            ratio = row["median"] / row["usual"]
-            least = min(least, ratio)
-            if ratio < 1 - TOLERANCE["GPU"]:
-                cell = in_words(FlashAblation, tuple(row[parameters(FlashAblation)]))
-                complaints.append(f"{cell}: {metric} {row['median']:.2f} ms, as it is {row['usual']:.2f} ms")
-    check = "no pass is faster with a design decision of the kernels reverted"
-    summary = f"{examined} passes; {least:.2f} times as long at least, allowed {1 - TOLERANCE['GPU']:.2f}"
-    return conclude(check, complaints, examined, summary if examined else "nothing was reverted on a GPU")
+        for _, row in beside(rows[rows["without"] != "nothing"], select(rows, without="nothing")).iterrows():
+            yield row["median"] / row["usual"]
+            if row["median"] / row["usual"] < LEAST:
+                took = f"{row['median']:.2f} ms, as it is {row['usual']:.2f} ms"
+                yield f"{name_row(FlashAblation, row)}: {metric} {took}"

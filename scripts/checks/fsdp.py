@@ -9,7 +9,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.sizes import parse_size
-from scripts.checks import Check, conclude, outside
+from scripts.checks import Check, Evidence, NotApplicable, check, within_memory
 from scripts.checks.contenders import ON_GPUS
 from scripts.checks.data_parallel import ROUNDING
 from scripts.views.comparison import contenders, series
@@ -19,7 +19,7 @@ from scripts.views.fsdp import SERIES, SHARDED, forward_pass, sharded, whole_wei
 DIGITS = 1e-4
 """Of the longest of some times: what the digits kept of them may make of the others."""
 WORKSPACES_MIB = 512
-"""What libraries may keep between steps, besides what belongs to the weights."""
+"""Memory that libraries may keep between steps, besides that of the weights."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -37,62 +37,63 @@ def name_contender(row: Series) -> str:
     return f"{row['contender']}, {row['cell']}"
 
 
-def nothing_beats_the_passes(rows: DataFrame) -> Check:
-    """No fp32 step is shorter than forward and backward pass without communication.
+@check("{n} contenders, less {ROUNDING:.0%}")
+def nothing_beats_the_passes(rows: DataFrame) -> Evidence:
+    """No fp32 training step, sharded or not, is shorter than the passes without communication.
 
     In bf16 autocast casts what sharded training does not.
     """
-    check = "no fp32 training step, sharded or not, is shorter than the passes without communication"
+    if not measured_gpu({"": rows}):
+        raise NotApplicable("judged on GPUs only: on a CPU other programs may hold a floor up for longer")
     fp32 = select(rows, precision="fp32")
     floors = select(fp32, contender=FLOOR).assign(passes=lambda floor: floor["p20"] - floor["optimizer"])
     others = fp32[fp32["contender"] != FLOOR].join(floors.set_index("cell")["passes"], on="cell", how="inner")
-    if not measured_gpu({"": rows}):
-        return conclude(check, [], 0, "judged on GPUs only: on a CPU other programs may hold a floor up for longer")
-    complaints = [
-        f"{name_contender(row)}: p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
-        for _, row in others[others["p80"] < (1 - ROUNDING) * others["passes"]].iterrows()
-    ]
-    return conclude(check, complaints, len(others), f"{len(others)} contenders, less {ROUNDING:.0%}")
+    for _, row in others.iterrows():
+        yield 1
+        if row["p80"] < (1 - ROUNDING) * row["passes"]:
+            yield f"{name_contender(row)}: p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
 
 
-def weights_arrive_before_they_are_used(table: DataFrame, rows: DataFrame) -> Check:
-    """In a profiled forward pass each unit begins when its all-gather has ended and the device is ready."""
-    check = "no unit's work begins before its weights are there"
-    complaints, examined = [], 0
+@check("{n} units", ON_GPUS)
+def weights_arrive_before_they_are_used(table: DataFrame, rows: DataFrame) -> Evidence:
+    """No unit's work begins before its weights are there.
+
+    In a profiled forward pass each begins when its all-gather has ended and the device is ready.
+    """
     for _, row in rows.iterrows():
         units = forward_pass(table, row)
         known = max(len(series(FullyShardedTraining, table, row, metric)) for metric in SERIES)
         if known > len(units):
-            complaints.append(f"{name_contender(row)}: not all times of {known} units are there")
-        examined += known
+            yield f"{name_contender(row)}: not all times of {known} units are there"
+        yield known
         slack = DIGITS * units["begins"].max()
         early = units[units["begins"] < units[["gather_ends", "needed"]].max(axis=1) - slack]
-        complaints += [f"{name_contender(row)}: unit {index} of {len(units)}" for index in early.index[:1]]
-    return conclude(check, complaints, examined, f"{examined} units" if examined else ON_GPUS)
+        yield from (f"{name_contender(row)}: unit {index} of {len(units)}" for index in early.index[:1])
 
 
-def kept_is_the_closed_form(rows: DataFrame) -> Check:
-    """Weights and moments take what the closed forms say, between steps."""
-    check = "memory between the steps of sharded training is the closed form's, but for libraries' workspaces"
-    found = rows[rows["between_steps"].notna() & rows["contender"].isin([FLOOR, *SHARDED])]
-    complaints = []
-    for _, row in found.iterrows():
-        if row["contender"] == FLOOR:
+def with_closed_form(rows: DataFrame, column: str) -> Iterator[tuple[Series, bool]]:
+    """Contenders whose memory was counted and has a closed form, and whether each is without communication."""
+    for _, row in rows[rows[column].notna() & rows["contender"].isin([FLOOR, *SHARDED])].iterrows():
+        yield row, row["contender"] == FLOOR
+
+
+@check("{n} contenders", "counted on GPUs only")
+def kept_is_the_closed_form(rows: DataFrame) -> Evidence:
+    """Memory between the steps of sharded training is the closed form's, but for libraries' workspaces."""
+    for row, whole in with_closed_form(rows, "between_steps"):
+        yield 1
+        if whole:
             kept = whole_weights(row) + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
         else:
             kept = sharded(row).weights + sharded(row).moments
         expected = kept / MIB
         if not (1 - ROUNDING) * expected <= row["between_steps"] <= (1 + ROUNDING) * expected + WORKSPACES_MIB:
-            complaints.append(f"{name_contender(row)}: {row['between_steps']:.0f} MiB, {expected:.0f} expected")
-    return conclude(check, complaints, len(found), f"{len(found)} contenders" if len(found) else "counted on GPUs only")
+            yield f"{name_contender(row)}: {row['between_steps']:.0f} MiB, {expected:.0f} expected"
 
 
-def peaks_are_possible(rows: DataFrame) -> Check:
-    """Peak memory holds the state of the weights, and fits into the device."""
-    check = "the peak memory of sharded training is between the closed form of the state and the device's memory"
-    found = rows[rows["peak_memory"].notna() & rows["contender"].isin([FLOOR, *SHARDED])]
-    complaints = []
-    for _, row in found.iterrows():
-        state = 4 * whole_weights(row) if row["contender"] == FLOOR else round((1 - ROUNDING) * sharded(row).state)
-        complaints += outside(row.rename({"mean": "step", "peak_memory": "mean"}), name_contender(row), state)
-    return conclude(check, complaints, len(found), f"{len(found)} contenders" if len(found) else "counted on GPUs only")
+@check("{n} contenders", "counted on GPUs only")
+def peaks_are_possible(rows: DataFrame) -> Evidence:
+    """The peak memory of sharded training is between the closed form of the state and the device's memory."""
+    for row, whole in with_closed_form(rows, "peak_memory"):
+        state = 4 * whole_weights(row) if whole else round((1 - ROUNDING) * sharded(row).state)
+        yield from within_memory(row.rename({"mean": "step", "peak_memory": "mean"}), name_contender(row), state)

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, conclude, told
+from scripts.checks import Check, Evidence, NotApplicable, check, name_row, told
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 
@@ -34,62 +34,58 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield power_is_within_the_limit(tables)
 
 
-def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Check:
-    """Clock and power are sampled together, every tenth of a second or a little less often, as long as a cell takes."""
-    complaints, examined = [], 0
+@check("{n} cells", NO_MONITOR)
+def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Evidence:
+    """Clock and power have as many samples as a cell has time for.
+
+    They are sampled together, every tenth of a second or a little less often.
+    """
     for name, table in tables.items():
-        keys = parameters(EXPERIMENTS[name])
         sampled = [select(table, metric=metric) for metric in (SM_CLOCK, POWER, WALL)]
         if not any(map(len, sampled[:2])):
             continue
-        clocks, watts, walls = (rows.set_index(keys) for rows in sampled)
+        clocks, watts, walls = (rows.set_index(parameters(EXPERIMENTS[name])) for rows in sampled)
         both = DataFrame({"clock": clocks["n"], "power": watts["n"]}).join(walls["mean"].rename("wall"), how="inner")
-        examined += len(both)
-        fewest = both["wall"] / (LATE * INTERVAL) - MISSED
-        wrong = (
-            (both["clock"] != both["power"])
-            | ((both["clock"] - 1) * INTERVAL > both["wall"])
-            | (both["clock"] < fewest)
-        )
-        complaints += [
-            f"{in_words(EXPERIMENTS[name], cell)}: {told(row['clock'])} and {told(row['power'])} in {row['wall']:.2f} s"
-            for cell, row in both[wrong].iterrows()
-        ]
-    check = "clock and power have as many samples as a cell has time for"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else NO_MONITOR)
+        for cell, row in both.iterrows():
+            yield 1
+            clock, power, wall = row["clock"], row["power"], row["wall"]
+            if clock != power or (clock - 1) * INTERVAL > wall or clock < wall / (LATE * INTERVAL) - MISSED:
+                yield f"{in_words(EXPERIMENTS[name], cell)}: {told(clock)} and {told(power)} in {wall:.2f} s"
 
 
-def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Check:
-    """Each clock is a whole number of MHz, and no cell's is far above all others'."""
-    complaints, highest = [], []
+def rows_of_cells(tables: Mapping[str, DataFrame], metric: str) -> Iterator[tuple[str, Series]]:
+    """Each cell in words, and its row of a metric."""
     for name, table in tables.items():
-        for _, row in select(table, metric=SM_CLOCK).iterrows():
-            cell = in_words(EXPERIMENTS[name], tuple(row[parameters(EXPERIMENTS[name])]))
-            samples = parse_samples(row["samples"]) or [row["mean"]]
-            highest.append((max(samples), cell))
-            if any(sample % 1 for sample in samples):
-                complaints.append(f"{cell}: {max(samples):g} MHz")
-    *_, second, first = [(0.0, ""), (0.0, ""), *sorted(highest)]
-    if len(highest) > 1 and first[0] > (1 + ABOVE_OTHERS) * second[0]:
-        complaints.append(f"{first[1]}: {first[0]:g} MHz, in no other cell above {second[0]:g} MHz")
-    check = "a GPU's clock is a whole number of MHz that other cells reach too"
-    return conclude(check, complaints, len(highest), f"{len(highest)} cells" if highest else NO_MONITOR)
+        for _, row in select(table, metric=metric).iterrows():
+            yield name_row(EXPERIMENTS[name], row), row
 
 
-def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Check:
-    """No GPU draws more than the data sheet allows, or next to nothing."""
-    complaints, examined = [], 0
-    for name, table in tables.items():
-        for _, row in select(table, metric=POWER).iterrows():
-            if not (gpu := gpu_of(row["gpu"])):
-                continue
-            examined += 1
-            limit = gpu.power_limit
-            if not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit:
-                cell = in_words(EXPERIMENTS[name], tuple(row[parameters(EXPERIMENTS[name])]))
-                complaints.append(f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W")
-    check = "a GPU's power is within its data sheet's limit"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else no_limit(tables))
+@check("{n} cells", NO_MONITOR)
+def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Evidence:
+    """A GPU's clock is a whole number of MHz that other cells reach too."""
+    highest = [(0.0, ""), (0.0, "")]
+    for cell, row in rows_of_cells(tables, SM_CLOCK):
+        yield 1
+        samples = parse_samples(row["samples"]) or [row["mean"]]
+        highest.append((max(samples), cell))
+        if any(sample % 1 for sample in samples):
+            yield f"{cell}: {max(samples):g} MHz"
+    *_, (second, _), (first, cell) = sorted(highest)
+    if second and first > (1 + ABOVE_OTHERS) * second:
+        yield f"{cell}: {first:g} MHz, in no other cell above {second:g} MHz"
+
+
+@check("{n} cells")
+def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Evidence:
+    """A GPU's power is within its data sheet's limit."""
+    rows = [(cell, row, gpu) for cell, row in rows_of_cells(tables, POWER) if (gpu := gpu_of(row["gpu"]))]
+    if not rows:
+        raise NotApplicable(no_limit(tables))
+    for cell, row, gpu in rows:
+        yield 1
+        limit = gpu.power_limit
+        if not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit:
+            yield f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W"
 
 
 def no_limit(tables: Mapping[str, DataFrame]) -> str:

@@ -9,7 +9,7 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import Check, between_cells, conclude
+from scripts.checks import Check, Evidence, NotApplicable, between_cells, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import measured_gpu, select
 from scripts.views.kernels import FORWARD, kernels, products, total
@@ -23,8 +23,8 @@ HOST_TOLERANCE = 0.1
 """The same where the host sets the pace: it may leave the stage some time after the last kernel, at which idle time in
 the trace ends."""
 STAGE_SLACK_MS = 0.2
-"""What a stage may differ by, however short it is: under the profiler the host takes that long from recording the
-first event to entering the stage's range."""
+"""Difference that any stage may have, however short it is: under the profiler the host takes that long from recording
+the first event to entering the stage's range."""
 FORWARD_TOLERANCE = between_cells(0.05)
 """Relative difference of a forward pass in the trace and by the host's clock in another process."""
 UNATTRIBUTED = 0.01
@@ -33,6 +33,7 @@ ROUNDING = 1e-6
 VAGUE = ("other", "elementwise", "reduction")
 """Categories of names that may have lost what tells more, as they were shortened; the operator may have told it, too.
 """
+NO_KERNEL = "no kernel was profiled"
 GPUS_ONLY = "kernels and idle time exist on GPUs only"
 
 
@@ -47,35 +48,37 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 
 
 def stages_add_up(table: DataFrame) -> Check:
-    """Busy and idle time of a stage, from the trace, add up to the time between its events."""
-    tolerances = f"{STAGE_TOLERANCE:.0%}, or {HOST_TOLERANCE:.0%} if host-bound"
-    check = f"a stage's kernels and idle time agree with its CUDA events within {tolerances}"
+    """Check that busy and idle time of a stage, from the trace, add up to the time between its events."""
     keys = [*CELL, "stage", "label"]
     wanted = ["stage_busy", "stage_idle", "stage_profiled"]
     rows = table[table["metric"].isin(wanted) & (table["status"] == "ok")]
     times = rows.pivot_table(index=keys, columns="metric", values="mean").reindex(columns=wanted).dropna()
     errors = (times["stage_busy"] + times["stage_idle"] - times["stage_profiled"]).abs()
     relative = errors / times["stage_profiled"]
+    longer = relative[errors > STAGE_SLACK_MS]
+    worst = f"; largest difference {longer.max():.1%}" if len(longer) else ""
     host_bound = times["stage_busy"] < HOST_BOUND * times["stage_profiled"]
     tolerance = host_bound.map({True: HOST_TOLERANCE, False: STAGE_TOLERANCE})
     wrong = times[(relative > tolerance) & (errors > STAGE_SLACK_MS)].reset_index()
-    complaints = [
-        f"{name_cell(row)}, {row['stage']}: {row['stage_busy'] + row['stage_idle']:.2f} ms in the trace,"
-        f" {row['stage_profiled']:.2f} ms between the events"
-        for _, row in wrong.iterrows()
-    ]
-    longer = relative[errors > STAGE_SLACK_MS]
-    worst = f"; largest difference {longer.max():.1%}" if len(longer) else ""
-    summary = f"{len(times)} stages, or within {STAGE_SLACK_MS:g} ms{worst}" if len(times) else GPUS_ONLY
-    return conclude(check, complaints, len(times), summary)
+
+    @check(f"{{n}} stages, or within {{STAGE_SLACK_MS:g}} ms{worst}", GPUS_ONLY)
+    def agree() -> Evidence:
+        """A stage's kernels and idle time agree with its CUDA events within {STAGE_TOLERANCE:.0%}, or
+        {HOST_TOLERANCE:.0%} if host-bound.
+        """
+        yield len(times)
+        for _, row in wrong.iterrows():
+            traced = f"{row['stage_busy'] + row['stage_idle']:.2f} ms in the trace"
+            yield f"{name_cell(row)}, {row['stage']}: {traced}, {row['stage_profiled']:.2f} ms between the events"
+
+    return agree()
 
 
-def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Check:
-    """Where the device sets the pace, a forward pass in the trace takes as long as by the host's clock elsewhere."""
-    check = f"forward passes in the trace agree with `end_to_end` within {FORWARD_TOLERANCE:.0%}, if device-bound"
+@check("{n} cells; largest difference {most:.1%}", "no cell of both is device-bound")
+def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Evidence:
+    """Forward passes in the trace agree with `end_to_end` within {FORWARD_TOLERANCE:.0%}, if device-bound."""
     if not measured_gpu({"": table}):
-        return Check(check, "not applicable", GPUS_ONLY)
-    complaints, worst, examined = [], 0.0, 0
+        raise NotApplicable(GPUS_ONLY)
     compared = [name for name in CELL if name not in ("warmup", "steps")]
     for row, rows in cells(table, KernelProfile, "step"):
         # The host's clock has forward pass and loss together.
@@ -84,60 +87,48 @@ def agrees_with_end_to_end(table: DataFrame, end_to_end: DataFrame) -> Check:
         others = select(end_to_end, metric="forward", status="ok", **{name: row[name] for name in compared})
         if busy is None or idle is None or busy < HOST_BOUND * (busy + idle) or not len(others):
             continue
-        examined += 1
         elsewhere = float(others.sort_values("warmup")["median"].iloc[-1])
         error = abs(busy + idle - elsewhere) / elsewhere
-        worst = max(worst, error)
+        yield error
         if error > FORWARD_TOLERANCE:
-            complaints.append(f"{name_cell(row)}: {busy + idle:.2f} ms in the trace, {elsewhere:.2f} ms")
-    summary = f"{examined} cells; largest difference {worst:.1%}" if examined else "no cell of both is device-bound"
-    return conclude(check, complaints, examined, summary)
+            yield f"{name_cell(row)}: {busy + idle:.2f} ms in the trace, {elsewhere:.2f} ms"
 
 
-def kernels_are_attributed(table: DataFrame) -> Check:
-    """Nearly all of the kernels' time has a known stage and range."""
+@check("{n} cells; at most {most:.2%}", NO_KERNEL)
+def kernels_are_attributed(table: DataFrame) -> Evidence:
+    """Under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module."""
     rows = select(table, metric="unattributed", status="ok")
-    complaints = [f"{name_cell(row)}: {row['mean']:.1%}" for _, row in rows.iterrows() if row["mean"] > UNATTRIBUTED]
     launched = kernels(table)
     unknown = launched["ms"].where((launched["stage"] == "") | (launched["range"] == ""), 0.0)
     keys = [launched[name] for name in CELL]
     shares = (unknown.groupby(keys).sum() / launched["ms"].groupby(keys).sum()).reindex(rows.set_index(CELL).index)
-    complaints += [
-        f"{name_cell(row)}: {row['mean']:.2%}, of its kernels {share:.2%}"
-        for (_, row), share in zip(rows.iterrows(), shares, strict=True)
-        if abs(row["mean"] - share) > ROUNDING
-    ]
-    worst = f"{len(rows)} cells; at most {rows['mean'].max():.2%}" if len(rows) else "no kernel was profiled"
-    return conclude(
-        f"under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module", complaints, len(rows), worst
-    )
+    yield from rows["mean"].tolist()
+    yield from (f"{name_cell(row)}: {row['mean']:.1%}" for _, row in rows.iterrows() if row["mean"] > UNATTRIBUTED)
+    for (_, row), share in zip(rows.iterrows(), shares, strict=True):
+        if abs(row["mean"] - share) > ROUNDING:
+            yield f"{name_cell(row)}: {row['mean']:.2%}, of its kernels {share:.2%}"
 
 
-def products_are_counted(table: DataFrame) -> Check:
-    """A forward pass of the project's model, eager, launches one kernel for each of its matrix products."""
-    check = "eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1"
+@check("{n} cells", NO_KERNEL)
+def products_are_counted(table: DataFrame) -> Evidence:
+    """Eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1."""
     rows = products(kernels(table, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
-    launched = rows.groupby([*CELL, "label"])["calls"].sum().reset_index()
-    complaints = [
-        f"{name_cell(row)}: {row['calls']:g} kernels, {expected} products"
-        for _, row in launched.iterrows()
-        if row["calls"] != (expected := forward_products(parse_size(row["size"])))
-    ]
-    summary = f"{len(launched)} cells" if len(launched) else "no kernel was profiled"
-    return conclude(check, complaints, len(launched), summary)
+    for _, row in rows.groupby([*CELL, "label"])["calls"].sum().reset_index().iterrows():
+        yield 1
+        expected = forward_products(parse_size(row["size"]))
+        if row["calls"] != expected:
+            yield f"{name_cell(row)}: {row['calls']:g} kernels, {expected} products"
 
 
-def categories_are_those_of_the_names(table: DataFrame) -> Check:
-    """A kernel whose name, stage or module tells what it does has that category."""
+@check("{n} kernels", NO_KERNEL)
+def categories_are_those_of_the_names(table: DataFrame) -> Evidence:
+    """Every kernel whose name tells what it does has that category.
+
+    Stage and module may tell it, too.
+    """
     rows = kernels(table).drop_duplicates(["stage", "range", "category", "kernel"])
-    told = [
-        (row, categorize(row["kernel"], stage=row["stage"], range_=row["range"]))
-        for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows()
-    ]
-    complaints = [
-        f"{row['kernel']} in {row['range'] or row['stage']}: {row['category']}, by its name {category}"
-        for row, category in told
-        if row["category"] != category and (category not in VAGUE or (category != "other" and row["category"] in VAGUE))
-    ]
-    check = "every kernel whose name tells what it does has that category"
-    return conclude(check, complaints, len(told), f"{len(told)} kernels" if told else "no kernel was profiled")
+    for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows():
+        yield 1
+        found, named = row["category"], categorize(row["kernel"], stage=row["stage"], range_=row["range"])
+        if found != named and (named not in VAGUE or (named != "other" and found in VAGUE)):
+            yield f"{row['kernel']} in {row['range'] or row['stage']}: {found}, by its name {named}"

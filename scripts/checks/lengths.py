@@ -9,10 +9,11 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.checks import TOLERANCE, Check, between_cells, conclude
+from scripts.checks import TOLERANCE, Check, Evidence, NotApplicable, between_cells, check, name_row
 from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
-from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu
+
+SLACK = between_cells(TOLERANCE["GPU"])
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,18 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield times_grow_with_length(tables)
 
 
-def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Check:
-    """Between neighbouring lengths a time of the device grows by a factor that its work allows."""
-    slack = between_cells(TOLERANCE["GPU"])
-    check = (
-        f"from {DEVICE_BOUND_MS:g} ms up, no time grows with the length by more or less than its work, +- {slack:.0%}"
-    )
+@check("{n} pairs of neighbouring lengths")
+def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
+    """From {DEVICE_BOUND_MS:g} ms up, no time grows with the length by more or less than its work, +- {SLACK:.0%}."""
     if not measured_gpu(tables):
-        return Check(check, "not applicable", "judged on GPUs only: on a CPU caches and other programs hide it")
-    complaints, examined = [], 0
+        raise NotApplicable("judged on GPUs only: on a CPU caches and other programs hide it")
     tables = {**tables, Flash.name: device_bound_rows(tables[Flash.name])}
     for growth in GROWTHS:
         for cell, metric, factor, length_factor in neighbours(tables[growth.experiment], growth):
-            examined += 1
-            least, most = length_factor**growth.least / (1 + slack), length_factor**growth.largest * (1 + slack)
+            yield 1
+            least, most = length_factor**growth.least / (1 + SLACK), length_factor**growth.largest * (1 + SLACK)
             if not least <= factor <= most:
-                complaints.append(f"{cell}: {metric} {factor:.2f} times as long for {length_factor:g} times the length")
-    return conclude(check, complaints, examined, f"{examined} pairs of neighbouring lengths")
+                yield f"{cell}: {metric} {factor:.2f} times as long for {length_factor:g} times the length"
 
 
 def neighbours(table: DataFrame, growth: Growth) -> Iterator[tuple[str, str, float, float]]:
@@ -69,5 +65,5 @@ def neighbours(table: DataFrame, growth: Growth) -> Iterator[tuple[str, str, flo
         ordered = [row for _, row in group.sort_values(growth.length).iterrows()]
         for short, long in itertools.pairwise(ordered):
             if short["median"] >= DEVICE_BOUND_MS:
-                name = in_words(kind, tuple(long[keys]))
+                name = name_row(kind, long)
                 yield name, long["metric"], long["median"] / short["median"], long[growth.length] / short[growth.length]

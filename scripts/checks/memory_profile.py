@@ -17,7 +17,7 @@ from cs336_systems.measure.memory_timeline import (
 )
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import held_by_training, step_of
 from scripts.views.data import select, statistic
@@ -45,32 +45,26 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield peaks_agree(table, tables["end_to_end"])
 
 
-def replay_is_exact(table: DataFrame) -> Check:
-    """The replayed timeline's peak is the allocator's, and its parts add up to it."""
-    complaints, examined = [], 0
+@check("{n} cells, to the byte", NOT_MEASURED)
+def replay_is_exact(table: DataFrame) -> Evidence:
+    """The replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it."""
     for row, rows in cells(table, MemoryProfile, MEASURED):
-        examined += 1
+        yield 1
         replayed = statistic(rows, "mean", metric="peak_replayed")
         parts = select(rows, metric="at_peak")["mean"].sum()
         if not row["mean"] == replayed == parts:
-            complaints.append(
-                f"{name_cell(row)}: {row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
-            )
-    check = "the replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it"
-    return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
+            yield f"{name_cell(row)}: {row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
 
 
-def state_is_what_the_shape_says(table: DataFrame) -> Check:
-    """Parameters, gradients, AdamW's state and copies of weights have the bytes of the closed forms."""
-    complaints, examined = [], 0
+@check("{n} cells, to the byte", NOT_MEASURED)
+def state_is_what_the_shape_says(table: DataFrame) -> Evidence:
+    """Parameters, gradients, AdamW's state and bf16 copies of weights have the bytes of their closed forms."""
     for row, rows in cells(select(table, model=MemoryProfile.model), MemoryProfile, MEASURED):
-        examined += 1
+        yield 1
         for category, expected in closed_forms(row).items():
             found = statistic(rows, "mean", metric="most", category=category) or 0
             if found != expected:
-                complaints.append(f"{name_cell(row)}: {category} {found:.0f} B, expected {expected} B")
-    check = "parameters, gradients, AdamW's state and bf16 copies of weights have the bytes of their closed forms"
-    return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
+                yield f"{name_cell(row)}: {category} {found:.0f} B, expected {expected} B"
 
 
 def closed_forms(row: Series) -> dict[str, int]:
@@ -83,78 +77,64 @@ def closed_forms(row: Series) -> dict[str, int]:
     return held_by_training(row) | dict.fromkeys(absent, 0)
 
 
-def state_is_there_at_the_peak(table: DataFrame) -> Check:
-    """Parameters and AdamW's state are there all the time; of nothing is there more at the peak than at any time."""
-    complaints, examined = [], 0
+@check("{n} cells, to the byte", NOT_MEASURED)
+def state_is_there_at_the_peak(table: DataFrame) -> Evidence:
+    """At a step's peak parameters and AdamW's state are there, and no more of anything than at any time."""
     for row, rows in cells(table, MemoryProfile, MEASURED):
-        examined += 1
+        yield 1
         at_peak, most = (select(rows, metric=name).set_index("category")["mean"] for name in ("at_peak", "most"))
         for category, count in at_peak.items():
             if count > most.get(category, 0) or (category in PERSISTENT and count != most.get(category)):
-                complaints.append(f"{name_cell(row)}: {category} {count:.0f} B of {most.get(category, 0):.0f} B")
-    check = "at a step's peak parameters and AdamW's state are there, and no more of anything than at any time"
-    return conclude(check, complaints, examined, f"{examined} cells, to the byte" if examined else NOT_MEASURED)
+                yield f"{name_cell(row)}: {category} {count:.0f} B of {most.get(category, 0):.0f} B"
 
 
-def activations_are_what_the_shape_says(table: DataFrame) -> Check:
-    """What is saved for the backward pass has the bytes of the closed form, copies of weights left out."""
-    complaints, worst, examined = [], 0.0, 0
+@check("{n} cells; largest difference {most:.2%}", NOT_MEASURED)
+def activations_are_what_the_shape_says(table: DataFrame) -> Evidence:
+    """Activations that are saved for the backward pass have the bytes of their closed form.
+
+    Copies of weights are left out.
+    """
     eager = select(table, model=MemoryProfile.model)
     for row, rows in cells(eager[eager["mode"] != "inference"], MemoryProfile, MEASURED):
-        examined += 1
         closed_form = step_of(concat([row, Series({"segment": 0})])).saved_for_backward
         expected = closed_form - (held_by_training(row)[WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
         found = statistic(rows, "mean", metric="most", category=ACTIVATIONS) or 0
         error = abs(found / expected - 1)
-        worst = max(worst, error)
+        yield error
         if error > ACTIVATIONS_TOLERANCE:
-            complaints.append(f"{name_cell(row)}: {found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected")
-    check = "activations that are saved for the backward pass have the bytes of their closed form"
-    summary = f"{examined} cells; largest difference {worst:.2%}"
-    return conclude(check, complaints, examined, summary if examined else NOT_MEASURED)
+            yield f"{name_cell(row)}: {found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected"
 
 
-def memory_is_classified(table: DataFrame) -> Check:
-    """It is known what the memory at the peak is for."""
-    complaints, worst, examined = [], 0.0, 0
+@check("{n} cells; at most {most:.1%}", NOT_MEASURED)
+def memory_is_classified(table: DataFrame) -> Evidence:
+    """Less than {UNCLASSIFIED_LIMIT:.0%} of the memory at the peak is unclassified."""
     for row, rows in cells(table, MemoryProfile, MEASURED):
-        examined += 1
         share = (statistic(rows, "mean", metric="at_peak", category=UNCLASSIFIED) or 0) / row["mean"]
-        worst = max(worst, share)
+        yield float(share)
         if share >= UNCLASSIFIED_LIMIT:
-            complaints.append(f"{name_cell(row)}: {share:.1%}")
-    check = f"less than {UNCLASSIFIED_LIMIT:.0%} of the memory at the peak is unclassified"
-    return conclude(check, complaints, examined, f"{examined} cells; at most {worst:.1%}" if examined else NOT_MEASURED)
+            yield f"{name_cell(row)}: {share:.1%}"
 
 
-def residual_stream_is_found(table: DataFrame) -> Check:
-    """Each block adds twice to the residual stream, in allocations of the derived size."""
-    complaints, examined = [], 0
+@check("{n} cells", NOT_MEASURED)
+def residual_stream_is_found(table: DataFrame) -> Evidence:
+    """The forward pass makes a tensor of the residual stream's derived size twice per block, by an addition."""
     for row, rows in cells(select(table, model=MemoryProfile.model), MemoryProfile, MEASURED):
-        examined += 1
+        yield 1
         shape = parse_size(row["size"])
         found = select(rows, metric="residual_tensors", operator="add")["mean"].sum()
         if found != 2 * shape.num_layers:
             size = residual_bytes(shape, row["batch_size"], row["context"])
-            complaints.append(f"{name_cell(row)}: {found:.0f} of {2 * shape.num_layers} additions make {size} B")
-    check = "the forward pass makes a tensor of the residual stream's derived size twice per block, by an addition"
-    return conclude(check, complaints, examined, f"{examined} cells" if examined else NOT_MEASURED)
+            yield f"{name_cell(row)}: {found:.0f} of {2 * shape.num_layers} additions make {size} B"
 
 
-def peaks_agree(table: DataFrame, end_to_end: DataFrame) -> Check:
-    """The peak of a step is that which the timing experiment saw, which ran many steps and recorded nothing."""
-    complaints, worst, examined = [], 0.0, 0
+@check("{n} cells; largest difference {most:.2%}", "no step was both followed and timed on a GPU")
+def peaks_agree(table: DataFrame, end_to_end: DataFrame) -> Evidence:
+    """A step's peak memory is the same when its allocations are followed and when it is timed."""
     timed = select(end_to_end, metric="peak_memory", status="ok", compiled=False)
     timed = timed[timed["warmup"] == timed["warmup"].max()]
     for row, _ in cells(table, MemoryProfile, MEASURED):
-        peaks = select(timed, **{name: row[name] for name in parameters(MemoryProfile)})["mean"] * MIB
-        for peak in peaks:
-            examined += 1
+        for peak in select(timed, **{name: row[name] for name in parameters(MemoryProfile)})["mean"] * MIB:
             error = abs(row["mean"] - peak) / peak
-            worst = max(worst, error)
+            yield error
             if error > PEAK_TOLERANCE:
-                complaints.append(f"{name_cell(row)}: {row['mean'] / MIB:.0f} MiB against {peak / MIB:.0f} MiB")
-    check = "a step's peak memory is the same when its allocations are followed and when it is timed"
-    if not examined:
-        return conclude(check, [], 0, "no step was both followed and timed on a GPU")
-    return conclude(check, complaints, examined, f"{examined} cells; largest difference {worst:.2%}")
+                yield f"{name_cell(row)}: {row['mean'] / MIB:.0f} MiB against {peak / MIB:.0f} MiB"

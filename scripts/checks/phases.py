@@ -8,7 +8,7 @@ from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.views.completeness import contenders_of
 from scripts.views.data import measured_gpu, select
 
@@ -34,7 +34,7 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
 def steps_of(experiment: str, table: DataFrame) -> DataFrame:
     """A row per contender and cell: medians of its step and phases, ms.
 
-    Beside them: `contender` and `cell`, in words; and `phases`, what the phases add up to.
+    Next to them are `contender` and `cell`, in words; and `phases`, what the phases add up to.
     """
     phases = [name for name, metric in metrics_of(EXPERIMENTS[experiment]).items() if metric.part_of == "step"]
     rows = select(table, status="ok")
@@ -53,42 +53,38 @@ def named(row: Series) -> str:
     return f"{row['contender']}, {row['cell']}"
 
 
-def phases_make_the_step(tables: list[DataFrame]) -> Check:
-    """A step takes about as long as its phases one after another."""
-    check = "the phases of training on several GPUs, timed apart, add up to about a step"
-    complaints, examined = [], 0
+@check("{n} steps, {LEAST} to {MOST} times", ON_GPUS)
+def phases_make_the_step(tables: list[DataFrame]) -> Evidence:
+    """The phases of training on several GPUs, timed apart, add up to about a step."""
     for table in tables:
-        known = table[table["step"].notna() & (table["phases"] > 0)]
-        examined += len(known)
-        ratio = known["phases"] / known["step"]
-        for _, row in known[(ratio < LEAST) | (ratio > MOST)].iterrows():
-            complaints.append(f"{named(row)}: {row['phases']:.1f} of {row['step']:.1f} ms")
-    return conclude(check, complaints, examined, f"{examined} steps, {LEAST} to {MOST} times" if examined else ON_GPUS)
+        for _, row in table[table["step"].notna() & (table["phases"] > 0)].iterrows():
+            yield 1
+            if not LEAST <= row["phases"] / row["step"] <= MOST:
+                yield f"{named(row)}: {row['phases']:.1f} of {row['step']:.1f} ms"
 
 
-def updates_are_alike(tables: list[DataFrame]) -> Check:
-    """What does not shard the optimizer's state updates the same numbers in the same time."""
-    check = "contenders that update all parameters take equally long for it"
-    complaints, examined = [], 0
+@check("{n} contenders", ON_GPUS)
+def updates_are_alike(tables: list[DataFrame]) -> Evidence:
+    """Contenders that update all parameters take equally long for it."""
     for table in tables:
         wrapper = table["contender"].astype(str).str.split().str[0]
         whole = table[wrapper.isin(WHOLE_STATE) & table["optimizer"].notna()]
         middle = whole.groupby("cell")["optimizer"].transform("median")
-        examined += len(whole)
+        yield len(whole)
         for _, row in whole[(whole["optimizer"] / middle - 1).abs() > ALIKE].iterrows():
-            complaints.append(f"{named(row)}: {row['optimizer']:.1f} ms")
-    return conclude(check, complaints, examined, f"{examined} contenders" if examined else ON_GPUS)
+            yield f"{named(row)}: {row['optimizer']:.1f} ms"
 
 
-def bf16_is_faster(tables: list[DataFrame]) -> Check:
-    """The same step, compiled or not, takes longer in fp32, whose products run at a fraction of the rate."""
-    check = "training on several GPUs is faster in bf16 than in fp32"
-    complaints, examined = [], 0
+@check("{n} contenders", ON_GPUS)
+def bf16_is_faster(tables: list[DataFrame]) -> Evidence:
+    """Training on several GPUs is faster in bf16 than in fp32.
+
+    The same step takes longer in fp32, compiled or not, since its matmuls run at a fraction of the rate.
+    """
     for table in tables:
         wide = table.pivot_table(index=["size", "processes", "contender"], columns="precision", values="step")
         wide = wide.reindex(columns=["fp32", "bf16"]).dropna()
-        examined += len(wide)
+        yield len(wide)
         for row in wide[wide["bf16"] >= wide["fp32"]].reset_index().itertuples():
             where = f"{row.contender}, {size_name(str(row.size))}, {row.processes} processes"
-            complaints.append(f"{where}: {row.bf16:.1f} ms in bf16, {row.fp32:.1f} in fp32")
-    return conclude(check, complaints, examined, f"{examined} contenders" if examined else ON_GPUS)
+            yield f"{where}: {row.bf16:.1f} ms in bf16, {row.fp32:.1f} in fp32"

@@ -8,7 +8,7 @@ from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.views.cells import name_cell
 from scripts.views.closed_forms import block_of
 from scripts.views.data import select
@@ -20,7 +20,7 @@ ABOVE = 0.05
 WORKSPACES = 64
 """MiB by which it may be above besides: cuBLAS's workspaces of two threads, on a Hopper GPU."""
 UNDERIVED = "sdpa"
-"""What PyTorch's attention saves has no closed form here."""
+"""Attention that has no closed form here: PyTorch's."""
 
 
 def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
@@ -28,18 +28,15 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield peak_is_the_closed_form(tables["end_to_end"])
 
 
-def peak_is_the_closed_form(table: DataFrame) -> Check:
-    """A step's peak memory is that of the closed form; compiled, it is no more."""
-    complaints, examined = [], 0
+@check("{n} cells, {SHORT:.0%} less to {ABOVE:.0%} and {WORKSPACES} MiB more", "peak memory is counted on GPUs only")
+def peak_is_the_closed_form(table: DataFrame) -> Evidence:
+    """The peak memory of a timed step is that of the closed form; of a compiled one no more."""
     peaks = select(table, metric="peak_memory", status="ok", model=EndToEnd.model)
     for _, row in peaks[peaks["attention"] != UNDERIVED].iterrows():
+        yield 1
         least, most = (bound / MIB for bound in bounds(row))
-        examined += 1
         if not (1 - SHORT) * least <= row["mean"] <= (1 + ABOVE) * most + WORKSPACES:
-            complaints.append(f"{name_cell(row)}: {row['mean']:.0f} MiB, derived {least:.0f} to {most:.0f} MiB")
-    check = "the peak memory of a timed step is that of the closed form; of a compiled one no more"
-    summary = f"{examined} cells, {SHORT:.0%} less to {ABOVE:.0%} and {WORKSPACES} MiB more"
-    return conclude(check, complaints, examined, summary if examined else "peak memory is counted on GPUs only")
+            yield f"{name_cell(row)}: {row['mean']:.0f} MiB, derived {least:.0f} to {most:.0f} MiB"
 
 
 def bounds(row: Series) -> tuple[int, int]:

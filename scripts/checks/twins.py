@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.views.cells import in_words, side_by_side
 
 APART = 0.006
@@ -23,12 +23,13 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield no_two_cells_alike(tables)
 
 
-def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Check:
-    """Two cells with the same time to the last digit were not both measured, whatever was timed.
+@check("{n} times")
+def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
+    """No two times of a kind are identical to the last digit.
 
-    A GPU's clock ticks: of the same work timed a few times, two means may be equal, but hardly the spreads as well.
+    Two cells with the same time were not both measured, whatever was timed. A GPU's clock ticks: of the same work timed
+    a few times, two means may be equal, but hardly the spreads as well.
     """
-    complaints, examined = [], 0
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
         # Left out are rows that details tell apart, and what the device's clock says of one step: a few kernels do take
@@ -38,15 +39,14 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Check:
         for metric in means:
             times = DataFrame({"mean": means[metric], "std": spreads.get(metric)}).dropna(subset="mean")
             times = times[times["mean"] > 0]
-            examined += len(times)
-            repeated = times.loc[times.duplicated(), "mean"]
-            complaints += [f"{in_words(kind, cell)}: {metric} {value}" for cell, value in repeated.items()]
-    return conclude("no two times of a kind are identical to the last digit", complaints, examined, f"{examined} times")
+            yield len(times)
+            for cell, value in times.loc[times.duplicated(), "mean"].items():
+                yield f"{in_words(kind, cell)}: {metric} {value}"
 
 
-def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
-    """Two cells that differ in implementation, compilation or length have at least one time that differs."""
-    complaints, examined, closest = [], 0, float("inf")
+@check("{n} pairs; the closest differ by {least:.1%}", "there are no two such cells")
+def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
+    """Cells that differ in implementation, compilation or length differ by more than {APART:.1%} in some time."""
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
         times = side_by_side(table[table["unit"] == "ms"], kind, "median")
@@ -57,17 +57,10 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Check:
                 cells = group.to_numpy()
                 ones, others = numpy.triu_indices(len(cells), 1)
                 differences = largest_differences(cells[ones], cells[others])
-                known = differences[~numpy.isnan(differences)]
-                examined += len(known)
-                closest = min(closest, known.min(initial=closest))
-                complaints += [
-                    f"{in_words(kind, group.index[int(one)])}: another {differs}, all times within {difference:.2%}"
-                    for one, difference in zip(ones, differences, strict=True)
-                    if difference <= APART
-                ]
-    check = f"cells that differ in implementation, compilation or length differ by more than {APART:.1%} in some time"
-    summary = f"{examined} pairs; the closest differ by {closest:.1%}" if examined else "there are no two such cells"
-    return conclude(check, complaints, examined, summary)
+                yield from differences[~numpy.isnan(differences)].tolist()
+                for place in numpy.flatnonzero(differences <= APART):
+                    cell = in_words(kind, group.index[int(ones[place])])
+                    yield f"{cell}: another {differs}, all times within {differences[place]:.2%}"
 
 
 def largest_differences(firsts: NDArray[numpy.float64], seconds: NDArray[numpy.float64]) -> NDArray[numpy.float64]:

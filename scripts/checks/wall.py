@@ -8,7 +8,7 @@ from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.measurement import WALL
 from cs336_systems.measure.record import parameters
-from scripts.checks import Check, conclude
+from scripts.checks import Check, Evidence, check
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 
@@ -24,33 +24,28 @@ def checks(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
     yield jobs_take_time_to_start(tables)
 
 
-def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Check:
-    """What was timed in a cell, n times its mean, takes no longer than the cell."""
+@check("{n} cells; {most:.0%} of it at most")
+def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Evidence:
+    """What was timed in a cell took no longer than the whole cell."""
     on_gpu = bool(measured_gpu(tables))
-    complaints, most, examined = [], 0.0, 0
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
         keys = parameters(kind)
         metrics = [name for name in timed(kind) if on_gpu or (experiment, name) != SUM_ON_CPU]
         rows = table[table["metric"].isin(metrics) & (table["status"] == "ok")]
         seconds = rows["n"] * rows["mean"] * rows["unit"].map(SECONDS)
-        used = seconds.groupby([rows[name] for name in keys]).sum()
-        wall = select(table, metric=WALL).set_index(keys)["mean"].reindex(used.index)
-        examined += int(wall.notna().sum())
-        most = max([most, *(used / wall).dropna()])
-        complaints += [
-            f"{in_words(kind, cell)}: {used[cell]:.2f} s timed in {wall[cell]:.2f} s"
-            for cell in used[used > (1 + CLOCKS) * wall].index
-        ]
-    check = "what was timed in a cell took no longer than the whole cell"
-    return conclude(check, complaints, examined, f"{examined} cells; {most:.0%} of it at most")
+        used = seconds.groupby([rows[name] for name in keys]).sum().rename("used")
+        walls = select(table, metric=WALL).set_index(keys)["mean"].rename("wall")
+        for cell, row in used.to_frame().join(walls, how="inner").iterrows():
+            yield float(row["used"] / row["wall"])
+            if row["used"] > (1 + CLOCKS) * row["wall"]:
+                yield f"{in_words(kind, cell)}: {row['used']:.2f} s timed in {row['wall']:.2f} s"
 
 
-def jobs_take_time_to_start(tables: Mapping[str, DataFrame]) -> Check:
-    """The time from a job's start to its first cell is a time."""
-    complaints, examined = [], 0
+@check("{n} jobs")
+def jobs_take_time_to_start(tables: Mapping[str, DataFrame]) -> Evidence:
+    """Every job took some time to start."""
     for name, table in tables.items():
         seconds = table["startup_seconds"].drop_duplicates()
-        examined += len(seconds)
-        complaints += [f"{name}: {value} s" for value in seconds[~(seconds > 0)]]
-    return conclude("every job took some time to start", complaints, examined, f"{examined} jobs")
+        yield len(seconds)
+        yield from (f"{name}: {value} s" for value in seconds[~(seconds > 0)])

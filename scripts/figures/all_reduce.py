@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from numpy import geomspace
 from pandas import DataFrame
 
-from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import legend, log_scale, look_of_line, save, save_note, subplots
 from scripts.views.communication import BACKENDS, MB, Line, all_reduce_table, lines
 from scripts.views.data import load_at_one_setting, select
 
@@ -29,7 +29,7 @@ def draw(table: str, output: str) -> None:
             if len(rows):
                 look = marked(len(numbers) * backends.index(backend) + index, backend, processes)
                 draw_time(time, rows, fits.get((backend, processes)), look)
-                panel.plot(rows["megabytes"], rows["bus_bandwidth"], **look, linestyle=STYLES[backend])
+                panel.plot(rows["megabytes"], rows["bus_bandwidth"], **look)
         panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
         panel.set_title(f"bus bandwidth, {BACKENDS[backend]}")
@@ -50,16 +50,13 @@ def draw(table: str, output: str) -> None:
 def draw_time(axes: Axes, rows: DataFrame, line: Line | None, look: dict[str, Any]) -> None:
     """Measured times as marks, and the line through them."""
     errors = [rows["median"] - rows["p20"], rows["p80"] - rows["median"]]
-    backend = rows["backend"].iloc[0]
-    style = "" if line else STYLES[backend]
-    axes.errorbar(rows["megabytes"], rows["median"], yerr=errors, **look, linestyle=style)
+    axes.errorbar(rows["megabytes"], rows["median"], yerr=errors, **look | ({"linestyle": ""} if line else {}))
     if line:
         sizes = geomspace(rows["megabytes"].min(), rows["megabytes"].max())
         times = [1e3 * line.seconds(MB * megabytes) for megabytes in sizes]
-        axes.plot(sizes, times, color=look["color"], linestyle=STYLES[backend], linewidth=1)
+        axes.plot(sizes, times, color=look["color"], linestyle=look["linestyle"], linewidth=1)
 
 
 def marked(index: int, backend: str, processes: int) -> dict[str, Any]:
-    """The name, colour and mark of a line."""
-    label = f"{BACKENDS[backend]}, n = {processes}"
-    return {"label": label, "color": COLOURS[index], "marker": MARKERS[index]}
+    """The name and the look of a line."""
+    return look_of_line(index) | {"label": f"{BACKENDS[backend]}, n = {processes}", "linestyle": STYLES[backend]}

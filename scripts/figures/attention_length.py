@@ -1,11 +1,9 @@
 """Time and peak memory of plain attention against sequence length, one line per head dimension."""
 
-from typing import Any
-
 from cs336_systems.accounting.attention import plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.attention import Attention
-from scripts.rendering.style import COLOURS, LINES, MARKERS, legend, log_scale, powers, save, save_note, subplots
+from scripts.rendering.style import legend, log_scale, look_of_line, powers, save, save_note, subplots
 from scripts.views.cells import side_by_side
 from scripts.views.data import load_at_one_setting, select
 
@@ -27,8 +25,7 @@ def draw(table: str, output: str) -> None:
     for axes, (column, label) in zip(panels, shown.items(), strict=True):
         for index, d in enumerate(sorted(cells["d"].unique())):
             rows = select(cells, d=d).dropna(subset=[column]).sort_values("sequence")
-            look: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-            axes.plot(rows["sequence"], rows[column], label=f"d = {d}", marker=MARKERS[index % len(MARKERS)], **look)
+            axes.plot(rows["sequence"], rows[column], label=f"d = {d}", **look_of_line(index))
         if column == "peak_memory" and set(data["precision"]) == {"fp32"}:
             widest = select(cells, d=cells["d"].max()).sort_values("sequence")
             form = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pandas import DataFrame, concat
 
-from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.style import legend, look_of_bar, save, save_note, subplots
 from scripts.views.closed_forms import FLASH, block_of
 from scripts.views.data import load_at_one_setting, select, size_order
 
@@ -36,10 +36,7 @@ def draw(table: str, output: str) -> None:
                 [position + (index - 0.5) * 0.4 for position in range(len(names))],
                 [rows.get(name, 0.0) for name in names],
                 0.38,
-                label=attention,
-                color=COLOURS[index],
-                hatch=HATCHES[index],
-                edgecolor="white",
+                **look_of_bar(attention, index),
             )
         axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
         axes.set_xlabel("saved for backward / MiB")

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from scripts.rendering.style import COLOURS, MARKERS, WIDTH, legend, save, save_note
+from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
 from scripts.views.closed_forms import step_of
 from scripts.views.data import load_at_one_setting, one_model, select
 from scripts.views.units import memory_unit
@@ -22,7 +21,7 @@ def draw(table: str, output: str) -> None:
     if not len(select(data, metric="step")):
         save_note("not measured", output)
         return
-    figure, (memory, time) = pyplot.subplots(1, 2, figsize=(WIDTH, 3.2))
+    figure, (memory, time) = subplots(2, 3.2, sharey=False)
     draw_memory(memory, data)
     draw_time(time, data)
     for axes in (memory, time):

@@ -1,7 +1,7 @@
 """Whether each block's weights are there in time in a forward pass, and how long the device pauses before it."""
 
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.rendering.style import COLOURS, LINES, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import legend, look_of_line, save, save_note, subplots
 from scripts.views.comparison import cells_of, contenders, device_bound, marked
 from scripts.views.data import load_at_one_setting
 from scripts.views.fsdp import by_block
@@ -29,8 +29,7 @@ def draw(table: str, output: str) -> None:
     titles = list(dict.fromkeys(title for _, lines in shown for title in lines))
     for lead, wait, (first, lines) in zip(above, below, shown, strict=True):
         for title, found in lines.items():
-            place = titles.index(title)
-            look = {"color": COLOURS[place], "linestyle": LINES[place], "marker": MARKERS[place], "markersize": 2.5}
+            look = look_of_line(titles.index(title)) | {"markersize": 2.5}
             lead.plot(found.index, found["lead"], label=title, **look)
             wait.plot(found.index, found["pause"], label=title, **look)
         lead.axhline(0, color="black", linewidth=0.8)

@@ -1,7 +1,7 @@
 """How the kernels' time divides into categories, inference beside the training step, by model size."""
 
 from cs336_systems.measure.kernel_names import CATEGORIES
-from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.style import legend, look_of_bar, save, save_note, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
 from scripts.views.kernels import MODES_PROFILED, kernels, label_of, shares
 
@@ -19,30 +19,15 @@ def draw(table: str, output: str) -> None:
         return
     sizes = size_order(found)
     shown = [name for name in CATEGORIES if name in set(found["category"])]
+    looks = {name: look_of_bar(name, index) for index, name in enumerate(shown)}
     precisions = [name for name in PRECISIONS if name in set(found["precision"])]
     figure, panels = subplots(len(precisions), height=3.0)
     for axes, precision in zip(panels, precisions, strict=True):
         for position, size in enumerate(sizes):
             for side, mode in zip((-APART, APART), MODES_PROFILED, strict=True):
                 share = shares(select(found, size=size, precision=precision, mode=mode))
-                bottom = 0.0
-                for index, category in enumerate(shown if share else []):
-                    axes.bar(
-                        position + side,
-                        100 * share[category],
-                        BAR,
-                        bottom=bottom,
-                        color=COLOURS[index % len(COLOURS)],
-                        hatch=HATCHES[index % len(HATCHES)],
-                        edgecolor="white",
-                        linewidth=0.3,
-                        label=category,
-                    )
-                    bottom += 100 * share[category]
-                mark = mode[0].upper() if share else "n/m"
-                axes.annotate(
-                    mark, (position + side, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
-                )
+                parts = {category: 100 * share[category] for category in shown} if share else {}
+                stacked_bar(axes, position + side, BAR, parts, looks, text=mode[0].upper() if share else "n/m")
         axes.set_xticks(range(len(sizes)), [label_of(found, size) for size in sizes], fontsize=7.5)
         axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
         axes.set_xlabel("model size (I: inference, T: training step)")

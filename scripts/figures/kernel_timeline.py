@@ -11,7 +11,7 @@ from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
 from cs336_systems.measure.trace import Kernel, Trace, attribute
 from cs336_systems.measure.trace_file import read_trace
-from scripts.rendering.style import COLOURS, save, save_note, subplots
+from scripts.rendering.style import COLOURS, annotate, save, save_note, subplots
 
 MICROSECONDS = 1e3
 """Per unit of the time axis, a millisecond."""
@@ -99,8 +99,7 @@ def draw_window(
             # A narrow stage at an edge has its name inside the panel.
             share = (middle - start) / (end - start)
             side = "left" if share < EDGE else "right" if share > 1 - EDGE else "center"
-            place = ((middle - origin) / MICROSECONDS, -0.6)
-            axes.annotate(stage.name, place, (0, 2), textcoords="offset points", ha=side, fontsize=7)
+            annotate(axes, ((middle - origin) / MICROSECONDS, -0.6), stage.name, ha=side)
     axes.set_xlim((start - origin) / MICROSECONDS, (end - origin) / MICROSECONDS)
     axes.set_ylim(len(labels) - 0.4, -1.3)
     axes.set_yticks(range(len(labels)), labels, fontsize=7)

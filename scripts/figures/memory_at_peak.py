@@ -1,6 +1,6 @@
 """What the memory at the peak is for, by context and precision."""
 
-from scripts.rendering.style import legend, save, save_note, subplots
+from scripts.rendering.style import legend, save, save_note, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, select
 from scripts.views.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
 
@@ -20,20 +20,9 @@ def draw(table: str, output: str) -> None:
             for precision, side in zip(PRECISIONS, (-0.5, 0.5), strict=True):
                 position = group + 1.1 * WIDTH * side
                 cell = select(rows, mode=mode, context=context, precision=precision)
-                bottom = 0.0
-                for name, size in parts(cell).items():
-                    axes.bar(position, size, WIDTH, bottom=bottom, **LOOKS[name])
-                    bottom += size
                 lost = "OOM" if (cell["status"] == "oom").any() else "n/m"
-                axes.annotate(
-                    precision if peak_gib(cell) else f"{precision} {lost}",
-                    (position, bottom),
-                    (0, 2),
-                    textcoords="offset points",
-                    ha="center",
-                    rotation=90,
-                    fontsize=6,
-                )
+                text = precision if peak_gib(cell) else f"{precision} {lost}"
+                stacked_bar(axes, position, WIDTH, parts(cell), LOOKS, text=text, rotation=90, fontsize=6)
         axes.set_xlim(-0.5, len(lengths) - 0.5)
         axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
         axes.set_title(title)

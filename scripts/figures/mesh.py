@@ -5,7 +5,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from numpy import linspace
 
-from scripts.rendering.style import COLOURS, MARKERS, legend, save, subplots
+from scripts.rendering.style import COLOURS, MARKERS, annotate, legend, save, subplots
 from scripts.views.parallelism import MESH
 
 
@@ -35,7 +35,7 @@ def draw_times(axes: Axes) -> None:
         batch = MESH.least_batch(overlapped=overlapped)
         point = batch, 1e3 * MESH.compute_seconds(batch)
         axes.plot(*point, MARKERS[0], color="black")
-        axes.annotate(f"{batch:.0f}", point, place, textcoords="offset points", ha=side, fontsize=7.5)
+        annotate(axes, point, f"{batch:.0f}", xytext=place, ha=side, fontsize=7.5)
     axes.set_title(f"FSDP over {MESH.fsdp:.0f}, tensor parallel over {MESH.tensor:.0f}")
     axes.set_xlabel("tokens per device")
     axes.set_ylabel("forward pass of a block / ms")

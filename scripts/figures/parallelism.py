@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from numpy import geomspace
 
 from cs336_systems.accounting.parallelism import Times
-from scripts.rendering.style import COLOURS, MARKERS, legend, powers, save, subplots
+from scripts.rendering.style import COLOURS, MARKERS, annotate, legend, powers, save, subplots
 from scripts.views.parallelism import EXAMPLE
 
 COMPUTE, COMMUNICATION, IN_TURN = COLOURS[0], COLOURS[1], COLOURS[3]
@@ -77,4 +77,4 @@ def mark(axes: Axes, devices: float, seconds: float, *, above: bool) -> None:
     axes.plot([devices], [seconds], MARKERS[0], color="black")
     number = f"{math.floor(devices):,}".replace(",", "\u202f")
     place, side = ((3, 5), "left") if above else ((-3, -10), "right")
-    axes.annotate(number, (devices, seconds), place, textcoords="offset points", ha=side, fontsize=7.5)
+    annotate(axes, (devices, seconds), number, xytext=place, ha=side, fontsize=7.5)

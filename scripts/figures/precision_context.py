@@ -1,6 +1,6 @@
 """What bf16 gains at each context length: in the time that the device works, and in the time of a step."""
 
-from scripts.rendering.style import COLOURS, LINES, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import legend, look_of_line, save, save_note, subplots
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.precisions import precision_pairs
 from scripts.views.steps import most_complete, steady, step_table
@@ -20,17 +20,10 @@ def draw(table: str, output: str) -> None:
     contexts = sorted(pairs["context"].unique())
     for axes, (column, title) in zip(axes_row, panels.items(), strict=True):
         for index, (label, points) in enumerate(pairs.groupby("label", sort=False)):
-            look = {"color": COLOURS[index], "linestyle": LINES[index]}
-            axes.plot(points["context"], points[column], marker=MARKERS[index], label=label, **look)
+            look = look_of_line(index)
+            axes.plot(points["context"], points[column], label=label, **look)
             hollow = points[points["host_bound"]] if column == "gain" else points[:0]
-            axes.plot(
-                hollow["context"],
-                hollow[column],
-                marker=MARKERS[index],
-                linestyle="",
-                color=COLOURS[index],
-                mfc="white",
-            )
+            axes.plot(hollow["context"], hollow[column], **look | {"linestyle": "", "mfc": "white"})
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
         axes.set_xticks(contexts, [str(context) for context in contexts])

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from scripts.rendering.style import COLOURS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, annotate, legend, log_scale, save, save_note, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, measured_gpu, select
 from scripts.views.kernels import profiled_closely
 from scripts.views.roofline import FLASH, WHERE, block_kernels, fused_cell
@@ -41,15 +41,10 @@ def draw_roof(axes: Axes, gpu: Gpu, precision: str) -> None:
     peak = gpu.flops(precision)
     intensity = numpy.array([REACH[0], peak / gpu.bandwidth, REACH[1]])
     axes.plot(intensity, numpy.minimum(intensity * gpu.bandwidth, peak) / 1e12, color="black", linewidth=1)
-    axes.annotate(f"{peak / 1e12:g} TFLOP/s", (REACH[1], peak / 1e12), (0, 3), textcoords="offset points", ha="right")
     start = 60 * REACH[0]
-    axes.annotate(
-        f"{gpu.bandwidth / 1e12:g} TB/s",
-        (start, start * gpu.bandwidth / 1e12),
-        (-6, 0),
-        textcoords="offset points",
-        ha="right",
-    )
+    beside = {"ha": "right", "fontsize": 9}
+    annotate(axes, (REACH[1], peak / 1e12), f"{peak / 1e12:g} TFLOP/s", **beside)
+    annotate(axes, (start, start * gpu.bandwidth / 1e12), f"{gpu.bandwidth / 1e12:g} TB/s", xytext=(-6, 0), **beside)
 
 
 def draw_kernels(axes: Axes, cell: DataFrame) -> None:

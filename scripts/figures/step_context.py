@@ -1,8 +1,6 @@
 """The training step against context length, one line per size, and how long the device works in it."""
 
-from typing import Any
-
-from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import legend, log_scale, look_of_line, save, save_note, subplots
 from scripts.views.data import load_at_one_setting, select, size_order
 from scripts.views.steps import steady, step_table
 
@@ -19,9 +17,9 @@ def draw(table: str, output: str) -> None:
     for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):
         for index, size in enumerate(size_order(steps)):
             rows = select(steps, precision=precision, size=size)
-            style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[index % len(MARKERS)]}
-            axes.plot(rows["context"], rows["step"], label=rows["label"].iloc[0] if len(rows) else None, **style)
-            axes.plot(rows["context"], rows["device_busy"], linestyle=":", linewidth=1, mfc="none", **style)
+            look = look_of_line(index) | {"linestyle": "-"}
+            axes.plot(rows["context"], rows["step"], label=rows["label"].iloc[0] if len(rows) else None, **look)
+            axes.plot(rows["context"], rows["device_busy"], **look | {"linestyle": ":", "linewidth": 1, "mfc": "none"})
         axes.set_xscale("log", base=2)
         log_scale(axes.yaxis)
         axes.set_xticks(contexts, [str(context) for context in contexts])

@@ -1,7 +1,7 @@
 """Where a training step's time goes, one bar per size and precision."""
 
 from scripts.rendering.markup import significant
-from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.style import legend, look_of_bar, save, save_note, stacked_bar, subplots
 from scripts.views.data import (
     PHASES,
     load_at_one_setting,
@@ -22,6 +22,7 @@ def draw(table: str, output: str) -> None:
     if not len(select(data, metric="step")):
         save_note("no training step was measured", output)
         return
+    looks = {phase: look_of_bar(phase, index) for index, phase in enumerate(PHASES)}
     figure, panels = subplots(2, height=2.7)
     for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):
         rows = select(data, precision=precision)
@@ -31,23 +32,9 @@ def draw(table: str, output: str) -> None:
             if total is None:
                 axes.annotate("n/m", (position, 3), ha="center", fontsize=7)
                 continue
-            bottom = 0.0
-            for index, phase in enumerate(PHASES):
-                share = 100 * (statistic(rows, "median", size=size, metric=phase) or 0.0) / total
-                axes.bar(
-                    position,
-                    share,
-                    0.7,
-                    bottom=bottom,
-                    color=COLOURS[index],
-                    hatch=HATCHES[index],
-                    edgecolor="white",
-                    label=phase,
-                )
-                bottom += share
-            axes.annotate(
-                str(significant(total)), (position, bottom), (0, 2), textcoords="offset points", ha="center", fontsize=7
-            )
+            times = {phase: statistic(rows, "median", size=size, metric=phase) or 0.0 for phase in PHASES}
+            shares = {phase: 100 * time / total for phase, time in times.items()}
+            stacked_bar(axes, position, 0.7, shares, looks, text=str(significant(total)))
         labels = [rows[rows["size"] == size]["label"].iloc[0] for size in sizes]
         axes.set_xticks(range(len(sizes)), labels)
         axes.set_title(f"{precision}, context {context}")

@@ -1,11 +1,9 @@
 """Weak scaling of every way to train on several ranks."""
 
-from typing import Any
-
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import annotate, legend, look_of_line, save, save_note, subplots
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.scaling import scaling
 
@@ -38,15 +36,12 @@ def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:
     for place, number in enumerate(ranks):
         rows = select(found, processes=number)
         heights = [titles.index(title) for title in rows["title"]]
-        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": "", "markersize": 5}
+        look = look_of_line(place) | {"linestyle": "", "markersize": 5}
         axes.plot(100 * rows["efficiency"], heights, label=f"{number} ranks", **look)
         for height, share in zip(heights, 100 * rows["efficiency"], strict=True):
-            side: dict[str, Any] = (
-                {"va": "bottom", "xytext": (0, 3)} if place % 2 == 0 else {"va": "top", "xytext": (0, -3)}
-            )
-            text = f"{share:.0f}" if len(ranks) > 2 else f"{share:.1f}"
-            side |= {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 0.2}}
-            axes.annotate(text, (share, height), textcoords="offset points", ha="center", fontsize=6, **side)
+            side = {"va": "top", "xytext": (0, -3)} if place % 2 else {"va": "bottom", "xytext": (0, 3)}
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.2}
+            annotate(axes, (share, height), f"{share:.{1 if len(ranks) <= 2 else 0}f}", fontsize=6, bbox=box, **side)
     axes.set_yticks(range(len(titles)), titles, fontsize=7)
     axes.set_ylim(len(titles) - 0.5, -0.7)
     axes.set_xlabel("efficiency / %")

@@ -6,14 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import distribution
 from numbers import Integral
 from pathlib import Path
 from typing import TypeGuard
 
-import matplotlib
-from matplotlib.ft2font import FT2Font
-
-FONT_FOLDER = Path(matplotlib.get_data_path(), "fonts", "ttf")
+FONT_FOLDER = Path(str(distribution("matplotlib").locate_file("matplotlib/mpl-data/fonts/ttf")))
 """Matplotlib's DejaVu Sans, the report's fallback font: it covers most alphabets and comes with a dependency."""
 NOT_MEASURED = "not measured"
 LONGEST_TABLE = 30
@@ -29,6 +27,8 @@ class Typst(str):
 @cache
 def covered_characters() -> frozenset[int]:
     """Code points that the fallback font can print."""
+    from matplotlib.ft2font import FT2Font  # here, since most scripts print nothing but ASCII
+
     return frozenset(FT2Font(str(FONT_FOLDER / "DejaVuSans.ttf")).get_charmap())
 
 
@@ -38,8 +38,13 @@ def string(text: str) -> Typst:
     Typst prints nothing at all for a character that no font has, so a name in Chinese would vanish.
     """
     visible = re.sub(r"[\x00-\x1f\x7f]+", " ", text)
-    shown = "".join(char if ord(char) in covered_characters() else f"[U+{ord(char):04X}]" for char in visible)
+    shown = re.sub(r"[^\x00-\x7f]", _printable, visible)
     return Typst(json.dumps(shown, ensure_ascii=False))
+
+
+def _printable(found: re.Match[str]) -> str:
+    """A character, or its code point where no font has it."""
+    return found[0] if ord(found[0]) in covered_characters() else f"[U+{ord(found[0]):04X}]"
 
 
 def escape(text: str) -> Typst:

@@ -33,6 +33,7 @@ pyplot.rcParams.update(
         "axes.spines.right": False,
         "axes.spines.top": False,
         "axes.titlesize": "medium",
+        "axes.titley": 1.0,  # where it is anyway: to look for ticks above it takes as long as a tenth of a figure
         "figure.constrained_layout.use": True,
         "font.size": 9,
         "grid.alpha": 0.3,
@@ -62,9 +63,24 @@ def look(label: str, colour: int, hatch: str) -> Look:
     return {"label": label, "facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
 
 
+def look_of_bar(label: str, index: int) -> Look:
+    """A name and the filling of one of several parts or groups of bars."""
+    return look(label, index % len(COLOURS), HATCHES[index % len(HATCHES)])
+
+
+def look_of_line(index: int) -> dict[str, Any]:
+    """The colour, marks and dashes of one of several lines."""
+    styles = {"color": COLOURS, "marker": MARKERS, "linestyle": LINES}
+    return {name: values[index % len(values)] for name, values in styles.items()}
+
+
 def save(figure: Figure, path: str | Path) -> None:
     """Write the figure as SVG without a date, with what its marks stand for."""
     if layout := figure.get_layout_engine():
+        # What is inside its panel need not be measured.
+        for axes in figure.axes:
+            for artist in (*axes.spines.values(), *axes.lines, *axes.patches, *axes.collections):
+                artist.set_in_layout(False)
         # Left to savefig, the layout would cost a drawing that nobody sees.
         layout.execute(figure)
         figure.set_layout_engine("none")
@@ -99,6 +115,23 @@ def save_note(text: str, path: str | Path) -> None:
     save(figure, path)
 
 
+def stacked_bar(
+    axes: Axes, position: float, width: float, parts: Mapping[str, float], looks: Mapping[str, Look], **text: Any
+) -> None:
+    """A bar of parts on top of each other, with a text above it, in the words of `annotate`."""
+    bottom = 0.0
+    for name, size in parts.items():
+        axes.bar(position, size, width, bottom=bottom, **looks[name])
+        bottom += size
+    annotate(axes, (position, bottom), **text)
+
+
+def annotate(axes: Axes, place: tuple[float, float], text: str, **look: Any) -> None:
+    """A text just above a place, unless `look` says otherwise, in the words of `Axes.annotate`."""
+    usual: dict[str, Any] = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "fontsize": 7}
+    axes.annotate(text, place, **usual | look)
+
+
 def log_scale(axis: XAxis | YAxis) -> None:
     """A logarithmic axis with its ticks written out: powers of ten, and 2 and 5 times them if there is room."""
     low, high = axis.get_data_interval()
@@ -130,12 +163,9 @@ def grouped_bars(
     for index, (name, values) in enumerate(series.items()):
         positions = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
         heights = [value if measured(value) else 0 for value in values]
-        axes.bar(
-            positions, heights, 0.92 * width, label=name, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white"
-        )
+        axes.bar(positions, heights, 0.92 * width, **look_of_bar(name, index))
         for position, value in zip(positions, values, strict=True):
             text = f"{round(value, digits) + 0.0:.{digits}f}" if measured(value) else "n/m"
-            place = position, max(value if measured(value) else 0, 0)
-            axes.annotate(text, place, (0, 2), textcoords="offset points", ha="center", fontsize=6.5)
+            annotate(axes, (position, max(value if measured(value) else 0, 0)), text, fontsize=6.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)

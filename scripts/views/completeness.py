@@ -8,14 +8,15 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash, replayed
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.measure.measurement import WHOLE_CELL
 from cs336_systems.measure.record import parameters
 
-KIND = ("mode", "backend", "tried", "compiled_call", "source_digest")
+KIND = ("mode", "backend", "tried", "compiled_call", "rungs", "source_digest")
 """Parameters that determine which metrics a cell has, and the code that measured it: a later one may measure more."""
-CONTENDER = ("wrapper", "bucket_mb", "contender")
+CONTENDER = ("wrapper", "bucket_mb", "contender", "rung")
 """Details that tell contenders of one launch apart, each of which has metrics of its own."""
-CONTENDERS_METRIC = ("moment", "part", "kind")
+CONTENDERS_METRIC = ("moment", "part", "kind", "work")
 """Details that tell apart what a contender has several of under one name."""
 
 
@@ -64,6 +65,8 @@ def kinds_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
         decisive = decisive.assign(replayed=replayed(table["batch_size"], table["heads"], table["sequence"]))
     if experiment == FullyShardedTraining.name:  # A size that no GPU holds unsharded has no floor to be compared with.
         decisive = decisive.assign(size=table["size"])
+    if experiment == TrainingLadder.name:  # elsewhere a part is one of memory
+        decisive = decisive.assign(part=table["part"])
     return list(decisive.itertuples(index=False, name=None)) if len(decisive.columns) else [()] * len(table)
 
 

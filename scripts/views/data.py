@@ -63,7 +63,7 @@ def load_recorded(raw: Path) -> dict[str, DataFrame]:
 def frame(experiment: str, rows: Iterable[Row]) -> DataFrame:
     """An experiment's rows as `load` gives them."""
     columns = list(row_model(EXPERIMENTS[experiment]).model_fields)
-    table = DataFrame([row.model_dump() for row in rows], columns=columns)
+    table = DataFrame([vars(row) for row in rows], columns=columns)
     if "size" in table:
         table["label"] = [size_name(size) for size in table["size"]]
     # As objects, since columns of one type are kept together: many columns apart make each selection slow.

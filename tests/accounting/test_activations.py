@@ -31,7 +31,7 @@ def closed_form(shape, batch_size, context, precision, attention, device):
 
 
 def saved_by_a_block(shape, batch_size, context, precision, attention, device):
-    """What a block saves, in a first pass; and the bytes that a second forward pass and both passes leave."""
+    """The tensors that a block's forward pass saves."""
     with torch.device(device):
         rope = RotaryEmbedding(context, shape.d_model // shape.num_heads, 10_000.0)
         block = TransformerBlock(shape.d_model, shape.num_heads, shape.d_ff, rope, ATTENTION[attention])

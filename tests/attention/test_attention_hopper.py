@@ -391,7 +391,7 @@ def launches() -> dict[str, Launch]:
 
 
 def source(each: Launch) -> GluonASTSource:
-    """What Triton compiles for a launch."""
+    """The source that Triton compiles for a launch."""
     names = each.kernel.arg_names
     pointers = len(names) - len(each.descriptors) - len(each.rest)
     numbers = ["fp32" if isinstance(x, float) else "i32" for x in each.rest]

@@ -46,11 +46,7 @@ def launch(folder, processes, agents, *options):
 
 
 NODES = "gloo on two nodes"
-LAUNCHES = [
-    "gloo",
-    pytest.param(NODES, marks=pytest.mark.slow),
-    pytest.param("nccl", marks=pytest.mark.gpu),
-]
+LAUNCHES = ["gloo", pytest.param(NODES, marks=pytest.mark.slow), pytest.param("nccl", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module", params=LAUNCHES)

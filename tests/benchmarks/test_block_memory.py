@@ -1,4 +1,4 @@
-"""What a block keeps, measured on a CPU against the closed form, and the record's detail columns."""
+"""Memory that a block keeps, measured on a CPU against the closed form, and the record's detail columns."""
 
 import pytest
 import torch

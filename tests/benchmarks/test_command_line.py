@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cs336_systems.benchmarks.command_line import (
-    check_processes,
-    device_of_rank,
-    parse_command_line,
-    resolve_device,
-)
+from cs336_systems.benchmarks.command_line import check_processes, device_of_rank, parse_command_line, resolve_device
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.base import field_docs
@@ -31,11 +26,7 @@ from tests.samples import ROOT
         ("end_to_end", ["--model", "no.such:Model"], "end_to_end: model 'no.such:Model' cannot be loaded: No module"),
         ("end_to_end", ["--model", "math:pi"], "is of type float; allowed: a model class"),
         ("end_to_end", ["--model", "tests.support.raising_model:LM"], "cannot be loaded: RuntimeError: of itself"),
-        (
-            "end_to_end",
-            ["--model", "torch.nn:Linear"],
-            "cannot be called: missing a required argument: 'in_",
-        ),
+        ("end_to_end", ["--model", "torch.nn:Linear"], "cannot be called: missing a required argument: 'in_"),
         (
             "end_to_end",
             ["--model", "tests.support.models:ConvolutionLM", "--attention", "flash"],
@@ -106,8 +97,7 @@ def test_every_experiment_has_a_module_that_measures_it():
 
 
 @pytest.mark.parametrize(
-    ("processes", "launched", "launcher"),
-    [(4, 1, "torchrun --standalone --nproc-per-node=4"), (1, 2, "python")],
+    ("processes", "launched", "launcher"), [(4, 1, "torchrun --standalone --nproc-per-node=4"), (1, 2, "python")]
 )
 def test_another_number_of_processes_is_answered_with_the_right_launch(monkeypatch, processes, launched, launcher):
     monkeypatch.setattr(Accumulation, "processes", processes)

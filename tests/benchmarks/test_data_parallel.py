@@ -64,6 +64,7 @@ def test_every_contender_is_timed_or_says_why_not(rows):
     planned = {(contender.name, str(contender.bucket_mb or "")) for contender in contenders_of(CELL)}
     assert steps.keys() | lost == planned
     assert len(planned) == len(CONTENDERS) == 19
+    assert len(contenders_of(replace(CELL, tried=False))) == 14
     on_gpu = next(iter(rows.values())).gpu_count > 0
     assert lost <= {("peer_memory", size) for size in ("100", "400")} if on_gpu else lost == {("priority", "100")}
 

@@ -11,7 +11,6 @@ from cs336_systems.benchmarks import end_to_end
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
-from tests.support.models import ConvolutionLM
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=8,num_layers=1,num_heads=2"
@@ -90,14 +89,6 @@ def test_the_first_steps_ask_the_driver_for_memory():
     torch.cuda.empty_cache()
     found = end_to_end.measure(tiny(size="micro", context=256, warmup=0), torch.device("cuda"))
     assert {measurement.metric: measurement.mean for measurement in found}["device_allocations"] > 0
-
-
-def test_another_model_class_is_measured_by_name(launch):
-    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "2", "--mode", "train_step"]
-    (metrics,) = launch("end_to_end", *arguments, "--model", "tests.support.models:ConvolutionLM")
-    assert metrics["step"].mean > 0
-    assert metrics["step"].model == "tests.support.models:ConvolutionLM"
-    assert isinstance(end_to_end.build_step(tiny(model="tests.support.models:ConvolutionLM"), CPU).model, ConvolutionLM)
 
 
 def test_a_cell_out_of_memory_is_a_row_between_its_neighbours(launch, capsys):

@@ -1,4 +1,4 @@
-"""What attention implementations are compared with before they are timed, and that this notices wrong ones."""
+"""The reference that attention is compared with before it is timed, and wrong attention that it notices."""
 
 import math
 

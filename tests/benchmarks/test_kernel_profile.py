@@ -16,10 +16,10 @@ from cs336_systems.measure.kernel_names import CATEGORIES, is_product
 from cs336_systems.measure.trace import STAGES, Kernel, Stage, attribute, read_events, read_file
 from cs336_systems.sizes import parse_size
 from tests.samples import ROOT
+from tests.support.models import ConvolutionLM
 
 CPU = torch.device("cpu")
 TINY = "tiny:d_model=8,d_ff=12,num_layers=2,num_heads=2"
-FLAT = "flat:d_model=2,d_ff=1,num_layers=1,num_heads=1"
 
 
 def measured(**parameters):
@@ -97,19 +97,6 @@ def test_small_kernels_of_a_range_share_a_row_and_their_launches_stay_counted():
     assert sum(row.mean * row.n for row in rows) == pytest.approx(1000.7)
 
 
-def test_a_cell_without_memory_is_a_row(launch):
-    arguments = ["--size", FLAT, "--batch-size", "1", "--vocab-size", "4", "--steps", "1", "--warmup", "0"]
-    # Scores of 8 million by 8 million tokens.
-    (lost,) = launch("kernel_profile", *arguments, "--context", "8000000", "--mode", "inference")
-    assert lost["cell"].status == "oom"
-
-
-def test_another_model_class_is_profiled_by_name(launch):
-    arguments = ["--size", TINY, "--context", "8", "--vocab-size", "32", "--steps", "1", "--mode", "inference"]
-    (metrics,) = launch("kernel_profile", *arguments, "--model", "tests.support.models:ConvolutionLM")
-    assert metrics["unattributed"].mean < 0.01
-
-
 def test_the_trace_of_a_step_is_written_and_read_again(tmp_path):
     cell = KernelProfile(size=TINY, context=7, vocab_size=32, warmup=1)
     assert write_trace(cell, CPU, tmp_path / "traces" / "step.json.gz") == ""
@@ -119,8 +106,15 @@ def test_the_trace_of_a_step_is_written_and_read_again(tmp_path):
     assert min(kernel.start for kernel in trace.kernels) < 1e4  # time begins with the step
 
 
+class GreedyLM(ConvolutionLM):
+    """A model that needs more memory than any address can name."""
+
+    def forward(self, token_ids):
+        return torch.empty(2**60)
+
+
 def test_a_step_without_memory_leaves_a_trace_that_says_so(tmp_path):
-    cell = KernelProfile(size=FLAT, batch_size=1, vocab_size=4, context=8_000_000, warmup=0)
+    cell = KernelProfile(size=TINY, context=7, vocab_size=32, warmup=0, model=f"{__name__}:GreedyLM")
     message = write_trace(cell, CPU, tmp_path / "step.json.gz")
     assert "can't allocate memory" in message
     content = read_file(tmp_path / "step.json.gz")
@@ -139,12 +133,15 @@ STEP = f"--size {TINY} --context 7 --vocab-size 32 --warmup 1 --device cpu"
 
 
 @pytest.fixture
-def nsys(monkeypatch, capfd):
-    """Runs the artifact's command with this PATH."""
+def nsys(tmp_path, monkeypatch, capfd):
+    """Runs the artifact's command where nsys is a script, or is not installed."""
 
-    def run(path, *arguments):
-        monkeypatch.setenv("PATH", str(path))
-        monkeypatch.setattr(sys, "argv", ["nsys", *arguments])
+    def run(script, *arguments):
+        if script:
+            (tmp_path / "nsys").write_text(script)
+            (tmp_path / "nsys").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}" if script else str(tmp_path))
+        monkeypatch.setattr(sys, "argv", ["nsys", *shlex.split(STEP), *arguments])
         with pytest.raises(SystemExit) as status:
             runpy.run_path(str(ROOT / "cs336_systems" / "artifacts" / "nsys.py"), run_name="__main__")
         return status.value.code, capfd.readouterr()
@@ -154,12 +151,9 @@ def nsys(monkeypatch, capfd):
 
 @pytest.mark.slow
 def test_nsys_profiles_the_step_where_it_is_installed(tmp_path, nsys, monkeypatch):
-    stand_in = tmp_path / "nsys"
-    stand_in.write_text(NSYS)
-    stand_in.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     output = tmp_path / "made" / "step.nsys-rep"
-    status, _ = nsys(f"{tmp_path}{os.pathsep}{os.environ['PATH']}", *shlex.split(STEP), "--output", str(output))
+    status, _ = nsys(NSYS, "--output", str(output))
     assert status == 0
     assert output.read_text() == "profiled\n"
     arguments = (tmp_path / "arguments").read_text()
@@ -167,16 +161,12 @@ def test_nsys_profiles_the_step_where_it_is_installed(tmp_path, nsys, monkeypatc
     assert f"-m cs336_systems.artifacts.ranged_step {STEP} --output {output}" in arguments
 
 
-def test_a_failure_under_nsys_is_passed_on(tmp_path, nsys, monkeypatch):
-    stand_in = tmp_path / "nsys"
-    stand_in.write_text("#!/bin/sh\nexit 3\n")
-    stand_in.chmod(0o755)
-    status, _ = nsys(f"{tmp_path}{os.pathsep}{os.environ['PATH']}", *shlex.split(STEP), "--output", str(tmp_path / "x"))
-    assert status == 3
+def test_a_failure_under_nsys_is_passed_on(tmp_path, nsys):
+    assert nsys("#!/bin/sh\nexit 3\n", "--output", str(tmp_path / "x"))[0] == 3
 
 
 def test_without_nsys_one_sentence_says_what_answers_instead(tmp_path, nsys):
-    status, printed = nsys(tmp_path, *shlex.split(STEP), "--output", str(tmp_path / "x.nsys-rep"))
+    status, printed = nsys("", "--output", str(tmp_path / "x.nsys-rep"))
     assert not status
     assert printed.out.startswith("nsys is not on the PATH")
     assert "snakemake kernel_profile" in printed.out
@@ -184,7 +174,7 @@ def test_without_nsys_one_sentence_says_what_answers_instead(tmp_path, nsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_steps_at_once_are_refused(tmp_path, nsys):
-    status, printed = nsys(tmp_path, *shlex.split(STEP), "--context", "7", "8", "--output", "x")
+def test_several_steps_at_once_are_refused(nsys):
+    status, printed = nsys("", "--context", "7", "8", "--output", "x")
     assert status == 2
     assert "2 steps are described; allowed: one value of each parameter" in printed.err

@@ -1,4 +1,4 @@
-"""What contenders are held to: wrappers, peers and baselines that do something else than their label says are found."""
+"""Wrappers, libraries and baselines that do something else than their label says are found."""
 
 import contextlib
 from dataclasses import replace
@@ -141,10 +141,7 @@ def test_what_does_something_else_than_it_declares_is_not_timed(device, wrong):
 @on_all_ranks
 def test_a_baseline_that_trains_on_less_is_not_timed(device):
     trial = make_trial(device)
-    with (
-        mock.patch.object(trial, "tokens", trial.tokens[:1]),
-        pytest.raises(Unavailable, match=r"7 tokens .* has 21"),
-    ):
+    with mock.patch.object(trial, "tokens", trial.tokens[:1]), pytest.raises(Unavailable, match=r"7 tokens .* has 21"):
         trial.turn(CONTENDERS[0])
     trial.turn(CONTENDERS[0])
     assert [*trial.witness.seen] == [CONTENDERS[0]]

@@ -62,7 +62,7 @@ pytestmark = [
 
 
 def on_cluster(folder, script, gpus=0):
-    """What a script prints on the login node of a new cluster; that node sees no GPU."""
+    """Run a script on the login node of a new cluster, which sees no GPU; its output."""
     done = subprocess.run(
         [SLURM, folder.with_name("slurm"), "bash", "-uc", script], cwd=folder, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, env=environment(folder, gpus) | {"CUDA_VISIBLE_DEVICES": ""}, check=False,
@@ -72,7 +72,7 @@ def on_cluster(folder, script, gpus=0):
 
 
 def submitted(printed):
-    """What jobs asked for and what became of them, as LIST prints it: by rule and wildcards, in order of submission."""
+    """The requests and outcomes of jobs, as LIST prints them: by rule and wildcards, in order of submission."""
     return [re.split(r" {2,}", line.strip()) for line in printed.splitlines() if line.startswith("rule_")]
 
 

@@ -1,4 +1,4 @@
-"""What the machine is said to be."""
+"""Detection of the machine: its GPUs, processor, memory and label."""
 
 import os
 

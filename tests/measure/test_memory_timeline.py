@@ -250,7 +250,7 @@ def test_a_source_names_a_line_that_can_be_read():
 
 
 def test_operators_and_copies_of_weights_are_told_apart():
-    """What the dispatcher shows on a CPU, with operators counted in place of allocations."""
+    """On a CPU operators are counted in place of allocations."""
     weight, x = torch.ones(3, 3, requires_grad=True), torch.ones(2, 3)
     calls = iter(range(10, 1000))
     log = OperatorLog([weight], lambda: next(calls))
@@ -266,11 +266,7 @@ def test_operators_and_copies_of_weights_are_told_apart():
 
 def make_model(shape, vocab_size):
     return build_model(
-        "cs336_systems.model:TransformerLM",
-        shape,
-        vocab_size=vocab_size,
-        context_length=8,
-        device=torch.device("cpu"),
+        "cs336_systems.model:TransformerLM", shape, vocab_size=vocab_size, context_length=8, device=torch.device("cpu")
     )
 
 

@@ -1,4 +1,4 @@
-"""What runs at the same time, against a count of the points of a grid."""
+"""Overlap of intervals, against a count of the points of a grid."""
 
 import random
 

@@ -49,44 +49,33 @@ def test_all_ranks_start_with_the_parameters_and_buffers_of_rank_0(device, wrapp
         if dist.get_rank() == 0:
             assert torch.equal(tensors[0], tensors[1].cpu())
     assert not same_on_all_ranks([before[0]])
-
-
-@every_wrapper
-@on_all_ranks
-def test_the_state_of_the_module_loads_into_a_bare_one(device, wrapper):
-    wrapped, bare = WRAPPERS[wrapper](Buffers().to(device)), Buffers().to(device)
+    bare = Buffers()
     bare.load_state_dict(wrapped.module.state_dict())
-    assert torch.equal(bare.weight, wrapped.module.weight)
     assert list(wrapped.state_dict()) == [f"module.{name}" for name in bare.state_dict()]
 
 
 @every_wrapper
 @on_all_ranks
 def test_a_step_without_finishing_is_refused(device, wrapper):
-    wrapped = WRAPPERS[wrapper](nn.Linear(5, 3).to(device))
+    wrapped = WRAPPERS[wrapper](nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device))
     x = torch.randn(4, 5, device=device)
-    wrapped(x).sum().backward()
+    losses = [wrapped(x).sum() for _ in range(2)]
+    losses[0].backward()
     with torch.no_grad():
         wrapped(x)  # looking at the model in between does no harm
     with pytest.raises(RuntimeError, match=r"^finish_gradient_synchronization\(\) was not called after the last"):
         wrapped(x)
     with pytest.raises(RuntimeError, match=r"^no_sync\(\) begins between"), wrapped.no_sync():
         pass
+    with pytest.raises(RuntimeError, match=r"^the gradient of 1\.bias arrived a second time: call finish_gradient"):
+        losses[1].backward()
     wrapped.finish_gradient_synchronization()
     wrapped(x).sum().backward()
     wrapped.finish_gradient_synchronization()
 
 
-@every_wrapper
-@on_all_ranks
-def test_two_backward_passes_without_no_sync_are_refused(device, wrapper):
-    wrapped = WRAPPERS[wrapper](nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device))
-    x = torch.randn(4, 5, device=device)
-    losses = [wrapped(x).sum() for _ in range(2)]
-    losses[0].backward()
-    with pytest.raises(RuntimeError, match=r"^the gradient of 1\.bias arrived a second time: call finish_gradient"):
-        losses[1].backward()
-    wrapped.finish_gradient_synchronization()
+def frozen():
+    return nn.Linear(5, 3).requires_grad_(False)
 
 
 def transposed():
@@ -101,11 +90,7 @@ DIFFERENT = {
     "more": (nn.Identity, lambda: nn.Linear(5, 3), r"rank 1 has weight: float32 \[3, 5\]"),
     "dtype": (lambda: nn.Linear(5, 3), lambda: nn.Linear(5, 3).double(), r"rank 1 has weight: float64 \[3, 5\]"),
     "layout": (lambda: nn.Linear(3, 3), transposed, r"rank 1 has weight: float32 \[3, 3\] with strides \[1, 3\]"),
-    "frozen": (
-        lambda: nn.Linear(5, 3),
-        lambda: nn.Linear(5, 3).requires_grad_(False),
-        r"rank 1 has weight: float32 \[3, 5\], without gradient",
-    ),
+    "frozen": (lambda: nn.Linear(5, 3), frozen, r"rank 1 has weight: float32 \[3, 5\], without gradient"),
 }
 
 
@@ -118,16 +103,12 @@ def test_ranks_that_differ_are_refused_on_all_of_them(device, difference):
 
 
 @on_all_ranks
-def test_a_module_with_nothing_to_train_is_refused(device):
+def test_a_module_with_nothing_to_train_and_buckets_of_no_size_are_refused(device):
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         BucketedDataParallel(nn.Linear(5, 3).requires_grad_(False).to(device), bucket_size_mb=1)
-
-
-@pytest.mark.parametrize("size", [0, -1.0, math.nan])
-@on_all_ranks
-def test_bucket_sizes_are_positive(device, size):
-    with pytest.raises(ValueError, match=f"^bucket_size_mb is {size}; allowed: numbers above 0$"):
-        BucketedDataParallel(nn.Linear(5, 3).to(device), bucket_size_mb=size)
+    for size in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=f"^bucket_size_mb is {size}; allowed: numbers above 0$"):
+            BucketedDataParallel(nn.Linear(5, 3).to(device), bucket_size_mb=size)
 
 
 class Layers(nn.Module):
@@ -178,18 +159,13 @@ def test_communication_starts_when_its_gradients_have_arrived(device, wrapper, h
     assert at_the_end == [0 if wrapper in ("naive", "flat") else len(sizes)]
 
 
-@every_wrapper
-@on_all_ranks
-def test_a_dropped_model_is_freed_without_the_garbage_collector(device, wrapper):
+def assert_freed(make):
+    """Assert that a wrapper and its tensors, which `make` returns after some steps, need no garbage collector."""
     gc.collect()
     gc.disable()
     try:
-        wrapped = WRAPPERS[wrapper](nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device))
-        for _ in range(2):
-            wrapped.zero_grad()
-            wrapped(torch.randn(4, 5, device=device)).sum().backward()
-            wrapped.finish_gradient_synchronization()
-        tensors = [*wrapped.parameters(), *(parameter.grad for parameter in wrapped.parameters())]
+        wrapped, *tensors = make()
+        tensors += [*wrapped.parameters(), *(p.grad for p in wrapped.parameters() if p.grad is not None)]
         watched = [weakref.ref(tensor) for tensor in [wrapped, wrapped.module, *tensors]]
         del wrapped, tensors
         deadline = time.monotonic() + 5  # Gloo's threads let go of what they have sent a moment later.
@@ -198,6 +174,20 @@ def test_a_dropped_model_is_freed_without_the_garbage_collector(device, wrapper)
         assert [ref() for ref in watched] == [None] * len(watched)
     finally:
         gc.enable()
+
+
+@every_wrapper
+@on_all_ranks
+def test_a_dropped_model_is_freed_without_the_garbage_collector(device, wrapper):
+    def make():
+        wrapped = WRAPPERS[wrapper](nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)).to(device))
+        for _ in range(2):
+            wrapped.zero_grad()
+            wrapped(torch.randn(4, 5, device=device)).sum().backward()
+            wrapped.finish_gradient_synchronization()
+        return [wrapped]
+
+    assert_freed(make)
 
 
 @every_wrapper
@@ -243,9 +233,7 @@ class TinyParameters(nn.Module):
         self.terms = nn.ParameterList(torch.randn(4) for _ in range(2000))
 
     def forward(self, x):
-        for term in self.terms:
-            x = x + term
-        return x
+        return sum(self.terms, x)
 
 
 @pytest.mark.slow

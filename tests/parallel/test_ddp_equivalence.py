@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from cs336_systems.parallel.data_parallel import DataParallel, NaiveDataParallel, average
-from cs336_systems.parallel.ddp_equivalence import MODELS, VARIATIONS, WRAPPERS, compare, main
+from cs336_systems.parallel.ddp_equivalence import MODELS, VARIATIONS, WRAPPERS, compare, format_comparisons, main
 from tests.support.ranks import on_all_ranks
 
 ALL = WRAPPERS | VARIATIONS
@@ -65,9 +65,12 @@ class Alone(nn.Module):
 @pytest.mark.numeric
 @on_all_ranks
 def test_the_comparison_notices_ranks_that_differ(device):
-    assert not compare(MODELS["transformer"], Alone, device).same_bits
+    found = compare(MODELS["transformer"], Alone, device)
+    assert not found.same_bits
+    assert format_comparisons([("transformer", "alone", found)]).endswith("  no         FAILED")
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_verdict_on_each_wrapper(groups, tmp_path):
     printed = tmp_path / "printed"
     groups("gloo", 2).run_module("cs336_systems.parallel.ddp_equivalence", ["--device", "cpu"], printed)

@@ -99,25 +99,6 @@ def gathered(values):
     return everyone
 
 
-OPTIMIZERS = {
-    "AdamW, foreach": partial(torch.optim.AdamW, foreach=True),
-    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
-    "SGD, foreach": partial(torch.optim.SGD, momentum=0.9, foreach=True),
-    "RMSprop": torch.optim.RMSprop,
-}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@on_all_ranks
-def test_optimizers_of_pytorch_do_what_they_do_on_one_process(device, optimizer):
-    ours, alone = ours_and_alone(device)
-    optimizers = [OPTIMIZERS[optimizer](model.parameters(), lr=0.1) for model in (ours, alone)]
-    for x in inputs(device, steps=3):
-        step(ours, optimizers[0], *share([x]))
-        step(alone, optimizers[1], x)
-    assert_same(weights(ours), weights(alone), bound=1e-5)
-
-
 class StudentsAdam(torch.optim.Optimizer):
     """As the course's first assignment asks for it: number by number, on `data` and `grad.data`."""
 
@@ -138,10 +119,41 @@ class StudentsAdam(torch.optim.Optimizer):
                 state.update(t=t + 1, m=m, v=v)
 
 
+class Everything(nn.Module):
+    """Modules of PyTorch that read their parameters in their own ways: these are replicated."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.convolution = nn.Conv1d(WIDTH, WIDTH, 1)
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x):
+        x = x[:, None]
+        x = x + self.attention(x, x, x)[0]
+        x = self.convolution(self.recurrent(x)[0].mT).mT
+        again = torch.utils.checkpoint.checkpoint(lambda x: self.normed(x) * self.scale, x, use_reentrant=False)
+        return again[:, 0]
+
+
+OPTIMIZERS = {
+    "AdamW, foreach": (Mixed, partial(torch.optim.AdamW, foreach=True)),
+    "AdamW, fused": (Mixed, partial(torch.optim.AdamW, fused=True)),
+    "SGD, foreach": (Mixed, partial(torch.optim.SGD, momentum=0.9, foreach=True)),
+    "RMSprop": (Mixed, torch.optim.RMSprop),
+    "a student's": (Mixed, StudentsAdam),
+    "other modules": (Everything, partial(torch.optim.SGD, momentum=0.9)),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @on_all_ranks
-def test_a_students_optimizer_does_what_it_does_on_one_process(device):
-    ours, alone = ours_and_alone(device)
-    optimizers = [StudentsAdam(model.parameters(), lr=0.1) for model in (ours, alone)]
+def test_optimizers_do_what_they_do_on_one_process(device, optimizer):
+    make_model, make_optimizer = OPTIMIZERS[optimizer]
+    ours, alone = ours_and_alone(device, make_model)
+    optimizers = [make_optimizer(model.parameters(), lr=0.1) for model in (ours, alone)]
     for x in inputs(device, steps=3):
         step(ours, optimizers[0], *share([x]))
         step(alone, optimizers[1], x)
@@ -318,11 +330,9 @@ def test_emptied_and_loaded_again(device):
     ours.module.load_state_dict(alone.state_dict())
     [x] = inputs(device)
     assert torch.equal(ours(x), alone(x))
-
-
-def on_meta(device):
-    with torch.device("meta"):
-        return Mixed()
+    assert torch.equal(ours.module(x), alone(x))
+    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
+        ours.module.norm(x)
 
 
 class SharedMemory(nn.Module):
@@ -332,75 +342,44 @@ class SharedMemory(nn.Module):
         self.right.weight = nn.Parameter(self.left.weight.detach())
 
 
-UNWRAPPABLE = {
-    "meta": (on_meta, {}, r"^norm\.weight is on the meta device; allowed: "),
-    "shared memory": (
-        lambda device: SharedMemory().to(device),
-        {},
-        r"^left\.weight and right\.weight are two parameters in the same memory; allowed: ",
-    ),
-    "fully_shard": (
-        lambda device: shard_as_pytorch(Mixed().to(device)),
-        {},
-        r"^norm\.weight is a DTensor: sharded already; allowed: ",
-    ),
-    "attention": (
-        lambda device: nn.Sequential(nn.MultiheadAttention(4, 2)).to(device),
-        {"compute_dtype": torch.bfloat16},
-        r"^0 is a MultiheadAttention, which a compute_dtype of torch\.bfloat16 does not cast; allowed: ",
-    ),
-    "convolution": (
-        lambda device: nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 2)).to(device),
-        {"compute_dtype": torch.bfloat16},
-        r"^1 is a Conv1d, which a compute_dtype of torch\.bfloat16 does not cast; allowed: ",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", UNWRAPPABLE)
 @on_all_ranks
-def test_what_cannot_be_wrapped_is_refused(device, case):
-    make, options, sentence = UNWRAPPABLE[case]
-    with pytest.raises(ValueError, match=sentence):
-        FullyShardedDataParallel(make(device), **options)
-
-
-def replace_shard(fsdp):
-    fsdp.module.up.weight = nn.Parameter(torch.zeros(7, WIDTH, device=fsdp.module.up.weight.device))
-
-
-def replace_replica(fsdp):
-    fsdp.module.norm.weight = nn.Parameter(torch.ones(WIDTH, device=fsdp.module.up.weight.device))
+def test_what_cannot_be_wrapped_is_refused(device):
+    bf16, not_cast = torch.bfloat16, r"which a compute_dtype of torch\.bfloat16 does not cast; allowed: "
+    for module, compute_dtype, sentence in (
+        (Mixed().to("meta"), None, r"^norm\.weight is on the meta device; allowed: "),
+        (SharedMemory().to(device), None, r"^left\.weight and right\.weight are two parameters in the same memory; "),
+        (shard_as_pytorch(Mixed().to(device)), None, r"^norm\.weight is a DTensor: sharded already; allowed: "),
+        (nn.Sequential(nn.MultiheadAttention(4, 2)).to(device), bf16, rf"^0 is a MultiheadAttention, {not_cast}"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 2)).to(device), bf16, rf"^1 is a Conv1d, {not_cast}"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            FullyShardedDataParallel(module, compute_dtype)
 
 
 CHANGES = {
-    "cast": (
-        lambda fsdp: fsdp.to(torch.float64),
-        r"^(norm|up)\.weight became torch\.float64 on .* after wrapping; allow",
-    ),
-    "cast module": (
-        lambda fsdp: fsdp.module.half(),
-        r"^(norm|up)\.weight became torch\.float16 on .* after wrapping; a",
-    ),
-    "replaced shard": (replace_shard, r"^up\.weight was replaced after wrapping; allowed: "),
-    "replaced replica": (replace_replica, r"^norm\.weight was replaced after wrapping; allowed: "),
-    "hook": (
-        lambda fsdp: fsdp.module.up.weight.register_hook(torch.neg),
-        r"^up\.weight has a hook of `register_hook`, which would never run: .*; allowed: ",
+    r"^(norm|up)\.weight became torch\.float64 on .* after wrapping; allow": lambda fsdp: fsdp.to(torch.float64),
+    r"^(norm|up)\.weight became torch\.float16 on .* after wrapping; a": lambda fsdp: fsdp.module.half(),
+    r"^up\.weight was replaced after wrapping; allowed: ": lambda fsdp: replace(fsdp.module.up),
+    r"^norm\.weight was replaced after wrapping; allowed: ": lambda fsdp: replace(fsdp.module.norm),
+    r"^up\.weight has a hook of `register_hook`, which would never run: .*; allowed: ": (
+        lambda fsdp: fsdp.module.up.weight.register_hook(torch.neg)
     ),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+def replace(layer):
+    layer.weight = nn.Parameter(torch.zeros(layer.weight.shape, device=layer.weight.device))
+
+
 @on_all_ranks
-def test_what_a_wrapped_module_cannot_become_is_refused_by_each_forward_pass(device, change):
-    fsdp = FullyShardedDataParallel(Mixed().to(device))
-    action, sentence = CHANGES[change]
-    action(fsdp)
+def test_what_a_wrapped_module_cannot_become_is_refused_by_each_forward_pass(device):
     [x] = inputs(device)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=sentence):
-            fsdp(x)
+    for sentence, change in CHANGES.items():
+        fsdp = FullyShardedDataParallel(Mixed().to(device))
+        change(fsdp)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=sentence):
+                fsdp(x)
 
 
 @on_all_ranks
@@ -424,7 +403,7 @@ def test_copies_are_refused(device):
 
 
 class ReadsAWeight(nn.Module):
-    """What ties its head by hand."""
+    """A head that is tied by hand."""
 
     def __init__(self, functional):
         super().__init__()
@@ -464,33 +443,6 @@ def test_requires_grad_may_change_after_wrapping(device):
             for found in gradients[:2]:
                 assert (found[name] is None) == (expected is None), name
                 assert expected is None or torch.allclose(whole(found[name]), expected, atol=1e-6), name
-
-
-@on_all_ranks
-def test_adversaries_train_in_turns(device):
-    trained = []
-    for sharded in (True, False):
-        makers, judges = (same_everywhere(Mixed, device) for _ in range(2))
-        if sharded:
-            makers, judges = FullyShardedDataParallel(makers), FullyShardedDataParallel(judges)
-        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (makers, judges)]
-        for x in inputs(device, steps=2):
-            if sharded:
-                [x] = share([x])
-            judges.requires_grad_(False)
-            makers.zero_grad()
-            judges(makers(x)).square().mean().backward()
-            finish(makers)
-            optimizers[0].step()
-            judges.requires_grad_(True)
-            judges.zero_grad()
-            with torch.no_grad():
-                made = makers(x)
-            (judges(x).square().mean() - judges(made).mean()).backward()
-            finish(judges)
-            optimizers[1].step()
-        trained.append(weights(makers) | {f"judges.{name}": value for name, value in weights(judges).items()})
-    assert_same(*trained, bound=1e-5)
 
 
 class Interrupted(torch.autograd.Function):
@@ -633,45 +585,6 @@ def test_hooks_after_a_gradient_run_for_all_parameters(device):
     loss(fsdp, x).backward()
     fsdp.finish_gradient_synchronization()
     assert sorted(seen) == sorted((name, p.shape) for name, p in fsdp.module.named_parameters())
-
-
-class Everything(nn.Module):
-    """Modules of PyTorch that read their parameters in their own ways."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
-        self.recurrent = nn.LSTM(WIDTH, WIDTH, batch_first=True)
-        self.convolution = nn.Conv1d(WIDTH, WIDTH, 1)
-        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH))
-        self.scale = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, x):
-        x = x[:, None]
-        x = x + self.attention(x, x, x)[0]
-        x = self.convolution(self.recurrent(x)[0].mT).mT
-        again = torch.utils.checkpoint.checkpoint(lambda x: self.normed(x) * self.scale, x, use_reentrant=False)
-        return again[:, 0]
-
-
-@on_all_ranks
-def test_parameters_of_other_modules_are_replicated(device):
-    ours, alone = ours_and_alone(device, Everything)
-    optimizers = [momentum(model) for model in (ours, alone)]
-    for x in inputs(device, steps=2):
-        step(ours, optimizers[0], *share([x]))
-        step(alone, optimizers[1], x)
-    assert_same(weights(ours), weights(alone), bound=1e-5)
-
-
-@on_all_ranks
-def test_what_the_module_calls_by_itself_is_right_too(device):
-    ours, alone = ours_and_alone(device)
-    [x] = inputs(device)
-    with torch.no_grad():
-        assert torch.equal(ours.module(x), alone(x))
-    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
-        ours.module.norm(x)
 
 
 @on_all_ranks

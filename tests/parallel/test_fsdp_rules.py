@@ -1,8 +1,5 @@
 """Fully sharded data parallelism besides its numbers: what is in memory when, what it refuses and keeps alive."""
 
-import gc
-import time
-import weakref
 from unittest import mock
 
 import pytest
@@ -13,6 +10,7 @@ from torch import nn
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.sharded_weight import ShardedWeight
 from cs336_systems.parallel.timeline import Timeline
+from tests.parallel.test_data_parallel_rules import assert_freed
 from tests.parallel.test_fsdp import MODELS, OddModel, backward, make_batches, momentum, share, train, transformer
 from tests.support.ranks import on_all_ranks
 
@@ -185,23 +183,13 @@ def test_misuse_is_refused(device):
 @pytest.mark.parametrize("name", ["odd", "checkpointed"])
 @on_all_ranks
 def test_a_dropped_model_is_freed_without_the_garbage_collector(device, name):
-    gc.collect()
-    gc.disable()
-    try:
+    def make():
         fsdp = FullyShardedDataParallel(MODELS[name]().to(device), compute_dtype=torch.bfloat16)
-        batches = share(make_batches(2, 2, device))
-        train(fsdp, momentum(fsdp), batches)
+        train(fsdp, momentum(fsdp), share(make_batches(2, 2, device)))
         fsdp.module.state_dict()
-        tensors = [p.grad for p in fsdp.parameters() if p.grad is not None]
-        tensors += [*fsdp.parameters(), *(weight.whole for weight in fsdp.sharded_weights.values())]
-        watched = [weakref.ref(tensor) for tensor in [fsdp, fsdp.module, *tensors]]
-        del fsdp, tensors
-        deadline = time.monotonic() + 5  # Gloo's threads let go of what they have sent a moment later.
-        while any(ref() is not None for ref in watched) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert [ref() for ref in watched] == [None] * len(watched)
-    finally:
-        gc.enable()
+        return [fsdp, *(weight.whole for weight in fsdp.sharded_weights.values())]
+
+    assert_freed(make)
 
 
 @on_all_ranks

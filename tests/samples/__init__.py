@@ -29,7 +29,7 @@ from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL,
 from cs336_systems.measure.record import Provenance, make_row, write_job
 from cs336_systems.plan import plan_jobs
 from scripts.rendering.contents import read_contents
-from scripts.writeup import typeset
+from scripts.typeset import typeset
 
 ROOT = Path(__file__).parents[2]
 PEAK = listed("NVIDIA H200")
@@ -75,7 +75,7 @@ def jittered(cell: Experiment, metric: str, milliseconds: float, n: int, first: 
 
 
 def observed(cell: Any, details: dict[str, str]) -> list[Measurement]:
-    """What a contender is seen to do in a step: what it declares, and half of the copies."""
+    """The collectives, tokens and copies of a contender's step: those that it declares, and half of the copies."""
     (declared,) = [each for each in cell.contenders if each.key == " ".join(filter(None, details.values()))]
     kinds = {
         f"{sent.part} {sent.what[0]}": (sent.calls[0], sent.bytes[0]) for sent in declared.sends(cell) if sent.what
@@ -97,7 +97,7 @@ def planned_cells(experiment: str, scale: str) -> list[Any]:
 
 
 def measurements_of(cell: Experiment, lost: Measurement | None, *, on_gpu: bool) -> list[Measurement]:
-    """What a job makes of a cell; `lost` is the one measurement of a cell that could not be measured."""
+    """A cell's measurements as a job writes them; `lost` is the only one of a cell that could not be measured."""
     noise = random.Random(f"{cell}")
     found = [lost] if lost else importlib.import_module(f"{__name__}.{cell.name}").measure(cell, on_gpu=on_gpu)
     if found[0].metric == WHOLE_CELL:

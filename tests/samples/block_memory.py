@@ -10,7 +10,7 @@ from cs336_systems.sizes import parse_size
 
 
 def measure(cell: BlockMemory, *, on_gpu: bool) -> list[Measurement]:
-    """What the closed form says, 0.5 % more by the allocator."""
+    """The closed form, and 0.5 % more by the allocator."""
     block = BlockActivations(
         shape=parse_size(cell.size),
         batch_size=cell.batch_size,

@@ -33,7 +33,7 @@ TRIED = {
     ("optimizer_overlap", "100"): 0.6,
 }
 LAUNCH_MS = 0.3
-"""What the host takes for a layer; compiled, a third of it."""
+"""The host's time for a layer; compiled, a third of it."""
 NOT_ON_CPU = [
     NO_CPU_MEMORY,
     Measurement(metric="device_busy", unit="ms", status="skipped", message="on CUDA devices only"),

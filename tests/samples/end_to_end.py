@@ -20,13 +20,13 @@ STAGES = {
     "forward_backward": ["forward", "loss", "backward"],
     "train_step": ["forward", "loss", "backward", "optimizer"],
 }
-"""What the kernel profile calls the parts of a step."""
+"""The kernel profile's names for the parts of a step."""
 FIRST_MS = 150
-"""What the very first step costs more than the others, mostly in its forward pass."""
+"""The extra cost of the very first step, mostly in its forward pass."""
 
 
 def launch_ms(context: int) -> float:
-    """What a launch costs the host, ms: 0.01 at 512 tokens, and not the same at others, so that no cells are alike."""
+    """The host's time for a launch, ms: 0.01 at 512 tokens, and not the same at others, so that no cells are alike."""
     return 0.01 * (context / 512) ** 0.05
 
 
@@ -70,7 +70,7 @@ CPU_ROWS = [
 
 
 def device_rows(busy: dict[str, float], cell: EndToEnd) -> list[Measurement]:
-    """What is measured of a GPU: 2 % more memory than the closed form, and the launches of the kernel profile."""
+    """The metrics of a GPU: 2 % more memory than the closed form, and the launches of the kernel profile."""
     from tests.samples.kernel_profile import kernels  # which is made of this module's steps
 
     busy = {phase: jittered(cell, f"{phase} busy", milliseconds, 1)[0] for phase, milliseconds in busy.items()}

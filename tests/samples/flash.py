@@ -44,7 +44,7 @@ def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:
 
 
 def share_of_peak(cell: Flash) -> float:
-    """What its implementation reaches of an H200's peak; a user's is the fastest."""
+    """The share of an H200's peak that its implementation reaches; a user's is the fastest."""
     names = [contender.name for contender in cell.contenders]
     place = names.index(cell.implementation) if cell.implementation in names else -1
     return MOST - (MOST - LEAST) * place / (len(names) - 1)
@@ -60,6 +60,6 @@ def by_the_handout(cell: Flash, median: float) -> list[Measurement]:
 
 
 def replays(cell: Flash, median: float) -> list[Measurement]:
-    """What a call costs the host, and its replay from a graph, somewhat shorter."""
+    """The host's time for a call, and the call's replay from a graph, somewhat shorter."""
     graph = summarize("graph", "ms", jittered(cell, "graph", 0.95 * median, 10))
     return [summarize("host", "us", jittered(cell, "host", 60.0, 10)), graph]

@@ -20,7 +20,7 @@ BANDWIDTH = {True: 300e9, False: 1e9}
 WHOLE = {"none": 0.0, "peer_memory": 0.25, "sharded_optimizer": 0.35}
 """The share of the communication that a step waits for, where the weights are whole."""
 SHARDED = {"fsdp": 1.0, "fsdp_blocks": 1.1, "fully_shard": 4.0}
-"""What a step waits for over what the closed form says, and half of it is in the forward pass."""
+"""A step's waiting time over that of the closed form; half of it is in the forward pass."""
 NOT_ON_CPU = [
     NO_CPU_MEMORY,
     Measurement(metric="device_busy", unit="ms", status="skipped", message="on CUDA devices only"),

@@ -84,7 +84,7 @@ def contender_rows(cell: OptimizerSharding, contender: str, *, on_gpu: bool) -> 
 
 
 def memory_rows(cell: OptimizerSharding, contender: str, moment: str, *, on_gpu: bool) -> list[Measurement]:
-    """What ranks hold by the closed form, with twenty MiB for the rest."""
+    """The memory that ranks hold by the closed form, with twenty MiB for the rest."""
     whole = forms.fp32_adamw(parse_size(cell.size), cell.vocab_size)
     scheme = forms.SCHEMES[SCHEMES.get(contender, "sharded optimizer")]
     own = scheme.memory(whole, cell.processes)

@@ -1,10 +1,8 @@
 """A block's memory and checkpointing: what is computed of them, and the self-checks of both, on made-up tables."""
 
-import pandas
 import pytest
 
 from scripts.answers.gradient_checkpointing import bests, segments
-from scripts.checks import block_memory, checkpointing
 from scripts.tables import merge
 from scripts.views.block_memory import block_cells, contributors
 from scripts.views.data import load, one_model, select
@@ -83,54 +81,3 @@ def test_the_largest_contributors_come_first_with_their_share(h200):
     total = number(table, "saved_activations", context=2048, precision="bf16", attention="plain")
     assert rows[0][8].startswith(f"{100 * 2048 / total:.0f}")
     assert (cells["gradients"] == cells["expected"]).all()
-
-
-BLOCK_CELL = {"context": 512, "precision": "bf16", "attention": "plain"}
-STEP_CELL = {"attention": "flash", "segment": 4}
-DOCTORED = {"block_memory": (block_memory, BLOCK_CELL), "checkpointing": (checkpointing, STEP_CELL)}
-
-
-@pytest.mark.parametrize(
-    ("check", "name", "cell", "column", "value", "complaint"),
-    [
-        ("saved_is_the_closed_form", "block_memory", {"metric": "saved", "operator": "silu"}, "mean", 1.0, "silu"),
-        (
-            "saved_is_the_closed_form",
-            "block_memory",
-            {"metric": "saved", "operator": "silu"},
-            "tensor",
-            "float16 3",
-            "float16 3",
-        ),
-        ("saved_is_the_closed_form", "block_memory", {"metric": "saved_weight_copies"}, "mean", 1.0, "copies"),
-        ("saved_is_the_closed_form", "block_memory", {"metric": "saved_activations"}, "mean", 1.0, "the sum"),
-        ("gradients_are_the_closed_form", "block_memory", {"metric": "input_gradient"}, "mean", 1.0, "input_gradient"),
-        ("allocator_agrees", "block_memory", {"metric": "left_by_forward"}, "mean", 1e3, "left_by_forward 1000.0 MiB"),
-        ("allocator_agrees", "block_memory", {"metric": "left_by_backward"}, "mean", 1.0, "left_by_backward 1.0 MiB"),
-        ("saved_is_the_closed_form", "checkpointing", {"metric": "saved_for_backward"}, "mean", 1.0, "1.000 MiB"),
-        ("peak_is_the_closed_form", "checkpointing", {"metric": "peak_memory"}, "mean", 9e4, r"\+\d+.\d%"),
-        ("blocks_run_again", "checkpointing", {"metric": "block_calls"}, "mean", 32.0, "32 calls of 32 blocks"),
-        ("recomputation_takes_time", "checkpointing", {"metric": "step"}, "p20", 1.0, "1.00 ms against"),
-        ("recomputation_takes_time", "checkpointing", {"metric": "step"}, "p20", 1e6, "1000000.00 ms against"),
-    ],
-)
-def test_a_doctored_row_fails_its_check_and_is_named(h200, check, name, cell, column, value, complaint):
-    module, where_it_is = DOCTORED[name]
-    examine = getattr(module, check)
-    table = h200[name].copy()
-    assert examine(table).outcome == "passed"
-    table.loc[where(table, **where_it_is, **cell), column] = value
-    found = examine(table)
-    assert found.outcome == "failed"
-    assert pandas.Series([found.detail]).str.contains(complaint).all(), found.detail
-    named = {"block_memory": "2.7B, context 512, bf16: ", "checkpointing": "our attention, segments of 4: "}[name]
-    assert named in found.detail
-
-
-def test_checks_of_nothing_and_of_a_cpu_do_not_fail(cpu, nothing):
-    for tables in (cpu, nothing):
-        found = [*block_memory.checks(tables), *checkpointing.checks(tables)]
-        assert {check.outcome for check in found} <= {"passed", "not applicable"}, found
-    assert (
-        sum(check.outcome == "passed" for module in (block_memory, checkpointing) for check in module.checks(cpu)) == 4
-    )

@@ -1,61 +1,34 @@
-"""The self-checks: each passes on sound tables and fails on tables doctored to violate it; coverage."""
+"""The self-checks: all pass on sound tables; what each allows."""
 
 import pandas
 import pytest
 
-from cs336_systems.accounting.transformer import state_bytes, step_flops
-from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.machine import machine_label
-from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement
-from cs336_systems.plan import make_plan
-from cs336_systems.sizes import parse_size
 from scripts.checks import all_experiments, attention, attention_calls, end_to_end, gpu_monitor, slowed_card
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_version_each
-from scripts.coverage import cover, losses
-from scripts.self_checks import all_checks, write_checks
-from scripts.tables import merge
+from scripts.self_checks import all_checks
 from scripts.views.cells import cells, name_cell
-from scripts.views.data import load, select
-from tests.samples import H200, PEAK, config, planned_cells, planned_rows, provenance, rows_of, write_raw
-
-END_TO_END = {
-    "phases": end_to_end.phases_add_up,
-    "sizes": end_to_end.larger_sizes_take_longer,
-    "busy": end_to_end.device_is_not_busier_than_the_step_is_long,
-    "inference": end_to_end.inference_is_no_slower,
-    "compiled": end_to_end.compiled_is_compiled,
-    "precision": end_to_end.precision_is_what_it_says,
-    "roofline": end_to_end.nothing_beats_the_roofline,
-    "memory": end_to_end.memory_holds_the_state,
-}
+from scripts.views.data import frame, select
+from tests.samples import H200, PEAK, planned_rows
 
 
-def load_tables(folder, scale, **origin):
-    """Each experiment's table of made-up measurements, through the files that the pipeline reads."""
-    tables = {}
-    machine = machine_label(origin.get("gpu", ""))
-    for name in EXPERIMENTS:
-        raw = write_raw(folder, name, planned_rows(name, scale, **origin))
-        merge(name, [str(raw)], str(folder / f"{name}.csv"), machine)
-        tables[name] = load(name, folder / f"{name}.csv")
-    return tables
+def tables_of(scale, **origin):
+    """Each experiment's table of made-up measurements."""
+    return {name: frame(name, planned_rows(name, scale, **origin)) for name in EXPERIMENTS}
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def sound():
     """Tables of the handout's grids on an H200. Not to be changed."""
-    return load_tables(tmp_path_factory.mktemp("h200"), "handout", **H200)
+    return tables_of("handout", **H200)
 
 
 @pytest.fixture(scope="module")
-def sound_cpu(tmp_path_factory):
+def sound_cpu():
     """Tables of the smoke grids on a CPU. Not to be changed."""
-    return load_tables(tmp_path_factory.mktemp("cpu"), "smoke")
+    return tables_of("smoke")
 
 
 @pytest.fixture
@@ -101,52 +74,6 @@ def test_nothing_applies_to_empty_tables(sound):
     assert {check.outcome for check in all_checks(empty)} == {"not applicable"}
 
 
-@pytest.mark.parametrize(
-    ("name", "cell", "column", "value", "complaint"),
-    [
-        ("phases", {"metric": "backward", "mode": "forward_backward"}, "p20", 1e3, "512, fp32, training step"),
-        ("phases", {"metric": "forward", "mode": "forward"}, "p20", 1e-3, "small, context 512, fp32, training step"),
-        (
-            "sizes",
-            {"metric": "forward", "mode": "train_step"},
-            "p20",
-            1e4,
-            "context 512: small p20 10000.00 ms, medium",
-        ),
-        ("sizes", {"metric": "forward", "mode": "train_step", "size": "medium"}, "p80", 1e-3, "medium p80 0.00 ms"),
-        ("busy", {"metric": "backward_busy", "mode": "train_step"}, "median", 1e3, "training step: backward .*% busy"),
-        ("busy", {"metric": "forward", "mode": "inference"}, "median", 1e-3, "inference: forward .*% busy"),
-        ("inference", {"metric": "forward", "mode": "train_step"}, "median", 1.0, "inference: 20.3. times as long"),
-        ("compiled", {"metric": "compiled_graphs", "mode": "forward"}, "mean", 1.0, "fp32, forward: 1 graphs"),
-        (
-            "compiled",
-            {"metric": "compiled_graphs", "mode": "train_step", "compiled": True},
-            "mean",
-            0.0,
-            ": 0 graphs",
-        ),
-        ("precision", {"metric": "logits_dtype", "mode": "forward"}, "tf32", True, "fp32, forward: float32, TF32 on"),
-        ("precision", {"metric": "logits_dtype", "mode": "forward"}, "value", "bfloat16", "fp32, forward: bfloat16"),
-        (
-            "precision",
-            {"metric": "logits_dtype", "mode": "forward", "precision": "bf16"},
-            "value",
-            "float32",
-            "float32",
-        ),
-        ("roofline", {"metric": "step", "mode": "train_step"}, "median", 1e-2, "training step: .*% of the peak"),
-        ("memory", {"metric": "peak_memory", "mode": "train_step"}, "mean", 10.0, "training step: 10 MiB, not between"),
-        ("memory", {"metric": "peak_memory", "mode": "forward"}, "mean", 1e6, "forward: 1000000 MiB, not between"),
-    ],
-)
-def test_a_doctored_row_fails_its_check_and_is_named(table, name, cell, column, value, complaint):
-    assert END_TO_END[name](table).outcome == "passed"
-    table.loc[where(table, **(CELL | cell)), column] = value
-    check = END_TO_END[name](table)
-    assert check.outcome == "failed"
-    assert pandas.Series([check.detail]).str.contains(complaint).all(), check.detail
-
-
 def test_a_cell_is_named_by_what_sets_it_apart(table):
     named = {name_cell(row): rows for row, rows in cells(select(table, size="small"), EndToEnd, "step")}
     assert named.keys() >= {
@@ -164,80 +91,6 @@ def phases_of_calls_add_up(flash):
 
 
 FLASH_CELL = {"implementation": "triton", "sequence": 65536, "d": 64, "precision": "bf16"}
-PLAIN_CELL = {"sequence": 16384, "d": 64, "compiled": False}
-
-
-@pytest.mark.parametrize(
-    ("check", "experiment", "cell", "column", "value", "complaint"),
-    [
-        (
-            phases_of_calls_add_up,
-            "flash",
-            {"metric": "backward"},
-            "median",
-            1e3,
-            "triton, 1 × 65536 tokens, d 64, bf16: .* against",
-        ),
-        (
-            phases_of_calls_add_up,
-            "flash",
-            {"metric": "forward_backward"},
-            "median",
-            1.0,
-            "triton, 1 × 65536 tokens, d 64, bf16: .* against 1.00 ms",
-        ),
-        (
-            attention.nothing_beats_the_roofline,
-            "flash",
-            {"metric": "forward"},
-            "median",
-            0.5,
-            "triton, 1 × 65536 tokens, d 64, bf16, forward: 111% of the peak",
-        ),
-        (
-            attention.nothing_beats_the_roofline,
-            "attention",
-            {"metric": "backward"},
-            "median",
-            1.0,
-            "plain attention, 16384 tokens, d 64, fp32, eager, backward: .*% of the peak",
-        ),
-        (
-            attention.memory_holds_the_tensors,
-            "flash",
-            {"metric": "peak_memory"},
-            "mean",
-            47.9,
-            "triton, 1 × 65536 tokens, d 64, bf16: 47.90 MiB, not between 48.00 and 144384",
-        ),
-        (
-            attention.memory_holds_the_tensors,
-            "attention",
-            {"metric": "memory_before_backward"},
-            "mean",
-            8000.0,
-            "plain attention, 16384 tokens, d 64, fp32, eager: 8000.00 MiB, not between 8352.00",
-        ),
-        (
-            attention.memory_holds_the_tensors,
-            "attention",
-            {"metric": "memory_before_backward"},
-            "mean",
-            1e6,
-            "plain attention, 16384 tokens, d 64, fp32, eager: 1000000.00 MiB",
-        ),
-    ],
-)
-def test_a_doctored_attention_fails_its_check_and_is_named(sound, check, experiment, cell, column, value, complaint):
-    tables = {name: sound[name].copy() for name in ("attention", "flash")}
-    arguments = [tables["flash"]] if check is phases_of_calls_add_up else list(tables.values())
-    assert check(*arguments).outcome == "passed"
-    usual = FLASH_CELL if experiment == "flash" else PLAIN_CELL
-    table = tables[experiment]
-    table.loc[where(table, **usual, **cell), column] = value
-    found = check(*arguments)
-    assert found.outcome == "failed"
-    assert pandas.Series([found.detail]).str.contains(complaint).all(), found.detail
 
 
 def test_short_attention_need_not_add_up(sound):
@@ -322,25 +175,6 @@ def test_fp32_attention_may_take_the_matrix_units():
     assert attention.ceiling(PEAK, "fp32") == PEAK.bf16 / 6 > PEAK.fp32
 
 
-def test_the_roofline_is_the_peak_of_the_cells_precision(table):
-    for precision in ("fp32", "bf16"):
-        cell = CELL | {"metric": "step", "mode": "train_step", "precision": precision}
-        flops = step_flops("train_step", parse_size("small"), 10_000, 4, 512)
-        limit = 1e3 * flops / PEAK.flops(precision)
-        for factor, outcome in ((1.01, "passed"), (0.99, "failed")):
-            table.loc[where(table, **cell), "median"] = factor * limit
-            assert end_to_end.nothing_beats_the_roofline(table).outcome == outcome
-        table.loc[where(table, **cell), "median"] = 10 * limit
-
-
-def test_memory_may_be_just_the_state(table):
-    index = where(table, **CELL, metric="peak_memory", mode="train_step")
-    least = state_bytes("train_step", parse_size("small"), 10_000) / MIB
-    for factor, outcome in ((1.001, "passed"), (0.999, "failed")):
-        table.loc[index, "mean"] = factor * least
-        assert end_to_end.memory_holds_the_state(table).outcome == outcome
-
-
 @pytest.mark.parametrize(
     ("off", "slow", "outcome"), [(1.5, 1.0, "failed"), (1.5, 10.0, "passed"), (2.5, 10.0, "failed")]
 )
@@ -348,12 +182,6 @@ def test_a_disturbed_step_explains_a_difference_of_phases_up_to_a_limit(table, o
     table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= off
     table.loc[where(table, **CELL, metric="step", mode="train_step"), "p80"] *= slow
     assert end_to_end.phases_add_up(table).outcome == outcome
-
-
-def test_an_outlier_excuses_nothing(table):
-    table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= 1.5
-    table.loc[where(table, **CELL, metric="step", mode="train_step"), "std"] = 1e3
-    assert end_to_end.phases_add_up(table).outcome == "failed"
 
 
 @pytest.mark.parametrize(
@@ -375,12 +203,9 @@ def test_more_than_three_complaints_are_counted(table):
     assert check.detail.endswith(f"(and {number - 3} more)")
 
 
-@pytest.mark.parametrize("other", ["NVIDIA A10", ""])
-def test_two_machines_are_found(sound, other):
-    assert all_experiments.one_machine(sound).outcome == "passed"
-    flash = sound["flash"].assign(gpu=other)
-    check = all_experiments.one_machine(sound | {"flash": flash})
-    assert (check.outcome, check.detail) == ("failed", " and ".join(sorted(["NVIDIA H200", other or "no GPU"])))
+def test_two_machines_are_found(sound):
+    check = all_experiments.one_machine(sound | {"flash": sound["flash"].assign(gpu="")})
+    assert (check.outcome, check.detail) == ("failed", "NVIDIA H200 and no GPU")
 
 
 @pytest.mark.parametrize(
@@ -408,112 +233,3 @@ def test_two_times_are_one_if_their_spreads_are_the_same_too(sound, column, outc
     flash.loc[[one, other], "std"] = [0.1, 0.2]
     flash.loc[other, column] = flash.loc[one, column]
     assert no_two_times_identical({"flash": flash}).outcome == outcome
-
-
-def test_all_outcomes_are_written(sound, found, tmp_path):
-    paths = {name: tmp_path / f"{name}.csv" for name in sound}
-    for name in sound:
-        raw = write_raw(tmp_path, name, rows_of(planned_cells(name, "handout")[:1], provenance(**H200)))
-        merge(name, [str(raw)], str(paths[name]), "nvidia-h200")
-    write_checks({name: str(path) for name, path in paths.items()}, str(tmp_path / "checks.csv"))
-    written = pandas.read_csv(tmp_path / "checks.csv", keep_default_na=False)
-    assert list(written.columns) == ["check", "outcome", "detail"]
-    assert len(written) == len(found)
-
-
-def test_coverage_counts_every_planned_cell_once(tmp_path):
-    lost = {
-        128: Measurement(metric=WHOLE_CELL, status="oom", message="none left"),
-        256: Measurement(metric=WHOLE_CELL, status="failed", message="no compiler"),
-        512: Measurement(metric=WHOLE_CELL, status="skipped", message="no abacus"),
-    }
-    cells = planned_cells("end_to_end", "handout")
-    run = [cell for cell in cells if cell.size != "large"]
-    rows = rows_of(run, provenance(**H200), lambda cell: lost.get(cell.context) if cell.size == "xl" else None)
-    tables = {name: load(name, write_raw(tmp_path, name, rows if name == "end_to_end" else [])) for name in EXPERIMENTS}
-    found = cover(make_plan(config(machine="1 x NVIDIA H200")), tables).set_index(["experiment", "grid"])
-    # A training step in both precisions per size and context; nothing of large was run.
-    assert found.loc[("end_to_end", "eager")].to_dict() == {
-        "planned": 40,
-        "ok": 26,
-        "incomplete": 0,
-        "oom": 2,
-        "skipped": 2,
-        "failed": 2,
-        "not run": 8,
-        "unplanned": 0,
-    }
-    assert found.loc[("end_to_end", "inference"), "skipped"] == 2
-    assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
-    assert found["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
-
-
-@pytest.mark.parametrize("status", ["oom", "skipped", "failed"])
-def test_a_cell_of_which_each_metric_was_lost_is_not_ok(tmp_path, status):
-    plan = make_plan(config(machine="cpu"))
-    first, *others = planned_cells("attention", "smoke")
-    rows = rows_of([first, *others], provenance())
-    lost = {"n": 0, "status": status, "message": "made up", "samples": "", "value": ""}
-    lost |= dict.fromkeys(("mean", "std", "median", "p20", "p80"))
-    of_first = [row for row in rows if row.sequence == first.sequence and row.compiled == first.compiled]
-    kept = [row.model_copy(update=lost) if row in of_first and row.metric != WALL else row for row in rows]
-    covered, _ = coverage_of("attention", kept, plan, tmp_path)
-    assert (covered[status].sum(), covered["ok"].sum()) == (1, len(others))
-
-
-@pytest.fixture
-def wide(monkeypatch):
-    """A plan for one GPU in which the ablation takes four, and its cells."""
-    monkeypatch.setattr(FlashAblation, "processes", 4)
-    return make_plan(config(machine="1 x NVIDIA H200")), planned_cells("flash_ablation", "handout")
-
-
-def coverage_of(name, rows, plan, folder):
-    """The coverage of an experiment's grids and what its cells lack, where only these rows were measured."""
-    tables = {other: load(other, write_raw(folder, other, rows if other == name else [])) for other in EXPERIMENTS}
-    covered, lost = cover(plan, tables), losses(plan, tables)
-    return select(covered, experiment=name), select(lost, experiment=name)
-
-
-def test_cells_that_need_more_gpus_are_not_run_and_say_so(wide, tmp_path):
-    plan, cells = wide
-    covered, lost = coverage_of("flash_ablation", [], plan, tmp_path)
-    assert covered["not run"].sum() == len(cells)
-    assert lost["cells"].sum() == len(cells)
-    assert set(lost["grid"]) == {job.grid for job in plan.jobs["flash_ablation"].values()}
-    assert set(lost["reason"]) == {"it needs 4 GPUs, and 1 is visible"}
-
-
-def test_what_a_wider_machine_measured_counts(wide, tmp_path):
-    plan, cells = wide
-    covered, lost = coverage_of("flash_ablation", rows_of(cells[1:], provenance(**H200)), plan, tmp_path)
-    assert (covered["ok"].sum(), covered["not run"].sum()) == (len(cells) - 1, 1)
-    assert list(lost["cells"]) == [1]
-
-
-def test_a_cell_that_is_planned_no_more_has_no_grid(tmp_path):
-    cell = Attention(sequence=7)
-    lost = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
-    rows = rows_of([cell], provenance(), lambda cell: lost)
-    covered, lost = coverage_of("attention", rows, make_plan(config(machine="cpu")), tmp_path)
-    assert covered["failed"].sum() == 0
-    assert covered.set_index("grid")["unplanned"].to_dict() == {"all": 0, "–": 1}
-    assert lost[lost["status"] == "failed"][["grid", "cells", "reason"]].values.tolist() == [["–", 1, "no compiler"]]
-
-
-def test_lost_metrics_are_told_from_lost_cells(tmp_path):
-    plan = make_plan(config(machine="cpu"))
-    cells = planned_cells("end_to_end", "smoke")
-    failed = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
-    rows = rows_of(cells, provenance(), lambda cell: failed if cell.compiled else None)
-    covered, lost = coverage_of("end_to_end", rows, plan, tmp_path)
-    assert covered["failed"].sum() == len(plan.jobs["end_to_end"]["compiled"].cells)
-    found = {(row.grid, row.metric, row.status): (row.cells, row.reason) for row in lost.itertuples()}
-    expected = {}
-    for job in plan.jobs["end_to_end"].values():
-        for metric in ("peak_memory", "device_allocations", "device_busy"):
-            key = (job.grid, metric, "skipped")
-            expected[key] = (expected.get(key, (0, ""))[0] + len(job.cells), "on CUDA devices only")
-            if job.grid == "compiled":
-                expected[job.grid, WHOLE_CELL, "failed"] = (expected.pop(key)[0], "no compiler")
-    assert found == expected

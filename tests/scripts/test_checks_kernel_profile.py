@@ -1,4 +1,4 @@
-"""The self-checks of the kernel profile, and what its section quotes, on made-up and on doctored tables."""
+"""The kernel profile on made-up tables: what its self-checks allow, and what its section quotes."""
 
 import pytest
 
@@ -6,8 +6,7 @@ from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.sizes import parse_size
 from scripts.checks import kernel_profile
-from scripts.tables import merge
-from scripts.views.data import load, one, select
+from scripts.views.data import frame, one, select
 from scripts.views.kernels import (
     FORWARD,
     attention_times,
@@ -17,22 +16,11 @@ from scripts.views.kernels import (
     profiled_closely,
     top,
 )
-from tests.samples import H200, planned_cells, provenance, rows_of, write_raw
-
-EXPERIMENTS = ("kernel_profile", "end_to_end")
-
-
-def load_tables(folder, cells, **origin):
-    tables = {}
-    for name in EXPERIMENTS:
-        raw = write_raw(folder, name, rows_of(cells(name), provenance(**origin)))
-        merge(name, [str(raw)], str(folder / f"{name}.csv"), "nvidia-h200" if origin else "cpu")
-        tables[name] = load(name, folder / f"{name}.csv")
-    return tables
+from tests.samples import H200, planned_cells, provenance, rows_of
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory):
+def sound():
     """Tables of some of the handout's cells on an H200. Not to be changed."""
 
     def cells(name):
@@ -42,13 +30,7 @@ def sound(tmp_path_factory):
             if cell.size in ("small", "xl", "2.7B", "10B") and (cell.context == 512 or cell.attention == "flash")
         ] + [KernelProfile(size="xl", context=1024, precision="bf16", mode="inference")] * (name == "kernel_profile")
 
-    return load_tables(tmp_path_factory.mktemp("h200"), cells, **H200)
-
-
-@pytest.fixture(scope="module")
-def sound_cpu(tmp_path_factory):
-    """Tables of the smoke grids on a CPU. Not to be changed."""
-    return load_tables(tmp_path_factory.mktemp("cpu"), lambda name: planned_cells(name, "smoke"))
+    return {name: frame(name, rows_of(cells(name), provenance(**H200))) for name in ("kernel_profile", "end_to_end")}
 
 
 @pytest.fixture
@@ -71,42 +53,9 @@ def outcome(table, sound, check):
     return found.outcome, found.detail
 
 
-def test_sound_tables_pass(sound, sound_cpu):
-    assert {check.outcome for check in kernel_profile.checks(sound)} == {"passed"}
-    found = [check.outcome for check in kernel_profile.checks(sound_cpu)]
-    assert found == ["not applicable", "not applicable", "passed", "passed", "passed"]
-
-
-def test_nothing_applies_to_empty_tables(sound):
-    empty = {name: table.iloc[:0] for name, table in sound.items()}
-    assert {check.outcome for check in kernel_profile.checks(empty)} == {"not applicable"}
-
-
 def test_the_device_sets_the_pace_of_some_cells(sound):
     _, detail = outcome(sound["kernel_profile"], sound, "end_to_end")
     assert int(detail.split()[0]) == 11  # small bf16 is not among them
-
-
-@pytest.mark.parametrize(
-    ("check", "cell", "factor", "complaint"),
-    [
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "step, backw"),
-        ("CUDA events", {"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "step, backw"),
-        ("CUDA events", {"metric": "stage_profiled", "stage": "forward", "mode": "inference"}, 1.06, "inference, forw"),
-        (
-            "end_to_end",
-            {"metric": "stage_busy", "stage": "forward", "mode": "train_step"},
-            1.2,
-            "xl, context 512, fp32",
-        ),
-        ("end_to_end", {"metric": "stage_busy", "stage": "forward", "mode": "inference"}, 0.8, "xl, context 512, fp32"),
-    ],
-)
-def test_a_doctored_stage_is_named(table, sound, check, cell, factor, complaint):
-    assert outcome(table, sound, check)[0] == "passed"
-    table.loc[where(table, **CELL, **cell), "mean"] *= factor
-    result, detail = outcome(table, sound, check)
-    assert (result, complaint in detail) == ("failed", True), detail
 
 
 def test_a_short_stage_may_differ_by_what_recording_an_event_takes(table, sound):
@@ -132,12 +81,6 @@ def test_a_host_that_sets_the_pace_may_leave_a_stage_late(table, sound, factor, 
     table.loc[idle, "mean"] += moved
     table.loc[events, "mean"] *= factor
     assert outcome(table, sound, "CUDA events")[0] == result
-
-
-def test_kernels_of_unknown_origin_are_told(table, sound):
-    table.loc[where(table, **CELL, metric="unattributed", mode="inference"), "mean"] = 0.011
-    result, detail = outcome(table, sound, "unknown")
-    assert (result, detail.startswith("xl, context 512, fp32, inference: 1.1%")) == ("failed", True)
 
 
 def test_a_missing_product_is_counted(table, sound):

@@ -16,7 +16,7 @@ HOST = {"device_busy": 50.0, "timeline_length": 100.0}
 
 
 def tables(*cells, single=None):
-    found = {name: frame(name, []) for name in ("end_to_end", "kernel_profile", "fsdp")}
+    found = {name: frame(name, []) for name in ("end_to_end", "kernel_profile", "fsdp", "training_ladder")}
     if single:
         found["end_to_end"] = table("end_to_end", GPU, single)
     return found | {"data_parallel": training(DataParallelTraining, ("wrapper", "bucket_mb"), cells, **XL)}

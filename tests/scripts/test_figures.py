@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from unittest import mock
 
 import numpy
@@ -82,8 +83,18 @@ def all_tables():
     return recorded(ROOT / "recorded/nvidia-h200/raw")
 
 
+@pytest.fixture(scope="module")
+def as_measured(all_tables):
+    """The marks of each figure of the recorded tables, drawn once."""
+    return cache(lambda name: list(drawn(figure_of(name, tables_of(all_tables, name)))))
+
+
 @pytest.fixture
 def tables(all_tables, name):
+    return tables_of(all_tables, name)
+
+
+def tables_of(all_tables, name):
     """Those that a figure is drawn from."""
     return {kind: all_tables[kind] for kind in (FIGURES[name].table, FIGURES[name].beside) if kind}
 
@@ -121,7 +132,7 @@ def axis_label(panels: list[Axes], axes: Axes, which: str) -> str:
 
 
 def marks(axes: Axes) -> Iterator[tuple]:
-    """What a panel draws: its name, the tick at which a bar stands, and numbers along both axes."""
+    """Each mark of a panel: its name, the tick at which a bar stands, and numbers along both axes."""
     named = {}
     for container in axes.containers:
         if isinstance(container, ErrorbarContainer):
@@ -163,8 +174,8 @@ def same(old, new, factor=1.0):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_axes_have_the_units_of_the_numbers(name, tables):
-    before = list(drawn(figure_of(name, tables)))
+def test_axes_have_the_units_of_the_numbers(name, tables, as_measured):
+    before = as_measured(name)
     for quantity, units in MEASURED.items():
         after = list(drawn(figure_of(name, larger(tables, "unit", units))))
         for which in (0, 1):
@@ -180,9 +191,10 @@ def test_axes_have_the_units_of_the_numbers(name, tables):
             assert all(map(any, follow.values())), (quantity, which, follow)
 
 
+@pytest.mark.slow  # a sweep over the values of every column
 @pytest.mark.parametrize("name", FIGURES)
-def test_words_name_the_rows_of_the_numbers(name, tables):
-    before = list(drawn(figure_of(name, tables)))
+def test_words_name_the_rows_of_the_numbers(name, tables, as_measured):
+    before = as_measured(name)
     for column, called in CALLED.items():
         if column not in tables[FIGURES[name].table]:
             continue
@@ -201,8 +213,8 @@ def test_words_name_the_rows_of_the_numbers(name, tables):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_numbers_are_of_the_size_of_the_measured_ones(name, tables):
-    drawn_ones = list(drawn(figure_of(name, tables)))
+def test_numbers_are_of_the_size_of_the_measured_ones(name, tables, as_measured):
+    drawn_ones = as_measured(name)
     rows = tables[FIGURES[name].table]
     for which, unit in itertools.product((0, 1), SCALES):
         if shown := [

@@ -1,4 +1,4 @@
-"""What GPUs honestly differ by from launch to launch fails no self-check."""
+"""Differences that GPUs honestly have from launch to launch fail no self-check."""
 
 import numpy as np
 import pytest
@@ -16,11 +16,11 @@ CLOCKED = ("ms", "s", "us")
 
 @pytest.fixture(scope="module")
 def tables():
-    """What was recorded on an H200. Not to be changed."""
+    """The tables recorded on an H200. Not to be changed."""
     return recorded(ROOT / "recorded/nvidia-h200/raw")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_check_fails_where_each_cell_was_faster_or_slower(tables, seed):
     """By as much as is honest, all times of a cell alike but for the total, with which samples of the clock agree."""
     rng = np.random.default_rng(seed)

@@ -239,17 +239,17 @@ FAULTS = {
     "two GPUs": put(rows("attention", sequence=8192), gpu_count=2),
     "a processor": put(rows("end_to_end", **LARGE, **STEP), cpu="another"),
 }
-"""What was changed, and how."""
+"""Each change by name."""
 
 UNNOTICED = {
     "stages exchanged": "where the host sets the pace, a stage can take any time from what its kernels take",
 }
-"""What no check notices so far, and why."""
+"""Faults that no check notices so far, and why."""
 
 
 @pytest.fixture(scope="module")
 def plan():
-    """What is planned on one H200."""
+    """The plan for one H200."""
     return make_plan(config(machine="1 x NVIDIA H200"))
 
 

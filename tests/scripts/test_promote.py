@@ -1,4 +1,4 @@
-"""What becomes part of the recorded results: whole measurements and traces of this machine, never what a link names."""
+"""Promotion to the recorded results: whole measurements and traces of this machine, never what a link names."""
 
 import gzip
 import shutil

@@ -1,4 +1,4 @@
-"""What figures write: text as it is, and ticks that need no math."""
+"""Text of figures: as it is, and ticks that need no math."""
 
 import pytest
 from matplotlib import pyplot

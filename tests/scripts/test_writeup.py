@@ -25,8 +25,9 @@ from scripts.rendering.markup import string
 from scripts.rendering.style import save_note
 from scripts.self_checks import write_checks
 from scripts.tables import merge
+from scripts.typeset import typeset
 from scripts.views.data import load
-from scripts.writeup import compute, environment, fill, picture_of, typeset, write
+from scripts.writeup import compute, environment, fill, picture_of, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 from tests.support.made_once import made_once
 
@@ -67,8 +68,8 @@ def typeset_again(plan: Plan) -> None:
         digests=DIGESTS,
         output=str(results / "answers.pickle"),
     )
-    names = ("plan.json", "answers.pickle", "writeup.typ", "writeup.pdf")
-    write(*(str(results / name) for name in names))
+    write(*(str(results / name) for name in ("plan.json", "answers.pickle", "writeup.typ")))
+    typeset(results / "writeup.typ", results / "writeup.pdf")
 
 
 def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:

@@ -165,7 +165,7 @@ def named_by(module: str) -> set[str]:
 
 
 def noticed(plan: Plan, before: Tables, name: str, after: DataFrame) -> str:
-    """What notices that a table differs: the record's validation, the coverage or a self-check; empty if nothing does.
+    """Name what notices that a table differs: the record's validation, the coverage or a self-check; or nothing: empty.
 
     Only what could notice it is asked: checks of this table, which get those tables besides with which they compare it.
     """
@@ -185,7 +185,7 @@ def _complaints(plan: Plan, before: Tables, name: str, after: DataFrame) -> Iter
 
 
 def _of_the_record(name: str, before: DataFrame, after: DataFrame) -> Iterator[str]:
-    """What reading a CSV of these rows would complain of."""
+    """Complaints of reading a CSV of these rows."""
     kind = EXPERIMENTS[name]
     columns = list(row_model(kind).model_fields)
     if after.duplicated([*parameters(kind), "metric", *kind.details]).any():

@@ -5,16 +5,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-MADE = []
-"""The classes of what has been made here."""
-
 
 class DDP(nn.Module):
     """Averages each gradient when it arrives."""
 
     def __init__(self, module):
         super().__init__()
-        MADE.append(type(self))
         self.module = module
         self.waiting = []
         for parameter in module.parameters():
@@ -88,7 +84,6 @@ class ShardedOptimizer(Optimizer):
     """Each rank updates every other parameter, and sends it to the rest."""
 
     def __init__(self, params, optimizer_cls, **kwargs):
-        MADE.append(type(self))
         params = list(params)
         ranks = dist.get_world_size()
         self.owners = {parameter: index % ranks for index, parameter in enumerate(params)}
@@ -115,7 +110,6 @@ class FSDP(nn.Module):
         super().__init__()
         if compute_dtype is not None:
             raise NotImplementedError("it computes in fp32 only")
-        MADE.append(type(self))
         self.hidden = [module]  # no submodule: the parameters are the shards
         self.whole = dict(module.named_parameters())
         self.shards = nn.ParameterList(self.part(weight.data).clone() for weight in self.whole.values())

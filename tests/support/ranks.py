@@ -21,6 +21,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 
 PROCESSES = 2
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
@@ -120,6 +121,19 @@ def run_module(device, module, arguments, printed):
         runpy.run_path(importlib.util.find_spec(module).origin, run_name="__main__")
 
 
+def fork_server():
+    """A context whose processes are forked from one that has imported what takes seconds, and started nothing yet."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"])
+    return context
+
+
+def launch(body, *arguments, processes=PROCESSES):
+    """Run `body(rank, *arguments)` in new processes without a group, for tests that make theirs or end processes."""
+    fork_server()
+    torch.multiprocessing.start_processes(body, arguments, processes, start_method="forkserver")
+
+
 class Ranks:
     """Processes of one group. A test that fails may leave some of them waiting for the rest: the next gets new ones."""
 
@@ -132,9 +146,7 @@ class Ranks:
     def start(self):
         # A file, not a port: runs beside each other never meet.
         meeting_point = self.folders.mktemp("ranks") / "store"
-        # Ranks are forked from a process that has imported these, which take seconds, and started nothing yet.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim"])
+        context = fork_server()
         for rank in range(self.processes):
             ours, theirs = context.Pipe()
             arguments = (theirs, rank, self.processes, self.backend, str(meeting_point))
@@ -167,7 +179,7 @@ class Ranks:
         self.run(__name__, "run_module", parameters, COMMAND_TIMEOUT_SECONDS)
 
     def collect(self, seconds):
-        """What went wrong, for each rank where something did."""
+        """Wait for all ranks; the error of each that has one."""
         waiting = {connection: rank for rank, (_, connection) in enumerate(self.workers)}
         errors = []
         deadline = time.monotonic() + seconds

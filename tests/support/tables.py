@@ -14,9 +14,9 @@ from tests.samples import H200, ROOT, provenance
 
 GPU, CPU = provenance(**H200), provenance()
 NANO = {"size": "nano", "rounds": 1, "steps": 2}
-"""What sets a small cell of training on several ranks."""
+"""Parameters of a small cell of training on several ranks."""
 EVEN, UNEVEN = [0.0, 0.0], [-5.0, 5.0]
-"""What two steps take beyond their middle, ms; the middle three fifths of the uneven ones reach 3 ms to either side."""
+"""Times of two steps beyond their middle, ms; the middle three fifths of the uneven ones reach 3 ms to either side."""
 
 
 def table(experiment, origin, cells):

@@ -257,11 +257,11 @@ def test_the_kernel_in_the_interpreter():
 
 def interpreted() -> None:
     """Run the kernel on the CPU: whole and partial chunks, misaligned and special values, both dtypes."""
-    from cs336_systems.training import adamw_kernel
+    from cs336_systems.training import triton_adamw
 
-    adamw_kernel.TUNING = adamw_kernel.Tuning(block=32)
+    triton_adamw.TUNING = triton_adamw.Tuning(block=32)
     for dtype in (torch.bfloat16, torch.float32):
-        storage, short = torch.randn(100).to(dtype), [(1,)] * 34  # more tensors than one launch prepares
+        storage, short = torch.randn(100).to(dtype), [(1,)] * 28  # more tensors than one launch prepares
         parameters = make_parameters(dtype, shapes=[(5,), (8, 8), (3, 7), (32,), (), *short])
         parameters.append(nn.Parameter(storage[1:65]))
         references = twins(parameters)
@@ -269,11 +269,11 @@ def interpreted() -> None:
         optimizer = MasterAdamW(groups, **OPTIONS)
         groups = [{"params": references[:3]}, {"params": references[3:], "weight_decay": 0.0}]
         reference = torch.optim.AdamW(groups, **OPTIONS)
-        for step in range(4):
+        for step in range(2):
             set_gradients(parameters, references, step, factor=0.5)
             optimizer.step(scale=torch.tensor(0.5))
             reference.step()
-        assert_masters_equal(optimizer, parameters, references, 4)
+        assert_masters_equal(optimizer, parameters, references, 2)
     values = special_values()[:60]
     parameter = nn.Parameter(values.bfloat16())
     optimizer = MasterAdamW([parameter], lr=0.0)

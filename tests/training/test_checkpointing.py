@@ -7,6 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cs336_systems.attention import flash_attention, plain_attention
 from cs336_systems.model import TransformerLM
 from cs336_systems.training.checkpointing import checkpoint_blocks
+from cs336_systems.training.fused_model import FusedTransformerLM
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ATTENTION = torch.ops.cs336_systems.attention_forward.default
@@ -25,10 +26,10 @@ class Calls(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def make(device, attention=flash_attention, layers=3):
+def make(device, attention=flash_attention, layers=3, kind=TransformerLM):
     torch.manual_seed(0)
     with torch.device(device):
-        return TransformerLM(50, 64, 32, layers, 2, 64, 1e4, attention=attention).to(torch.bfloat16)
+        return kind(50, 64, 32, layers, 2, 64, 1e4, attention=attention).to(torch.bfloat16)
 
 
 def gradients(model, device):
@@ -41,15 +42,19 @@ def gradients(model, device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("blocks", [0, 2, None])
 @pytest.mark.parametrize("keep", [True, False])
-def test_gradients_are_the_same(keep, blocks, device):
+@pytest.mark.parametrize("kind", [TransformerLM, FusedTransformerLM])
+def test_gradients_are_the_same(kind, keep, blocks, device):
     if device == "cuda":
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        plain, ours = make(device), make(device)
+        plain, ours = make(device, kind=kind), make(device, kind=kind)
         checkpoint_blocks(ours, blocks, keep_attention=keep)
         assert list(plain.state_dict()) == list(ours.state_dict())
         for a, b in zip(gradients(plain, device), gradients(ours, device), strict=True):
-            assert torch.equal(a, b)
+            if kind is TransformerLM:
+                assert torch.equal(a, b)
+            else:  # whose residual stream is added up, and rounded, at the end of a checkpointed block
+                assert (a - b).norm() <= 0.05 * a.norm()
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -84,6 +89,7 @@ def saved_bytes(model):
     return y, sum(size for address, size in kept.items() if address not in parameters)
 
 
+@pytest.mark.slow
 def test_a_compiled_block_keeps_input_output_and_lse():
     model, reference = make("cpu", layers=1), make("cpu", layers=1)
     checkpoint_blocks(model)

@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerLM
-from cs336_systems.training.fp8 import E4M3, E5M2, Fp8Linear, fp8_linear, use_fp8
+from cs336_systems.training.fp8 import E4M3, E5M2, Fp8Linear, _round, fp8_linear, use_fp8
+from cs336_systems.training.fused_model import fuse
 
 FP8 = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9), reason="needs FP8 tensor cores"
@@ -68,12 +70,59 @@ def test_numbers_that_fp8_holds_are_exact(rowwise, device):
         torch.testing.assert_close(x.double(), reference, rtol=2**-8, atol=1e-3)
 
 
-def test_zeros_and_frozen_weights():
-    x, weight = torch.zeros(16, 32, requires_grad=True), torch.randn(16, 32)
+@pytest.mark.parametrize("device", DEVICES)
+def test_zeros_and_frozen_weights(device):
+    x, weight = torch.zeros(16, 32, device=device, requires_grad=True), torch.randn(16, 32, device=device)
     y = fp8_linear(x, weight)
     y.sum().backward()
     assert (y == 0).all()
     assert x.grad.isfinite().all()
+    (grad,) = torch.autograd.grad(fp8_linear(x.detach() + 1, weight.requires_grad_()).sum(), weight)
+    torch.testing.assert_close(grad, torch.full_like(grad, 16.0))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_weights_share_a_matmul(device):
+    x, weight, grad = make_inputs(device)
+    first, second = (nn.Parameter(part.clone()) for part in weight.split([48, 32]))
+    whole = results(fp8_linear, x, weight, grad)
+    leaf = x.detach().requires_grad_()
+    y = fp8_linear(leaf, (first, second))
+    y.backward(grad)
+    for a, b in zip((y, leaf.grad, torch.cat([first.grad, second.grad])), whole, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.gpu
+@FP8
+@pytest.mark.parametrize("shape", [(16, 16), (80, 144), (4096, 2560)])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_the_kernels_round_as_pytorch_does(dtype, shape):
+    x = torch.randn(shape, device="cuda").exp().sub(1).bfloat16()
+    (by_row, scale, by_column, _), limit = _round(x, dtype, False, columns=True), torch.finfo(dtype).max
+    assert scale == x.abs().amax().float() / limit
+    expected = (x.float() / scale).clamp(-limit, limit).to(dtype)
+    assert torch.equal(by_row.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(by_column.T.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_fused_model_computes_what_the_plain_one_does(device):
+    losses, gradients = [], []
+    ids = torch.arange(32, device=device).view(2, 16)
+    for prepare in (lambda m: m, fuse):
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = prepare(TransformerLM(100, 16, 32, 2, 2, 48, 1e4, attention=flash_attention))
+        model.to(torch.bfloat16)
+        assert list(use_fp8(model)) == ["lm_head"]
+        loss = model(ids).float().square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([p.grad for p in model.parameters()])
+    torch.testing.assert_close(*losses, rtol=0.02, atol=0)
+    for a, b in zip(*gradients, strict=True):
+        assert (a - b).norm() < 0.25 * a.norm(), "rounded at other places"
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -112,7 +161,8 @@ def test_mistakes_are_refused():
     x, weight, _ = make_inputs("cpu")
     for arguments, match in (
         ((x[0, :9], weight), "9 tokens; allowed: multiples of 16"),
-        ((x, weight[:, :40]), "40 d_in"),
+        ((x[..., :40], weight[:, :40]), "40 d_in"),
+        ((x, weight[:, :32]), r"shapes \[3, 16, 48\] and \[80, 32\]"),
         ((x, weight[:40]), "40 d_out"),
     ):
         with pytest.raises(ValueError, match=match):

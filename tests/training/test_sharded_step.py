@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import nn
 
 from cs336_systems.attention import flash_attention
+from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
 from cs336_systems.training.sharded_step import ShardedStep
 from tests.support.ranks import on_all_ranks
-from tests.training.test_fused_model import CONTEXT, VOCABULARY, build
+from tests.training.test_fused_model import CONTEXT, DEVICES, VOCABULARY, build
 
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 STEPS = 2
@@ -51,21 +52,34 @@ def changes(model, before):
     return torch.cat([(after.detach().float() - weight.float()).flatten() for after, weight in pairs])
 
 
+def check(device, recomputed, ranks, rank, **how):
+    """Train on this rank's sequences of a batch of two, and compare losses and weights with fp32."""
+    before = rounded(device)
+    exact, ours = copy.deepcopy(before), copy.deepcopy(before)
+    expected = reference(exact)
+    step = ShardedStep(ours, recomputed=recomputed, **how, **ADAMW)
+    losses = []
+    for number in range(STEPS):
+        inputs, targets = (part.chunk(ranks)[rank] for part in batch(number, device))
+        losses.append(step.run(inputs, targets) / ranks)
+    total = torch.stack(losses)
+    if ranks > 1:
+        dist.all_reduce(total)
+    torch.testing.assert_close(total, expected, rtol=1e-3, atol=0)
+    got, want = changes(ours, before), changes(exact, before)
+    # AdamW's first steps are about the signs of gradients, and those near zero are rounding errors.
+    assert (got - want).norm() < 0.12 * want.norm()
+
+
 @pytest.mark.numeric
 @pytest.mark.parametrize("recomputed", [0, 1, 2])
 @on_all_ranks
 def test_two_ranks_train_like_fp32_in_one_process(device, recomputed):
-    before = rounded(device)
-    exact, ours = copy.deepcopy(before), copy.deepcopy(before)
-    expected = reference(exact)
-    step = ShardedStep(ours, recomputed=recomputed, **ADAMW)
-    losses = []
-    for number in range(STEPS):
-        inputs, targets = (part[dist.get_rank()][None] for part in batch(number, device))
-        loss = step.run(inputs, targets)
-        dist.all_reduce(loss)
-        losses.append(loss / dist.get_world_size())
-    torch.testing.assert_close(torch.stack(losses), expected, rtol=1e-3, atol=0)
-    got, want = changes(ours, before), changes(exact, before)
-    # AdamW's first steps are about the signs of gradients, and those near zero are rounding errors.
-    assert (got - want).norm() < 0.12 * want.norm()
+    check(device, recomputed, dist.get_world_size(), dist.get_rank())
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recomputed", [0, 1, 2])
+def test_one_process_trains_like_fp32(recomputed, device):
+    check(device, recomputed, 1, 0, make_update=UpdateOfOneRank)

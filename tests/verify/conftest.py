@@ -30,7 +30,7 @@ RAISED = re.compile(r"^(?:  .*\n)+([\w.]+)(?:: (.*))?$", re.M)
 """The end of a traceback: the exception and the first line of its message."""
 OUTCOMES = pytest.StashKey()
 HANGS_S = COLLECTIVE_TIMEOUT.seconds
-"""What fails after so long has waited for something that never comes; each further test would, too."""
+"""A test that fails after so long has waited for something that never comes; each further test would, too."""
 
 
 def pytest_addoption(parser):

@@ -27,7 +27,7 @@ def wrappers(found):
 
 
 def finish(wrapped):
-    """What comes after a backward pass, for those that ask for it."""
+    """Do what comes after a backward pass, for those that ask for it."""
     if hasattr(wrapped, "finish_gradient_synchronization"):
         wrapped.finish_gradient_synchronization()
 

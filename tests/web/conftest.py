@@ -23,7 +23,7 @@ FLAGS = (
     " disable-component-update disable-sync"
 )
 HTML = "<img src=x onerror='window.acted=1'>"
-"""What must be shown as it is, wherever rows or the report have it."""
+"""Text that must be shown as it is, wherever rows or the report have it."""
 MEASURED = ["end_to_end", "flash"]
 DESKTOP, PHONE = (1440, 1000), (390, 844)
 

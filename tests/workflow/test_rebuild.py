@@ -1,4 +1,4 @@
-"""What a change re-runs, and what it leaves alone."""
+"""Jobs that a change re-runs, and those that it leaves alone."""
 
 import csv
 import os
@@ -13,7 +13,7 @@ from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_
 
 pytestmark = pytest.mark.workflow
 
-REPORT = {"typeset", "verdict", "writeup"}
+REPORT = {"render", "typeset", "verdict", "writeup"}
 FIGURES = {
     "warmup",
     "kernel_timeline",
@@ -33,6 +33,7 @@ def test_everything_is_made_once(finished):
     assert "Nothing to be done" in snakemake(finished)
 
 
+@pytest.mark.slow
 def test_an_environment_in_a_folder_with_a_space_will_do(project, tmp_path):
     (tmp_path / "an environment").symlink_to(sys.prefix)
     python = tmp_path / "an environment" / "bin" / Path(sys.executable).name
@@ -47,6 +48,7 @@ def test_a_run_says_how_far_it_is(finished):
     assert "5 of 5 cells done | " in lines[-1]
 
 
+@pytest.mark.slow
 def test_an_edited_section_is_only_typeset(project):
     edit(project / "report/sections/torch_compile.typ.j2", "attention alone", "attention by itself")
     assert planned_rules(project, "writeup") == REPORT
@@ -73,6 +75,7 @@ def test_an_edited_benchmark_measures_its_experiment_only(project):
     assert planned_rules(project, "writeup") == {"answers", *REPORT}  # which say that the code has changed
 
 
+@pytest.mark.slow
 def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
     grids = GRIDS | {"accumulation": {"every": GRIDS["accumulation"]["all"]}}
     experiments = {name: {"smoke": grid, "handout": grid} for name, grid in grids.items()}
@@ -84,28 +87,19 @@ def test_a_renamed_grid_is_measured_anew_and_its_old_rows_are_left_out(project):
     assert (raw / "all.csv").exists()
 
 
-def test_rows_that_are_no_longer_planned_are_counted_and_used_by_nothing(project):
-    grids = GRIDS | {"accumulation": {"all": GRIDS["accumulation"]["all"] | {"cast": [True]}}}
-    edit_yaml(project / "config.yaml", experiments={name: {"smoke": g, "handout": g} for name, g in grids.items()})
-    snakemake(project, "writeup")
-    with (project / TABLE).open() as file:
-        assert {row["cast"] for row in csv.DictReader(file)} == {"True"}
-    with (project / "results/cpu/coverage.csv").open() as file:
-        found = {(row["experiment"], row["grid"]): row for row in csv.DictReader(file)}
-    assert found["accumulation", "all"]["ok"] == found["accumulation", "–"]["unplanned"] == "1"
-    assert "were measured too (unplanned: 1)" in (project / "results/cpu/writeup.typ").read_text()
-
-
+@pytest.mark.slow
 def test_an_edited_runner_measures_everything(project):
     edit(project / "cs336_systems/benchmarks/runner.py", '"highest"', '"high"')
     assert planned_jobs(project) == {"accumulation/all", "autocast_dtypes/all", "end_to_end/eager"}
 
 
+@pytest.mark.slow
 def test_an_edited_model_measures_what_imports_it(project):
     edit(project / "cs336_systems/model.py", "eps: float = 1e-5", "eps: float = 1e-6")
     assert planned_jobs(project) == {"end_to_end/eager"}
 
 
+@pytest.mark.slow
 def test_an_edited_closed_form_redoes_what_quotes_it(project):
     edit(project / "cs336_systems/accounting/attention.py", "4 * batch * sequence**2)", "5 * batch * sequence**2)")
     redone = planned_rules(project)
@@ -113,6 +107,7 @@ def test_an_edited_closed_form_redoes_what_quotes_it(project):
     assert "measure" not in redone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "redrawn"), [("figures/attention_length", {"attention_length"}), ("rendering/style", FIGURES)]
 )
@@ -127,6 +122,7 @@ def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
     assert planned_rules(project, "figures") == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "redone"),
     [
@@ -142,9 +138,11 @@ def test_an_edited_module_redoes_what_finds_it_by_name(project, module, redone):
     assert planned_rules(project, "writeup") == redone
 
 
-def test_a_failed_check_fails_a_strict_report_which_is_there_all_the_same(project):
-    module = project / "scripts/checks/planted.py"
-    module.write_text(
+@pytest.mark.slow
+def test_a_strict_report_with_a_failed_check_and_rows_that_are_planned_no_more(project):
+    grids = GRIDS | {"accumulation": {"all": GRIDS["accumulation"]["all"] | {"cast": [True]}}}
+    edit_yaml(project / "config.yaml", experiments={name: {"smoke": g, "handout": g} for name, g in grids.items()})
+    (project / "scripts/checks/planted.py").write_text(
         "from scripts.checks import Check\n\n\n"
         "def checks(tables):\n    yield Check('nothing is planted', 'failed', 'this is')\n"
     )
@@ -155,6 +153,13 @@ def test_a_failed_check_fails_a_strict_report_which_is_there_all_the_same(projec
     assert not (project / "results/cpu/verdict.txt").exists()
     snakemake(project, "writeup", "--config", "strict=false")
     assert "self-checks passed" in (project / "results/cpu/verdict.txt").read_text()
+    # Rows that are planned no more are counted, and used by nothing.
+    with (project / TABLE).open() as file:
+        assert {row["cast"] for row in csv.DictReader(file)} == {"True"}
+    with (project / "results/cpu/coverage.csv").open() as file:
+        found = {(row["experiment"], row["grid"]): row for row in csv.DictReader(file)}
+    assert found["accumulation", "all"]["ok"] == found["accumulation", "–"]["unplanned"] == "1"
+    assert "were measured too (unplanned: 1)" in (project / "results/cpu/writeup.typ").read_text()
 
 
 def test_lint_finds_nothing_but_conda(finished):

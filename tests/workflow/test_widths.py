@@ -11,7 +11,6 @@ from tests.workflow.project import (
     copy_project,
     edit,
     measured_jobs,
-    planned_jobs,
     replace_tests_of_instruments,
     rows,
     snakemake,
@@ -50,16 +49,6 @@ def test_no_run_loses_or_overwrites_what_another_measured(project):
     (ping,) = (line for line in (project / coverage).read_text().splitlines() if line.startswith("ping,"))
     lost = 2 * (len(JOBS) - len(measured))
     assert ping == f"ping,all,6,{6 - lost},0,0,0,0,{lost},0"
-
-
-def test_gloo_is_measured_on_machines_of_any_width(tmp_path):
-    grid = {"backend": ["gloo", "nccl"], "processes": [2, 4]}
-    folder = copy_project(tmp_path, NO_CELLS | {"all_reduce": {"all": grid}})
-    gloo = {"all_reduce/all-gloo-2_processes", "all_reduce/all-gloo-4_processes"}
-    assert planned_jobs(folder) == planned_jobs(folder, gpus=1) == gloo
-    assert planned_jobs(folder, gpus=2) == gloo | {"all_reduce/all-nccl-2_processes"}
-
-
-def test_a_job_too_wide_for_the_machine_says_why_when_it_is_asked_for(project):
+    # Which jobs fit a machine is tested with the plan. One that is too wide says why when it is asked for.
     target = f"results/nvidia-h200/raw/{JOBS[4]}.csv"
     assert "(it needs 4 GPUs, and 2 are visible)" in snakemake(project, "-n", target, check=False, gpus=2)

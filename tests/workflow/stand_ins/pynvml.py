@@ -4,7 +4,7 @@ import os
 
 
 class NVMLError(Exception):
-    """What the real module raises."""
+    """The error that the real module raises."""
 
 
 def nvmlInit(): ...

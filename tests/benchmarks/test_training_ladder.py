@@ -1,0 +1,171 @@
+"""The training ladder: its rungs do the same work, its floor is that of a step, and a rung lost costs no other."""
+
+import dataclasses
+import math
+from itertools import groupby, pairwise
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from cs336_systems.accounting.training_ladder import matmul_flops
+from cs336_systems.benchmarks import training_ladder
+from cs336_systems.benchmarks.ladder import floor, learning, steps
+from cs336_systems.experiments.training_ladder import FIRST, LADDER, LEFT_OUT, RUNGS, TOP, TrainingLadder, rungs_of
+from cs336_systems.measure.memory import Unavailable
+
+CPU = torch.device("cpu")
+CELL = TrainingLadder(size="nano", batch_size=2, context=16, vocab_size=40, warmup=0, steps=2)
+HERE = [name for name, rung in RUNGS.items() if not rung.graph and rung.passes != "compiled"]
+
+
+def by_rung(rows, metric):
+    return {row.details["rung"]: row for row in rows if row.metric == metric}
+
+
+def test_each_rung_adds_one_change_and_each_is_left_out_once():
+    def changes(one, other):
+        named = ("name", "title", "without")
+        return [
+            f.name for f in dataclasses.fields(one) if f.name not in named and vars(one)[f.name] != vars(other)[f.name]
+        ]
+
+    assert [changes(*pair) for pair in pairwise(LADDER)] == [
+        ["precision"],
+        ["attention"],
+        ["precision"],
+        ["passes"],
+        ["passes"],
+        ["graph"],
+        ["overlap"],
+    ]
+    assert all(len(changes(TOP, rung)) == 1 for rung in LEFT_OUT)
+    assert {rung.without for rung in LEFT_OUT} <= {rung.name for rung in LADDER}
+    assert [rung.name for rung in rungs_of("graph,fp32,graph")] == ["graph", "fp32"]
+    with pytest.raises(ValueError, match="rungs is 'fp16'; allowed, separated by commas: ladder, all"):
+        rungs_of("fp16")
+
+
+def test_rows_say_what_ran_and_why_something_did_not(launch):
+    (rows,) = launch(
+        "training_ladder",
+        *("--size", "nano", "--context", "16", "--batch-size", "2", "--vocab-size", "40", "--steps", "1"),
+        *("--rungs", "no_graph,graph"),
+    )
+    assert rows["step"].status in ("ok", "skipped")
+    assert rows["order"].value == "interleaved"
+    found = training_ladder.measure(dataclasses.replace(CELL, rungs=",".join([*HERE, "graph", "fp8"])), CPU)
+    times = by_rung(found, "step")
+    assert {name for name, row in times.items() if row.status == "ok"} == set(HERE)
+    assert times["graph"].message == times["fp8"].message == "a CUDA graph needs a CUDA device"
+    weights, queries = by_rung(found, "weights_dtype"), by_rung(found, "attention_dtype")
+    assert {name: (weights[name].value, queries[name].value) for name in HERE} == {
+        "fp32": ("float32", "float32"),
+        "autocast": ("float32", "bfloat16"),
+        "attention": ("float32", "bfloat16"),
+        "masters": ("bfloat16", "bfloat16"),
+        "fused": ("bfloat16", "bfloat16"),
+        "no_graph": ("bfloat16", "bfloat16"),
+    }
+    floors = {row.details["work"]: row.mean for row in found if row.metric == "floor"}
+    assert floors.keys() == {"matmuls", "attention", "update", "norms and elementwise"}
+    assert min(floors.values()) > 0
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", HERE[1:])
+def test_gradients_and_updates_are_those_of_fp32(name):
+    exact = learning.gradients(FIRST, CELL, CPU)
+    error = (learning.gradients(RUNGS[name], CELL, CPU) - exact).norm() / exact.norm()
+    assert 1e-4 < error < 0.02  # not fp32, and no worse than bf16
+    after = {}
+    for rung in (FIRST, RUNGS[name]):
+        step, _ = learning.train(rung, CELL, CPU, seed=0, steps=3)
+        after[rung] = torch.cat([p.detach().float().flatten() for p in step.model.parameters()])
+    moved = after[FIRST] - after[RUNGS[name]]
+    # Three steps of at most the learning rate, where a gradient's sign is not sure; and bf16's rounding.
+    assert moved.abs().max() < 6 * steps.LEARNING_RATE + 2**-8 * after[FIRST].abs().max()
+    assert moved.norm() < 0.01 * after[FIRST].norm()
+
+
+@pytest.mark.numeric
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", [rung for rung in RUNGS.values() if rung.graph and not rung.fp8], ids=lambda r: r.name)
+def test_a_replayed_step_trains_as_one_call_by_call(rung):
+    cuda = torch.device("cuda")
+    replayed, loss = learning.train(rung, CELL, cuda, seed=0, steps=8)
+    eager, same = learning.train(rung.apart, CELL, cuda, seed=0, steps=8)
+    assert replayed.captured is not None
+    assert replayed.captured.graph is not None
+    assert loss == pytest.approx(same, rel=1e-3)
+    for one, other in zip(replayed.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+def test_a_rung_without_memory_costs_no_other(monkeypatch):
+    class Step(steps.RungStep):
+        def __init__(self, rung, cell, tokens):
+            if rung.name == "autocast":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+            super().__init__(rung, cell, tokens)
+
+    monkeypatch.setattr(training_ladder, "RungStep", Step)
+    rows = training_ladder.measure(dataclasses.replace(CELL, rungs="fp32,autocast,attention"), CPU)
+    times = by_rung(rows, "step")
+    assert {name: row.status for name, row in times.items()} == {"fp32": "ok", "autocast": "oom", "attention": "ok"}
+    assert times["autocast"].unit == "ms"
+
+
+def test_rungs_take_turns_and_long_steps_are_few(monkeypatch):
+    ran = []
+
+    class Step(steps.RungStep):
+        def __call__(self):
+            ran.append(self.rung.name)
+
+    monkeypatch.setattr(training_ladder, "RungStep", Step)
+    rungs = (FIRST, RUNGS["attention"])
+    training_ladder.measure_group(rungs, dataclasses.replace(CELL, steps=6), CPU)
+    turns = [name for name, _ in groupby(ran)]
+    assert turns[: 2 * training_ladder.ROUNDS] == ["fp32", "attention"] * training_ladder.ROUNDS
+    monkeypatch.setattr(training_ladder, "LONGEST_S", 0.0)
+    step = Step(FIRST, CELL, torch.zeros(2, 17, dtype=torch.long))
+    assert len(training_ladder.timed_steps(step, 9, CPU)) == training_ladder.LEAST_STEPS
+    assert len(training_ladder.timed_steps(step, 2, CPU)) == 2
+
+
+def test_what_a_device_lacks_is_said(monkeypatch):
+    with pytest.raises(Unavailable, match="a CUDA graph needs a CUDA device"):
+        steps.require(RUNGS["graph"], CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(Unavailable, match=r"FP8 matmuls need a GPU of compute capability 8\.9"):
+        steps.require(RUNGS["fp8"], torch.device("cuda"))
+
+
+def test_the_floors_matmuls_are_those_of_a_step():
+    load = floor.load_of("nano", 2, 16, 40)
+    with FlopCounterMode(display=False) as counted:
+        next(floor.matmuls(load, CPU))
+    assert counted.get_total_flops() == (floor.WARMUP + floor.REPEATS) * matmul_flops(load)
+
+
+def test_the_data_have_the_entropy_that_is_said():
+    chain = learning.MarkovChain(12)
+    tokens = chain.batches(4, 500, 50, seed=1).flatten(0, 1)
+    pairs = torch.zeros(12, 12).index_put_((tokens[:, :-1], tokens[:, 1:]), torch.ones(()), accumulate=True)
+    shares = pairs / pairs.sum()
+    conditional = pairs / pairs.sum(dim=1, keepdim=True)
+    entropy = -(shares * conditional.clamp(min=1e-9).log()).sum().item()
+    assert entropy == pytest.approx(learning.chain_entropy(), rel=0.01)
+    assert (conditional > 0).sum(dim=1).eq(len(learning.SUCCESSORS)).all()
+    assert learning.chain_entropy() < math.log(4)
+
+
+def test_trainings_learn_and_repeat_their_bits(monkeypatch):
+    cell = dataclasses.replace(CELL, batch_size=8, context=32, steps=120)
+    _, loss = learning.train(RUNGS["fused"], cell, CPU, seed=3, steps=120)
+    assert learning.chain_entropy() < loss < 0.6 * math.log(cell.vocab_size)
+    assert learning.identical(RUNGS["fused"], CELL, CPU)
+    usual, seeds = learning.train, iter((0, 1))
+    monkeypatch.setattr(learning, "train", lambda *given, seed, **more: usual(*given, seed=next(seeds), **more))
+    assert not learning.identical(RUNGS["fused"], CELL, CPU)

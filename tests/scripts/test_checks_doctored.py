@@ -1,0 +1,287 @@
+"""Each self-check on made-up rows of an H200: it fails on rows doctored to violate it, and names the cell."""
+
+import importlib
+import re
+
+import pytest
+
+from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import format_samples, parse_samples
+from cs336_systems.sizes import parse_size
+from scripts.checks import contenders
+from scripts.views.data import frame, select
+from tests.samples import H200, PEAK, planned_cells, provenance, rows_of
+from tests.support.faults import nudge, put, rows, swap
+
+STEP = {"size": "small", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5, "cold_start": False}
+TRAINED, PASS = {**STEP, "mode": "train_step"}, {**STEP, "mode": "forward"}
+FLASH = {"implementation": "triton", "sequence": 65536, "d": 64, "precision": "bf16"}
+PLAIN = {"sequence": 16384, "d": 64, "compiled": False}
+PROFILED = {"size": "xl", "context": 512, "precision": "fp32", "compiled": False, "attention": "plain"}
+FOLLOWED = {"context": 256, "precision": "bf16", "attention": "plain", "mode": "train_step"}
+BLOCK = {"context": 512, "precision": "bf16", "attention": "plain"}
+SEGMENTS = {"attention": "flash", "segment": 4}
+RANKS = {"processes": 2, "precision": "bf16", "compiled": False, "kind": ""}
+TWO = {"processes": 2, "precision": "bf16"}
+UNITS = {"size": "2.7B", "processes": 2, "precision": "fp32"}
+
+
+def chosen(name):
+    """Cells of the handout's grids that are enough for the experiment's checks."""
+    cells = planned_cells(name, "handout")
+    if name == "data_parallel":
+        cells = [DataParallelTraining(processes=2, precision=each, tried=each == "bf16") for each in ("fp32", "bf16")]
+    if name == "optimizer_sharding":
+        cells = [OptimizerSharding(processes=2, precision=each) for each in ("fp32", "bf16")]
+    wanted = {
+        "end_to_end": lambda cell: cell.size in ("small", "medium") or (cell.size == "xl" and cell.context == 512)
+        or (cell.size == "2.7B" and cell.context == 256),
+        "flash": lambda cell: cell.implementation == "triton",
+        "kernel_profile": lambda cell: cell.size == "xl" and cell.context == 512,
+        "fsdp": lambda cell: cell.processes == 2,
+    }  # fmt: skip
+    return list(filter(wanted.get(name), cells))
+
+
+@pytest.fixture(scope="module")
+def sound():
+    """Tables without a fault. Not to be changed."""
+    return {name: frame(name, rows_of(chosen(name), provenance(**H200))) for name in EXPERIMENTS}
+
+
+def in_samples(change):
+    """Change the list of a row's samples."""
+    return lambda text: format_samples(change(parse_samples(text)))
+
+
+FAULTS = {
+    "end_to_end": [
+        (put(rows("end_to_end", **{**STEP, "mode": "forward_backward"}, metric="backward"), p20=1e3), "against"),
+        (put(rows("end_to_end", **PASS, metric="forward"), p20=1e-3), "small, context 512, fp32, training step"),
+        (put(rows("end_to_end", **TRAINED, metric="forward"), p20=1e4), "context 512: small p20 10000.00 ms, medium"),
+        (put(rows("end_to_end", **{**TRAINED, "size": "medium"}, metric="forward"), p80=1e-3), "medium p80 0.00 ms"),
+        (put(rows("end_to_end", **TRAINED, metric="backward_busy"), median=1e3), "training step: backward .*% busy"),
+        (put(rows("end_to_end", **{**STEP, "mode": "inference"}, metric="forward"), median=1e-3), "forward .*% busy"),
+        (put(rows("end_to_end", **TRAINED, metric="forward"), median=1.0), "inference: 20.3. times as long"),
+        (put(rows("end_to_end", **PASS, metric="compiled_graphs"), mean=1.0), "fp32, forward: 1 graphs"),
+        (put(rows("end_to_end", **{**TRAINED, "compiled": True}, metric="compiled_graphs"), mean=0.0), ": 0 graphs"),
+        (put(rows("end_to_end", **PASS, metric="logits_dtype"), tf32=True), "fp32, forward: float32, TF32 on"),
+        (put(rows("end_to_end", **PASS, metric="logits_dtype"), value="bfloat16"), "fp32, forward: bfloat16"),
+        (put(rows("end_to_end", **{**PASS, "precision": "bf16"}, metric="logits_dtype"), value="float32"), "float32"),
+        (put(rows("end_to_end", **TRAINED, metric="step"), median=1e-2), "training step: .*% of the peak"),
+        (put(rows("end_to_end", **TRAINED, metric="peak_memory"), mean=10.0), "training step: 10 MiB, not between"),
+        (put(rows("end_to_end", **PASS, metric="peak_memory"), mean=1e6), "forward: 1000000 MiB, not between"),
+    ],
+    "attention_calls": [
+        (put(rows("flash", **FLASH, metric="backward"), median=1e3), "triton, 1 × 65536 tokens, d 64, bf16: "),
+        (put(rows("flash", **FLASH, metric="forward_backward"), median=1.0), "against 1.00 ms"),
+        (put(rows("flash", **FLASH, metric="launches"), kernels="gemm"), "65536 tokens, d 64, bf16 launched gemm"),
+    ],
+    "attention": [
+        (put(rows("flash", **FLASH, metric="forward"), median=0.5), "d 64, bf16, forward: 111% of the peak"),
+        (put(rows("attention", **PLAIN, metric="backward"), median=1.0), "fp32, eager, backward: .*% of the peak"),
+        (put(rows("flash", **FLASH, metric="peak_memory"), mean=47.9), "47.90 MiB, not between 48.00 and 144384"),
+        (put(rows("attention", **PLAIN, metric="memory_before_backward"), mean=8e3), "8000.00 .* between 8352.00"),
+        (put(rows("attention", **PLAIN, metric="memory_before_backward"), mean=1e6), "eager: 1000000.00 MiB"),
+    ],
+    "kernel_profile": [
+        *(
+            (nudge(rows("kernel_profile", **PROFILED, **row), factor), complaint)
+            for row, factor, complaint in (
+                ({"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 1.06, "step, backw"),
+                ({"metric": "stage_busy", "stage": "backward", "mode": "train_step"}, 0.94, "step, backw"),
+                ({"metric": "stage_profiled", "stage": "forward", "mode": "inference"}, 1.06, "inference, forward"),
+                ({"metric": "stage_busy", "stage": "forward", "mode": "train_step"}, 1.2, "training step: "),
+                ({"metric": "stage_busy", "stage": "forward", "mode": "inference"}, 0.8, "inference: "),
+            )
+        ),
+        (put(rows("kernel_profile", **PROFILED, metric="unattributed", mode="inference"), mean=0.011), ": 1.1%"),
+    ],
+    "data_parallel": [
+        (put(rows("data_parallel", **RANKS, wrapper="naive", metric="step"), p80=1.0), "naive, .*: p80 1.00 ms"),
+        (put(rows("data_parallel", **RANKS, wrapper="flat", metric="synchronization"), median=9.0), "flat, .* at"),
+        (put(rows("data_parallel", **RANKS, metric="gradient_error"), mean=0.0), "bf16_wire 100 MB, .*: 0.0e"),
+        (put(rows("data_parallel", **RANKS, metric="gradient_error"), mean=0.017), "bf16_wire 100 MB, .*: 1.7e-02"),
+        (put(rows("data_parallel", **RANKS, wrapper="none", metric="peak_memory"), mean=1e3), "none, .* 1000 MiB, not"),
+    ],
+    "fsdp": [
+        (put(rows("fsdp", **UNITS, wrapper="fsdp", metric="step", kind=""), p80=1.0), "fsdp, .*: p80 1.00 ms, passes"),
+        (
+            put(rows("fsdp", **UNITS, wrapper="fsdp", metric="begins"), samples=in_samples(lambda x: len(x) * [0.0])),
+            "fsdp, 2.7B, 2 GPUs, fp32: unit 0 of 226",
+        ),
+        (
+            put(rows("fsdp", **UNITS, wrapper="fsdp", metric="needed"), samples=in_samples(lambda times: times[:-1])),
+            "fsdp, 2.7B, 2 GPUs, fp32: not all times of 226 units are there",
+        ),
+        (put(rows("fsdp", **UNITS, wrapper="fsdp", metric="between_steps"), median=3e4), "fsdp, .*: 30000 MiB"),
+        (put(rows("fsdp", **UNITS, wrapper="none", metric="peak_memory"), median=1e3), "none, .* 1000 MiB, not"),
+    ],
+    "memory_profile": [
+        (put(rows("memory_profile", **FOLLOWED, metric="peak_replayed"), mean=1.0), "2.7B, .* replayed 1 B"),
+        (put(rows("memory_profile", **FOLLOWED, metric="at_peak", category="temporaries"), mean=0.0), "parts "),
+        (
+            put(rows("memory_profile", **FOLLOWED, metric="most", category="gradients"), mean=13_627_238_404.0),
+            "gradients 13627238404 B, expected 13627238400 B",
+        ),
+        (
+            put(rows("memory_profile", **FOLLOWED, metric="most", category="bf16 copies of weights"), mean=0.0),
+            "bf16 copies of weights 0 B, expected",
+        ),
+        (
+            put(rows("memory_profile", **FOLLOWED, source="cs336_systems/model.py:154 forward"), mean=31.0),
+            "63 of 64 additions make 10485760 B",
+        ),
+        (put(rows("memory_profile", **FOLLOWED, metric="peak_allocated"), mean=5e4 * MIB), "50000 MiB against "),
+    ],
+    "block_memory": [
+        (put(rows("block_memory", **BLOCK, metric="saved", operator="silu"), mean=1.0), "2.7B, .*silu"),
+        (put(rows("block_memory", **BLOCK, metric="saved", operator="silu"), tensor="float16 3"), "float16 3"),
+        (put(rows("block_memory", **BLOCK, metric="saved_weight_copies"), mean=1.0), "copies"),
+        (put(rows("block_memory", **BLOCK, metric="saved_activations"), mean=1.0), "the sum"),
+        (put(rows("block_memory", **BLOCK, metric="input_gradient"), mean=1.0), "input_gradient"),
+        (put(rows("block_memory", **BLOCK, metric="left_by_forward"), mean=1e3), "left_by_forward 1000.0 MiB"),
+        (put(rows("block_memory", **BLOCK, metric="left_by_backward"), mean=1.0), "left_by_backward 1.0 MiB"),
+    ],
+    "checkpointing": [
+        (put(rows("checkpointing", **SEGMENTS, metric="saved_for_backward"), mean=1.0), "segments of 4: 1.000 MiB"),
+        (put(rows("checkpointing", **SEGMENTS, metric="peak_memory"), mean=9e4), r"segments of 4: .*\+\d+.\d%"),
+        (put(rows("checkpointing", **SEGMENTS, metric="block_calls"), mean=32.0), "32 calls of 32 blocks"),
+        (put(rows("checkpointing", **SEGMENTS, metric="step"), p20=1.0), "1.00 ms against"),
+        (put(rows("checkpointing", **SEGMENTS, metric="step"), p20=1e6), "1000000.00 ms against"),
+    ],
+    "all_reduce": [
+        (
+            put(rows("all_reduce", backend="nccl", processes=4, megabytes=100, metric="wrong_numbers"), mean=1, p80=2),
+            "^NCCL, 4 processes, 100 MB: up to 2 wrong",
+        ),
+        (put(rows("all_reduce", backend="gloo", processes=2, megabytes=100, metric="time"), p80=5.0), "10 MB"),
+        *(
+            (put(rows("all_reduce", processes=n, megabytes=1000, metric="bus_bandwidth"), median=rate), said)
+            for n, rate, said in ((2, 451.0, "NCCL, 2 .* 100% of it"), (4, 541.0, "NCCL, 4 .* 100% of it"))
+        ),
+    ],
+    "optimizer_sharding": [
+        (
+            put(rows("optimizer_sharding", **TWO, contender=name, moment=moment, metric=metric, part=part), samples=x),
+            complaint,
+        )
+        for name, moment, metric, part, x, complaint in (
+            ("sharded", "after_update", "held", "optimizer_state", "7600 9000", "sharded, 2 GPUs, bf16: 16600.0 of 15"),
+            ("sharded", "before_update", "held", "gradients", "9000 9000", "gradients 9000.0 of 76"),
+            ("unsharded", "initialized", "held", "parameters", "7000 7000", "parameters 7000.0 of 76"),
+            ("zero_redundancy", "before_update", "allocated", "", "20000 20000", "rest -"),
+            ("zero_redundancy", "after_update", "peak_memory", "", "2000*2", r"peak 2000\.0 MiB"),
+            ("sharded", "before_update", "peak_memory", "", "70000*2", r"70000 MiB, \+"),
+        )
+    ],
+}  # fmt: skip
+WRAPPERS = rows("data_parallel")
+OPTIMIZERS = rows("optimizer_sharding")
+SHARDED = rows("fsdp")
+FAULTS["contenders"] = [
+    (swap(WRAPPERS, "wrapper", "naive", "flat"), "naive, .* and 435 declared"),
+    (swap(WRAPPERS, "wrapper", "naive", "overlapped"), "0 × all_reduce in"),
+    (swap(WRAPPERS, "wrapper", "flat", "none"), "none, .* and none declared"),
+    (swap(rows("data_parallel", wrapper="bucketed"), "bucket_mb", "10", "1000"), "bucketed 10, .* 435 declared"),
+    (swap(rows("data_parallel", wrapper="ddp_view"), "bucket_mb", "25", "100"), "ddp_view 25, .* × all_reduce"),
+    (swap(rows("data_parallel", bucket_mb="25"), "wrapper", "ddp", "ddp_view"), "broadcast"),
+    (swap(WRAPPERS, "wrapper", "bf16_wire", "priority"), "priority 100, .* bytes by all_reduce"),
+    (nudge(rows("data_parallel", metric="tokens", wrapper="none"), 0.5), "none, .* 1024 tokens of 2048"),
+    (nudge(rows("data_parallel", metric="written", wrapper="ddp"), 1.1), "ddp 25, .* times, and 2 times declared"),
+    (nudge(rows("data_parallel", metric="collectives", wrapper="flat", kind=""), 2), "2 in all"),
+    (put(rows("data_parallel", wrapper="naive"), wrapper="new"), "new, xl"),
+    (nudge(rows("data_parallel", metric="hidden", wrapper="bucketed"), 9), r"bucketed 1, .* ms, busy .* of"),
+    (nudge(rows("optimizer_sharding", metric="device_busy"), 9), "sharded, .* ms, busy .* of"),
+    (nudge(rows("data_parallel", metric="timeline_length", wrapper="flat"), 9), "flat, .* timeline "),
+    (nudge(rows("fsdp", metric="communication", kind="all_gather"), 9), "fsdp, .* ms, busy"),
+    (nudge(rows("data_parallel", metric="communication", wrapper="naive"), 0), "naive, .*: 0.00 ms"),
+    (nudge(rows("fsdp", metric="communication", kind="reduce_scatter"), 0), "reduce_scatter 0.00 ms"),
+    (swap(OPTIMIZERS, "contender", "unsharded", "sharded"), "in update, and none"),
+    (
+        swap(OPTIMIZERS, "contender", "zero_redundancy", "zero_redundancy_view"),
+        "zero_redundancy, .* broadcast in update, and 435 declared",
+    ),
+    (swap(SHARDED, "wrapper", "fsdp", "fsdp_blocks"), "fsdp, .* all_gather in passes, and 450"),
+    (swap(SHARDED, "wrapper", "fsdp_blocks", "fully_shard"), "fully_shard, .* all_gather"),
+    (
+        nudge(rows("fsdp", metric="collectives", wrapper="fully_shard", kind="passes all_gather"), 0.5),
+        "fully_shard, .* all_gather in passes",
+    ),
+    (
+        nudge(rows("fsdp", metric="collective_bytes", wrapper="fully_shard", kind="passes all_gather"), 2),
+        "fully_shard, .* bytes by all_gather in passes",
+    ),
+]
+
+
+def failures(module, tables):
+    """The details of a module's failed checks."""
+    found = importlib.import_module(f"scripts.checks.{module}").checks(tables)
+    return [check.detail for check in found if check.outcome == "failed"]
+
+
+@pytest.mark.parametrize("module", FAULTS)
+def test_sound_rows_pass(sound, module):
+    assert failures(module, sound) == []
+
+
+CASES = [(module, *fault) for module, faults in FAULTS.items() for fault in faults]
+
+
+@pytest.mark.parametrize(("module", "plant", "complaint"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
+def test_a_doctored_row_fails_its_check_and_is_named(sound, module, plant, complaint):
+    doctored = {name: table.copy() for name, table in sound.items()}
+    plant(doctored)
+    found = failures(module, doctored)
+    assert any(re.search(complaint, detail) for detail in found), found
+
+
+def test_training_on_several_ranks_may_reach_its_bounds(sound):
+    best = select(sound["all_reduce"], metric="algorithm_bandwidth", processes=2, backend="nccl")["median"].max()
+    size = select(sound["data_parallel"], metric="communicated", wrapper="naive", **RANKS)["mean"].item()
+    state = state_bytes("train_step", parse_size("xl"), 10_000) / MIB
+    for wrapper, metric, column, bound, inwards in (
+        ("naive", "synchronization", "median", size / best / 1.15, 1),
+        ("bf16_wire", "gradient_error", "mean", 3 * 2**0.5 / 2**8, -1),
+        ("none", "peak_memory", "mean", state, 1),
+    ):
+        place = rows("data_parallel", metric=metric, wrapper=wrapper, **RANKS)
+        for factor, failed in ((1 + 0.01 * inwards, 0), (1 - 0.01 * inwards, 1)):
+            doctored = sound | {"data_parallel": sound["data_parallel"].copy()}
+            put(place, **{column: factor * bound})(doctored)
+            assert len(failures("data_parallel", doctored)) == failed, metric
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_step_may_reach_the_peak_rate_and_hold_just_its_state(sound, precision):
+    flops = step_flops("train_step", parse_size("small"), 10_000, 4, 512)
+    for metric, column, bound in (
+        ("step", "median", 1e3 * flops / PEAK.flops(precision)),
+        ("peak_memory", "mean", state_bytes("train_step", parse_size("small"), 10_000) / MIB),
+    ):
+        place = rows("end_to_end", **TRAINED | {"precision": precision}, metric=metric)
+        for factor, failed in ((1.01, 0), (0.99, 1)):
+            doctored = sound | {"end_to_end": sound["end_to_end"].copy()}
+            put(place, **{column: factor * bound})(doctored)
+            assert len(failures("end_to_end", doctored)) == failed, metric
+
+
+@pytest.mark.parametrize(("processes", "gigabytes"), [(2, 449.0), (4, 530.0)])
+def test_a_link_may_carry_what_its_data_sheet_says(sound, processes, gigabytes):
+    assert PEAK.link == 450e9
+    doctored = sound | {"all_reduce": sound["all_reduce"].copy()}
+    put(rows("all_reduce", processes=processes, megabytes=1000, metric="bus_bandwidth"), median=gigabytes)(doctored)
+    assert failures("all_reduce", doctored) == []
+
+
+def test_rows_of_earlier_code_tell_less(sound):
+    seen = ["collectives", "collective_bytes", "tokens", "written"]
+    told = list(contenders.checks({name: table[~table["metric"].isin(seen)] for name, table in sound.items()}))
+    assert [check.outcome for check in told[:5]] == ["passed", "not applicable", "passed", *2 * ["not applicable"]]
+    assert told[1].detail == "not told by these rows"
+    assert "; not told by these rows of " in told[2].detail

@@ -1,0 +1,110 @@
+"""Coverage: planned cells against measured ones, and why the others were not."""
+
+import pytest
+
+from cs336_systems.experiments.attention import Attention
+from cs336_systems.experiments.flash_ablation import FlashAblation
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement
+from cs336_systems.plan import make_plan
+from scripts.coverage import cover, losses
+from scripts.views.data import load, select
+from tests.samples import H200, config, planned_cells, provenance, rows_of, write_raw
+
+
+def test_coverage_counts_every_planned_cell_once(tmp_path):
+    lost = {
+        128: Measurement(metric=WHOLE_CELL, status="oom", message="none left"),
+        256: Measurement(metric=WHOLE_CELL, status="failed", message="no compiler"),
+        512: Measurement(metric=WHOLE_CELL, status="skipped", message="no abacus"),
+    }
+    cells = planned_cells("end_to_end", "handout")
+    run = [cell for cell in cells if cell.size != "large"]
+    rows = rows_of(run, provenance(**H200), lambda cell: lost.get(cell.context) if cell.size == "xl" else None)
+    tables = {name: load(name, write_raw(tmp_path, name, rows if name == "end_to_end" else [])) for name in EXPERIMENTS}
+    found = cover(make_plan(config(machine="1 x NVIDIA H200")), tables).set_index(["experiment", "grid"])
+    # A training step in both precisions per size and context; nothing of large was run.
+    assert found.loc[("end_to_end", "eager")].to_dict() == {
+        "planned": 40,
+        "ok": 26,
+        "incomplete": 0,
+        "oom": 2,
+        "skipped": 2,
+        "failed": 2,
+        "not run": 8,
+        "unplanned": 0,
+    }
+    assert found.loc[("end_to_end", "inference"), "skipped"] == 2
+    assert found.loc[("accumulation", "all"), "not run"] == found.loc[("accumulation", "all"), "planned"] == 18
+    assert found["planned"].sum() == sum(len(planned_cells(name, "handout")) for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize("status", ["oom", "skipped", "failed"])
+def test_a_cell_of_which_each_metric_was_lost_is_not_ok(tmp_path, status):
+    plan = make_plan(config(machine="cpu"))
+    first, *others = planned_cells("attention", "smoke")
+    rows = rows_of([first, *others], provenance())
+    lost = {"n": 0, "status": status, "message": "made up", "samples": "", "value": ""}
+    lost |= dict.fromkeys(("mean", "std", "median", "p20", "p80"))
+    of_first = [row for row in rows if row.sequence == first.sequence and row.compiled == first.compiled]
+    kept = [row.model_copy(update=lost) if row in of_first and row.metric != WALL else row for row in rows]
+    covered, _ = coverage_of("attention", kept, plan, tmp_path)
+    assert (covered[status].sum(), covered["ok"].sum()) == (1, len(others))
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """A plan for one GPU in which the ablation takes four, and its cells."""
+    monkeypatch.setattr(FlashAblation, "processes", 4)
+    return make_plan(config(machine="1 x NVIDIA H200")), planned_cells("flash_ablation", "handout")
+
+
+def coverage_of(name, rows, plan, folder):
+    """The coverage of an experiment's grids and what its cells lack, where only these rows were measured."""
+    tables = {other: load(other, write_raw(folder, other, rows if other == name else [])) for other in EXPERIMENTS}
+    covered, lost = cover(plan, tables), losses(plan, tables)
+    return select(covered, experiment=name), select(lost, experiment=name)
+
+
+def test_cells_that_need_more_gpus_are_not_run_and_say_so(wide, tmp_path):
+    plan, cells = wide
+    covered, lost = coverage_of("flash_ablation", [], plan, tmp_path)
+    assert covered["not run"].sum() == len(cells)
+    assert lost["cells"].sum() == len(cells)
+    assert set(lost["grid"]) == {job.grid for job in plan.jobs["flash_ablation"].values()}
+    assert set(lost["reason"]) == {"it needs 4 GPUs, and 1 is visible"}
+
+
+def test_what_a_wider_machine_measured_counts(wide, tmp_path):
+    plan, cells = wide
+    covered, lost = coverage_of("flash_ablation", rows_of(cells[1:], provenance(**H200)), plan, tmp_path)
+    assert (covered["ok"].sum(), covered["not run"].sum()) == (len(cells) - 1, 1)
+    assert list(lost["cells"]) == [1]
+
+
+def test_a_cell_that_is_planned_no_more_has_no_grid(tmp_path):
+    cell = Attention(sequence=7)
+    lost = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
+    rows = rows_of([cell], provenance(), lambda cell: lost)
+    covered, lost = coverage_of("attention", rows, make_plan(config(machine="cpu")), tmp_path)
+    assert covered["failed"].sum() == 0
+    assert covered.set_index("grid")["unplanned"].to_dict() == {"all": 0, "–": 1}
+    assert lost[lost["status"] == "failed"][["grid", "cells", "reason"]].values.tolist() == [["–", 1, "no compiler"]]
+
+
+def test_lost_metrics_are_told_from_lost_cells(tmp_path):
+    plan = make_plan(config(machine="cpu"))
+    cells = planned_cells("end_to_end", "smoke")
+    failed = Measurement(metric=WHOLE_CELL, status="failed", message="no compiler")
+    rows = rows_of(cells, provenance(), lambda cell: failed if cell.compiled else None)
+    covered, lost = coverage_of("end_to_end", rows, plan, tmp_path)
+    assert covered["failed"].sum() == len(plan.jobs["end_to_end"]["compiled"].cells)
+    found = {(row.grid, row.metric, row.status): (row.cells, row.reason) for row in lost.itertuples()}
+    expected = {}
+    for job in plan.jobs["end_to_end"].values():
+        for metric in ("peak_memory", "device_allocations", "device_busy"):
+            key = (job.grid, metric, "skipped")
+            expected[key] = (expected.get(key, (0, ""))[0] + len(job.cells), "on CUDA devices only")
+            if job.grid == "compiled":
+                expected[job.grid, WHOLE_CELL, "failed"] = (expected.pop(key)[0], "no compiler")
+    assert found == expected

@@ -1,0 +1,129 @@
+"""The training ladder in the report: what is computed of it, and its self-checks, on made-up tables."""
+
+import random
+
+import pytest
+
+from scripts.answers import training_ladder as section
+from scripts.answers.conclusion import ladder
+from scripts.checks.training_ladder import checks
+from scripts.views.completeness import missing_metrics
+from scripts.views.data import frame, select
+from scripts.views.training_ladder import ends, fastest, floor_table, gain_table, rung_table
+from tests.samples import H200, planned_rows
+from tests.support.tables import plain
+
+NAME = "training_ladder"
+
+
+@pytest.fixture(scope="module")
+def h200():
+    return frame(NAME, planned_rows(NAME, "handout", **H200))
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    return frame(NAME, planned_rows(NAME, "smoke"))
+
+
+def changed(table, column, value, **wanted):
+    """The table with a value in the rows of a selection."""
+    found = table.copy()
+    found.loc[select(table, **wanted).index, column] = value
+    return found
+
+
+def outcomes(table):
+    return [check.outcome for check in checks({NAME: table})]
+
+
+def test_a_step_is_compared_with_the_sum_of_its_parts(h200):
+    rungs = rung_table(h200)
+    assert [each["label"].iloc[0] for each in ends(rungs)] == ["small", "2.7B"]
+    best = fastest(ends(rungs)[-1])
+    assert (best["rung"], best["context"]) == ("overlap", 1024)
+    cell = select(h200, size="2.7B", context=1024, batch_size=4, metric="floor")
+    assert best["floor"] == pytest.approx(cell["median"].sum())
+    assert best["over"] == pytest.approx(best["step"] / cell["median"].sum())
+    assert best["tokens"] == pytest.approx(4096e3 / best["step"])
+    assert best["joules"] == pytest.approx(best["energy"] / 4096)
+    lost = h200[~((h200["metric"] == "floor") & (h200["work"] == "update"))]
+    assert floor_table(lost)["floor"].isna().all()
+    assert not rung_table(lost)["over"].notna().any()
+
+
+def test_a_gain_is_over_the_rung_before_and_that_of_fused_passes_over_eager_ones(h200):
+    largest = ends(rung_table(h200))[-1]
+    step = largest.set_index("rung")["step"]
+    found = gain_table(h200, largest).set_index("rung")
+    assert found["gain"]["autocast"] == pytest.approx(step["fp32"] - step["autocast"])
+    assert found["gain"]["fused"] == pytest.approx(step["masters"] - step["fused"])
+    busy = largest.set_index("rung")["device_busy"]
+    assert found["expected"]["graph"] == pytest.approx(step["fused"] - busy["fused"])
+    without = largest[largest["rung"] != "compiled"]
+    assert "fused" in gain_table(h200, without).set_index("rung").index
+    without = largest[largest["rung"] != "masters"]
+    assert not {"masters", "compiled"} & set(gain_table(h200, without)["rung"])
+
+
+def test_the_section_says_how_fast_how_far_and_what_first(h200):
+    found = section.answers({NAME: h200})
+    best = fastest(ends(rung_table(h200))[-1])
+    assert f"One NVIDIA H200 trains 2.7B in {best['step']:.0f} ms per step, 1.08× its floor." in plain(
+        found["fastest"].verdict
+    )
+    assert "For 2.7B do first: bf16 autocast and our attention." in plain(found["advice"].verdict)
+    assert "All 11 later rungs learn as fp32 does" in plain(found["learning"].verdict)
+    assert len(found["sizes"].evidence[0].table.rows) == 14
+    first, last = ends(rung_table(h200))[-1].iloc[0]["step"], best["step"]
+    assert f"goes from {first:.0f} ms to {last:.0f} ms" in plain(ladder({NAME: h200}))
+
+
+def test_a_processor_has_no_verdict_on_speed_and_nothing_is_a_report_too(cpu, h200):
+    found = section.answers({NAME: cpu})
+    assert not found["measured"]
+    assert not found["fastest"].verdict
+    assert "All 3 later rungs learn" in plain(found["learning"].verdict)
+    nothing = section.answers({NAME: h200.iloc[:0]})
+    assert not any(nothing[name].verdict for name in ("fastest", "learning"))
+    assert set(outcomes(h200.iloc[:0])) == {"not applicable"}
+    assert not ladder({NAME: h200.iloc[:0]})
+
+
+def test_a_lost_part_of_the_floor_is_noticed(h200):
+    assert not missing_metrics(NAME, h200)
+    lost = select(h200, metric="floor", work="update", size="small", context=512)
+    ((cell, missing),) = missing_metrics(NAME, h200.drop(lost.index)).items()
+    assert cell[:3] == ("small", 4, 512)
+    assert missing == ["floor update"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_part_of_the_rows_makes_answers(h200, seed):
+    draw = random.Random(seed)
+    share = draw.choice((0.1, 0.5, 0.9))
+    part = h200[[draw.random() < share for _ in range(len(h200))]]
+    texts = [
+        str(answer.markup(name, str))
+        for name, answer in section.answers({NAME: part}).items()
+        if isinstance(answer, section.Answer)
+    ]
+    assert not any(word in text for text in texts for word in ("nan", "None", "inf "))
+    assert len(outcomes(part)) == 6
+
+
+def test_self_checks_pass_and_notice_faults(h200):
+    assert set(outcomes(h200)) == {"passed"}
+    step = {"metric": "step", "rung": "overlap", "size": "2.7B"}
+    faults = [
+        (0, changed(h200, "median", 100.0, **step)),
+        (1, changed(h200, "median", 10.0, **step)),
+        (2, changed(h200, "median", 10_000.0, metric="device_busy", rung="graph", size="2.7B", context=512)),
+        (3, changed(h200, "value", "float32", metric="weights_dtype", rung="fused", size="small", context=512)),
+        (4, changed(h200, "mean", 12 * 2.6e9 / 2**20, metric="peak_memory", rung="graph", size="2.7B", context=512)),
+        (5, changed(h200, "mean", 1.5, metric="loss_after", rung="masters")),
+    ]
+    for number, table in faults:
+        assert outcomes(table)[number] == "failed", number
+    # FP8 is shown, not judged.
+    assert outcomes(changed(h200, "mean", 1.5, metric="loss_after", rung="fp8"))[5] == "passed"

@@ -1,0 +1,139 @@
+"""A project with CONTRIBUTING's toy experiment and the package of examples: added code in the whole pipeline.
+
+The toy is an experiment of two processes with a figure, a section, a tile and a check. At first its code is incorrect:
+it is not measured, and all else is. Right examples are measured, wrong ones refused, and the report shows both.
+"""
+
+import csv
+import re
+
+import pytest
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.implementations import label
+from tests.samples import pdf_text, squeeze
+from tests.support.made_once import made_once
+from tests.workflow.project import (
+    NO_CELLS,
+    NUMERIC_TEST,
+    TOY,
+    add_toy_experiment,
+    copy_project,
+    python,
+    replace_tests_of_instruments,
+    snakemake,
+)
+
+pytestmark = [pytest.mark.workflow, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+TRAINING = {"size": ["nano"], "context": [16], "vocab_size": [101], "rounds": [1], "warmup": [1], "steps": [2]}
+GRIDS = {
+    **NO_CELLS,
+    "flash": {"all": {"sequence": [77], "d": [16], "causal": [False, True], "implementation": ["plain", "tiled"]}},
+    "fsdp": {"all": TRAINING},
+}
+RIGHT = {"flash": "my-flash", "fsdp": "my-fsdp"}
+WRONG = {
+    "flash": {"padded": r"not timed: its o is off from that of attention by 0\.\d"},
+    "fsdp": {"even-rows": r"not timed: after 3 steps \S+ is off from one process's by [\d.]+ of its way"},
+}
+EXAMPLES = ("--configfile", "examples/config.yaml")
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    def make(folder):
+        add_toy_experiment(copy_project(folder, GRIDS, {"flash_benchmarking", "fsdp"}))
+        conftest, of_the_toy = (folder / f"tests/{name}.py" for name in ("conftest", "test_ping"))
+        kept = {path: path.read_text() for path in (conftest, of_the_toy)}
+        # All tests that pass take longer than what is measured here.
+        replace_tests_of_instruments(folder)
+        for name in RIGHT:
+            for test in EXPERIMENTS[name].numeric_tests:
+                (folder / f"tests/{test.replace('.', '/')}.py").write_text(NUMERIC_TEST.format("True"))
+        of_the_toy.write_text(NUMERIC_TEST.format("False"))
+        (folder / "incorrect.txt").write_text(snakemake(folder, "measurements", *EXAMPLES, check=False))
+        (folder / "measured.txt").write_text(" ".join({path.parent.name for path in raw(folder).rglob("*.csv")}))
+        of_the_toy.write_text(kept[of_the_toy])
+        snakemake(folder, *EXAMPLES)
+        conftest.write_text(kept[conftest])
+
+    return made_once(tmp_path_factory, "additions", make)
+
+
+@pytest.fixture(scope="module")
+def text(project):
+    return pdf_text(project / "results/cpu/writeup.pdf")
+
+
+def raw(project):
+    return project / "results/cpu/raw"
+
+
+def rows_of(project, experiment):
+    for path in (raw(project) / experiment).glob("*.csv"):
+        with path.open() as file:
+            yield from csv.DictReader(file)
+
+
+def test_incorrect_code_is_not_measured_and_other_code_is(project):
+    # The instruments are tested by whichever job comes first.
+    told = r"The code is incorrect on this machine, so nothing was measured with it: (tests/test_instruments\.py )?"
+    assert re.search(told + r"tests/test_ping\.py\n", (project / "incorrect.txt").read_text())
+    assert set((project / "measured.txt").read_text().split()) == {"flash", "fsdp"}
+
+
+def test_an_experiment_is_measured_by_as_many_processes_as_it_asks_for(project):
+    sums = {
+        (int(row["processes"]), int(row["numbers"])): float(row["mean"])
+        for row in rows_of(project, "ping")
+        if row["metric"] == "sum"
+    }
+    assert sums == {(1, 10): 1, (1, 1000): 1, (2, 10): 2, (2, 1000): 2}
+
+
+def test_all_of_an_experiment_is_in_the_report(project, text):
+    for words in (
+        "A part with toys",
+        "toy_problem",
+        "Does a ping come back from every process?",
+        "Time of an all-reduce against the size of its message",
+        "4 pings came back",
+        "torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.ping --processes 2 --numbers 10 1000",
+    ):
+        assert squeeze(words) in text, words
+    assert "every process was counted once by a ping,passed,4 cells" in (project / "results/cpu/checks.csv").read_text()
+    assert "2 processes" in (project / "results/cpu/figures/ping_time.svg").read_text()
+
+
+def test_the_steps_to_an_experiment_are_few():
+    # The others are lists that it is added to: config.yaml, report/contents.yaml, metrics and effects of parameters.
+    assert sum(path.suffix in (".py", ".j2") for path in TOY.rglob("*")) + 4 <= 12
+
+
+def test_the_projects_own_tests_know_an_experiment(project):
+    python(project, "-m", "scripts.data_dictionary")
+    which = ["test_experiments", "test_plan", "benchmarks/test_parameters", "benchmarks/test_command_line"]
+    modules = [f"tests/{name}.py" for name in (*which, "scripts/test_data_dictionary", "test_ping")]
+    chosen = "ping or up_to_date or module_that_measures_it"
+    assert re.search(r"^\d+ passed", python(project, "-m", "pytest", "-q", "-n0", *modules, "-k", chosen), re.M)
+
+
+@pytest.mark.parametrize("experiment", RIGHT)
+def test_right_examples_are_measured_and_wrong_ones_refused(project, text, experiment):
+    columns = {"wrapper", "contender", "implementation"}
+    rows: dict[str, list] = {}
+    for row in rows_of(project, experiment):
+        for key in columns & row.keys():
+            if "," not in row[key]:
+                rows.setdefault(label(row[key]), []).append(row)
+    own = rows[RIGHT[experiment]]
+    assert {"forward_backward" if experiment == "flash" else "step"} <= {row["metric"] for row in own}
+    assert {row["status"] for row in own} <= {"ok", "skipped"}
+    for name, reason in WRONG[experiment].items():
+        refused = [row["message"] for row in rows[name] if row["message"].startswith("not timed")]
+        assert refused
+        assert all(re.match(reason, message) for message in refused), refused
+        if experiment != "flash":  # where it is right under a causal mask
+            assert not [row for row in rows[name] if row["status"] == "ok"]
+    assert [name for name in (RIGHT[experiment], *WRONG[experiment]) if name not in text] == []
