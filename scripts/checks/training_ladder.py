@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import step_flops
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS
-from scripts.checks import HONEST, Check, Timing, conclude, outside, under_the_roofline
+from scripts.checks import HONEST, Check, Evidence, Timing, check, conclude, under_the_roofline, within_memory
 from scripts.views.data import measured_gpu, select
 from scripts.views.training_ladder import load_of_row, losses, rung_table
 
@@ -52,8 +52,9 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Check:
     )
 
 
-def nothing_beats_the_roofline(rungs: DataFrame) -> Check:
-    """No step is faster than its matmuls at the GPU's dense peak."""
+@check("the closest reaches {most:.0%} of the peak")
+def nothing_beats_the_roofline(rungs: DataFrame) -> Evidence:
+    """No step of the ladder is faster than its matmuls at the data sheet's dense peak."""
     timings = [
         Timing(
             cell=named(row),
@@ -63,8 +64,7 @@ def nothing_beats_the_roofline(rungs: DataFrame) -> Check:
         )
         for _, row in rungs[rungs["rung"] != "fp8"].iterrows()
     ]
-    check = "no step of the ladder is faster than its matmuls at the data sheet's dense peak"
-    return under_the_roofline(check, measured_gpu({"": rungs}), timings)
+    yield from under_the_roofline(measured_gpu({"": rungs}), timings)
 
 
 def device_is_not_busier_than_the_step_is_long(rungs: DataFrame) -> Check:
@@ -90,32 +90,32 @@ def precision_is_what_it_says(table: DataFrame) -> Check:
         wide = precision == "fp32" or (precision == "autocast" and row["metric"] == "weights_dtype")
         if row["value"] != ("float32" if wide else "bfloat16") or row["tf32"]:
             complaints.append(f"{named(row)}: {row['metric']} {row['value']}{', TF32 on' if row['tf32'] else ''}")
-    check = "the ladder's rungs compute in the precision that they name, with TF32 off"
-    return conclude(check, complaints, len(rows), f"{len(rows)} types")
+    sentence = "the ladder's rungs compute in the precision that they name, with TF32 off"
+    return conclude(sentence, complaints, len(rows), f"{len(rows)} types")
 
 
-def memory_holds_the_state(table: DataFrame) -> Check:
-    """Peak memory is no less than weights, masters and moments, and gradients where they outlive the backward pass."""
-    rows = select(table, metric="peak_memory", status="ok", part="steps")
-    complaints = []
-    for _, row in rows.iterrows():
+@check("{n} steps", "counted on GPUs only")
+def memory_holds_the_state(table: DataFrame) -> Evidence:
+    """Peak memory of a rung is between the closed form of weights, gradients and moments and the device's memory.
+
+    Gradients count where they outlive the backward pass.
+    """
+    for _, row in select(table, metric="peak_memory", status="ok", part="steps").iterrows():
         rung = RUNGS[row["rung"]]
         weights = 2 if rung.precision == "bf16" else 4
         masters = 2 if rung.precision == "bf16" else 0
         gradients = 0 if rung.overlap else weights
         least = (weights + masters + MOMENTS + gradients) * load_of_row(row).weights
-        complaints += outside(row, named(row), least)
-    check = "peak memory of a rung is between the closed form of weights, gradients and moments and the device's memory"
-    return conclude(check, complaints, len(rows), f"{len(rows)} steps" if len(rows) else "counted on GPUs only")
+        yield from within_memory(row, named(row), least)
 
 
 def every_rung_learns(table: DataFrame) -> Check:
     """Each rung's loss after training lies within the scatter of fp32 from other seeds; FP8 is not judged."""
-    check = f"each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds"
+    sentence = f"each rung's loss after training is within {SCATTER} standard deviations of fp32's over seeds"
     found = losses(table)
     exact, others = found[found["rung"] == FIRST.name], found[~found["rung"].isin([FIRST.name, "fp8"])]
     if not len(exact) or not len(others):
-        return conclude(check, [], 0, "no rung was trained")
+        return conclude(sentence, [], 0, "no rung was trained")
     loss, std = exact["loss"].iloc[0], exact["std"].iloc[0]
     others = others.assign(away=(others["loss"] - loss).abs() / std)
     complaints = [
@@ -123,4 +123,4 @@ def every_rung_learns(table: DataFrame) -> Check:
         for _, row in others.iterrows()
         if not row["away"] <= SCATTER
     ]
-    return conclude(check, complaints, len(others), f"{len(others)} rungs; {others['away'].max():.1f} at most")
+    return conclude(sentence, complaints, len(others), f"{len(others)} rungs; {others['away'].max():.1f} at most")
