@@ -194,6 +194,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     best = select(known, contender=means.idxmax()) if len(means) else known.iloc[:0]
     most = last(best)
     row = None if most is None else first(select(wrappers, median=most["step"]))
+    on_gpu = row is not None and bool(row["gpu"])
 
     def efficiencies(rows: DataFrame) -> list[str]:
         return [f"{percent(row['efficiency'])} on {row['processes']}" for _, row in rows.iterrows()]
@@ -204,7 +205,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
         verdict=say(
             "Weak scaling reaches {cells:listing} {noun} with {most[title]}.",
             cells=efficiencies(best),
-            noun="GPUs" if row is not None and row["gpu"] else "processes",
+            noun="GPUs" if on_gpu else "processes",
             most=most,
         ),
         more=say(
@@ -213,7 +214,8 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
             theirs=PYTORCHS,
             others=efficiencies(select(known, title=PYTORCHS)),
         ),
-        evidence=["weak_scaling"],
+        evidence=["weak_scaling"] if on_gpu else [],
+        details=[] if on_gpu else ["weak_scaling"],
         reason=NOTHING if row is None else against_baseline(row, row["title"]),
     )
 
