@@ -2,7 +2,9 @@
 
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
+from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.clipping import clip_scale
+from cs336_systems.training.fp8 import use_fp8
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from cs336_systems.training.packed_linear import packed_linear
@@ -15,6 +17,7 @@ __all__ = [
     "FusedTransformerLM",
     "MasterAdamW",
     "add_rms_norm",
+    "checkpoint_blocks",
     "clip_scale",
     "fuse",
     "linear_cross_entropy",
@@ -22,4 +25,5 @@ __all__ = [
     "rotate_qkv",
     "swiglu",
     "swiglu_linear",
+    "use_fp8",
 ]

@@ -95,7 +95,7 @@ def test_a_lost_part_of_the_floor_is_noticed(h200):
     lost = select(h200, metric="floor", work="update", size="small", context=512)
     ((cell, missing),) = missing_metrics(NAME, h200.drop(lost.index)).items()
     assert cell[:3] == ("small", 4, 512)
-    assert missing == ["floor update"]
+    assert missing == ["floor steps update"]
 
 
 @pytest.mark.parametrize("seed", range(12))

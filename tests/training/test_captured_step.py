@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from cs336_systems.training import under_backward
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.clipping import clip_scale
@@ -133,7 +134,9 @@ def test_dropout_draws_new_numbers_in_each_replay():
 
 
 @pytest.mark.gpu
-def test_a_graph_frees_gradients_under_the_backward_pass():
+def test_a_graph_frees_gradients_under_the_backward_pass(monkeypatch):
+    monkeypatch.setattr(under_backward, "IN_FLIGHT", 64 * 2**20)
+
     def peak(**options):
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(80)]).to("cuda", torch.bfloat16)
@@ -148,7 +151,7 @@ def test_a_graph_frees_gradients_under_the_backward_pass():
         return before
 
     weights = 80 * 2048 * 2048 * 2  # bytes
-    assert peak() - peak(update_during_backward=True) > weights / 8
+    assert peak() - peak(update_during_backward=True) > weights / 2
 
 
 @pytest.mark.gpu

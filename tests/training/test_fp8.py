@@ -100,7 +100,8 @@ def test_several_weights_share_a_matmul(device):
 def test_the_kernels_round_as_pytorch_does(dtype, shape):
     x = torch.randn(shape, device="cuda").exp().sub(1).bfloat16()
     (by_row, scale, by_column, _), limit = _round(x, dtype, False, columns=True), torch.finfo(dtype).max
-    assert scale == x.abs().amax().float() / limit
+    # By a tensor: PyTorch multiplies by the reciprocal of a number.
+    assert scale == x.abs().amax().float() / torch.tensor(limit, device="cuda")
     expected = (x.float() / scale).clamp(-limit, limit).to(dtype)
     assert torch.equal(by_row.view(torch.uint8), expected.view(torch.uint8))
     assert torch.equal(by_column.T.view(torch.uint8), expected.view(torch.uint8))
