@@ -158,7 +158,9 @@ def recorded_digest(cells: Sequence[Experiment], own: Implementation | None = No
     return source_digest(*modules, without=unused)
 
 
-def recorded_modules(cells: Sequence[Experiment], own: Implementation | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def recorded_modules(
+    cells: Sequence[Experiment], own: Implementation | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Modules that measure one launch, and those that they import and it does not run."""
     modules = (*measured_modules(cells[0].name), *([own.module] if own else []))
     return modules, tuple(unused_modules(cells))

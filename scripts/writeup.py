@@ -39,19 +39,6 @@ def environment(templates: Path) -> jinja2.Environment:
     return jinja
 
 
-def render(
-    contents: Contents,
-    plan: Plan,
-    tables: Mapping[str, pandas.DataFrame],
-    coverage: pandas.DataFrame,
-    checks: pandas.DataFrame,
-    digests: Mapping[str, Collection[str]],
-    recorded: Mapping[str, pandas.DataFrame] | None = None,
-) -> str:
-    """The report as Typst source, with the headline figures of recorded tables beside its own, if there are any."""
-    return fill(contents, plan, compute(contents, plan, tables, coverage, checks, digests, recorded))
-
-
 def compute(
     contents: Contents,
     plan: Plan,
@@ -61,7 +48,7 @@ def compute(
     digests: Mapping[str, Collection[str]],
     recorded: Mapping[str, pandas.DataFrame] | None = None,
 ) -> dict[str, Any]:
-    """What the templates print that depends on the tables: `summary`, `sections`, `tiles` and `reference`."""
+    """Everything in the templates that depends on the tables: `summary`, `sections`, `tiles` and `reference`."""
     shown = {name: at_one_setting(name, table) for name, table in tables.items()}
     summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
@@ -99,7 +86,7 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
 
     def figure(name: str) -> Typst:
         if name not in contents.figures:
-            raise ValueError(f"a template shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
+            raise ValueError(f"the report shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
         shown = contents.figures[name]
         caption = escape(f"{shown.caption}{'' if shown.closed_form else f', on {machine}'}.")
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)}) <fig-{name}>")

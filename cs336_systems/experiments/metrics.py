@@ -282,7 +282,9 @@ METRICS: dict[str, dict[str, Metric]] = {
         **_BUSY,
         "energy": Metric("J", "Energy of a step in a row of steps, by the driver's counter"),
         "setup": Metric("s", "Building a rung's model and its first steps, with compilation and capture", timed=True),
-        "peak_memory": Metric("MiB", "Most memory in use during these steps, above what was in use before the rung was built"),
+        "peak_memory": Metric(
+            "MiB", "Most memory in use during these steps, above what was in use before the rung was built"
+        ),
         "order": Metric("order", "Whether the rungs were timed interleaved, or one after another"),
         "weights_dtype": Metric("dtype", "Of the weights"),
         "attention_dtype": Metric("dtype", "Of the queries that attention got"),

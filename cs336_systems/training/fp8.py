@@ -179,7 +179,9 @@ class _Fp8Linear(torch.autograd.Function):
 
 def _round(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool) -> _Operand:
     """Scale a matrix to the range of an FP8 format, and round it."""
-    if HAS_TRITON and x.is_cuda and not rowwise and not torch.compiler.is_compiling():
+    # Of fp32 inputs Triton 3.6 stores the columns wrongly.
+    kernels = HAS_TRITON and x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    if kernels and not rowwise and not torch.compiler.is_compiling():
         by_row, by_column, scale = round_matrix(x.contiguous(), dtype, SMALLEST_AMAX, columns)
         return _Operand(by_row, scale, by_column, scale)
     scale = _scale(x, dtype, rowwise)

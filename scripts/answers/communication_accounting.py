@@ -24,69 +24,63 @@ H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answers, and what the derivations show."""
-    shown = {
-        "xxl": XXL,
-        "device": TPU_V5P,
-        "gb": GB,
-        "h100": H100_MEMORY,
-        **sharding_answers(),
-        **batch_answers(),
-        **trick_answers(),
-    }
-    saving = XXL.state_bytes + BATCHES[1] * XXL.saved_bytes
+    shown = {"xxl": XXL, "device": TPU_V5P, "gb": GB, **sharding_answers(), **batch_answers(), **trick_answers()}
+    state, tokens = XXL.state_bytes, BATCHES[1]
+    gpus = [math.ceil(size / H100_MEMORY) for size in (state, state + tokens * XXL.saved_bytes)]
     return shown | {
         "memory": Answer(
             "(a) Memory",
             say(
-                "State takes {state:GB}, {gpus} H100s of 80 GB; each token adds {saved:MB} for the backward pass.",
-                state=XXL.state_bytes / GB,
-                gpus=math.ceil(XXL.state_bytes / H100_MEMORY),
+                "State takes {state:GB}, {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass.",
+                state=state / GB,
+                gpus=gpus,
                 saved=XXL.saved_bytes / 1e6,
             ),
-            say(
-                "With {tokens} tokens it is {gpus} H100s.",
-                tokens=BATCHES[1],
-                gpus=math.ceil(saving / H100_MEMORY),
-            ),
-            evidence=[Captioned(memory_table(), "What training XXL keeps, without checkpointing.")],
+            say("With {tokens} tokens it is {gpus[1]} H100s.", tokens=tokens, gpus=gpus),
+            evidence=[Captioned(memory_table(), "What training XXL keeps, without checkpointing.", closed_form=True)],
         ),
         "sharded": Answer(
             "(b) Sharded",
             say(
-                '$N > (16 P + A \\/ 2) \\/ ({memory} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.',
-                memory=round(TPU_V5P.memory / GB),
-                least=shown["least"],
-                tokens=shown["tokens"],
+                '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {a[least]} devices with {tokens} tokens.',
+                memory=TPU_V5P.memory / GB,
+                a=shown,
+                tokens=tokens,
             ),
             say(
-                "The state alone needs {state}; from {most} tokens on no number is enough.",
-                state=shown["state_devices"],
-                most=shown["most_tokens"],
+                "The state alone needs {a[state_devices]}; from {a[most_tokens]} tokens on no number is enough.",
+                a=shown,
             ),
-            evidence=[Captioned(shown["readings"], "The fewest devices, by what is taken to be sharded.")],
+            evidence=[
+                Captioned(shown["readings"], "The fewest devices, by what is taken to be sharded.", closed_form=True)
+            ],
         ),
         "batch": Answer(
             "(c) Compute-bound",
-            say(
-                "From $alpha \\/ (Y M_X)$, {each} tokens per device, {overall} in all.",
-                each=shown["per_device"],
-                overall=shown["overall"],
-            ),
-            say(
-                "If the two collectives take turns: {each} and {overall}.",
-                each=shown["per_device_in_turn"],
-                overall=shown["overall_in_turn"],
-            ),
-            evidence=[Captioned(shown["batches"], "The least compute-bound batch in tokens, under several readings.")],
+            say("From $alpha \\/ (Y M_X)$, {a[per_device]} tokens per device, {a[overall]} in all.", a=shown),
+            say("If the two collectives take turns: {a[per_device_in_turn]} and {a[overall_in_turn]}.", a=shown),
+            evidence=[
+                Captioned(
+                    shown["batches"],
+                    "The least compute-bound batch in tokens, under several readings.",
+                    closed_form=True,
+                )
+            ],
             details=["mesh_batch"],
         ),
         "tricks": Answer(
             "(d) Smaller batches",
             say(
-                "More tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight.",
-                tensor=shown["split"].tensor,
+                "More tensor parallelism ($Y = {a[split].tensor}$), pipelining, or fewer bytes per gathered weight.",
+                a=shown,
             ),
-            evidence=[Captioned(shown["trick_table"], "The least batch with each of these, collectives at once.")],
+            evidence=[
+                Captioned(
+                    shown["trick_table"],
+                    "The least batch with each of these, collectives at once.",
+                    closed_form=True,
+                )
+            ],
         ),
     }
 

@@ -2,18 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import nan
 from typing import Any
 
 from pandas import DataFrame, Series
 
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say, tell
-from scripts.rendering.markup import Table, Typst, significant
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Typst
 from scripts.views.bucket_sizes import bucket_model
 from scripts.views.communication import MB, data_size
-from scripts.views.comparison import Duel, device_bound, duels, fastest, outcome, preferred_cells
-from scripts.views.comparison_tables import fixed
+from scripts.views.comparison import device_bound, duels, fastest, outcome, preferred_cells
 from scripts.views.data import select
-from scripts.views.data_parallel import elsewhere, every_row, told, why_untold, wrappers
+from scripts.views.data_parallel import elsewhere, every_row, why_untold, wrappers
+
+MODEL: Columns = {
+    "": {"": "{cell}"},
+    "handout's assumption": {"size": "{size:sig}", "left": "{left:cut}"},
+    "measured backward pass": {"backward": "{backward:sig}", "size": "{known_size:sig}", "left": "{known_left:cut}"},
+    "best as measured": {"size": "{bucket_mb}", "exposed": "{exposed:cut}", "stretched": "{stretched:cut}"},
+}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -49,147 +57,93 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     if not swept:
         return Answer("(a) Bucket sizes", NOTHING, missing=why_untold(table, rows))
     asked, best = swept[0], best_of(swept[0])
-    said = {"size": best["bucket_mb"], "step": best["median"], "cell": best["cell"]}
-    every = every_row(table, rows, ["bucketed"])
+    every = every_row(table, rows, ["bucketed"], "Buckets from small to large")
+    others = [say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])]
+    over = duels(rows, ["bucketed"], ["overlapped"])
+    more = asked["peak_memory"].iloc[-1] - asked["peak_memory"].iloc[0]
     return Answer(
         asked="(a) Bucket sizes",
-        verdict=tell(
-            in_between(asked),
-            say("As expected, the best size is in between: {size} MB, {step:ms} a step ({cell}).", **said),
-            say("Not as expected: the best size, {size} MB ({step:ms} a step), is at an end ({cell}).", **said),
-            say("No optimum in between can be told; {size} MB is the best, {step:ms} a step ({cell}).", **said),
+        verdict=say(
+            tell(
+                in_between(asked),
+                "As expected, the best size is in between: {best[bucket_mb]} MB, {best[median]:ms} a step",
+                "Not as expected: the best size, {best[bucket_mb]} MB ({best[median]:ms} a step), is at an end",
+                "No optimum in between can be told; {best[bucket_mb]} MB is the best, {best[median]:ms} a step",
+            )
+            + " ({best[cell]}).",
+            best=best,
         ),
-        more=say(
-            "Best elsewhere: {others:listing}.",
-            others=[
-                say(
-                    "{size} MB, {step:ms} ({cell})",
-                    size=other["bucket_mb"],
-                    step=other["median"],
-                    cell=other["cell"],
-                )
-                for other in map(best_of, swept[1:])
-            ],
-        ),
-        evidence=["ddp_bucket_sizes"] if asked["exposed"].notna().any() else [Captioned(every, EVERY)] if every else [],
+        more=say("Best elsewhere: {others:listing}.", others=others),
+        evidence=["ddp_bucket_sizes" if asked["exposed"].notna().any() else every],
         reason=paragraph(
-            Typst(
-                "Expected: small buckets pay for many calls, large ones start late, so exposed communication falls and "
-                "rises again."
-            ),
             same_calls(asked),
             say(
-                "But calls are not what is exposed: of {exposed:ms} at {size} MB, {stretched:ms} are compute that "
-                "takes longer next to NCCL's kernels.",
-                exposed=best["exposed"],
-                size=best["bucket_mb"],
-                stretched=best["stretched"] if best["stretched"] > best["exposed"] / 2 else None,
+                "But calls are not what is exposed: of {best[exposed]:ms} at {best[bucket_mb]} MB, "
+                "{best[stretched]:ms} are compute that takes longer next to NCCL's kernels.",
+                best=best if best["stretched"] > best["exposed"] / 2 else None,
             ),
-            copies(asked),
-            against_overlapped(duels(rows, ["bucketed"], ["overlapped"])),
-            Typst(
-                "Cheaper calls would favour small buckets; a backward pass that makes gradients faster than they "
-                "travel, few large ones."
+            say(
+                "Buckets of several gradients are copies: {large} MB takes {more:gib} more memory than {small} MB.",
+                large=asked["bucket_mb"].iloc[-1],
+                small=asked["bucket_mb"].iloc[0],
+                more=more if more > 0 else None,
             ),
+            *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
+            elsewhere(over),
         ),
-        details=[Captioned(every, EVERY, long=True)] if every else [],
+        details=[every],
     )
-
-
-EVERY = "Buckets from small to large in every cell measured."
 
 
 def same_calls(sizes: DataFrame) -> Typst:
     """How many calls each size makes."""
     calls = [
-        say("{calls} ({sizes:listing} MB)", calls=int(same["messages"].iloc[0]), sizes=list(same["bucket_mb"]))
-        for _, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
+        say("{calls:whole} ({sizes:listing} MB)", calls=calls, sizes=list(same["bucket_mb"]))
+        for calls, same in sizes.dropna(subset="messages").groupby("messages", sort=False)
     ]
     return say("The sizes make {calls:listing} calls, since a parameter travels in one piece.", calls=calls)
 
 
-def copies(sizes: DataFrame) -> Typst:
-    """What buckets of several gradients cost in memory."""
-    more = (sizes["peak_memory"].iloc[-1] - sizes["peak_memory"].iloc[0]) / 1024
-    return say(
-        "Buckets of several gradients are copies: {size} MB takes {more:GiB} more memory than {small} MB.",
-        size=sizes["bucket_mb"].iloc[-1],
-        small=sizes["bucket_mb"].iloc[0],
-        more=more if more > 0 else None,
-    )
-
-
-def against_overlapped(found: list[Duel]) -> Typst:
-    """The best buckets against no buckets."""
-    if not found:
-        return NOTHING
-    return paragraph(told(found[0], "bucketed at its best", "overlapped", where=True), elsewhere(found))
-
-
 def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (b): the best size by the model, with constants of measured all-reduces."""
-    body, first = [], None
+    lines = []
     for cell in preferred_cells(device_bound(rows)):
         found = bucket_model(all_reduce, cell)
-        if found is None:
-            continue
-        assumed, best = replace(found, backward_seconds=None), best_of(cell)
-        first = first or (assumed, best)
-        known = found.backward_seconds is not None
-        body.append(
-            [
-                best["cell"],
-                str(significant(assumed.best_bucket_size / 1e6)),
-                fixed(1e3 * assumed.least_overhead),
-                str(significant(1e3 * found.backward)) if known else "–",
-                str(significant(found.best_bucket_size / 1e6)) if known else "–",
-                fixed(1e3 * found.least_overhead) if known else "–",
-                best["bucket_mb"],
-                fixed(best["exposed"]),
-                fixed(best["stretched"]),
-            ]
-        )
-    groups = [("", 1), ("handout's assumption", 2), ("measured backward pass", 3), ("best as measured", 3)]
-    header = ["", "size", "left", "backward", "size", "left", "size", "exposed", "stretched"]
+        if found is not None:
+            assumed, known = replace(found, backward_seconds=None), found.backward_seconds is not None
+            line = {"size": assumed.best_bucket_size / 1e6, "left": 1e3 * assumed.least_overhead, "model": found}
+            line["backward"] = 1e3 * found.backward if known else nan
+            line["known_size"] = found.best_bucket_size / 1e6 if known else nan
+            line["known_left"] = 1e3 * found.least_overhead if known else nan
+            lines.append({**best_of(cell), **line})
+    asked = lines[0] if lines else None
+    found = asked["model"] if asked else None
     return Answer(
         asked="(b) Model",
-        verdict=say("The best buckets have √(s·w·o) bytes and leave 2√(s·o/w) seconds after the backward pass.")
-        if first is None
-        else say(
-            "By the model {size:MB} buckets are best and leave {left:ms} after backward ({cell}).",
-            size=first[0].best_bucket_size / 1e6,
-            left=1e3 * first[0].least_overhead,
-            cell=first[1]["cell"],
-        ),
-        more=NOTHING
-        if first is None
-        else say(
-            "Measured, {size} MB is the best, and {exposed:ms} are exposed.",
-            size=first[1]["bucket_mb"],
-            exposed=first[1]["exposed"],
-        ),
+        verdict=say(
+            "By the model {asked[size]:MB} buckets are best and leave {asked[left]:ms} after backward ({asked[cell]}).",
+            asked=asked,
+        )
+        or say("The best buckets have √(s·w·o) bytes and leave 2√(s·o/w) seconds after the backward pass."),
+        more=say("Measured, {asked[bucket_mb]} MB is the best, and {asked[exposed]:ms} are exposed.", asked=asked),
         evidence=[
             Captioned(
-                Table(header, body, groups=groups),
+                grid(DataFrame(lines), MODEL),
                 "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms; "
                 "stretched: compute beyond the baseline's in the profiled step.",
             )
-        ]
-        if body
-        else [],
-        reason=NOTHING
-        if first is None
-        else paragraph(
+        ],
+        reason=paragraph(
             say(
                 "Here s = {size}; the line through the all-reduces gives w = {bandwidth:GB/s} and o = {call:µs}.",
-                size=data_size(first[0].size / MB),
-                bandwidth=first[0].bandwidth / 1e9,
-                call=1e6 * first[0].call_seconds,
+                size=data_size(found.size / MB) if found else None,
+                bandwidth=found.bandwidth / 1e9 if found else None,
+                call=1e6 * found.call_seconds if found else None,
             ),
             say(
-                "The model leaves out that compute slows down next to communication: {stretched:ms} of what is "
+                "The model leaves out that compute slows down next to communication: {asked[stretched]:ms} of what is "
                 "exposed.",
-                stretched=first[1]["stretched"] if first[1]["stretched"] > 0 else None,
+                asked=asked if asked and asked["stretched"] > 0 else None,
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""Answers to `ddp_overlap_individual_parameters_benchmarking`: gradients that travel during the backward pass."""
+"""Answers to `ddp_overlap_individual_parameters_benchmarking`: all-reduces that start during the backward pass."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,19 @@ from pandas import DataFrame
 from cs336_systems.experiments.data_parallel import FLOOR
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.views.comparison import duels, fastest, traced_cell
-from scripts.views.data_parallel import BASELINE, across_cells, difference, every_row, told, why_untold, wrappers
+from scripts.views.data_parallel import (
+    ACROSS,
+    BASELINE,
+    across_cells,
+    difference,
+    every_row,
+    why_untold,
+    wrappers,
+)
 
 WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
+SLOWER = 1.01
+"""Compute that takes longer by a larger ratio is slowed down."""
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -22,59 +32,43 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 def time(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (a): the step against the two before."""
     found, before = (duels(rows, ["overlapped"], [other]) for other in ("flat", "naive"))
-    asked = found[0] if found else None
-    every = every_row(table, rows, [FLOOR, *WRAPPERS]) if len(rows) else None
-    if asked is None:
+    if not found:
         return Answer("(a) Step time", NOTHING, missing=why_untold(table, rows))
+    asked, own = found[0], found[0].first
     return Answer(
         asked="(a) Step time",
-        verdict=told(asked, "overlapped", "flat", where=True),
+        verdict=asked.speed.sentence("overlapped", "flat", f"({asked.cell})"),
         more=paragraph(
-            *(told(duel, "overlapped", "naive") for duel in before[:1] if duel.cell == asked.cell),
-            say(
-                "The step takes {step:ms}, of which {exposed:ms} are exposed communication.",
-                step=asked.first["median"],
-                exposed=asked.first["exposed"],
-            ),
+            *(duel.speed.sentence("overlapped", "naive") for duel in before if duel.cell == asked.cell),
+            say("The step takes {own[median]:ms}, of which {own[exposed]:ms} are exposed communication.", own=own),
         ),
-        evidence=[
-            Captioned(
-                across_cells(table, rows, BASELINE | WRAPPERS),
-                "Step and exposed communication in device-bound cells, medians; a star: percentiles 20 and 80 more "
-                "than 5 % apart.",
-            )
-        ],
+        evidence=[Captioned(across_cells(table, rows, BASELINE | WRAPPERS), ACROSS)],
         reason=paragraph(
-            difference(asked, "overlapped", "flat"),
+            difference(own, asked.other, "overlapped", "flat"),
             say(
                 "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
                 "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
-                stretch=asked.first["stretch"] if asked.first["stretch"] > SLOWER else None,
+                stretch=own["stretch"] if own["stretch"] > SLOWER else None,
             ),
         ),
-        details=[Captioned(every, "Naive, flat and overlapped in every cell measured.", long=True)] if every else [],
-        missing=why_untold(table, rows),
+        details=[every_row(table, rows, [FLOOR, *WRAPPERS], "Naive, flat and overlapped")],
     )
-
-
-SLOWER = 1.01
-"""Compute that takes longer by a larger ratio is slowed down."""
 
 
 def traces(rows: DataFrame) -> Answer:
     """Sub-question (b): what the drawn steps hide of their communication."""
     cell = traced_cell(rows)
-    shares = {name: None if (row := fastest(cell, [name])) is None else row["hidden_share"] for name in WRAPPERS}
+    naive, flat, overlapped = (fastest(cell, [name]) for name in WRAPPERS)
     return Answer(
         asked="(b) Traces",
         verdict=say(
-            "Overlapped runs {overlapped:percent} of its communication next to compute, naive {naive:percent}.",
-            **{name: shares[name] for name in ("overlapped", "naive")},
+            "Overlapped runs {overlapped[hidden_share]:percent} of its communication next to compute, naive "
+            "{naive[hidden_share]:percent}.",
+            overlapped=overlapped,
+            naive=naive,
         ),
         more=say(
-            "The flat wrapper hides {flat:percent} (one step each, rank 0, {cell}).",
-            flat=shares["flat"],
-            cell=cell["cell"].iloc[0] if len(cell) else None,
+            "The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]}).", flat=flat
         ),
         evidence=["ddp_timelines"],
         missing="No step was profiled: a trace of kernels needs a GPU.",

@@ -5,11 +5,18 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, say
-from scripts.rendering.markup import Table, fixed_point
+from scripts.rendering.answer import Answer, Captioned, count, say
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table
 from scripts.views.attention_calls import ONE_HEAD, availability
 from scripts.views.attention_times import backward_pairs, call_table
-from scripts.views.data import measured_gpu, select
+from scripts.views.data import first, flat, measured_gpu, select
+
+WAYS: Columns = {
+    "": {"precision": "{precision}", "sequence": "{sequence}", "d": "{d}"},
+    "ms": {"kernels": "{kernels:.3f}", "compiled PyTorch": "{compiled:.3f}"},
+    " ": {"ratio": "{gain:.1f}×{star}"},
+}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -18,42 +25,39 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     found = availability(table)
     pairs = backward_pairs(select(call_table(table), **ONE_HEAD))
     why = "its compiled backward pass needs a GPU" if found["measured"] else found["why"]
-    told = pairs[~pairs["waits"].astype(bool)]
-    faster = int((told["gain"] > 1).sum())
+    waits = pairs["waits"].astype(bool)
+    told = pairs[~waits]
+    longest = select(told, sequence=told["sequence"].max())
+    shown = pairs.assign(star=waits.map({True: "*", False: ""})).sort_values(["precision", "d", "sequence"])
     return {
         "hopper": measured_gpu(tables) != "",
         "ways": Answer(
             asked="Kernels against compiled PyTorch",
             verdict=say(
                 "Our kernels are faster than compiled PyTorch in {faster} of {cells}, {ratio:times} in the median.",
-                faster=faster,
+                faster=int((told["gain"] > 1).sum()),
                 cells=count(len(told), "device-bound cell"),
                 ratio=told["gain"].median(),
             )
-            if len(told)
-            else say("Whether kernels or compiled PyTorch are faster cannot be told: all cells are host-bound.")
-            if len(pairs)
-            else NOTHING,
+            or say(
+                "Whether kernels or compiled PyTorch are faster cannot be told: all cells are host-bound."
+                if len(pairs)
+                else ""
+            ),
             more=say(
-                "At {longest} tokens the median is {long:times}.",
-                longest=int(told["sequence"].max()) if len(told) else None,
-                long=select(told, sequence=told["sequence"].max())["gain"].median() if len(told) else None,
+                "At {row[sequence]} tokens the median is {long:times}.",
+                row=first(longest),
+                long=longest["gain"].median(),
             ),
             evidence=[
                 Captioned(
                     ratio_table(told),
                     "Time of the backward pass in compiled PyTorch over that of our kernels, medians; causal, one "
-                    "head. –: "
-                    "either is host-bound.",
+                    "head. –: either is host-bound.",
                 )
             ],
-            reason=say(
-                "Compiled PyTorch writes the matrices of probabilities and of their gradients to memory and reads them "
-                "back, so its traffic grows with the square of the sequence; the kernels keep tiles of them on the "
-                "chip."
-            ),
             details=[
-                Captioned(ways_table(pairs), "The backward pass by itself, medians; a star: host-bound.", long=True)
+                Captioned(grid(shown, WAYS), "The backward pass by itself, medians; a star: host-bound.", long=True)
             ],
             missing=f"Not measured: {why}.",
         ),
@@ -62,23 +66,9 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def ratio_table(told: DataFrame) -> Table:
     """One line per length, a column per precision and head dimension."""
-    columns = sorted(set(zip(told["precision"], told["d"], strict=True)))
-    gains = told.pivot(index="sequence", columns=["precision", "d"], values="gain").reindex(columns=columns)
-    body = [[str(length), *(fixed_point(gain, 1, "×") for gain in row)] for length, row in gains.iterrows()]
-    counts = {name: sum(precision == name for precision, _ in columns) for name, _ in columns}
-    return Table(
-        ["sequence", *(f"d = {d}" for _, d in columns)], body, text_columns=0, groups=[("", 1), *counts.items()]
-    )
-
-
-def ways_table(pairs: DataFrame) -> Table:
-    """Both ways at every shape."""
-    body = [
-        [
-            *(pair["precision"], str(pair["sequence"]), str(pair["d"])),
-            *(fixed_point(pair[way], 3) for way in ("kernels", "compiled")),
-            fixed_point(pair["gain"], 1, "×*" if pair["waits"] else "×"),
-        ]
-        for _, pair in pairs.sort_values(["precision", "d", "sequence"]).iterrows()
-    ]
-    return Table(["precision", "sequence", "d", "kernels / ms", "compiled PyTorch / ms", "ratio"], body)
+    gains = flat(told.pivot(index="sequence", columns=["precision", "d"], values="gain"))
+    columns = {
+        str(precision): {f"d = {d}": f"{{{precision} {d}:.1f}}×" for d in sorted(set(rows["d"]))}
+        for precision, rows in told.groupby("precision")
+    }
+    return grid(gains.reset_index(), {"": {"sequence": "{sequence}"}, **columns}, text_columns=0)

@@ -1,10 +1,10 @@
 """Answers to `fsdp_accounting`: what sharding saves, and whether weights arrive in time, expected and measured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from numpy import nan
-from pandas import DataFrame, Series, isna
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting.fsdp import waiting_seconds
 from cs336_systems.accounting.fsdp_memory import peak_bytes
@@ -14,40 +14,40 @@ from cs336_systems.experiments.data_parallel import FLOOR
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import parse_size
+from scripts.answers.fsdp import fewest_ranks
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
-from scripts.rendering.markup import NOT_MEASURED, Table, significant, with_unit
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table, significant, with_unit
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, marked
-from scripts.views.comparison_tables import NONE, Column, contender_table, fixed, missing
-from scripts.views.data import measured_machine, select
+from scripts.views.comparison_tables import contender_table, missing, setting
+from scripts.views.data import select
 from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of, unsharded, whole_weights
 from scripts.views.units import memory_unit
 
-MEMORY = {
-    "kept": ("closed form", "between steps"),
-    "between_steps": ("measured", "between steps"),
-    "passing": ("closed form", "passing"),
-    "expected_peak": ("closed form", "peak"),
-    "peak_memory": ("measured", "peak"),
+MEMORY: dict[str, dict[str, str]] = {
+    "between steps": {"closed form": "{kept:cut}", "measured": "{between_steps:cut}"},
+    "passing": {"closed form": "{passing:cut}"},
+    "peak": {"closed form": "{expected_peak:cut}", "measured": "{peak_memory:cut}"},
 }
-"""The columns of the table of memory, and their titles."""
+WAITING: Columns = {
+    "": {"": "{title}"},
+    "largest unit / ms": {"compute": "{compute:sig}", "gather": "{gather:sig}"},
+    "waiting / ms": {"closed form": "{expected:sig}", "measured": "{late:sig}"},
+    "pauses / ms": {"all": "{pause:sig}"},
+    "all-gathers": {"hidden / %": "{hidden:sig}"},
+}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answers, and how many units pass through whole."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)
-    why = f"{NOT_MEASURED.capitalize()}{missing(table).removeprefix(NOT_MEASURED)}."
     return {
-        "saving": saving(table, rows, why),
-        "in_time": in_time(table, tables["all_reduce"], rows, why),
+        "saving": saving(table, rows),
+        "in_time": in_time(table, tables["all_reduce"], rows),
         "gathered": 1 + AHEAD,
         "reduced": 1 + REDUCTIONS,
     }
-
-
-def with_closed_forms(rows: DataFrame) -> DataFrame:
-    """Rows with what closed forms expect, MiB: kept between steps, what passes through, and the peak."""
-    return rows.join(DataFrame([expected(row) for _, row in rows.iterrows()], index=rows.index) / MIB)
 
 
 def expected(row: Series) -> dict[str, float]:
@@ -66,157 +66,113 @@ def expected(row: Series) -> dict[str, float]:
     }
 
 
-def saving(table: DataFrame, rows: DataFrame, why: str) -> Answer:
+def saving(table: DataFrame, rows: DataFrame) -> Answer:
     """(a) What sharding saves between steps and at the peak, in the first fp32 cell: there activations are the same."""
-    asked = "(a) Memory saved"
     kept = rows[rows["contender"].isin([FLOOR, *SHARDED]) | (rows["family"] == OWN)]
     if not len(kept):
-        return Answer(asked=asked, verdict=NOTHING, missing=why)
-    kept = with_closed_forms(kept)
-    unit, size = memory_unit(MIB * kept["expected_peak"].max())
+        return Answer("(a) Memory saved", NOTHING, missing=missing(table))
+    forms = DataFrame([expected(row) for _, row in kept.iterrows()], index=kept.index)
+    unit, size = memory_unit(forms["expected_peak"].max())
+    measured = kept[["between_steps", "peak_memory"]].astype(float) * MIB / size
+    kept = kept.assign(**(forms / size), **measured)
     cell = next(iter(cells_of(select(kept, precision="fp32"))), kept.iloc[:0])
     whole, own = fastest(cell, [FLOOR]), fastest(cell, OURS)
+    less = {
+        name: nan if whole is None or own is None else whole[name] - own[name]
+        for name in ("kept", "expected_peak", "between_steps", "peak_memory")
+    }
+    # Of a tiny model, the units that pass through whole outweigh what is sharded.
+    peak = with_unit(less["expected_peak"], unit) if less["expected_peak"] > 0 else "nothing"
+    columns = {f"{group} / {unit}": forms for group, forms in MEMORY.items()}
 
-    def less(column: str) -> float:
-        return nan if whole is None or own is None else float(whole[column] - own[column]) * MIB / size
+    def shown(rows: DataFrame) -> Table:
+        return contender_table(FullyShardedTraining, table.iloc[:0], rows, columns)
 
-    told = device_bound(kept)
-    shown = (told if len(told) else kept).pipe(lambda found: found[found["processes"] == found["processes"].min()])
-    machine = measured_machine({"": table})
-    caption = (
-        f"Memory per rank with whole and sharded state on {machine}: weights and moments between steps, what passes "
-        "through whole, and the peak; measured once, on rank 0. In bf16 the closed form of the peak is an upper limit, "
-        "since it counts autocast's activations."
-    )
     return Answer(
-        asked=asked,
+        asked="(a) Memory saved",
         verdict=say(
-            f"FSDP should save {{kept:{unit}}} per rank between steps and {{peak}} at the peak.",
-            kept=less("kept"),
-            # Of a tiny model, the units that pass through whole outweigh what is sharded.
-            peak=with_unit(less("expected_peak"), unit) if less("expected_peak") > 0 else "nothing",
+            f"FSDP should save {{less[kept]:{unit}}} per rank between steps and {{peak}} at the peak.",
+            less=less,
+            peak=peak,
         ),
         more=say(
-            f"It saves {{kept:{unit}}} and {{peak:{unit}}} ({{title}}, {{cell}}).",
-            kept=less("between_steps"),
-            peak=less("peak_memory"),
-            title="" if own is None else own["title"],
-            cell="" if own is None else own["cell"],
+            f"It saves {{less[between_steps]:{unit}}} and {{less[peak_memory]:{unit}}} "
+            "({own[title]}, {own[cell]}).",
+            less=less,
+            own=own,
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
-        evidence=[Captioned(memory_table(table, shown, unit, size), caption)],
-        details=[Captioned(memory_table(table, kept, unit, size), f"The same in every cell, on {machine}.", long=True)],
+        evidence=[
+            Captioned(
+                shown(fewest_ranks(kept)),
+                "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
+                "whole, and the peak, measured once, on rank 0. In bf16 the closed form of the peak is an upper limit, "
+                "since it counts autocast's activations.",
+            )
+        ],
+        details=[Captioned(shown(kept), "The same in every cell.", long=True)],
     )
 
 
-def memory_table(table: DataFrame, rows: DataFrame, unit: str, size: int) -> Table:
-    """Closed forms and measured memory, cell by cell."""
-
-    def text(metric: str) -> Callable[[Series], str]:
-        return lambda row: fixed(row[metric] * MIB / size)
-
-    columns = [Column(title, f"{group} / {unit}", text(metric), metric) for metric, (title, group) in MEMORY.items()]
-    return contender_table(FullyShardedTraining, table.iloc[:0], rows, columns) or Table([], [])
-
-
-def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame, why: str) -> Answer:
+def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer:
     """(b) Whether weights are there when their block's turn comes, in the first device-bound cell that was profiled."""
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
     told = device_bound(passes)
     own = fastest(next(iter(cells_of(told)), told), OURS)
-    blocks = by_block(table, own) if own is not None else DataFrame(columns=["late", "pause"])
+    blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
-    machine = measured_machine({"": table})
-    values: dict[str, Any] = {
-        "late": count(len(late), "block"),
-        "blocks": len(blocks),
-        "wait": float(late["late"].sum()),
-        "length": float(own["forward_length"]) if own is not None else None,
-    }
-    counts = "of {blocks}, by {wait:ms} in a forward pass of {length:ms}."
-    rates = measured_table(table, all_reduces, told)
-    every = measured_table(table, all_reduces, passes)
-    caption = (
-        f"The largest unit and the waiting for weights in a forward pass on {machine}: by closed form from measured "
-        "rates (C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in one "
-        "profiled pass on rank 0, with all pauses before units and the share of all-gather time beside which kernels "
-        "compute."
-    )
-    skipped = table[(table["metric"] == "device_busy") & (table["status"] == "skipped")]["message"]
+    common = setting(FullyShardedTraining, table, rows)
+    why = "Not measured: {why}." if common and common["not_profiled"] else "No device-bound forward pass was profiled."
+    first = set(late.index) <= set(range(1 + AHEAD))
     return Answer(
         asked="(b) In time",
-        missing=why
-        if not len(rows)
-        else f"Not measured: {skipped.iloc[0]}."
-        if len(skipped)
-        else "Not measured: no device-bound forward pass was profiled.",
-        verdict=tell(
-            set(late.index) <= set(range(1 + AHEAD)),
-            say("Yes: weights come late only for {late} " + counts, **values),
-            say("No: weights come late for {late} " + counts, **values),
-        )
-        if len(blocks)
-        else NOTHING,
+        missing=why.format(why=common["not_profiled"]) if common else missing(table),
+        verdict=say(
+            tell(first, "Yes: weights come late only for", "No: weights come late for")
+            + " {late} of {blocks}, by {wait:ms} in a forward pass of {own[forward_length]:ms}.",
+            own=own,
+            late=count(len(late), "block"),
+            blocks=len(blocks) or None,
+            wait=float(late["late"].sum()),
+        ),
         more=paragraph(
-            NOTHING if own is None else say("Measured with _{title}_, {cell}.", title=own["title"], cell=own["cell"]),
+            say("Measured with _{own[title]}_, {own[cell]}.", own=own),
             say(
                 "It cannot be told with {cells:listing}: host-bound.",
                 cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
             ),
         ),
-        evidence=["fsdp_gathers", *([Captioned(rates, caption)] if rates else [])],
-        reason=pauses(table, told),
-        details=[Captioned(every, f"The same in every profiled cell, on {machine}.", long=True)] if every else [],
+        evidence=[
+            "fsdp_gathers",
+            Captioned(
+                waiting_table(table, all_reduces, rows, told),
+                "The largest unit and the waiting for weights in a forward pass: by closed form from measured rates "
+                "(C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in one "
+                "profiled pass on rank 0, with all pauses before units and the share of all-gather time beside which "
+                "kernels compute.",
+            ),
+        ],
+        reason=say("The first weights always come late, as no compute runs before them.") if len(late) else NOTHING,
+        details=[
+            Captioned(waiting_table(table, all_reduces, rows, passes), "The same in every profiled cell.", long=True)
+        ],
     )
 
 
-def pauses(table: DataFrame, told: DataFrame) -> Any:
-    """The contender that pauses longest, and how much of that is for weights."""
-    found = [
-        (float(each["pause"].sum()), float(each["late"].sum()), row)
-        for _, row in told.iterrows()
-        if len(each := by_block(table, row))
-    ]
-    if not found:
-        return NOTHING
-    first = say("The first weights always come late, as no compute runs before them.")
-    pause, late, row = max(found, key=lambda each: each[0])
-    if late > pause / 2:
-        return first
-    longest = say(
-        "The longest pauses, {pause:ms} with _{title}_ ({cell}), wait for weights for {late:ms} only; for the rest the "
-        "weights are there, but work has not begun.",
-        pause=pause,
-        late=late,
-        title=row["title"],
-        cell=row["cell"],
-    )
-    return paragraph(first, longest)
-
-
-def measured_table(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Table | None:
-    """Closed forms and measured waiting, cell by cell."""
-    every = contenders(FullyShardedTraining, table)
-    body: list[list[str]] = []
+def waiting_table(table: DataFrame, all_reduces: DataFrame, every: DataFrame, rows: DataFrame) -> Table:
+    """Closed forms and measured waiting of some rows, cell by cell."""
+    lines = []
     for cell in cells_of(rows):
         floors = select(every, cell=cell["cell"].iloc[0], contender=FLOOR)
         rates = measured_rates(all_reduces, floors.iloc[0]) if len(floors) else None
         where = f"; W = {significant(rates.bandwidth / 1e9)} GB/s" if rates else ""
-        body.append([f"{marked(cell.iloc[0])}{where}"])
         for _, row in cell.iterrows():
-            numbers = [nan] * 3
+            line = {"heading": f"{marked(row)}{where}", "title": row["title"], "hidden": 100 * row["forward_share"]}
+            line |= dict.fromkeys(("compute", "gather", "expected"), nan)
             if rates:
                 times = sharded(row).forward(tokens_of(row), rates)
-                largest = max(times, key=lambda unit: unit.communication)
-                numbers = [1e3 * each for each in (largest.compute, largest.communication, waiting_seconds(times))]
-            blocks = by_block(table, row)
-            waits = [float(blocks[name].sum()) if len(blocks) else nan for name in ("late", "pause")]
-            body.append([row["title"], *(shown(value) for value in [*numbers, *waits, 100 * row["forward_share"]])])
-    titles = ["", "compute", "gather", "closed form", "measured", "all", "hidden / %"]
-    groups = [("", 1), ("largest unit / ms", 2), ("waiting / ms", 2), ("pauses / ms", 1), ("all-gathers", 1)]
-    return Table(titles, body, groups=groups) if body else None
-
-
-def shown(value: float) -> str:
-    """A number as text."""
-    return NONE if isna(value) else str(significant(value))
+                unit = max(times, key=lambda each: each.communication)
+                line |= {"compute": 1e3 * unit.compute, "gather": 1e3 * unit.communication}
+                line["expected"] = 1e3 * waiting_seconds(times)
+            lines.append({**line, **by_block(table, row)[["late", "pause"]].sum(min_count=1)})
+    return grid(DataFrame(lines), WAITING, by="heading")

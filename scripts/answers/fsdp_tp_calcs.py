@@ -64,7 +64,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
                 tensor=in_turn / fsdp,
                 gain=at_once / in_turn,
             ),
-            evidence=[Captioned(limits, Typst("All strategies, with $a = B W \\/ C$ and $c = 3 F W \\/ (2 C)$."))],
+            evidence=[
+                Captioned(
+                    limits, say("All strategies, with $a = B W \\/ C$ and $c = 3 F W \\/ (2 C)$."), closed_form=True
+                )
+            ],
             details=["parallelism_times"],
         ),
     }

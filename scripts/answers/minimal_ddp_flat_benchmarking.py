@@ -15,7 +15,6 @@ from scripts.views.data_parallel import (
     elsewhere,
     every_row,
     stacked_cells,
-    told,
     why_untold,
     wrappers,
 )
@@ -27,43 +26,29 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     """The section's answer."""
     table, rows = tables["data_parallel"], wrappers(tables)
     found = duels(rows, ["flat"], ["naive"])
-    asked = found[0] if found else None
-    more = 0.0 if asked is None else (asked.first["peak_memory"] - asked.other["peak_memory"]) / 1024
+    if not found:
+        return {"flat": Answer("One all-reduce", NOTHING, missing=why_untold(table, rows))}
+    flat, naive = found[0].first, found[0].other
+    more = flat["peak_memory"] - naive["peak_memory"]
     steps = Captioned(across_cells(table, rows, BASELINE | WRAPPERS), "Median step and exposed communication, ms.")
-    every = every_row(table, rows, [FLOOR, *WRAPPERS]) if len(rows) else None
-    return {
-        "flat": Answer(
-            asked="One all-reduce",
-            verdict=NOTHING if asked is None else told(asked, "flat", "naive", where=True),
-            more=NOTHING
-            if asked is None
-            else paragraph(
-                say(
-                    "It exposes {flat:ms} of communication, naive {naive:ms}.",
-                    flat=asked.first["exposed"],
-                    naive=asked.other["exposed"],
-                ),
-                elsewhere(found),
+    answer = Answer(
+        asked="One all-reduce",
+        verdict=found[0].speed.sentence("flat", "naive", f"({found[0].cell})"),
+        more=paragraph(
+            say("It exposes {flat[exposed]:ms} of communication, naive {naive[exposed]:ms}.", flat=flat, naive=naive),
+            elsewhere(found),
+        ),
+        evidence=["ddp_stack"] if stacked_cells(rows) else [steps],
+        reason=paragraph(
+            difference(flat, naive, "flat", "naive"),
+            say(
+                "It makes one call in place of {naive[messages]:whole}; the added compute copies the gradients into "
+                "one tensor.",
+                naive=naive,
             ),
-            evidence=["ddp_stack"] if stacked_cells(rows) else [steps],
-            reason=NOTHING
-            if asked is None
-            else paragraph(
-                difference(asked, "flat", "naive"),
-                say(
-                    "It makes one call in place of {calls}; the added compute copies the gradients into one tensor.",
-                    calls=int(asked.other["messages"]) if asked.other["messages"] > 0 else None,
-                ),
-                say(
-                    "That tensor adds {more:GiB} to the peak.",
-                    more=more if more > 0 else None,
-                ),
-                say("Neither wrapper communicates before the backward pass is over."),
-            ),
-            details=[
-                steps,
-                *([Captioned(every, "Naive and flat in every cell measured.", long=True)] if every else []),
-            ],
-            missing=why_untold(table, rows),
-        )
-    }
+            say("That tensor adds {more:gib} to the peak.", more=more if more > 0 else None),
+            say("Neither wrapper communicates before the backward pass is over."),
+        ),
+        details=[steps, every_row(table, rows, [FLOOR, *WRAPPERS], "Naive and flat")],
+    )
+    return {"flat": answer}

@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pandas import DataFrame, Series, isna
+from pandas import DataFrame
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say, tell
-from scripts.rendering.markup import NOT_MEASURED, Table, Typst, significant
-from scripts.views.comparison import FOREIGN, OWN, PHASES, contenders, device_bound, fastest, names_in
-from scripts.views.comparison_tables import NONE, STEP, Column, contender_table, missing, setting, shares, times
-from scripts.views.data import measured_machine, select
-from scripts.views.earlier import earlier_cells, marked_earlier
+from scripts.rendering.answer import Answer, Captioned, paragraph, say, tell
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table, Typst
+from scripts.views.comparison import FOREIGN, PHASES, against, contenders, device_bound, fastest, names_in, yours
+from scripts.views.comparison_tables import STARS, STEP, contender_table, missing, setting
+from scripts.views.data import first, one, select
+from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import (
     BEFORE_UPDATE,
     CELL,
@@ -23,12 +24,10 @@ from scripts.views.optimizer_sharding import (
     memory_unit_of,
     peaks,
 )
-from scripts.views.units import GIB
-from scripts.views.verdicts import speed
+from scripts.views.units import GB, GIB
 
 HANDOUT_SIZE, HANDOUT_VOCABULARY = "xl", 10_000
 RANKS = (2, 4)
-GB = 1e9
 FORMULAS = {
     "data parallel": ("$16 P$", "$2 r dot 4 P$"),
     "sharded optimizer": ("$8 P + 8 P \\/ N$", "$3 r dot 4 P$"),
@@ -38,31 +37,26 @@ FORMULAS = {
 """Bytes of a rank's training state, and what it sends in a step; step counters, a few bytes, are left out."""
 HANDOUT, PEERS, GRADIENTS = "sharded", "sharded_peer_memory", "sharded_gradients"
 """The handout's scheme, the same over symmetric memory, and with sharded gradients."""
-RATIO = Column("× unsharded", "step / ms", lambda row: NONE if isna(row["ratio"]) else f"{row['ratio']:.3f}", "ratio")
-COLUMNS = [
-    *STEP,
-    RATIO,
-    *(times({"synchronization": "sync."}.get(phase, phase), "timed apart / ms", phase) for phase in PHASES),
-]
-PROFILE = [
-    *STEP,
-    times("comm.", "profile / ms", "communication"),
-    shares("hidden / %", "profile / ms", "hidden_share"),
-    times("compute", "profile / ms", "compute"),
-]
-PEAK = "peak of a step"
-MOMENTS = {
-    "first": {"initialized": "in use"},
-    "before the update": {
-        "parameters": "weights",
-        "gradients": "gradients",
-        "optimizer_state": "state",
-        "rest": "rest",
-    },
-    "after it": {"total": "in use"},
-    PEAK: {"peak": "measured", "predicted_peak": "closed form"},
+RATIO = {"× unsharded": "{ratio:.3f}"}
+TIMES: Columns = {
+    "step / ms": STEP | RATIO,
+    "timed apart / ms": {{"synchronization": "sync."}.get(name, name): f"{{{name}:cut}}" for name in PHASES},
 }
-"""The columns of the table of memory: group, column, title."""
+PROFILE: Columns = {
+    "step / ms": STEP,
+    "profile / ms": {
+        "comm.": "{communication:cut}",
+        "hidden / %": "{hidden_share:share}",
+        "compute": "{compute:cut}",
+    },
+}
+PARTS = {"weights": "parameters", "gradients": "gradients", "state": "optimizer_state", "rest": "rest"}
+MOMENTS: Columns = {
+    "first": {"in use": "{initialized:.2f}"},
+    "before the update": {title: f"{{{name}:.2f}}" for title, name in PARTS.items()},
+    "after it": {"in use": "{total:.2f}"},
+    "peak of a step": {"measured": "{peak:.2f}", "closed form": "{predicted_peak:.2f}"},
+}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -72,12 +66,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     whole = select(rows, contender=UNSHARDED).set_index(CELL)["median"].rename("whole")
     rows = rows.join(whole, on=CELL)
     rows["ratio"] = rows["median"] / rows["whole"]
-    why = f"{NOT_MEASURED.capitalize()}{missing(table).removeprefix(NOT_MEASURED)}."
     return {
-        "memory": memory_answer(table, why),
-        "time": time_answer(table, rows, why),
+        "memory": memory_answer(table),
+        "time": time_answer(table, rows),
         "zero": zero_answer(),
-        "s": setting(OptimizerSharding, table, rows) if len(rows) else None,
+        "s": setting(OptimizerSharding, table, rows),
         "size": HANDOUT_SIZE,
     }
 
@@ -87,229 +80,146 @@ def first_cell(rows: DataFrame) -> DataFrame:
     return rows[rows["cell"] == rows["cell"].iloc[0]] if len(rows) else rows
 
 
-def memory_answer(table: DataFrame, why: str) -> Answer:
+def memory_answer(table: DataFrame) -> Answer:
     """(a) What is in use around the update, and at the peak."""
     rows = memory(table)
-    found = with_moments(rows)
     unit, mib = memory_unit_of(rows)
+    found = with_moments(rows)
+    numbers = ["initialized", *PARTS.values(), "total", "peak", "predicted_peak", "passes", "update"]
+    found[numbers] = found[numbers].astype(float) / mib
+    found["predicted_peak"] = found["predicted_peak"].where(found["peak"].notna())
     asked = first_cell(found)
-    by_name = {row["contender"]: row for _, row in asked.iterrows()}
-    whole, own, both = (by_name.get(name, Series(dtype=float)) for name in (UNSHARDED, HANDOUT, GRADIENTS))
-
-    def amounts(column: str) -> dict[str, float]:
-        rows = {"whole": whole, "own": own, "both": both}
-        return {name: float(row.get(column, float("nan"))) / mib for name, row in rows.items()}
-
-    counted = bool(found["peak"].notna().any())
-    end, peak = amounts("total"), amounts("peak")
-    machine = measured_machine({"": table})
-    caption = say(
-        "Memory of the rank with most in use, training {size} on {machine}, in {unit}; {cell}. "
-        + (
-            "_Rest_: buckets that are copies, activations, the loss."
-            if counted
-            else "The allocator counts on GPUs only."
-        ),
-        size=asked["label"].iloc[0] if len(asked) else None,
-        machine=machine,
-        unit=unit,
-        cell=asked["cell"].iloc[0] if len(asked) else None,
-    )
-    every = say("The same in every cell, in {unit}, on {machine}.", unit=unit, machine=machine)
-    earlier = earlier_cells(OptimizerSharding, table)
+    whole, own, both = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, GRADIENTS))
+    cell = first(asked)
+    rest = select(asked, family=FOREIGN)["rest"].max()
+    early = own is not None and own["passes"] > own["update"]
     return Answer(
         asked="(a) Memory",
-        missing=why,
+        missing=missing(table),
         verdict=say(
-            f"After a step, sharding leaves {{own:{unit}}} of {{whole:{unit}}} in use on each of {{ranks}} ranks.",
-            **{name: end[name] for name in ("own", "whole")},
-            ranks=int(asked["processes"].iloc[0]) if len(asked) else None,
+            f"After a step, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use on each of "
+            "{own[processes]} ranks.",
+            own=own,
+            whole=whole,
         ),
         more=paragraph(
+            say(f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.", whole=whole, own=own),
+            say(f"With gradients sharded too, it is {{both[peak]:{unit}}}.", both=both),
+        ),
+        evidence=[
+            Captioned(
+                grid(asked, {"": {"": "{title}"}, **MOMENTS}),
+                say(
+                    "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}. _Rest_: "
+                    "buckets that are copies, activations, the loss.",
+                    cell=cell,
+                    unit=unit,
+                ),
+            )
+        ],
+        reason=paragraph(
             say(
-                f"The peak falls from {{whole:{unit}}} to {{own:{unit}}}.",
-                **{name: peak[name] for name in ("own", "whole")},
+                "The closed forms are $4 P$ bytes each of weights and gradients and $8 P$ of state, divided by $N$ "
+                "where they are sharded; measured peaks are within {error:percent} of them.",
+                error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             ),
-            say(f"With gradients sharded too, it is {{both:{unit}}}.", both=peak["both"]),
+            tell(
+                early,
+                "The peak is reached in the backward pass, in which activations stand beside the state; before the "
+                "update they are gone.",
+                "",
+            ),
+            say(
+                f"PyTorch's optimizer keeps up to {{rest:{unit}}} besides, copies of gradients in buckets, unless "
+                "gradients are views of these.",
+                rest=rest if rest > 0.1 * asked["gradients"].max() else None,
+            ),
+            of_earlier_code(OptimizerSharding, table),
         ),
-        evidence=[Captioned(memory_table(asked, mib, earlier, headings=False), caption)],
-        reason=memory_reason(asked, own, mib, unit),
-        details=[Captioned(memory_table(found, mib, earlier, headings=True), every, long=True)],
-    )
-
-
-def memory_reason(asked: DataFrame, own: Series, mib: float, unit: str) -> Typst:
-    """Why the peak falls by less than the state, how near the closed form is, and what PyTorch keeps beside it."""
-    error = (asked["peak"] / asked["predicted_peak"] - 1).abs().max()
-    theirs = select(asked, family=FOREIGN)
-    rest = theirs["rest"].max() / mib
-    return paragraph(
-        say(
-            "The closed forms are $4 P$ bytes each of weights and gradients and $8 P$ of state, divided by $N$ where "
-            "they are sharded; measured peaks are within {error:percent} of them.",
-            error=error,
-        ),
-        say(
-            "The peak is reached in the backward pass, in which activations stand beside the state; before the update "
-            "they are gone."
-        )
-        if own.get("passes", 0.0) > own.get("update", float("nan"))
-        else NOTHING,
-        say(
-            f"PyTorch's optimizer keeps up to {{rest:{unit}}} besides, copies of gradients in buckets, unless "
-            "gradients are views of these.",
-            rest=rest,
-        )
-        if rest > 0.1 * asked["gradients"].max() / mib
-        else NOTHING,
+        details=[
+            Captioned(
+                grid(found, {"": {"": "{title}"}, **MOMENTS}, by="cell"), f"The same in every cell, {unit}.", long=True
+            )
+        ],
     )
 
 
 def with_moments(rows: DataFrame) -> DataFrame:
     """One row per contender: in use after it, its parts before the update, and after initialization."""
     keys = [*CELL, "contender"]
-    first = select(rows, moment=INITIALIZED).set_index(keys)["total"].rename("initialized")
-    parts = list(MOMENTS["before the update"])
+    begin = select(rows, moment=INITIALIZED).set_index(keys)["total"].rename("initialized")
+    parts = list(PARTS.values())
     before = select(rows, moment=BEFORE_UPDATE).set_index(keys)[parts]
-    return peaks(rows).drop(columns=parts).join(first, on=keys).join(before, on=keys)
+    return peaks(rows).drop(columns=parts).join(begin, on=keys).join(before, on=keys)
 
 
-def memory_table(found: DataFrame, mib: float, earlier: set[str], *, headings: bool) -> Table:
-    """Memory by moment and part, under a heading for each cell if there are several."""
-    columns = {
-        group: {name: title for name, title in names.items() if found[name].notna().any()}
-        for group, names in MOMENTS.items()
-        if group != PEAK or found["peak"].notna().any()
-    }
-    names = [name for group in columns.values() for name in group]
-    body: list[list[str]] = []
-    for cell, lines in found.groupby("cell", sort=False):
-        if headings:
-            body.append([marked_earlier(str(cell), earlier)])
-        body += [
-            [row["title"], *(NONE if isna(row[name]) else f"{row[name] / mib:.2f}" for name in names)]
-            for _, row in lines.iterrows()
-        ]
-    titles = [title for group in columns.values() for title in group.values()]
-    return Table(["", *titles], body, groups=[("", 1), *((group, len(inside)) for group, inside in columns.items())])
-
-
-def time_answer(table: DataFrame, rows: DataFrame, why: str) -> Answer:
+def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
     """(b) The step with and without, in the cell that the question asks for."""
     told = device_bound(rows)
     asked = first_cell(told if len(told) else rows)
-    by_name: Mapping[str, Series] = {row["contender"]: row for _, row in asked.iterrows()}
-    whole, own, peers = (by_name.get(name) for name in (UNSHARDED, HANDOUT, PEERS))
-    against = speed(own, whole)
-    steps: dict[str, Any] = (
-        {"own": own["median"], "whole": whole["median"]} if own is not None and whole is not None else {"own": None}
-    )
-    steps |= {"share": abs(1 / against.ratio - 1), "where": asked["cell"].iloc[0]} if against.ratio else {}
-    machine = measured_machine({"": table})
-    n = int(asked["n"].max()) if len(asked) else None
-    caption = say(
-        "Training steps of {size} on {machine}: median, 20th and 80th percentile of {n} steps"
-        + (r" (\* more than {wide:percent} of the median apart)" if asked["wide"].any() else "")
-        + "; phases, timed apart: medians; the optimizer's has the communication of parameters in it.",
-        size=asked["label"].iloc[0] if len(asked) else None,
-        machine=machine,
-        n=n,
-        **({"wide": setting(OptimizerSharding, table, rows)["wide_spread"]} if asked["wide"].any() else {}),
-    )
-    shown = contender_table(OptimizerSharding, asked_rows(table, asked), asked, COLUMNS)
-    all_steps = contender_table(OptimizerSharding, table, rows, PROFILE)
+    whole, own, peers = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, PEERS))
+    gain, over_peers = against(own, whole), against(peers, whole)
+    theirs = fastest(asked, names_in(asked, FOREIGN))
+    steps = "{own[median]:ms} against {whole[median]:ms} ({own[cell]})."
+    in_cell = select(table, **{name: asked[name].iloc[0] for name in CELL}) if len(asked) else table
     return Answer(
         asked="(b) Step time",
-        missing=why,
-        verdict=NOTHING
-        if against.ratio is None
-        else tell(
-            against.faster,
-            say("Sharding makes the step {share:percent} shorter: {own:ms} against {whole:ms} ({where}).", **steps),
-            say("Sharding makes the step {share:percent} longer: {own:ms} against {whole:ms} ({where}).", **steps),
-            say("Whether sharding costs time cannot be told: the steps are {why}.", why=against.why_untold),
+        missing=missing(table),
+        verdict=say(
+            tell(
+                gain.faster,
+                "Sharding makes the step {share:percent} shorter: " + steps,
+                "Sharding makes the step {share:percent} longer: " + steps,
+                "Whether sharding costs time cannot be told: the steps are {why}.",
+            ),
+            own=own,
+            whole=whole,
+            share=abs(1 / gain.ratio - 1) if gain.ratio else None,
+            why=gain.why_untold,
         ),
-        more=over_peers(whole, peers),
-        evidence=[Captioned(shown, caption)] if shown else [],
-        reason=paragraph(updates(own, whole, peers), theirs_sentence(asked), yours(asked, own)),
+        more=say(
+            "Over symmetric memory it takes {peers[median]:ms}"
+            + tell(
+                over_peers.faster,
+                ", less than unsharded.",
+                ", more than unsharded.",
+                "; that cannot be told from unsharded.",
+            ),
+            peers=peers,
+        ),
+        evidence=[
+            Captioned(
+                contender_table(OptimizerSharding, in_cell, asked, TIMES),
+                say(
+                    "Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps; phases, "
+                    "timed apart: medians; the optimizer's has the communication of parameters in it. " + STARS,
+                    row=first(asked),
+                ),
+            )
+        ],
+        reason=paragraph(
+            say(
+                "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
+                "updates $1\\/N$ of the parameters, and then waits for the others'.",
+                own=own,
+                whole=whole,
+            ),
+            say("Over symmetric memory it takes {peers[optimizer]:ms}.", peers=peers),
+            say(
+                "{theirs[title]}, takes {theirs[median]:ms}, of which the optimizer's part is {theirs[optimizer]:ms}.",
+                theirs=theirs,
+            ),
+            yours(asked, {"ours, sharded": [HANDOUT]}),
+        ),
         details=[
             Captioned(
-                headings_marked(all_steps, earlier_cells(OptimizerSharding, table)),
-                f"Training steps in every cell on {machine}, and what a profile of one step on rank 0 shows; "
-                "communication includes waits for other ranks. Nothing is concluded from host-bound cells.",
+                contender_table(OptimizerSharding, table, rows, PROFILE),
+                "Training steps in every cell, and what a profile of one step on rank 0 shows; communication includes "
+                "waits for other ranks. Nothing is concluded from host-bound cells.",
                 long=True,
             )
-        ]
-        if all_steps
-        else [],
+        ],
     )
-
-
-def asked_rows(table: DataFrame, asked: DataFrame) -> DataFrame:
-    """The rows of one cell."""
-    return select(table, **{name: asked[name].iloc[0] for name in CELL}) if len(asked) else table.iloc[:0]
-
-
-def headings_marked(table: Table, earlier: set[str]) -> Table:
-    """The table, with the headings of cells that earlier code measured marked."""
-    body = [
-        [next((f"{row[0]}, earlier code" for name in earlier if row[0].startswith(name)), row[0])]
-        if len(row) == 1
-        else row
-        for row in table.rows
-    ]
-    return Table(table.columns, body, table.text_columns, table.groups)
-
-
-def over_peers(whole: Series | None, peers: Series | None) -> Typst:
-    """The step over symmetric memory against the unsharded one."""
-    against = speed(peers, whole)
-    if against.ratio is None or peers is None:
-        return NOTHING
-    return say(
-        "Over symmetric memory it takes {peers:ms}"
-        + tell(
-            against.faster,
-            Typst(", less than unsharded."),
-            Typst(", more than unsharded."),
-            Typst("; that cannot be told from unsharded."),
-        ),
-        peers=peers["median"],
-    )
-
-
-def updates(own: Series | None, whole: Series | None, peers: Series | None) -> Typst:
-    """What the optimizer's part of the step takes."""
-    if own is None or whole is None:
-        return NOTHING
-    return paragraph(
-        say(
-            "The optimizer's part takes {own:ms} sharded and {whole:ms} unsharded: a rank updates $1\\/N$ of the "
-            "parameters, and then waits for the others'.",
-            own=own["optimizer"],
-            whole=whole["optimizer"],
-        ),
-        say("Over symmetric memory it takes {peers:ms}.", peers=None if peers is None else peers["optimizer"]),
-    )
-
-
-def theirs_sentence(asked: DataFrame) -> Typst:
-    """What PyTorch's fastest takes."""
-    theirs = fastest(asked, names_in(asked, FOREIGN))
-    if theirs is None:
-        return NOTHING
-    return say(
-        "PyTorch's fastest ({title}) takes {step:ms}, of which the optimizer's part is {part:ms}.",
-        title=theirs["title"].removeprefix("PyTorch's, "),
-        step=theirs["median"],
-        part=theirs["optimizer"],
-    )
-
-
-def yours(asked: DataFrame, own: Series | None) -> Typst:
-    """Each of the reader's own against the handout's scheme as this project implements it."""
-    mine = [row for _, row in select(asked, family=OWN).iterrows()]
-    return paragraph(*(speed(row, own).sentence(row["title"], "ours, sharded") for row in mine))
 
 
 def zero_answer() -> Answer:
@@ -317,18 +227,18 @@ def zero_answer() -> Answer:
     whole = fp32_adamw(parse_size(HANDOUT_SIZE), HANDOUT_VOCABULARY)
     ours, zero = (SCHEMES[name] for name in ("sharded optimizer", "ZeRO-1"))
     ranks = RANKS[0]
+    sent, least = ours.sent(whole, ranks), zero.sent(whole, ranks)
     return Answer(
         asked="(c) Against ZeRO stage 1",
         verdict=say(
-            "Sharded state takes the memory of ZeRO stage 1, but {ratio:times} its communication.",
-            ratio=ours.sent(whole, ranks) / zero.sent(whole, ranks),
+            "Sharded state takes the memory of ZeRO stage 1, but {ratio:times} its communication.", ratio=sent / least
         ),
         more=say(
             "On {ranks} ranks {state:GiB} of training state each, and {sent:GB} sent per step instead of {zero:GB}.",
             ranks=ranks,
             state=ours.memory(whole, ranks).total / GIB,
-            sent=ours.sent(whole, ranks) / GB,
-            zero=zero.sent(whole, ranks) / GB,
+            sent=sent / GB,
+            zero=least / GB,
         ),
         evidence=[
             Captioned(
@@ -337,34 +247,22 @@ def zero_answer() -> Answer:
                 "AdamW in fp32, without activations and buffers.",
             )
         ],
-        reason=Typst(
-            "ZeRO @rajbhandari2020 shards an fp32 copy of the weights as well, since its weights and gradients are "
-            "fp16; here weights are fp32 themselves. Its stage 1 reduce-scatters the gradients, as a rank needs only "
-            "those of the parameters that it updates, and all-gathers the parameters: together one all-reduce. The "
-            "handout's scheme all-reduces the gradients and then sends the parameters, half as much again. Our second "
-            "mode reduces gradients to their owners and frees the others': stage 1's communication, stage 2's memory."
-        ),
     )
 
 
 def schemes_table(ranks: Sequence[int]) -> Table:
     """Memory and communication of each scheme by closed form, at the handout's size."""
     whole = fp32_adamw(parse_size(HANDOUT_SIZE), HANDOUT_VOCABULARY)
-    body = []
+    lines = []
     for name, scheme in SCHEMES.items():
-        state, sent = FORMULAS[name]
-        body.append(
-            [
-                name,
-                Typst(state),
-                *(str(significant(scheme.memory(whole, each).total / GIB)) for each in ranks),
-                Typst(sent),
-                *(str(significant(scheme.sent(whole, each) / GB)) for each in ranks),
-            ]
-        )
-    numbers = [f"N = {each}" for each in ranks]
-    return Table(
-        ["", "bytes", *numbers, "bytes", *numbers],
-        body,
-        groups=[("", 1), ("training state of a rank / GiB", 3), ("sent by a rank in a step / GB", 3)],
-    )
+        state, sent = map(Typst, FORMULAS[name])
+        held = {f"held{each}": scheme.memory(whole, each).total / GIB for each in ranks}
+        lines.append({"name": name, "state": state, "sent": sent, **held})
+        lines[-1] |= {f"sent{each}": scheme.sent(whole, each) / GB for each in ranks}
+
+    def columns(what: str, formula: str) -> dict[str, str]:
+        return {"bytes": formula, **{f"N = {each}": f"{{{what}{each}:sig}}" for each in ranks}}
+
+    groups = {"training state of a rank / GiB": columns("held", "{state}")}
+    groups |= {"sent by a rank in a step / GB": columns("sent", "{sent}")}
+    return grid(DataFrame(lines), {"": {"": "{name}"}, **groups})

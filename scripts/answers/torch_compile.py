@@ -2,18 +2,17 @@
 
 import math
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import step_flops
-from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
-from scripts.rendering.markup import Table, Tile, Typst, fixed_point, listing, measured, times
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Tile, Typst, measured, times
 from scripts.views.compiled_attention import grid_table, paired
-from scripts.views.data import one, ratio, reason, select, size_order
-from scripts.views.steps import PASSES, steady, step_table
+from scripts.views.data import PRECISIONS, first, last, one, ratio, reason, select, size_order
+from scripts.views.steps import PASSES, steady, step_table, utilization
 
 STAGES = {
     "fp32": {"precision": "fp32", "compiled": False, "attention": "plain"},
@@ -23,6 +22,23 @@ STAGES = {
     "bf16, our attention, compiled": {"precision": "bf16", "compiled": True, "attention": "flash"},
 }
 """One step after another, from fp32 to all together."""
+TOGETHER: Columns = {
+    "": {
+        "training step": "{stage}",
+        "median / ms": "{step:.1f}{star}",
+        "device busy / %": "{busy:share}",
+        "MFU / %": "{utilization:.1f}",
+        "peak / GiB": "{peak_memory:GiB}",
+        "gain": "{gain:.2f}×",
+    }
+}
+BOTH = ("eager", "compiled")
+MODEL: Columns = {
+    "": {"size": "{label}", "precision": "{precision}"},
+    **{f"{title} / ms": {way: f"{{{way} {title}:.1f}}{{{way} star}}" for way in BOTH} for title in PASSES},
+    "device works / ms": {**{way: f"{{{way} device_busy:.1f}}" for way in BOTH}, "ratio": "{work:.2f}×"},
+    "compiling": {"cost / s": "{cost:.0f}", "pays after": "{pays}"},
+}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -38,49 +54,42 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
     """All together, where it can be told."""
-    steps = list(found["stages"].values())
-    if len(steps) < 2 or steps[0]["host_bound"] or steps[-1]["host_bound"]:
+    begin, end = first(found["stages"]), last(found["stages"])
+    if begin is None or end is None or len(found["stages"]) < 2 or begin["host_bound"] or end["host_bound"]:
         return []
-    titles = list(found["stages"])
-    meaning = f"the training step of {name_of(steps[0])}: {titles[-1]}, over {titles[0]}"
-    return [Tile(times(steps[0]["step"] / steps[-1]["step"]), meaning, "gain of all together")]
+    meaning = f"the training step of {name_of(begin)}: {end['stage']}, over {begin['stage']}"
+    return [Tile(times(begin["step"] / end["step"]), meaning, "gain of all together")]
 
 
 def attention(table: DataFrame) -> Answer:
     """(a) Plain attention, eager next to compiled."""
-    asked = "(a) Attention"
     if table["compiled"].nunique() < 2:
-        return Answer(asked, NOTHING)
+        return Answer("(a) Attention", NOTHING)
     pairs = paired(table)
-    told = pairs[~pairs["host_bound"]]
+    told, waits = pairs[~pairs["host_bound"]], pairs[pairs["host_bound"]]
     longest = select(told, sequence=told["sequence"].max())
-    last = longest.iloc[-1] if len(longest) else None
-    losses = int((told["gain"] < 1).sum())
     gain = longest["gain"].median()
-    quick, slow = ("compiled", "eager") if gain > 1 else ("eager", "compiled")
+    quick, slow = BOTH[::-1] if gain > 1 else BOTH
     return Answer(
-        asked=asked,
+        asked="(a) Attention",
         verdict=say(
-            "At {length} tokens {quick} attention is {gain:times} as fast as {slow} (median of {cells}).",
-            length=int(last["sequence"]),
+            "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} (median of {cells}).",
+            row=last(longest),
             quick=quick,
             slow=slow,
             gain=max(gain, 1 / gain),
             cells=count(len(longest), "head dimension"),
         )
-        if last is not None
-        else Typst("All compiled or eager cells are host-bound: no gain can be told."),
+        or say("All compiled or eager cells are host-bound: no gain can be told."),
         more=paragraph(
             say(
                 "It is slower in {losses} of {all}.",
-                losses=losses or "none",
+                losses=int((told["gain"] < 1).sum()) or "none",
                 all=count(len(told), "device-bound shape" if measured(pairs["eager_busy"].max()) else "shape"),
             ),
             say(
-                "Its peak at d = {d} goes from {eager:GiB} to {compiled:GiB}.",
-                d=int(last["d"]) if last is not None else None,
-                eager=last["eager_peak"] / 1024 if last is not None else None,
-                compiled=last["compiled_peak"] / 1024 if last is not None else None,
+                "Its peak at d = {row[d]} goes from {row[eager_peak]:gib} to {row[compiled_peak]:gib}.",
+                row=last(longest),
             ),
         ),
         evidence=[
@@ -90,17 +99,11 @@ def attention(table: DataFrame) -> Answer:
             )
         ],
         reason=paragraph(
-            Typst(
-                "The compiler fuses scaling and softmax, forward and backward, into one pass over the scores. The "
-                "score "
-                "matrix itself stays in memory: compiling does not change the algorithm."
-            ),
             say(
                 "In {cells} the device waits for the host, eager or compiled; there it works {work:times} as long "
-                "eager "
-                "as compiled (median).",
-                cells=count(int(pairs["host_bound"].sum()), "shape") if pairs["host_bound"].any() else None,
-                work=(pairs["eager_busy"] / pairs["compiled_busy"])[pairs["host_bound"]].median(),
+                "eager as compiled (median).",
+                cells=count(len(waits), "shape"),
+                work=(waits["eager_busy"] / waits["compiled_busy"]).median(),
             ),
         ),
         details=["attention_compiled"],
@@ -109,142 +112,94 @@ def attention(table: DataFrame) -> Answer:
 
 def model(table: DataFrame) -> Answer:
     """(b) The whole model's training step, eager next to compiled, and when compiling has paid."""
-    asked = "(b) The whole Transformer"
     rows = select(table, attention="plain", mode="train_step", cold_start=False)
     tried = select(rows, compiled=True)
     if not len(tried):
-        return Answer(asked, NOTHING)
+        return Answer("(b) The whole Transformer", NOTHING)
     context = int(tried["context"].max())
-    rows = select(rows, context=context, warmup=int(tried["warmup"].max()))
-    steps = step_table(rows)
-    pairs = [pair for pair in pairs_of(steps, tried) if pair[0] is not None and pair[1] is not None]
-    told = [pair for pair in pairs if not (pair[0]["host_bound"] or pair[1]["host_bound"])]
+    lines = both_ways(select(rows, context=context, warmup=int(tried["warmup"].max())), tried)
+    pairs = lines[lines["gain"].notna()]
+    told = pairs[~pairs["host_bound"].astype(bool)]
+    work, step = work_sentence(pairs), step_sentence(told, len(pairs))
     return Answer(
-        asked=asked,
-        verdict=work_sentence(pairs) or step_sentence(told, pairs),
+        asked="(b) The whole Transformer",
+        verdict=work or step,
         more=paragraph(
-            step_sentence(told, pairs) if work_sentence(pairs) else NOTHING,
-            pays_sentence(told),
+            step if work else NOTHING,
+            say(
+                "For {row[label]} in {row[precision]} compiling costs {row[cost]:s} and pays after {row[pays]} steps.",
+                row=last(told[told["pays"] != "never"]),
+            ),
         ),
         evidence=[
             Captioned(
-                model_table(rows, steps, tried),
+                grid(lines, MODEL, text_columns=2),
                 f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
-                f"star: "
-                "host-bound. cost: the warm-up beyond as many settled steps; pays after: steps that save as much.",
+                "star: host-bound. cost: the warm-up beyond as many settled steps; pays after: steps that save as "
+                "much.",
             )
         ],
         reason=paragraph(
             say(
-                "The compiler @ansel2024 fuses chains of element-wise operations and reductions (norms, rotary "
-                "embeddings, "
-                "the softmax with its mask, SwiGLU’s gate), so that their tensors cross memory once; matmuls are still "
-                "the "
-                "library’s, and AdamW is not compiled."
-            ),
-            say(
                 "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "
-                "host "
-                "is slow.",
-                fewer=middle([ratio(eager["launches"], compiled["launches"]) for eager, compiled in pairs]),
+                "host is slow.",
+                fewer=pairs["fewer"].median(),
             ),
         ),
     )
 
 
-def pairs_of(steps: DataFrame, tried: DataFrame) -> list[tuple[Any, Any]]:
-    """The eager and the compiled step of every cell that was tried compiled; None where it was not measured."""
-    found = []
-    for size in size_order(tried):
-        for precision in dict.fromkeys(select(tried, size=size)["precision"]):
-            cell = {"size": size, "precision": precision}
-            found.append((one(steps, compiled=False, **cell), one(steps, compiled=True, **cell)))
-    return found
+def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
+    """One row per cell that was tried compiled, with both steps' columns, or the reason why one is missing."""
+    steps = step_table(rows)
+    steps["star"] = steps["host_bound"].map({True: "*", False: ""})
+    lines: list[dict[str, Any]] = []
+    for size, precision in product(size_order(tried), PRECISIONS):
+        cell = {"size": size, "precision": precision}
+        known = first(select(tried, **cell))
+        if known is None:
+            continue
+        line = {"label": known["label"], "precision": precision, "message": ""}
+        eager, fast = (one(steps, compiled=compiled, **cell) for compiled in (False, True))
+        if eager is None or fast is None:
+            lines.append(line | {"message": reason(select(rows, compiled=eager is not None, **cell))})
+            continue
+        cost = compile_seconds(fast)
+        pays = steps_to_pay(cost, eager["step"], fast["step"])
+        line |= {**eager.add_prefix("eager "), **fast.add_prefix("compiled ")}
+        line |= {"cost": cost, "pays": "–" if cost is None else "never" if pays is None else str(pays)}
+        line |= {"gain": eager["step"] / fast["step"], "host_bound": bool(eager["host_bound"] or fast["host_bound"])}
+        line |= {"work": ratio(eager["device_busy"], fast["device_busy"])}
+        lines.append(line | {"fewer": ratio(eager["launches"], fast["launches"])})
+    numbers = ["host_bound", "gain", "work", "fewer", "pays"]
+    return DataFrame(lines, columns=[*dict.fromkeys([*numbers, *(name for line in lines for name in line)])])
 
 
-def middle(values: list[float | None]) -> float | None:
-    """The median of what was measured."""
-    known = [value for value in values if measured(value)]
-    return float(Series(known).median()) if known else None
-
-
-def work_sentence(pairs: list[tuple[Any, Any]]) -> Typst:
+def work_sentence(pairs: DataFrame) -> Typst:
     """By how much compiling cuts what the device does, which the host has no part in."""
-    parts = []
-    for precision in ("bf16", "fp32"):
-        gains = [
-            ratio(eager["device_busy"], fast["device_busy"]) for eager, fast in pairs if eager["precision"] == precision
-        ]
-        parts.append(say("{gain:times} in {precision}", gain=middle(gains), precision=precision))
-    shown = [part for part in parts if part]
-    return (
-        say("Compiling cuts the device’s work per training step by {gains} (medians).", gains=listing(shown))
-        if shown
-        else NOTHING
-    )
+    gains = [
+        say("{gain:times} in {name}", gain=select(pairs, precision=name)["work"].median(), name=name)
+        for name in reversed(PRECISIONS)
+    ]
+    return say("Compiling cuts the device’s work per training step by {gains:listing} (medians).", gains=gains)
 
 
-def step_sentence(told: list[tuple[Any, Any]], pairs: list[tuple[Any, Any]]) -> Typst:
-    """What it makes of the step itself, where that can be told."""
-    gain = middle([eager["step"] / compiled["step"] for eager, compiled in told])
-    if gain is None:
-        return say("In none of {cells} the step can be told: all are host-bound.", cells=count(len(pairs), "cell"))
-    quick, slow = ("compiled", "eager") if gain > 1 else ("eager", "compiled")
-    kind = f"median of {count(len(told), 'cell')}"
-    if len(told) < len(pairs):
-        kind = f"{len(told)} of {len(pairs)} cells; the others are host-bound"
+def step_sentence(told: DataFrame, cells: int) -> Typst:
+    """The gain of the step itself, where that can be told."""
+    gain = told["gain"].median()
+    quick, slow = BOTH[::-1] if gain > 1 else BOTH
+    kind = f"{len(told)} of {cells} cells; the others are host-bound"
     return say(
         "The {quick} step is {gain:times} as fast as the {slow} one ({kind}).",
         quick=quick,
         slow=slow,
         gain=max(gain, 1 / gain),
-        kind=Typst(kind),
-    )
-
-
-def pays_sentence(told: list[tuple[Any, Any]]) -> Typst:
-    """What compiling the largest model costs."""
-    eager, compiled = told[-1] if told else (None, None)
-    cost = None if compiled is None else compile_seconds(compiled)
-    pays = None if eager is None or compiled is None else steps_to_pay(cost, eager["step"], compiled["step"])
-    return say(
-        "For {cell} compiling costs {cost:s} and pays after {pays} steps.",
-        cost=cost,
-        cell=None if eager is None else f"{eager['label']} in {eager['precision']}",
-        pays=pays,
-    )
-
-
-def model_table(rows: DataFrame, steps: DataFrame, tried: DataFrame) -> Table:
-    """One line per model and precision."""
-    body = []
-    on_gpu = steps["device_busy"].notna().any()
-    for eager, compiled in pairs_of(steps, tried):
-        known = eager if eager is not None else compiled
-        if eager is None or compiled is None:
-            lost = select(rows, compiled=eager is not None)
-            cell = known[["size", "precision"]] if known is not None else tried.iloc[0][["size", "precision"]]
-            line = [str(select(tried, size=cell["size"])["label"].iloc[0]), cell["precision"]]
-            body.append([*line, *[reason(select(lost, **dict(cell)))] * (2 * len(PASSES) + 2 + 3 * int(on_gpu))])
-            continue
-        line = [eager["label"], eager["precision"]]
-        for title in PASSES:
-            line += [f"{fixed_point(step[title])}{'*' if step['host_bound'] else ''}" for step in (eager, compiled)]
-        if on_gpu:
-            work = [step["device_busy"] for step in (eager, compiled)]
-            line += [*map(fixed_point, work), fixed_point(ratio(*work), 2, "×")]
-        cost = compile_seconds(compiled)
-        pays = steps_to_pay(cost, eager["step"], compiled["step"])
-        body.append([*line, fixed_point(cost, 0), "–" if cost is None else "never" if pays is None else str(pays)])
-    header = ["size", "precision", *["eager", "compiled"] * len(PASSES)]
-    groups = [("", 2), *((f"{title} / ms", 2) for title in PASSES)]
-    if on_gpu:
-        header, groups = [*header, "eager", "compiled", "ratio"], [*groups, ("device works / ms", 3)]
-    return Table([*header, "cost / s", "pays after"], body, groups=[*groups, ("compiling", 2)], text_columns=2)
+        kind=kind if len(told) < cells else Typst(f"median of {count(cells, 'cell')}"),
+    ) or say("In none of {cells} the step can be told: all are host-bound.", cells=count(cells, "cell"))
 
 
 def compile_seconds(step: Series) -> float | None:
-    """What compiling costs: the warm-up beyond the time that as many settled steps take, seconds."""
+    """The cost of compiling: the warm-up beyond the time that as many settled steps take, seconds."""
     warmup = step["warmup_seconds"]
     return max(0.0, warmup - step["warmup"] * step["step"] / 1e3) if measured(warmup) else None
 
@@ -254,14 +209,17 @@ def steps_to_pay(cost: float | None, eager: float, compiled: float) -> int | Non
     return math.ceil(1e3 * cost / (eager - compiled)) if cost is not None and compiled < eager else None
 
 
-def stages(steps: DataFrame) -> dict[str, Series]:
+def stages(steps: DataFrame) -> DataFrame:
     """The training steps of the largest model in which compiling and our attention were measured together."""
     trained = select(steps, mode="train_step")
-    best = select(trained, compiled=True, attention="flash")
-    if not len(best):
-        return {}
-    rows = select(trained, size=best.iloc[-1]["size"], context=best.iloc[-1]["context"])
-    return {title: found.iloc[0] for title, wanted in STAGES.items() if len(found := select(rows, **wanted))}
+    best = last(select(trained, compiled=True, attention="flash"))
+    if best is None:
+        return DataFrame()
+    rows = select(trained, size=best["size"], context=best["context"])
+    found = [
+        {"stage": stage, **row} for stage, way in STAGES.items() if (row := first(select(rows, **way))) is not None
+    ]
+    return DataFrame(found)
 
 
 def name_of(step: Series) -> str:
@@ -269,45 +227,30 @@ def name_of(step: Series) -> str:
     return f"{step['label']} at context {step['context']}"
 
 
-def together(steps: Mapping[str, Series]) -> Answer:
+def together(steps: DataFrame) -> Answer:
     """All improvements of one training step on one device."""
-    asked = "All together"
     if len(steps) < 2:
-        return Answer(asked, NOTHING, missing="Not measured: compiling with our attention needs a GPU.")
-    title, first = next(iter(steps.items()))
-    fastest = min(steps, key=lambda each: steps[each]["step"])
-    told = not (first["host_bound"] or steps[fastest]["host_bound"])
-    body = [
-        [
-            each,
-            f"{step['step']:.1f}{'*' if step['host_bound'] else ''}",
-            fixed_point(100 * step["busy"], 0),
-            fixed_point(utilization(step)),
-            fixed_point(step["peak_memory"] / 1024),
-            f"{first['step'] / step['step']:.2f}×" if not (first["host_bound"] or step["host_bound"]) else "–",
-        ]
-        for each, step in steps.items()
-    ]
-    header = ["training step", "median / ms", "device busy / %", "MFU / %", "peak / GiB", "gain"]
-    where = name_of(first)
+        return Answer("All together", NOTHING, missing="Not measured: compiling with our attention needs a GPU.")
+    begin, best = steps.iloc[0], steps.sort_values("step").iloc[0]
+    told = not (begin["host_bound"] or best["host_bound"])
+    bound = steps["host_bound"].astype(bool)
+    shown = steps.assign(
+        star=bound.map({True: "*", False: ""}),
+        utilization=[100 * utilization(step, step["mode"], step["step"]) for _, step in steps.iterrows()],
+        gain=(begin["step"] / steps["step"]).where(~(bound | begin["host_bound"])),
+    )
+    where = name_of(begin)
     return Answer(
-        asked=asked,
+        asked="All together",
         verdict=say(
-            "{where} trains fastest in _{fastest}_: {gain:times} as fast as in _{title}_.",
-            fastest=fastest,
+            "{where} trains fastest in _{best[stage]}_: {gain:times} as fast as in _{begin[stage]}_.",
+            best=best,
+            begin=begin,
             where=where,
-            gain=first["step"] / steps[fastest]["step"] if told else None,
-            title=title,
+            gain=begin["step"] / best["step"] if told else None,
         )
         or say("Whether it gains cannot be told for {where}: a step is host-bound.", where=where),
-        evidence=[Captioned(Table(header, body), f"The training step of {where}, medians; gain: over the first line.")],
+        evidence=[
+            Captioned(grid(shown, TOGETHER), f"The training step of {where}, medians; gain: over the first line.")
+        ],
     )
-
-
-def utilization(step: Series) -> float | None:
-    """FLOPs of the step's matmuls over its time and the GPU's dense peak, percent; None where no peak is known."""
-    peak = gpu_of(step["gpu"])
-    if peak is None:
-        return None
-    flops = step_flops(step["mode"], parse_size(step["size"]), step["vocab_size"], step["batch_size"], step["context"])
-    return float(100 * flops / (peak.flops(step["precision"]) * step["step"] / 1e3))

@@ -10,8 +10,9 @@ from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS
 from scripts.checks.training_ladder import SCATTER
 from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, count, paragraph, say, tell
-from scripts.rendering.markup import Table, fixed_point, measured, significant
-from scripts.views.data import measured_machine, one
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Typst, measured
+from scripts.views.data import first, measured_machine, one
 from scripts.views.training_ladder import (
     SHAPE,
     ends,
@@ -27,6 +28,49 @@ from scripts.views.training_ladder import (
 NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothing of it."
 WORTH = 0.02
 """Share of a step that a rung must save to be recommended: less lies between two launches."""
+RUNG: Columns = {
+    "": {
+        "": "{label}",
+        "batch": "{batch_size} × {context}",
+        "rung": "{shown}",
+        "step / ms": "{step:.2f}",
+        "p20–p80": "{p20:.2f}–{p80:.2f}",
+        "n": "{n:.0f}",
+        "busy / ms": "{device_busy:.2f}",
+        "launches": "{launches:.0f}",
+        "× floor": "{over:.2f}",
+        "MFU / %": "{mfu:.1f}",
+        "J": "{energy:.1f}",
+        "peak / GiB": "{peak_memory:GiB}",
+        "set-up / s": "{setup:.1f}",
+    }
+}
+SIZES: Columns = {
+    "": {
+        "": "{label}",
+        "batch": "{batch_size} × {context}",
+        "first": "{first}",
+        "ms": "{first_step:sig}",
+        "fastest": "{title}",
+        "ms ": "{step:sig}",
+        "floor / ms": "{floor:.1f}",
+        "× floor": "{over:.2f}",
+        "MFU / %": "{mfu:.1f}",
+        "tokens/s": "{tokens:.0f}",
+        "mJ/token": "{millijoules:.1f}",
+    }
+}
+LEARNING: Columns = {
+    "": {
+        "": "{title}",
+        "loss / nat": "{loss:.4f}",
+        "std": "{std:.4f}",
+        "seeds": "{n:.0f}",
+        "gradients' error / %": "{percent:.2f}",
+        "same bits": "{same}",
+    }
+}
+ENDS = ("gain", "expected")
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -34,7 +78,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     table = tables["training_ladder"]
     rungs = rung_table(table)
     missing = NEEDS_GPU if len(rungs) else NOT_HERE
-    rungs = rungs[rungs["gpu"] != ""]
+    rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda found: 100 * found["utilization"])
     found = ends(rungs)
     always = {
         "fastest": how_fast(table, rungs, found, missing),
@@ -52,49 +96,47 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
     """The fastest step of the largest model that was measured from the first rung on."""
-    largest = found[-1] if found else None
-    best = fastest(largest) if largest is not None else None
-    first = largest.iloc[0] if largest is not None else None
-    parts = floor_of(table, best)
+    best, begin = (fastest(found[-1]), found[-1].iloc[0]) if found else (None, None)
+    shown = rungs.assign(
+        shown=[
+            f"last rung, {row['title']}" if RUNGS[row["rung"]].without else row["title"] for _, row in rungs.iterrows()
+        ]
+    )
     return Answer(
         asked="How fast, and how far from the floor",
-        verdict=NOTHING
-        if best is None
-        else say(
-            "One {machine} trains {size} in {step:ms} per step, {over:times} its floor.",
+        verdict=say(
+            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its floor.",
             machine=measured_machine({"": table}),
-            size=best["label"],
-            step=best["step"],
-            over=best["over"],
+            best=best,
         ),
-        more=NOTHING
-        if best is None or first is None
-        else paragraph(
+        more=paragraph(
             say(
-                "That is {tokens} tokens per second on {batch} × {context} tokens, {gain:times} the first step's.",
-                tokens=round(best["tokens"]),
-                batch=int(best["batch_size"]),
-                context=int(best["context"]),
-                gain=first["step"] / best["step"],
+                "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
+                "{gain:times} the first step's.",
+                best=best,
+                gain=None if best is None or begin is None else begin["step"] / best["step"],
             ),
-            say("The matmuls reach {mfu:percent} of the dense bf16 peak.", mfu=best["utilization"]),
+            say("The matmuls reach {best[utilization]:percent} of the dense bf16 peak.", best=best),
         ),
         evidence=["ladder"] if found else [],
         reason=paragraph(
-            NOTHING
-            if parts is None
-            else say(
-                "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {matmuls:ms}, "
-                "attention {attention:ms}, the update {update:ms}, and norms and the rest {rest:ms}, which is their "
-                "bytes at a copy's speed.",
-                matmuls=parts["matmuls"],
-                attention=parts["attention"],
-                update=parts["update"],
-                rest=parts["norms and elementwise"],
+            say(
+                "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
+                "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
+                "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
+                parts=floor_of(table, best),
             ),
             conventions(best),
         ),
-        details=[Captioned(rung_rows(rungs), RUNG_CAPTION, long=True)] if len(rungs) else [],
+        details=[
+            Captioned(
+                grid(shown, RUNG, text_columns=3),
+                "Every rung of every cell: medians; floor: the parts of a bf16 step alone; MFU: FLOPs of matmuls "
+                "without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a "
+                "step.",
+                long=True,
+            )
+        ],
         missing=missing,
     )
 
@@ -123,72 +165,50 @@ def conventions(best: Series | None) -> Any:
 
 def sizes(rungs: DataFrame) -> Answer:
     """First, fastest and floor of each cell."""
-    body, bests = [], []
+    lines = []
     for ladder in ladders(rungs):
-        first, best = ladder.iloc[0], fastest(ladder)
-        bests.append(best)
-        body.append(
-            [
-                best["label"],
-                f"{best['batch_size']} × {best['context']}",
-                first["title"] if first["rung"] != FIRST.name else "fp32",
-                str(significant(first["step"])),
-                best["title"],
-                str(significant(best["step"])),
-                fixed_point(best["floor"], 1),
-                fixed_point(best["over"], 2),
-                fixed_point(100 * best["utilization"] if measured(best["utilization"]) else None, 1),
-                str(round(best["tokens"])),
-                fixed_point(1e3 * best["joules"], 1),
-            ]
-        )
-    titles = ["", "batch", "first", "ms", "fastest", "ms", "floor / ms", "× floor", "MFU / %", "tokens/s", "mJ/token"]
-    told = DataFrame(bests).dropna(subset=["over"]) if bests else DataFrame(columns=["over"])
-    nearest = told.sort_values("over").iloc[0] if len(told) else None
+        begin, best = ladder.iloc[0], fastest(ladder)
+        name = "fp32" if begin["rung"] == FIRST.name else begin["title"]
+        lines.append({**best, "first": name, "first_step": begin["step"], "millijoules": 1e3 * best["joules"]})
+    told = DataFrame(lines, columns=["over", *(lines[0] if lines else [])])
+    told = told.loc[:, ~told.columns.duplicated()].dropna(subset=["over"]).sort_values("over")
+    nearest = first(told)
     return Answer(
         asked="All sizes",
-        verdict=NOTHING
-        if nearest is None
-        else say(
+        verdict=say(
             "The fastest steps take {over:span times} their floors ({cells}).",
             over=[told["over"].min(), told["over"].max()],
             cells=count(len(told), "cell"),
         ),
-        evidence=[Captioned(Table(titles, body, text_columns=3), SIZES_CAPTION)] if body else [],
-        reason=NOTHING
-        if nearest is None
-        else paragraph(
+        evidence=[
+            Captioned(
+                grid(DataFrame(lines), SIZES, text_columns=3),
+                "The first and the fastest rung measured of each cell, medians (web edition), and the sum of what "
+                "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
+            )
+        ],
+        reason=paragraph(
             say(
-                "The closest is {size} with {batch} × {context} tokens.",
-                size=nearest["label"],
-                batch=int(nearest["batch_size"]),
-                context=int(nearest["context"]),
+                "The closest is {row[label]} with {row[batch_size]} × {row[context]} tokens.",
+                row=nearest,
             ),
-            in_fp8(rungs, bests[-1]),
+            NOTHING if nearest is None else in_fp8(rungs, lines[-1]),
         ),
     )
 
 
-def in_fp8(rungs: DataFrame, best: Series) -> Any:
-    """What FP8, which is apart from the ladder, gives where the fastest step of a cell is known."""
-    row = one(rungs, rung="fp8", **{name: best[name] for name in SHAPE})
-    return (
-        NOTHING
-        if row is None
-        else say(
-            "FP8, which is less exact and not among them, takes {step:ms} for {size} with {batch} × {context} tokens, "
-            "against {best:ms}.",
-            step=row["step"],
-            size=row["label"],
-            batch=int(row["batch_size"]),
-            context=int(row["context"]),
-            best=best["step"],
-        )
+def in_fp8(rungs: DataFrame, best: Mapping[str, Any]) -> Typst:
+    """The time in FP8, which is apart from the ladder, where the fastest step of a cell is known."""
+    return say(
+        "FP8, which is less exact and not among them, takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
+        "{row[context]} tokens, against {best[step]:ms}.",
+        row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
+        best=best,
     )
 
 
 def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
-    """What to do first, by what each rung saves of the step before it."""
+    """The first rungs to climb, by what each rung saves of the step before it."""
     shares = {
         ladder["label"].iloc[0]: worth_doing(gain_table(table, ladder).set_index("title")["gain"], ladder)
         for ladder in found
@@ -198,10 +218,8 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
     left = left_out(rungs, found)
     return Answer(
         asked="What to do first",
-        verdict=say("For {size} do first: {order:listing}.", size=largest, order=order[:2]) if order else NOTHING,
-        more=NOTHING
-        if not order
-        else say("Then what saves at least {worth:percent} of a step: {order:listing}.", worth=WORTH, order=order[2:]),
+        verdict=say("For {size} do first: {order:listing}.", size=largest, order=order[:2]),
+        more=say("Then what saves at least {worth:percent} of a step: {order:listing}.", worth=WORTH, order=order[2:]),
         reason=paragraph(
             *(
                 say("For {size} the order is {order:listing}.", size=size, order=list(each))
@@ -220,7 +238,7 @@ def worth_doing(gained: Series, ladder: DataFrame) -> Mapping[str, float]:
 
 
 def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
-    """What the last rung loses without each of the others, for the largest model."""
+    """The cost of the last rung without each of the others, for the largest model."""
     if not found:
         return []
     first = found[-1].iloc[0]
@@ -238,37 +256,34 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
 def gains(table: DataFrame, found: list[DataFrame]) -> Answer:
     """Each rung's gain next to its closed form."""
     tables = {ladder["label"].iloc[0]: gain_table(table, ladder) for ladder in found}
-    titles = list(dict.fromkeys(title for each in tables.values() for title in each["title"]))
-    body = []
-    for title in titles:
-        line = [title]
-        for each in tables.values():
-            row = one(each, title=title)
-            pair = (None, None) if row is None else (row["gain"], row["expected"])
-            line += [fixed_point(value, 1) for value in pair]
-        body.append(line)
+    lines: dict[str, dict[str, Any]] = {}
+    for place, each in enumerate(tables.values()):
+        for _, row in each.iterrows():
+            line = lines.setdefault(row["title"], {"title": row["title"]})
+            line |= {f"gain{place}": row["gain"], f"expected{place}": row["expected"]}
+    names = [f"{end}{place}" for place in range(len(tables)) for end in ENDS]
+    columns = {label: {f"{end} / ms": f"{{{end}{place}:.1f}}" for end in ENDS} for place, label in enumerate(tables)}
     known = pandas.concat([each.dropna() for each in tables.values()]) if tables else DataFrame(columns=["gain"])
     reached = int((known["gain"] >= 0.5 * known["expected"]).sum()) if len(known) else 0
-    groups = [("", 1), *((label, 2) for label in tables)]
     return Answer(
         asked="Gains and closed forms",
         verdict=say(
-            "{reached} of {all} gains reach half of what their closed forms promise.", reached=reached, all=len(known)
-        )
-        if len(known)
-        else NOTHING,
+            "{reached} of {all} gains reach half of what their closed forms promise.",
+            reached=reached,
+            all=len(known) or None,
+        ),
         evidence=[
-            Captioned(Table(["", *["gain / ms", "expected / ms"] * len(tables)], body, groups=groups), GAINS_CAPTION)
-        ]
-        if body
-        else [],
+            Captioned(
+                grid(DataFrame(list(lines.values()), columns=["title", *names]), {"": {"": "{title}"}, **columns}),
+                "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
+                "promises at the rates measured in the same job. –: no closed form, or not measured.",
+            )
+        ],
         reason=say(
             "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
             "alone, bytes at a copy's speed. That of the graph is the time for which the device waited for the host in "
             "the step before; that of the update under the backward pass is the whole update, as if it were free."
-        )
-        if body
-        else NOTHING,
+        ),
     )
 
 
@@ -279,75 +294,38 @@ def learning(table: DataFrame) -> Answer:
     alike = None
     if exact is not None and len(others):
         alike = bool(((others["loss"] - exact["loss"]).abs() <= SCATTER * exact["std"]).all())
-    body = [
-        [
-            row["title"]
-            + (f" (without {RUNGS[RUNGS[row['rung']].without].title})" if RUNGS[row["rung"]].without else ""),
-            fixed_point(row["loss"], 4),
-            fixed_point(row["std"], 4),
-            str(int(row["n"])),
-            fixed_point(100 * row["error"], 2),
-            {1.0: "yes", 0.0: "no"}.get(row["identical"], "–"),
-        ]
-        for _, row in found.iterrows()
-    ]
-    titles = ["", "loss / nat", "std", "seeds", "gradients' error / %", "same bits"]
+    shown = found.assign(
+        title=[title_of(row) for _, row in found.iterrows()],
+        same=found["identical"].map({1.0: "yes", 0.0: "no"}).fillna("–"),
+        percent=100 * found["error"],
+    )
     return Answer(
         asked="Does it learn",
-        verdict=tell(
-            alike,
-            say("All {rungs} later rungs learn as fp32 does, within the scatter of its seeds.", rungs=len(others)),
-            say("Not all of {rungs} rungs end within the scatter of fp32's seeds.", rungs=len(others)),
+        verdict=say(
+            tell(
+                alike,
+                "All {rungs} later rungs learn as fp32 does, within the scatter of its seeds.",
+                "Not all of {rungs} rungs end within the scatter of fp32's seeds.",
+            ),
+            rungs=len(others),
         ),
-        evidence=[Captioned(Table(titles, body), LEARNING_CAPTION)] if body else [],
-        reason=NOTHING
-        if exact is None
-        else say(
+        evidence=[
+            Captioned(
+                grid(shown, LEARNING),
+                "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
+                "against fp32; whether two trainings end with the same bits.",
+            )
+        ],
+        reason=say(
             "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "
-            "deviations over {seeds} seeds in fp32. Gradients of a first step are compared with fp32's.",
+            "deviations over {exact[n]:whole} seeds in fp32. Gradients of a first step are compared with fp32's.",
             scatter=SCATTER,
-            seeds=int(exact["n"]),
+            exact=exact,
         ),
     )
 
 
-def rung_rows(rungs: DataFrame) -> Table:
-    """All rungs of all cells."""
-    body = [
-        [
-            row["label"],
-            f"{row['batch_size']} × {row['context']}",
-            row["title"] if not RUNGS[row["rung"]].without else f"last rung, {row['title']}",
-            fixed_point(row["step"], 2),
-            f"{fixed_point(row['p20'], 2)}–{fixed_point(row['p80'], 2)}",
-            str(int(row["n"])),
-            fixed_point(row["device_busy"], 2),
-            fixed_point(row["launches"], 0),
-            fixed_point(row["over"], 2),
-            fixed_point(100 * row["utilization"] if measured(row["utilization"]) else None, 1),
-            fixed_point(row["energy"], 1),
-            fixed_point(row["peak_memory"] / 1024, 1),
-            fixed_point(row["setup"], 1),
-        ]
-        for _, row in rungs.iterrows()
-    ]
-    titles = ["", "batch", "rung", "step / ms", "p20–p80", "n", "busy / ms", "launches", "× floor", "MFU / %", "J"]
-    return Table([*titles, "peak / GiB", "set-up / s"], body, text_columns=3)
-
-
-RUNG_CAPTION = (
-    "Every rung of every cell: medians; floor: the parts of a bf16 step alone; MFU: FLOPs of matmuls without the "
-    "embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a step."
-)
-SIZES_CAPTION = (
-    "The first and the fastest rung measured of each cell, medians of n steps (web edition), and the sum of what the "
-    "parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter."
-)
-GAINS_CAPTION = (
-    "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form promises at "
-    "the rates measured in the same job. –: no closed form, or not measured."
-)
-LEARNING_CAPTION = (
-    "Losses after a short training, mean of the last steps; relative error of all gradients of one step against fp32; "
-    "whether two trainings end with the same bits."
-)
+def title_of(row: Series) -> str:
+    """A rung, and the one that it leaves out."""
+    without = RUNGS[row["rung"]].without
+    return row["title"] + (f" (without {RUNGS[without].title})" if without else "")

@@ -18,6 +18,7 @@ from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
 """That of the recorded results, beside the leaderboard's."""
+MEMORY = "Memory of a rank by closed form; GB are 10⁹ bytes."
 PARTS = {
     "step": "the step, on two GPUs",
     "rank": "one rank's part, alone",
@@ -81,7 +82,7 @@ def measured(tables: Mapping[str, DataFrame], parts: Parts) -> Answer:
         more=more(parts, communication(tables)),
         evidence=[Captioned(measured_table(parts), "Measured parts of the step; GB are 10⁹ bytes.")],
         reason=paragraph(utilization(parts, gpu), one_card(parts, short(gpu)), work()),
-        details=[Captioned(memory_table(), "Memory of a rank by closed form; GB are 10⁹ bytes.")],
+        details=[Captioned(memory_table(), MEMORY)],
     )
 
 
@@ -138,7 +139,7 @@ def utilization(parts: Parts, gpu: str) -> Typst:
 
 
 def one_card(parts: Parts, gpu: str) -> Typst:
-    """What one GPU with all weights reaches."""
+    """The rate of one GPU with all weights."""
     if "one_card" not in parts or len(parts) == 1:
         return Typst("")
     took = parts["one_card"]["step"]
@@ -164,7 +165,7 @@ def derived() -> Answer:
             share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
         ),
         say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=least[OTHER_GPU]),
-        evidence=[Captioned(memory_table(), "Memory of a rank by closed form; GB are 10⁹ bytes.")],
+        evidence=[Captioned(memory_table(), MEMORY, closed_form=True)],
         reason=paragraph(work(), chosen(leaderboard.GPU), chosen(OTHER_GPU)),
     )
 
@@ -223,7 +224,7 @@ def measured_table(parts: Parts) -> Table:
 
 
 def memory_table() -> Table:
-    """What a rank keeps by strategy, and what its forward pass leaves, with checkpointing and without."""
+    """The memory of a rank by strategy: its state, and what its forward pass leaves, checkpointed or not."""
     state, kept = leaderboard.STATE_BYTES, rank_memory()
     again = rank_memory(recomputed=leaderboard.SHAPE.num_layers)
     rows = {

@@ -1,5 +1,6 @@
 """One sub-question's answer: the verdict first, then its evidence, then the reason."""
 
+import re
 import string as strings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,23 @@ NOTHING = Typst("")
 NOT_HERE = "Not measured on this machine."
 
 
+class _Missing(Exception):
+    """A value that a sentence names was not measured."""
+
+
 class _Sentence(strings.Formatter):
     """Python's format strings over Typst markup, with units for format specifications."""
 
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Look a field up, unless what it is looked up in was not measured."""
+        if kwargs[re.split(r"[.\[]", field_name)[0]] is None:
+            raise _Missing
+        return super().get_field(field_name, args, kwargs)
+
     def format_field(self, value: Any, format_spec: str) -> str:
         """Escape a value, or print a number in a unit or by one of FILTERS."""
+        if _missing(value):
+            raise _Missing
         if not format_spec:
             return finalize(value)
         name, _, unit = format_spec.partition(" ")
@@ -27,15 +40,16 @@ class _Sentence(strings.Formatter):
 
 
 def say(sentence: str, /, **values: Any) -> Typst:
-    """Fill a sentence of Typst markup with values; nothing at all if one of them was not measured.
+    """Fill a sentence of Typst markup with values; nothing at all if one that it names was not measured.
 
-    `{name}` prints a string (escaped), markup or a whole number; `{name:ms}` a number in a unit; `{name:times}`,
-    `{name:percent}`, `{name:sig}` and `{name:listing}` apply one of FILTERS; `{name:span ms}` prints the least and the
-    most of a pair. So a sentence about what is missing leaves no hole: it is left out.
+    `{name}` prints a string (escaped), markup or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in
+    a unit; `{name:times}` and the like apply one of FILTERS; `{name:span ms}` prints the least and the most of a pair.
+    So a sentence about what is missing, or about a row that is None, leaves no hole: it is left out.
     """
-    if any(_missing(value) for value in values.values()):
+    try:
+        return Typst(_Sentence().vformat(sentence, (), values))
+    except _Missing:
         return NOTHING
-    return Typst(_Sentence().vformat(sentence, (), values))
 
 
 def _missing(value: Any) -> bool:
@@ -44,11 +58,9 @@ def _missing(value: Any) -> bool:
     return value == "" if isinstance(value, str) else not measured(value)
 
 
-def tell(holds: bool | None, if_so: Typst, if_not: Typst, untold: Typst = NOTHING) -> Typst:
-    """Choose the sentence for a claim that holds, does not hold, or (None) cannot be told."""
-    if holds is None:
-        return untold
-    return if_so if holds else if_not
+def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> Typst:
+    """Choose the words, which are markup, for a claim that holds, does not hold, or (None) cannot be told."""
+    return Typst(untold if holds is None else if_so if holds else if_not)
 
 
 def paragraph(*sentences: Typst) -> Typst:
@@ -63,12 +75,14 @@ def count(number: int, noun: str) -> Typst:
 
 @dataclass(frozen=True)
 class Captioned:
-    """A table with its caption: markup, or any other string, which is escaped."""
+    """A table with its caption: markup, or any other string, which is escaped. Without rows it is not shown."""
 
     table: Table
     caption: str
     long: bool = False
     """Whether it may continue on the next page."""
+    closed_form: bool = False
+    """Whether it holds on every machine: a report from a processor leaves it, like derivations, to the web edition."""
 
 
 Evidence = str | Captioned
@@ -77,7 +91,7 @@ Evidence = str | Captioned
 
 @dataclass(frozen=True)
 class Answer:
-    """What a section says to one sub-question."""
+    """A section's answer to one sub-question."""
 
     asked: str
     """The sub-question in a few words, as in "(b) Variability"."""
@@ -87,15 +101,15 @@ class Answer:
     Empty where nothing was measured: then `missing` stands in its place.
     """
     more: Typst = NOTHING
-    """What completes the answer, in bold like the verdict: with it at most 50 words."""
+    """The rest of the answer, in bold like the verdict: with it at most 50 words."""
     evidence: Sequence[Evidence] = ()
     """One figure or one short table; exceptionally two."""
     reason: Typst = NOTHING
     """Why, as measured columns show it: at most 120 words."""
     details: Sequence[Evidence] = ()
-    """What only the web edition shows: long tables and further figures."""
+    """The part that only the web edition shows: long tables and further figures."""
     missing: str = NOT_HERE
-    """What stands in place of a verdict."""
+    """The text in place of a verdict."""
 
     @property
     def headline(self) -> Typst:
@@ -121,12 +135,17 @@ class Answer:
                 number = next(numbers)
                 label = f"tab-{name}" + (f"-{number}" if number > 1 else "")
                 long = "true" if shown.long else "false"
-                return f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+                table = f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
+                return f"#derivation[\n{table}\n]" if shown.closed_form else table
 
-            blocks += [block(shown) for shown in self.evidence]
+            blocks += [block(shown) for shown in self.evidence if _there(shown)]
             blocks += filter(None, [self.reason])
-            blocks += [f"#online[\n{block(shown)}\n]" for shown in self.details]
+            blocks += [f"#online[\n{block(shown)}\n]" for shown in self.details if _there(shown)]
         return Typst("\n\n".join(blocks))
+
+
+def _there(shown: Evidence) -> bool:
+    return isinstance(shown, str) or bool(shown.table.rows)
 
 
 def answers_of(values: Mapping[str, Any]) -> dict[str, Answer]:

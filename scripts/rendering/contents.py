@@ -1,4 +1,4 @@
-"""What the report contains: its parts, their sections and the figures, as report/contents.yaml lists them.
+"""The contents of the report: its parts, their sections and the figures, as report/contents.yaml lists them.
 
 The rules read this too, before anything runs: no pandas and no matplotlib here.
 """

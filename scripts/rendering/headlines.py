@@ -36,7 +36,7 @@ def compare(
     tables: Mapping[str, DataFrame],
     recorded: Mapping[str, DataFrame],
 ) -> Reference:
-    """What the recorded machine achieves in the same quantities, over the cells that both machines have measured.
+    """The recorded machine's figures of the same quantities, over the cells that both machines have measured.
 
     A figure is left out if the report's own would be another over these cells: then the cells are to blame for a
     difference as much as the machines.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution
+from numbers import Integral
 from pathlib import Path
 from typing import TypeGuard
 
@@ -52,7 +53,7 @@ def escape(text: str) -> Typst:
 
 
 def finalize(value: object) -> Typst:
-    """What a template may print: markup, strings, whole numbers, and None as "not measured".
+    """Print a template's value: markup, a string, a whole number, or None as "not measured".
 
     Raises:
         TypeError: a float without a format, which would print 17 digits.
@@ -63,8 +64,9 @@ def finalize(value: object) -> Typst:
         return value
     if isinstance(value, str):
         return escape(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return Typst(f"{value:,}".replace(",", "\u202f") if abs(value) >= 10_000 else str(value))
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        number = int(value)
+        return Typst(f"{number:,}".replace(",", "\u202f") if abs(number) >= 10_000 else str(number))
     raise TypeError(f"{value!r} needs a format: one of the number filters")
 
 
@@ -108,6 +110,16 @@ def percent(value: float | None) -> Typst:
     return Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f")) if measured(value) else escape(NOT_MEASURED)
 
 
+def gibibytes(mebibytes: float | None) -> Typst:
+    """A number of MiB in GiB."""
+    return with_unit(mebibytes / 1024 if measured(mebibytes) else None, "GiB")
+
+
+def whole(value: float | None) -> Typst:
+    """A number rounded to a whole one."""
+    return finalize(round(value) if measured(value) else None)
+
+
 def with_unit(value: float | None, unit: str) -> Typst:
     """A number to three significant digits with its unit, kept on one line."""
     return Typst(f"{significant(value)}\u202f{unit}") if measured(value) else escape(NOT_MEASURED)
@@ -137,9 +149,9 @@ class Tile:
     number: Typst
     """The figure with its unit."""
     meaning: str
-    """What the figure is: markup, or any other string, which is escaped."""
+    """The figure's meaning: markup, or any other string, which is escaped."""
     quantity: str = ""
-    """What identifies it among the figures of another machine over the same cells; empty if it is not compared."""
+    """Its identity among the figures of another machine over the same cells; empty if it is not compared."""
 
 
 FILTERS = {
@@ -148,6 +160,8 @@ FILTERS = {
     "seconds": seconds,
     "times": times,
     "percent": percent,
+    "gib": gibibytes,
+    "whole": whole,
     "unit": with_unit,
     "span": span,
     "listing": listing,

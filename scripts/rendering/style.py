@@ -49,7 +49,7 @@ pyplot.rcParams.update(
 
 
 class Look(TypedDict):
-    """What an area or a bar is called, and how it is filled."""
+    """The name and the fill of an area or a bar."""
 
     label: str
     facecolor: str

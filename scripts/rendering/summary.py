@@ -1,4 +1,4 @@
-"""What the title page and the last pages say: machine, versions, coverage, self-checks, commands."""
+"""The contents of the title page and the last pages: machine, versions, coverage, self-checks, commands."""
 
 import dataclasses
 from collections.abc import Collection, Mapping
@@ -40,7 +40,7 @@ WORDS = {
     "failed": "failed",
     "not run": "were not run",
 }
-"""What readers are told of cells by their outcome."""
+"""The words for cells by their outcome."""
 SHORT_COMMIT = 7
 """Characters of a commit on the title page."""
 
@@ -84,7 +84,7 @@ def summarize(
 
 
 def model_settings(end_to_end: DataFrame) -> dict[str, int | None]:
-    """What all models of the report have in common."""
+    """The settings common to all models of the report."""
     shown = at_one_setting("end_to_end", end_to_end)
     return {name: int(shown[name].iloc[0]) if len(shown) else None for name in ("batch_size", "vocab_size")}
 
@@ -126,7 +126,7 @@ def versions_table(rows: DataFrame) -> Table:
 
 
 def costs_table(tables: Mapping[str, DataFrame]) -> Table:
-    """What each experiment takes, and which code measured it: one row per experiment, and a total."""
+    """The time of each experiment, and which code measured it: one row per experiment, and a total."""
     body, total = [], [0, 0.0, 0.0]
     for name, table in tables.items():
         if not len(table):
@@ -159,7 +159,7 @@ def lost_in_words(coverage: DataFrame) -> Typst:
 
 
 def seconds_of(table: DataFrame) -> float:
-    """What an experiment took, starting processes included."""
+    """The time of an experiment, starting processes included."""
     jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
     return float(select(table, metric=WALL)["mean"].sum() + jobs["startup_seconds"].sum())
 

@@ -19,7 +19,7 @@ HOPPER_KERNEL = "attention_forward_kernel"
 
 
 def titles(table: DataFrame) -> dict[str, str]:
-    """What readers call each implementation that has rows: those of the registry in its order, then a user's own."""
+    """The title of each implementation that has rows: those of the registry in its order, then a user's own."""
     present = set(table["implementation"])
     known = [contender.name for contender in Flash.contenders if contender.name in present]
     return {name: contender_of(name).title for name in [*known, *sorted(present.difference(known))]}

@@ -17,7 +17,7 @@ from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
 from scripts.views.steps import HOST_BOUND
-from scripts.views.verdicts import Speed, speed
+from scripts.views.verdicts import speed
 
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
 KINDS: dict[str, dict[str, Any]] = {
@@ -73,13 +73,6 @@ def duels(cells: DataFrame, ours: str) -> DataFrame:
     return DataFrame(found, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster"])
 
 
-def opening(told: Speed, first: str, other: str, where: Typst) -> Typst:
-    """A comparison as a sentence that begins with a capital letter, whoever its subject is."""
-    subject, *_ = (other, first) if told.faster is False else (first, other)
-    names = {subject: subject[0].upper() + subject[1:]}
-    return told.sentence(names.get(first, first), names.get(other, other), where)
-
-
 @dataclass(frozen=True)
 class Score:
     """How ours does against another implementation over some shapes."""
@@ -110,7 +103,7 @@ class Score:
 
 
 def score(met: DataFrame) -> Score:
-    """What some duels come to."""
+    """The score of some duels."""
     faster = list(met["faster"])
     ratio = float(met["ratio"].median()) if len(met) else None
     return Score(sum(each is True for each in faster), sum(each is False for each in faster), len(met), ratio)

@@ -1,4 +1,4 @@
-"""What one Transformer block saves for its backward pass, by tensor."""
+"""The tensors that one Transformer block saves for its backward pass, by tensor."""
 
 from pandas import DataFrame, Series
 

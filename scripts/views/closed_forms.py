@@ -13,11 +13,11 @@ from scripts.views.data import select
 from scripts.views.units import BYTE
 
 FLASH = "FlashAttention"
-"""What a reader calls the operator without a name: a function of this project, none of PyTorch's."""
+"""The name of the operator that has none: a function of this project, none of PyTorch's."""
 
 
 def block_of(row: Series) -> BlockActivations:
-    """What a block makes of a row's batch."""
+    """The activations of a block for a row's batch."""
     return BlockActivations(
         shape=parse_size(row["size"]),
         batch_size=int(row["batch_size"]),

@@ -13,7 +13,7 @@ from scripts.views.data import select
 
 MB = 1e6
 BACKENDS = {"nccl": "NCCL", "gloo": "Gloo"}
-"""What readers call them, the faster one first."""
+"""Their names for readers, the faster one first."""
 WIDE_SPREAD = 0.05
 """Of the median: where the middle three fifths of the times reach further apart, they are marked."""
 STATISTICS = ["median", "p20", "p80", "n"]

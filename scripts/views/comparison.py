@@ -3,7 +3,7 @@
 A contender whose name the experiment does not list is the reader's own: it is in every table, figure and verdict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.record import parameters
+from scripts.rendering.answer import paragraph
+from scripts.rendering.markup import Typst
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
 from scripts.views.data import PRECISIONS, one, select, size_order
 from scripts.views.steps import HOST_BOUND
@@ -29,7 +31,7 @@ TRIED = [each.name for each in DataParallelTraining.contenders if each.tried]
 OURS, FOREIGN, OWN = "ours", "foreign", "own"
 """The families of contenders: this project's, a library's, the reader's own."""
 CELL = ["size", "context", "processes", "compiled", "precision"]
-"""What tells apart the cells that the report compares; of those, an experiment has what it varies."""
+"""The parameters that tell apart the cells that the report compares; of those, an experiment has what it varies."""
 VARIANTS = ["tried", "implementation"]
 """Parameters by which one cell may be measured again, with other contenders."""
 PHASES = ["forward", "backward", "synchronization", "optimizer"]
@@ -55,9 +57,10 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     """One row per measured contender of each cell that `compared` leaves: small models, few processes, fp32 first.
 
     Columns: the parameters, `label`, `gpu` and `gpu_memory`, and those of `described`; STATISTICS of the step, ms;
-    `wide`, whether its steps are more than WIDE_SPREAD apart; the medians of the other metrics, as measured, NaN where
-    they were not, and of PHASES where they do not `add_up` to the step; `memory`, MiB: the peak, and what lies outside
-    of the allocator; `synchronization_share`, that of the step whose phases were timed.
+    `wide`, whether its steps are more than WIDE_SPREAD apart, and `star`, which marks them in tables; the medians of
+    the other metrics, as measured, NaN where they were not, and of PHASES where they do not `add_up` to the step;
+    `memory`, MiB: the peak, and what lies outside of the allocator; `synchronization_share`, that of the step whose
+    phases were timed.
     From the profiled step: `hidden_share` of its communication, `busy_share`, `gather` and `scatter`, ms, with the
     shares `gather_hidden` and `scatter_hidden` of them; `forward_share`, that of the hidden all-gathers in the profiled
     forward pass; `host_bound`, whether in the median of the cell's contenders the device is busy for less than
@@ -79,6 +82,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     wide = steps[[*STATISTICS, "samples", "mean", "gpu", "gpu_memory"]].join(wide).reset_index()
     wide = described(kind, wide)
     wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD
+    wide["star"] = wide["wide"].map({True: " *", False: ""})
     wide["add_up"] = phases_add_up(wide)
     wide[PHASES] = wide[PHASES].where(wide["add_up"])
     wide["synchronization_share"] = wide["synchronization"] / wide[PHASES].sum(axis=1, skipna=False)
@@ -156,12 +160,12 @@ def ranks_of(row: Series) -> str:
 
 
 def setting_name(row: Series) -> str:
-    """What cells with the same number of processes differ in, in words."""
+    """The setting of a cell in words."""
     return row["precision"] + (", compiled" if row.get("compiled", False) else "")
 
 
 def backend_of(row: Series) -> str:
-    """What a contender communicates with, as `all_reduce` names it."""
+    """The backend of a contender, as `all_reduce` names it."""
     return "nccl" if row["gpu"] else "gloo"
 
 
@@ -218,11 +222,6 @@ def steady(floor: Series) -> bool:
     """Whether the medians of a contender's rounds are close enough together."""
     rounds = median(samples_by_round(floor), axis=1)
     return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
-
-
-def unsteady_cells(rows: DataFrame) -> list[str]:
-    """The cells whose floor is not steady."""
-    return [row["cell"] for _, row in select(rows, contender=FLOOR).iterrows() if not steady(row)]
 
 
 def outcome(first: Series, second: Series) -> str:
@@ -283,6 +282,16 @@ def preferred_cells(rows: DataFrame) -> list[DataFrame]:
     return sorted(cells_of(rows), key=preference)
 
 
+def against(first: Series | None, other: Series | None) -> Speed:
+    """Who of two contenders of a cell is faster, by the rule of `outcome`."""
+    if first is None or other is None:
+        return Speed(None)
+    ratio = float(other["median"] / first["median"])
+    if first["host_bound"]:
+        return Speed(ratio, "host-bound")
+    return Speed(ratio, "closer than their spread" if outcome(other, first) == "same" else "")
+
+
 @dataclass(frozen=True)
 class Duel:
     """Two contenders of one cell."""
@@ -292,11 +301,8 @@ class Duel:
 
     @property
     def speed(self) -> Speed:
-        """Who is faster, by the rule of `outcome`."""
-        ratio = float(self.other["median"] / self.first["median"])
-        if self.first["host_bound"]:
-            return Speed(ratio, "host-bound")
-        return Speed(ratio, "closer than their spread" if outcome(self.other, self.first) == "same" else "")
+        """Who is faster."""
+        return against(self.first, self.other)
 
     @property
     def cell(self) -> str:
@@ -308,6 +314,18 @@ def duels(rows: DataFrame, first: Sequence[str], other: Sequence[str]) -> list[D
     """Some contenders against others, each at its fastest, in the device-bound cells that have both."""
     pairs = [(fastest(cell, first), fastest(cell, other)) for cell in preferred_cells(device_bound(rows))]
     return [Duel(one, two) for one, two in pairs if one is not None and two is not None]
+
+
+def yours(cell: DataFrame, others: Mapping[str, Sequence[str]]) -> Typst:
+    """Each of the reader's own in a cell against the fastest of some others, by what these are called."""
+    mine = [row for _, row in select(cell, family=OWN).iterrows()]
+    return paragraph(
+        *(
+            against(row, fastest(cell, names)).sentence(f"your {row['title']}", title)
+            for row in mine
+            for title, names in others.items()
+        )
+    )
 
 
 def series(kind: Kind, table: DataFrame, row: Series, metric: str, of: str = "") -> list[float]:

@@ -59,7 +59,7 @@ def cells_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
 
 
 def kinds_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
-    """What decides which metrics each row's cell has."""
+    """The values that decide which metrics each row's cell has."""
     decisive = table[[name for name in KIND if name in table]]
     if experiment == Flash.name:
         decisive = decisive.assign(replayed=replayed(table["batch_size"], table["heads"], table["sequence"]))

@@ -125,6 +125,21 @@ def _positions(table: DataFrame, wanted: Mapping[str, Any]) -> NDArray[numpy.int
     return positions
 
 
+def first(rows: DataFrame) -> pandas.Series | None:
+    """The first row, if there is one."""
+    return rows.iloc[0] if len(rows) else None
+
+
+def last(rows: DataFrame) -> pandas.Series | None:
+    """The last row, if there is one."""
+    return rows.iloc[-1] if len(rows) else None
+
+
+def flat(table: DataFrame) -> DataFrame:
+    """The table with each column of several levels named by all of them, "level level"."""
+    return table.set_axis([" ".join(map(str, column)) for column in table.columns], axis=1)
+
+
 def reason(table: DataFrame, **wanted: Any) -> str:
     """Why a cell has no measurement: its status and message, or that it was not run."""
     row = one(table, metric=WHOLE_CELL, **wanted)
@@ -178,6 +193,6 @@ def measured_gpu(tables: Mapping[str, DataFrame]) -> str:
 
 
 def measured_machine(tables: Mapping[str, DataFrame]) -> str:
-    """What figures and tables name as the machine: GPU model, or processor."""
+    """The machine as figures and tables name it: GPU model, or processor."""
     cpus = [cpu for table in tables.values() for cpu in table["cpu"]]
     return measured_gpu(tables) or (f"CPU ({cpus[0]})" if cpus else "no machine")

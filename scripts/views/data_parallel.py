@@ -1,12 +1,14 @@
 """Data-parallel wrappers by kind, of each of which pictures and tables show the fastest setting."""
 
 from collections.abc import Mapping, Sequence
+from math import nan
 
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import CONTENDERS, FLOOR, DataParallelTraining
-from scripts.rendering.answer import say
-from scripts.rendering.markup import NOT_MEASURED, Table, Typst
+from scripts.rendering.answer import Captioned, say
+from scripts.rendering.grid import NONE, cut, grid
+from scripts.rendering.markup import Table, Typst
 from scripts.views.comparison import (
     OWN,
     TRIED,
@@ -18,7 +20,7 @@ from scripts.views.comparison import (
     names_in,
     preferred_cells,
 )
-from scripts.views.comparison_tables import COLUMNS, NONE, OUTSIDE, contender_table, fixed, missing
+from scripts.views.comparison_tables import COLUMNS, contender_table, missing
 
 OURS = {each.name: each.title for each in CONTENDERS if not each.foreign and each.name not in (FLOOR, *TRIED)}
 """Those of this project that are more than a variation, and what readers call them."""
@@ -26,6 +28,11 @@ PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declare
 BASELINE = {"no communication": [FLOOR]}
 BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
 BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
+ACROSS = (
+    "Step and exposed communication in device-bound cells, medians, each wrapper at its fastest setting; a star: "
+    "percentiles 20 and 80 more than 5 % apart."
+)
+"""The caption of `across_cells`."""
 NOTICED = 0.5
 """Milliseconds by which a part of two profiled steps has to differ to be named."""
 PARTS = {
@@ -33,9 +40,9 @@ PARTS = {
     "uncovered": "communication next to no compute",
     "stretched": "compute",
 }
-"""What the profiled step of a wrapper has beyond the baseline's."""
+"""The parts of a profiled step beyond the baseline's."""
 STACK = ["compute", "stretched compute", "uncovered communication", "idle"]
-"""What a profiled step consists of."""
+"""The parts of a profiled step."""
 
 
 def wrappers(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -82,44 +89,38 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
     cells = preferred_cells(device_bound(rows))
     every = compared(DataParallelTraining, table)
     own = [name for name in dict.fromkeys(every["contender"]) if name not in {"", *(each.name for each in CONTENDERS)}]
-    body = []
+    lines = []
     for title, names in {**shown, **{name: [name] for name in own}}.items():
         found = [fastest(cell, names) for cell in cells]
-        if any(row is not None for row in found):
-            texts = [("", "") if row is None else (_step(row), fixed(row["exposed"])) for row in found]
-            body.append([title, *(text or NONE for pair in texts for text in pair)])
-            continue
         lost = every[every["contender"].isin(names) & (every["metric"] == "step") & (every["status"] != "ok")]
-        if len(lost):
-            why = f"{NOT_MEASURED}: {lost['message'].iloc[0].removeprefix('not timed: ')}"
-            body.append([title, *[why] * 2 * len(cells)])
-    groups = [("", 1), *((f"{cell['cell'].iloc[0]}", 2) for cell in cells)]
-    return Table(["ms", *["step", "exposed"] * len(cells)], body, groups=groups)
+        measured = any(row is not None for row in found)
+        if measured or len(lost):
+            line = {"title": title, "message": "" if measured else lost["message"].iloc[0]}
+            for place, row in enumerate(found):
+                line |= {f"step{place}": NONE, f"exposed{place}": nan}
+                if row is not None:
+                    line |= {f"step{place}": cut(row["median"]) + row["star"], f"exposed{place}": row["exposed"]}
+            lines.append(line)
+    columns = {
+        cell["cell"].iloc[0]: {"step": f"{{step{place}}}", "exposed": f"{{exposed{place}:cut}}"}
+        for place, cell in enumerate(cells)
+    }
+    return grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns})
 
 
-def _step(row: Series) -> str:
-    return f"{fixed(row['median'])}{' *' if row['wide'] else ''}"
-
-
-def every_row(table: DataFrame, rows: DataFrame, names: Sequence[str]) -> Table | None:
+def every_row(table: DataFrame, rows: DataFrame, names: Sequence[str], what: str) -> Captioned:
     """All that was measured of some wrappers in every cell, host-bound ones too."""
-    return contender_table(DataParallelTraining, table, rows, [*COLUMNS, OUTSIDE], names)
+    shown = contender_table(DataParallelTraining, table, rows, COLUMNS, names)
+    return Captioned(shown, f"{what} in every cell measured, host-bound ones too.", long=True)
 
 
 def why_untold(table: DataFrame, rows: DataFrame) -> str:
     """Why there is no verdict."""
     if not len(rows):
-        return f"{missing(table).capitalize()}."
+        return missing(table)
     if not len(device_bound(rows)):
         return "Measured in host-bound cells only, where the host's speed decides: no verdict."
-    return "Not measured in any cell in which the device sets the time."
-
-
-def told(duel: Duel, first: str, other: str, *, where: bool = False) -> Typst:
-    """Who is faster, as a sentence that begins with a capital."""
-    speed = duel.speed
-    names = (first, other[:1].upper() + other[1:]) if speed.faster is False else (first[:1].upper() + first[1:], other)
-    return speed.sentence(*names, f"({duel.cell})" if where else "")
+    return "Not measured in any device-bound cell."
 
 
 def elsewhere(found: Sequence[Duel]) -> Typst:
@@ -136,11 +137,16 @@ def _outcome(duel: Duel) -> Typst:
     return say("slower, {ratio:times} the time ({cell})", ratio=1 / speed.ratio, cell=duel.cell)
 
 
-def difference(duel: Duel, who: str, other: str) -> Typst:
-    """What the profiled step of the first has less of than the other's, and what it has more of."""
-    changes = {what: duel.first[part] - duel.other[part] for part, what in PARTS.items()}
+def against_baseline(row: Series, who: str) -> Typst:
+    """The parts of a contender's profiled step beyond the one without communication."""
+    return difference(row, dict.fromkeys(PARTS, 0.0), who, "the step without communication")
+
+
+def difference(row: Series, other: Series | Mapping[str, float], who: str, against: str) -> Typst:
+    """The parts of which a contender's profiled step has less than another's, and more."""
+    changes = {what: row[part] - other[part] for part, what in PARTS.items()}
     saved = [say("{ms:ms} of {what}", ms=-ms, what=what) for what, ms in changes.items() if ms < -NOTICED]
     added = [say("{ms:ms} of {what}", ms=ms, what=what) for what, ms in changes.items() if ms > NOTICED]
     ends = [say("saves {saved:listing}", saved=saved), say("adds {added:listing}", added=added)]
     end = Typst(" and ".join(filter(None, ends)))
-    return say("In the profiled step {who} {end} against {other}.", who=who, end=end, other=other)
+    return say("Against {against}, the profiled step with {who} {end}.", who=who, end=end, against=against)

@@ -1,11 +1,10 @@
-"""Rows that an earlier version of the code measured, so that a table can mark them where they stand."""
+"""Rows that an earlier version of the code measured, so that a section can say so."""
 
 from pandas import DataFrame
 
+from scripts.rendering.answer import say
+from scripts.rendering.markup import Typst
 from scripts.views.comparison import Kind, cell_name
-
-MARK = "earlier code"
-"""What stands beside such rows."""
 
 
 def earlier_cells(kind: Kind, table: DataFrame) -> set[str]:
@@ -17,6 +16,6 @@ def earlier_cells(kind: Kind, table: DataFrame) -> set[str]:
     return {cell_name(kind, row) for _, row in older.drop_duplicates(["size", "processes", "precision"]).iterrows()}
 
 
-def marked_earlier(name: str, earlier: set[str]) -> str:
-    """A cell's name, and whether earlier code measured it."""
-    return f"{name}, {MARK}" if name in earlier else name
+def of_earlier_code(kind: Kind, table: DataFrame) -> Typst:
+    """The sentence that names such cells."""
+    return say("Earlier code measured {cells:listing}.", cells=sorted(earlier_cells(kind, table)))

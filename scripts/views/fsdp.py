@@ -69,7 +69,7 @@ def whole_weights(row: Series) -> int:
 
 
 def measured_rates(all_reduces: DataFrame, floor: Series) -> Accelerator | None:
-    """What a rank computes in a forward pass and sends, as measured elsewhere; None where either was not measured.
+    """The measured rates at which a rank computes a forward pass and sends; None where either was not measured.
 
     The rate of products is that of the floor's whole forward pass, the rest of which so counts as products too.
     """

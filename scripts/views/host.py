@@ -1,19 +1,20 @@
-"""What a training step costs the host: launches, the time that it needs for them, and one step in several processes."""
+"""The host's cost of a training step: launches, the time that it needs for them, and one step in several processes."""
 
 import pandas
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
 from cs336_systems.measure.measurement import parse_samples
-from scripts.rendering.markup import Table, fixed_point
+from scripts.rendering.grid import grid
+from scripts.rendering.markup import Table
 from scripts.views.comparison import compared, described
-from scripts.views.data import PRECISIONS, select, size_order
+from scripts.views.data import PRECISIONS, flat, select, size_order
 from scripts.views.steps import steady, step_table
 
-COSTS = {"launches": "launches", "host": "ms", "each": "µs each"}
-"""The columns of each cell."""
+COSTS = {"launches": ("launches", 0), "host": ("ms", 2), "each": ("µs each", 1)}
+"""The columns of each cell, and their decimals."""
 PROGRAM = ["label", "context", "batch_size", "vocab_size", "precision"]
-"""What makes two eager training steps the same program."""
+"""The columns that make two eager training steps the same program."""
 
 
 def per_launch(end_to_end: DataFrame) -> DataFrame:
@@ -67,22 +68,19 @@ def busy_shares(data_parallel: DataFrame) -> tuple[str, float, float] | None:
     return str(found.index[0]), float(found[False].iloc[0]), float(found[True].iloc[0])
 
 
-def host_table(table: DataFrame) -> tuple[str, Table] | None:
-    """The smallest model for which it was measured, and its contenders' costs, cell by cell; None if there are none."""
+def host_table(table: DataFrame) -> tuple[str, Table]:
+    """The smallest model for which it was measured, and its contenders' costs, cell by cell."""
     measured = table[table["metric"].isin(["launches", "host"]) & (table["status"] == "ok")]
     if not len(measured):
-        return None
+        return "", Table([], [])
     rows = compared(DataParallelTraining, select(measured, size=size_order(measured)[0]))
     rows = described(DataParallelTraining, rows)
-    costs = rows.pivot(index="title", columns=["cell", "metric"], values="median")
-    cells = list(dict.fromkeys(rows["cell"]))
-    body = []
-    for title in dict.fromkeys(rows["title"]):
-        line = [title]
-        for cell in cells:
-            launches, host = (costs.get((cell, metric), {}).get(title) for metric in ("launches", "host"))
-            each = 1e3 * host / launches if launches and host else None
-            line += [fixed_point(launches, 0), fixed_point(host, 2), fixed_point(each, 1)]
-        body.append(line)
-    groups = [("", 1), *((cell, len(COSTS)) for cell in cells)]
-    return rows["label"].iloc[0], Table(["", *len(cells) * [*COSTS.values()]], body, groups=groups)
+    wide = rows.pivot(index=["cell", "title"], columns="metric", values="median").reset_index()
+    wide["each"] = 1e3 * wide["host"] / wide["launches"]
+    costs = flat(wide.pivot(index="title", columns="cell", values=list(COSTS)))
+    columns = {
+        cell: {title: f"{{{name} {cell}:.{digits}f}}" for name, (title, digits) in COSTS.items()}
+        for cell in dict.fromkeys(rows["cell"])
+    }
+    costs = costs.reindex(list(dict.fromkeys(rows["title"]))).reset_index()
+    return rows["label"].iloc[0], grid(costs, {"": {"": "{title}"}, **columns})

@@ -29,11 +29,11 @@ LONG_NAMES = {
     r"nvjet_sm\d+_\w+?_(\d+x\d+)_\w+_([NT]{3})": r"nvjet \2 \1",
     r"((?:\w+_)?elementwise)_kernel: (\w+?)(?:_kernel)?(?:_cuda)?": r"\1: \2",
 }
-"""What is shown of long names, by their pattern: of products the layout of the operands and the tile of the result."""
+"""The shown part of long names, by their pattern: of products the layout of the operands and the tile of the result."""
 
 
 def label_of(rows: DataFrame, size: str) -> str:
-    """What readers call a size."""
+    """The name of a size."""
     return str(select(rows, size=size)["label"].iloc[0])
 
 
@@ -111,9 +111,9 @@ class Longest:
         return float(self.launches["calls"].sum())
 
     @property
-    def texts(self) -> list[str]:
+    def texts(self) -> dict[str, str]:
         """Its name, calls and share, as a table shows them."""
-        return [readable(self.kernel), f"{self.calls:.0f}", str(percent(self.share))]
+        return {"kernel": readable(self.kernel), "calls": f"{self.calls:.0f}", "share": str(percent(self.share))}
 
 
 def top(rows: DataFrame) -> Longest | None:

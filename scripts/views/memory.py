@@ -1,4 +1,4 @@
-"""What the memory figures and answers share: which cells they show, and the categories that a reader sees."""
+"""The cells and categories that memory figures and answers share."""
 
 from pandas import DataFrame
 
@@ -42,7 +42,7 @@ def shown_category(category: str) -> str:
 
 
 def parts(cell: DataFrame) -> dict[str, float]:
-    """What a cell's memory at the peak is for: GiB by category of the figures."""
+    """The uses of a cell's memory at the peak: GiB by category of the figures."""
     found = select(cell, metric="at_peak")
     sums = dict.fromkeys(SHOWN, 0.0)
     for category, size in zip(found["category"], found["mean"], strict=True):
@@ -62,7 +62,7 @@ def contexts(rows: DataFrame) -> list[int]:
 
 
 FOLLOWED_METRICS = ["peak_allocated", "peak_stage", "at_peak", "stage_events", "active"]
-"""What the report shows of a cell; one without any of them was not followed to the end."""
+"""The metrics of a cell that the report shows; one without any of them was not followed to the end."""
 
 
 def compared_context(rows: DataFrame) -> int | None:

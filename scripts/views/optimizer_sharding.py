@@ -1,4 +1,4 @@
-"""What ranks have in memory when they train with sharded optimizers, and the closed forms of it."""
+"""The memory of ranks that train with sharded optimizers, and its closed forms."""
 
 from numpy import nan
 from pandas import DataFrame, Series
@@ -28,11 +28,11 @@ SCHEME = {
 }
 """The closed form that is each contender's; none is known of the reader's own."""
 HELD = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
-"""What is counted tensor by tensor, and what readers call it."""
+"""The parts counted tensor by tensor, and their titles."""
 REST = "rest"
 INITIALIZED, BEFORE_UPDATE, AFTER_UPDATE = MOMENTS
 CELL = [name for name in CELLS if name in parameters(OptimizerSharding)]
-"""What tells apart the cells that the report compares."""
+"""The parameters that tell apart the cells that the report compares."""
 
 
 def memory(table: DataFrame) -> DataFrame:

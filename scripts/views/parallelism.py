@@ -1,4 +1,4 @@
-"""What figures and answers put into the closed forms of parallelism: the handout's mesh, and an example of a layer."""
+"""The inputs of the closed forms of parallelism: the handout's mesh, and an example of a layer."""
 
 from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.mesh import Mesh

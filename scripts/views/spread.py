@@ -25,6 +25,6 @@ def marked(row: Series | None, decimals: int = 3) -> str:
 
 
 def legend(*tables: Table | None) -> str:
-    """What the marks that occur in tables mean, a sentence each."""
+    """The meanings of the marks that occur in tables, a sentence each."""
     cells = [cell for table in tables if table for line in table.rows for cell in line]
     return " ".join(meaning for sign, meaning in MARKS.items() if any(cell.endswith(sign) for cell in cells))

@@ -26,7 +26,7 @@ def strategies(layers: int) -> dict[str, Strategy]:
 
 
 def strategies_table(layers: int, blocks: Mapping[str, BlockActivations]) -> Table:
-    """What each strategy keeps and costs, and what its activations take in the model, for each attention."""
+    """The memory and the cost of each strategy, and that of its activations in the model, for each attention."""
     unit, size = memory_unit(max((layers * block.saved_bytes for block in blocks.values()), default=0))
     rows = [
         [

@@ -15,7 +15,7 @@ class Speed:
     ratio: float | None
     """Time of the other over that of the first: above 1, the first is faster. None: not both were measured."""
     why_untold: str = ""
-    """What keeps a verdict from being formed: "host-bound", or "closer than their spread"; empty if nothing does."""
+    """The obstacle to a verdict: "host-bound", or "closer than their spread"; empty if nothing does."""
 
     @property
     def faster(self) -> bool | None:
@@ -23,16 +23,17 @@ class Speed:
         return None if self.ratio is None or self.why_untold else self.ratio > 1
 
     def sentence(self, first: str, other: str, where: str = "") -> Typst:
-        """The verdict in words, which names the faster one: "A is 1.30× as fast as B at context 512"."""
-        if self.ratio is None:
-            return NOTHING
-        end = " {where}." if where else "."
-        place = {"where": where} if where else {}
+        """The verdict in words, which names the faster one first: "Ours is 1.30× as fast as B at context 512."."""
+        quick, slow, ratio = first, other, self.ratio
+        if self.faster is False and ratio:
+            quick, slow, ratio = other, first, 1 / ratio
+        words = "{quick} is {ratio:times} as fast as {slow}"
         if self.why_untold:
-            words = "{first} and {other} cannot be told apart: they are {why}" + end
-            return say(words, first=first, other=other, why=self.why_untold, **place)
-        quick, slow, ratio = (first, other, self.ratio) if self.ratio > 1 else (other, first, 1 / self.ratio)
-        return say("{quick} is {ratio:times} as fast as {slow}" + end, quick=quick, ratio=ratio, slow=slow, **place)
+            words = "{quick} and {slow} cannot be told apart: they are {why}"
+        end = " {where}." if where else "."
+        begin = type(quick)(f"{quick[:1].upper()}{quick[1:]}")
+        known = None if ratio is None else {"quick": begin, "slow": slow, "ratio": ratio, "why": self.why_untold}
+        return say(words + end, **known, where=where) if known else NOTHING
 
 
 def speed(first: Series | None, other: Series | None, *, time: str = "median") -> Speed:

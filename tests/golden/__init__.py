@@ -29,7 +29,7 @@ from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.self_checks import all_checks
 from scripts.views.data import frame
-from scripts.writeup import render
+from scripts.writeup import compute, fill
 from tests.samples import ROOT, config, planned_rows
 
 FOLDER = Path(__file__).parent
@@ -62,7 +62,9 @@ class Machine:
         # The digests of these rows, as if no code had changed since.
         digests = {name: table["source_digest"].unique() for name, table in tables.items()}
         with contextlib.chdir(ROOT):
-            text = render(read_contents(), self.plan, tables, cover(self.plan, tables), checks, digests)
+            contents = read_contents()
+            computed = compute(contents, self.plan, tables, cover(self.plan, tables), checks, digests)
+            text = fill(contents, self.plan, computed)
         return {"report.typ": text, "checks.csv": checks.to_csv(index=False)}
 
 

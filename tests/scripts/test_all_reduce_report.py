@@ -4,6 +4,7 @@ import pytest
 
 from cs336_systems.measure.measurement import summarize
 from scripts.answers import distributed_communication_single_node as section
+from scripts.rendering.grid import grid
 from scripts.tables import merge
 from scripts.views.communication import all_reduce_table, lines
 from scripts.views.data import load, select
@@ -30,7 +31,7 @@ def test_the_lines_are_those_that_the_times_were_made_of(h200):
         assert line.overhead == pytest.approx(n / 2 * OVERHEAD_MS[backend] / 1e3, rel=0.05)
         rate = {"nccl": 340e9, "gloo": 2e9 * 2 / n}[backend]
         assert line.bandwidth == pytest.approx(rate * n / (2 * (n - 1)), rel=0.01)
-    rows = section.fits_table(found).rows
+    rows = grid(section.fits_of(found), section.FITS).rows
     assert [row[:2] for row in rows] == [["NCCL", "2"], ["NCCL", "4"], ["NCCL", "6"], *(["Gloo", n] for n in "246")]
     assert float(rows[0][2]) == pytest.approx(30, rel=0.05)  # µs
     assert float(rows[0][3]) == pytest.approx(340, rel=0.01)  # GB/s

@@ -51,7 +51,7 @@ def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
     assert {cell for line in refused for cell in line[1:]} == {f"not measured: {WHY}"}
     mine, wrong = found["own_1"], found["own_2"]
     assert plain(mine.verdict) == "mine takes 4.35 ms."
-    assert plain(mine.more) == "mine is 1.08× as fast as ours at 16 × 16384 tokens, d = 64, bf16."
+    assert plain(mine.more) == "Your mine is 1.08× as fast as ours at 16 × 16384 tokens, d = 64, bf16."
     whole = h200["flash"][h200["flash"]["metric"] == "wall"]
     shapes = (len(whole) - len(without_own(whole))) / 2
     assert len(table_of(mine).rows) == shapes

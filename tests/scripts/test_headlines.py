@@ -12,7 +12,7 @@ from scripts.coverage import cover
 from scripts.rendering.contents import read_contents
 from scripts.rendering.headlines import compare, headlines
 from scripts.views.data import at_one_setting, frame
-from scripts.writeup import render
+from scripts.writeup import compute, fill
 from tests.samples import H200, ROOT, config, planned_rows
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
@@ -86,7 +86,7 @@ def test_the_title_page_shows_them(end_to_end):
     own = tables_of(on_an_a100(end_to_end))
     rest = cover(plan, own), pandas.DataFrame(columns=["check", "outcome", "detail"]), dict.fromkeys(own, ())
     with contextlib.chdir(ROOT):
-        text = render(CONTENTS, plan, own, *rest, tables_of(end_to_end))
+        text = fill(CONTENTS, plan, compute(CONTENTS, plan, own, *rest, tables_of(end_to_end)))
     number = figures(end_to_end)["gain from bf16, 2.7B, 512"]
     assert f'beside: [#"H200";: {number}]' in text
     assert 'what was recorded on #"NVIDIA H200";, over the cells' in text

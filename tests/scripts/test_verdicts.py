@@ -13,7 +13,7 @@ from scripts.rendering.contents import read_contents
 from scripts.rendering.markup import finalize
 from scripts.verdict import judge
 from scripts.views.data import frame
-from scripts.writeup import render
+from scripts.writeup import compute, fill
 from tests.samples import ROOT, config, pdf_text, squeeze, typeset_without_pictures
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
@@ -34,7 +34,8 @@ def rendered(monkeypatch):
 
     def run(outcomes=(), coverage=None):
         covered = cover(PLAN, TABLES) if coverage is None else coverage
-        return render(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes), dict.fromkeys(TABLES, ()))
+        digests = dict.fromkeys(TABLES, ())
+        return fill(CONTENTS, PLAN, compute(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes), digests))
 
     return run
 

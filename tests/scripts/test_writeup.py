@@ -27,7 +27,7 @@ from scripts.self_checks import write_checks
 from scripts.tables import merge
 from scripts.typeset import typeset
 from scripts.views.data import load
-from scripts.writeup import environment, picture_of, render, write
+from scripts.writeup import compute, environment, fill, picture_of, write
 from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
 from tests.support.made_once import made_once
 
@@ -166,7 +166,7 @@ def test_every_picture_is_shown_once_and_drawn(h200, nothing):
 
 
 def test_a_picture_that_is_not_listed_is_told():
-    with pytest.raises(ValueError, match="a template shows the figure 'flash_speed'; allowed: step_phases, "):
+    with pytest.raises(ValueError, match="the report shows the figure 'flash_speed'; allowed: step_phases, "):
         picture_of(CONTENTS, "x")("flash_speed")
 
 
@@ -201,7 +201,7 @@ def rendered(report: Report, plan: Plan, tables: dict) -> str:
     """The Typst source of other tables under another plan, with the coverage and self-checks of a report."""
     coverage, checks = (pandas.read_csv(report.results / f"{name}.csv") for name in ("coverage", "checks"))
     with contextlib.chdir(ROOT):
-        return render(CONTENTS, plan, tables, coverage, checks, DIGESTS)
+        return fill(CONTENTS, plan, compute(CONTENTS, plan, tables, coverage, checks, DIGESTS))
 
 
 def test_recorded_results_are_told_from_a_runs_own(h200):

@@ -45,6 +45,6 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
         against = f"{cell} (the course’s record of 2025, on an H100: {COURSE_RECORD_MS} ms)"
         shown.append(Tile(milliseconds(board["median"]), against, "leaderboard"))
     if gained is not None:
-        step = f"{gained.name} with our attention kernels instead of plain attention"
-        shown.append(Tile(times(gained.over_plain.ratio), Typst(step), f"gain from our attention, {gained.name}"))
+        step = f"{gained['name']} with our attention kernels instead of plain attention"
+        shown.append(Tile(times(gained["plain"].ratio), Typst(step), f"gain from our attention, {gained['name']}"))
     return shown

@@ -1,12 +1,10 @@
-"""What each design decision of the Triton kernels is worth, for `flash_benchmarking`."""
+"""The worth of each design decision of the Triton kernels, for `flash_benchmarking`."""
 
-from statistics import median
-
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
-from scripts.rendering.markup import Table, Typst, fixed_point
-from scripts.views.data import one, ratio, select, statistic
+from scripts.rendering.markup import Table, fixed_point
+from scripts.views.data import one, select
 from scripts.views.spread import legend, mark, marked
 
 DECISIONS = {
@@ -19,75 +17,66 @@ DECISIONS = {
     "bf16x6": "each product as three TF32 products",
     "matrix_units": "products on the fp32 units",
 }
-"""What the table calls each reverted decision."""
+"""Each reverted decision as the table calls it."""
 PHASES = ("forward", "backward")
 
 
 def ablation(table: DataFrame) -> Answer:
     """One decision reverted at a time, in each precision."""
-    asked = "Design decisions"
     rows = {name: select(table, precision=name) for name in ("bf16", "fp32")}
     rows = {name: own for name, own in rows.items() if len(select(own, metric="forward"))}
     if not rows:
-        return Answer(asked, NOTHING, missing="Not measured: the kernels need a GPU.")
+        return Answer("Design decisions", NOTHING, missing="Not measured: the kernels need a GPU.")
+    costs = [
+        say(
+            "In {name} the costliest reversal is _{costly}_: {gain:times} the time (median).",
+            name=name,
+            costly=DECISIONS.get(str(medians.idxmax())) if len(medians) else None,
+            gain=medians.max(),
+        )
+        for name, own in rows.items()
+        for medians in [worths(own).groupby("without")["worth"].median()]
+    ]
     shown = ablation_table(rows)
-    lengths = ", ".join(
-        f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens" for name, own in rows.items()
-    )
-    first, *others = (costliest(own, precision) for precision, own in rows.items())
+    lengths = [f"{name}: {own['heads'].max()} heads of {own['sequence'].max()} tokens" for name, own in rows.items()]
     return Answer(
-        asked=asked,
-        verdict=first,
-        more=paragraph(*others),
+        asked="Design decisions",
+        verdict=costs[0],
+        more=paragraph(*costs[1:]),
         evidence=[
             Captioned(
                 shown,
                 "The Triton kernels as they are, ms, and how many times as long they take with one decision reverted; "
-                f"causal, {lengths}. –: not a decision there. "
-                f"{legend(shown)}".strip(),
+                f"causal, {', '.join(lengths)}. –: not a decision there. {legend(shown)}".strip(),
             )
         ],
-        reason=Typst(
+        reason=say(
             "Each is reverted alone, and the tiles that were chosen with it are kept: where they no longer suit, a "
-            "ratio "
-            "is far larger than what the decision would cost in kernels tuned without it."
+            "ratio is far larger than what the decision would cost in kernels tuned without it."
         ),
     )
 
 
-def worth(rows: DataFrame, phase: str, decision: str, d: int) -> float | None:
-    """A pass's time without a decision over that with it; None where it does not make it."""
-    changed, usual = (
-        statistic(rows, "median", metric=phase, without=without, d=d) for without in (decision, "nothing")
-    )
-    return ratio(changed, usual)
-
-
-def costliest(rows: DataFrame, precision: str) -> Typst:
-    """The reversal that costs most, by the median over passes and head dimensions."""
-    worths = {
-        title: median(known)
-        for decision, title in DECISIONS.items()
-        if (known := [gain for d in set(rows["d"]) for phase in PHASES if (gain := worth(rows, phase, decision, d))])
-    }
-    costly = max(worths, key=lambda title: worths[title], default=None)
-    return say(
-        "In {precision} the costliest reversal is _{costly}_: {gain:times} the time (median).",
-        precision=precision,
-        costly=costly,
-        gain=worths.get(costly) if costly else None,
-    )
+def worths(rows: DataFrame) -> DataFrame:
+    """The rows of passes with a decision reverted, and their `worth`: their time over that of the kernels as is."""
+    timed = rows[rows["metric"].isin(PHASES) & (rows["status"] == "ok")]
+    usual = select(timed, without="nothing")[["metric", "d", "median"]]
+    both = timed[timed["without"].isin(list(DECISIONS))].merge(usual, on=["metric", "d"], suffixes=("", "_usual"))
+    return both.assign(worth=both["median"] / both["median_usual"])
 
 
 def ablation_table(rows: dict[str, DataFrame]) -> Table:
     """One line per decision, after the times with all of them."""
-    columns = [(own, phase, d) for own in rows.values() for d in sorted(set(own["d"])) for phase in PHASES]
-    body = [["as they are / ms", *(marked(one(own, without="nothing", metric=p, d=d), 2) for own, p, d in columns)]]
+    every = {name: worths(own) for name, own in rows.items()}
+    columns = [(name, d, phase) for name, own in rows.items() for d in sorted(set(own["d"])) for phase in PHASES]
+
+    def gain(row: Series | None) -> str:
+        return "–" if row is None else fixed_point(row["worth"], 2, f"×{mark(row)}")
+
+    usual = (one(rows[name], without="nothing", metric=phase, d=d) for name, d, phase in columns)
+    body = [["as they are / ms", *(marked(row, 2) or "–" for row in usual)]]
     for decision, title in DECISIONS.items():
-        line = [title]
-        for own, phase, d in columns:
-            changed = one(own, without=decision, d=d, metric=phase)
-            line.append(fixed_point(worth(own, phase, decision, d), 2, "×" if changed is None else f"×{mark(changed)}"))
-        body.append(line)
-    groups = [("", 1), *((f"{name}, d = {d}", 2) for name, own in rows.items() for d in sorted(set(own["d"])))]
+        changed = (one(every[name], without=decision, metric=phase, d=d) for name, d, phase in columns)
+        body.append([title, *map(gain, changed)])
+    groups = [("", 1), *((f"{name}, d = {d}", len(PHASES)) for name, d, phase in columns if phase == PHASES[0])]
     return Table(["reverted", *[*PHASES] * (len(columns) // 2)], body, groups=groups)

@@ -1,45 +1,54 @@
 """The training step with each attention, for `flash_benchmarking`."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy
 from pandas import DataFrame, Series
 
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
-from scripts.rendering.markup import Table, Typst, fixed_point
-from scripts.views.data import one, select
-from scripts.views.kernels import kernels, label_of
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Typst
+from scripts.views.data import last, one, select
+from scripts.views.kernels import kernels
 from scripts.views.spread import mark
 from scripts.views.steps import steady, step_table
-from scripts.views.verdicts import Speed, speed
+from scripts.views.verdicts import speed
 
 SAME = ("size", "context", "precision", "compiled")
+WAYS = ("plain", "sdpa", "flash")
+TITLES = {"plain": "plain", "sdpa": "SDPA", "flash": "ours"}
+MODELS: Columns = {
+    "": {"model": "{label}{how}", "context": "{context}"},
+    "step / ms": {title: f"{{{way} step:.1f}}{{{way} mark}}" for way, title in TITLES.items()},
+    "device works / ms": {title: f"{{{way} device_busy:.1f}}" for way, title in TITLES.items()},
+    "ratio": {"plain / ours": "{over plain}", "SDPA / ours": "{over sdpa}"},
+    "peak / GiB": {"plain": "{plain peak_memory:GiB}", "ours": "{flash peak_memory:GiB}"},
+}
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model's training step with each attention."""
+def trained(table: DataFrame) -> list[dict[str, Any]]:
+    """The training steps of every model that was measured with our attention, small to large.
 
-    plain: Series | None
-    sdpa: Series | None
-    ours: Series
-
-    @property
-    def name(self) -> str:
-        """The model in words."""
-        compiled = ", compiled" if self.ours["compiled"] else ""
-        return f"{self.ours['label']} at context {self.ours['context']} ({self.ours['precision']}{compiled})"
-
-    @property
-    def over_plain(self) -> Speed:
-        """Ours against plain attention."""
-        return speed(spread(self.ours), spread(self.plain))
-
-    @property
-    def over_sdpa(self) -> Speed:
-        """Ours against PyTorch's SDPA."""
-        return speed(spread(self.ours), spread(self.sdpa))
+    Of each its name in words (`name`, `how`), the columns of each way's step behind its name, and `plain` and `sdpa`:
+    ours against them.
+    """
+    steps = select(steady(step_table(table)), mode="train_step")
+    columns = ["step", "device_busy", "peak_memory", "mark", "host_bound"]
+    steps["mark"] = [mark(step) for _, step in steps.iterrows()]
+    found = []
+    for _, ours in select(steps, attention="flash").iterrows():
+        rows = {way: one(steps, attention=way, **{name: ours[name] for name in SAME}) for way in WAYS}
+        how = ", compiled" if ours["compiled"] else ""
+        model = {**ours, "how": how, "precision": f"{ours['precision']}{how}"}
+        model["name"] = f"{ours['label']} at context {ours['context']} ({model['precision']})"
+        for way, row in rows.items():
+            model |= {f"{way} {name}": None if row is None else row[name] for name in columns}
+            model[way] = speed(spread(ours), spread(row))
+            model[f"over {way}"] = model[way].why_untold.replace("closer than their spread", "equal") or (
+                "–" if model[way].ratio is None else f"{model[way].ratio:.2f}×"
+            )
+        found.append(model)
+    return found
 
 
 def spread(step: Series | None) -> Series | None:
@@ -50,107 +59,69 @@ def spread(step: Series | None) -> Series | None:
     return Series({"median": step["step"], "p20": p20, "p80": p80, "host_bound": step["host_bound"]})
 
 
-def trained(table: DataFrame) -> list[Trained]:
-    """Every model that was measured with our attention, small to large."""
-    steps = select(steady(step_table(table)), mode="train_step")
-    return [
-        Trained(one(steps, attention="plain", **cell), one(steps, attention="sdpa", **cell), ours)
-        for _, ours in select(steps, attention="flash").iterrows()
-        for cell in [{name: ours[name] for name in SAME}]
-    ]
-
-
-def most_gained(table: DataFrame) -> Trained | None:
+def most_gained(table: DataFrame) -> dict[str, Any] | None:
     """The largest model whose gain over plain attention can be told."""
-    return next((model for model in reversed(trained(table)) if model.over_plain.faster is not None), None)
+    return next((model for model in reversed(trained(table)) if model["plain"].faster is not None), None)
 
 
 def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
-    """What the kernels are for."""
-    models, asked = trained(table), "In the model"
+    """The gain of the kernels in training."""
+    models = trained(table)
     if not models:
-        return Answer(asked, NOTHING, missing="Not measured: the kernels need a GPU.")
+        return Answer("In the model", NOTHING, missing="Not measured: the kernels need a GPU.")
     gained = most_gained(table)
-    last = gained or models[-1]
+    model = gained or models[-1]
     return Answer(
-        asked=asked,
+        asked="In the model",
         verdict=over_plain(gained),
         more=paragraph(
-            last.over_sdpa.sentence("Ours", "PyTorch’s SDPA", "there")
-            if last.over_sdpa.faster is not None
+            model["sdpa"].sentence("ours", "PyTorch’s SDPA", "there")
+            if model["sdpa"].faster is not None
             else say("PyTorch’s SDPA is as fast, within the spread.")
-            if not last.ours["host_bound"]
+            if not model["host_bound"]
             else NOTHING,
-            say(
-                "The peak falls from {plain:GiB} to {ours:GiB}.",
-                plain=last.plain["peak_memory"] / 1024 if last.plain is not None else None,
-                ours=last.ours["peak_memory"] / 1024,
-            ),
+            say("The peak falls from {model[plain peak_memory]:gib} to {model[flash peak_memory]:gib}.", model=model),
         ),
         evidence=[
             Captioned(
-                model_table(models),
-                f"Training step in {' and '.join(dict.fromkeys(model.ours['precision'] for model in models))} with "
-                f"plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: "
-                "medians, ms, "
-                "a star where std exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
+                grid(DataFrame(models), MODELS),
+                f"Training step in {' and '.join(dict.fromkeys(each['precision'][:4] for each in models))} with "
+                "plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: medians, a star where std "
+                "exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
             )
         ],
         reason=share_of_attention(profile),
     )
 
 
-def over_plain(model: Trained | None) -> Typst:
+def over_plain(model: dict[str, Any] | None) -> Typst:
     """The verdict on the largest model that has one."""
     if model is None:
         return say("No gain over plain attention can be told: the steps with our attention are host-bound.")
-    gain = model.over_plain.ratio or 1
-    better, worse, gain = ("our", "plain", gain) if gain > 1 else ("plain", "our", 1 / gain)
+    gain = model["plain"].ratio
+    better, worse = ("our", "plain") if gain > 1 else ("plain", "our")
     return say(
-        "With {better} attention {size} trains {gain:times} as fast as with {worse} attention (context {context}, "
-        "{how}).",
+        "With {better} attention {model[label]} trains {gain:times} as fast as with {worse} attention "
+        "(context {model[context]}, {model[precision]}).",
         better=better,
-        size=model.ours["label"],
-        gain=gain,
         worse=worse,
-        context=int(model.ours["context"]),
-        how=f"{model.ours['precision']}{', compiled' if model.ours['compiled'] else ''}",
+        model=model,
+        gain=max(gain, 1 / gain),
     )
-
-
-def model_table(models: Sequence[Trained]) -> Table:
-    """One line per model."""
-    body = []
-    for model in models:
-        every = (model.plain, model.sdpa, model.ours)
-        line = [f"{model.ours['label']}{', compiled' if model.ours['compiled'] else ''}", str(model.ours["context"])]
-        line += ["–" if step is None else f"{step['step']:.1f}{mark(step)}" for step in every]
-        line += ["–" if step is None else fixed_point(step["device_busy"]) for step in every]
-        for found in (model.over_plain, model.over_sdpa):
-            line.append(
-                found.why_untold.replace("closer than their spread", "equal") or fixed_point(found.ratio, 2, "×")
-            )
-        line += ["–" if step is None else fixed_point(step["peak_memory"] / 1024) for step in (model.plain, model.ours)]
-        body.append(line)
-    header = ["model", "context", *["plain", "SDPA", "ours"] * 2, "plain / ours", "SDPA / ours", "plain", "ours"]
-    groups = [("", 2), ("step / ms", 3), ("device works / ms", 3), ("", 2), ("peak / GiB", 2)]
-    return Table(header, body, groups=groups)
 
 
 def share_of_attention(profile: DataFrame) -> Typst:
     """How little of the step our attention is."""
     launched = kernels(profile, attention="flash", mode="train_step")
-    if not len(launched):
+    row = last(launched)
+    if row is None:
         return NOTHING
-    launched = select(launched, size=launched["size"].iloc[-1], context=launched["context"].max())
+    launched = select(launched, size=row["size"], context=launched["context"].max())
     spent = launched.groupby("category")["ms"].sum()
     return say(
         "With our attention, its kernels take {attention:ms} of the {all:ms} for which the device works in a step of "
-        "{size} "
-        "(context {context}, {precision}): no faster kernel could gain more.",
+        "{row[label]} (context {row[context]}, {row[precision]}): no faster kernel could gain more.",
         attention=spent.get("attention"),
         all=spent.sum(),
-        size=label_of(launched, launched["size"].iloc[0]),
-        context=int(launched["context"].iloc[0]),
-        precision=launched["precision"].iloc[0],
+        row=launched.iloc[0],
     )

@@ -1,21 +1,36 @@
 """A user's own attention against the fastest of the others, for `flash_benchmarking`."""
 
+from typing import Any
+
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.implementations import PARAMETER
-from scripts.rendering.answer import NOTHING, Answer, Captioned, say
-from scripts.rendering.markup import LONGEST_TABLE, Table, fixed_point
+from scripts.rendering.answer import Answer, Captioned, say
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import LONGEST_TABLE, Table
 from scripts.views.attention_calls import PASSES, without_own
 from scripts.views.attention_times import SHAPE
-from scripts.views.data import one, reason, select
+from scripts.views.data import first, one, reason, select
 from scripts.views.own import own_rows
 from scripts.views.spread import legend, marked
-from scripts.views.verdicts import speed
+from scripts.views.verdicts import Speed, speed
 
 ORDER = ["compiled_call", "precision", "causal", "d", "sequence", "batch_size", "heads"]
 MOST_TELLING = {"compiled_call": False, "causal": False, "sequence": False, "d": True}
 """By which a shape comes first: the leaderboard's, or else the longest sequence."""
+OWN: Columns = {
+    "": {
+        "precision": "{how}",
+        "mask": "{mask}",
+        "d": "{d}",
+        "sequence": "{sequence}",
+        "batch × heads": "{batch_size} × {heads}",
+    },
+    "yours / ms": {"forward": "{forward}", "backward": "{backward}", "both": "{forward_backward}"},
+    "fastest of the others": {"": "{rival}", "both / ms": "{theirs:.3f}"},
+    " ": {"theirs / yours": "{ratio:.2f}×"},
+}
 
 
 def own(table: DataFrame, known: DataFrame) -> dict[str, Answer]:
@@ -31,66 +46,52 @@ def answer(table: DataFrame, known: DataFrame, cells: DataFrame) -> Answer:
     """One of theirs at the shape that tells most, and at every other."""
     cell = cells.sort_values(list(MOST_TELLING), ascending=list(MOST_TELLING.values())).iloc[0]
     title = contender_of(cell[PARAMETER]).title
-    mine, other = theirs(known, cell), fastest_other(known, cell)
+    mine, rival, told = met(known, cell)
     shape = f"{cell['batch_size'] * cell['heads']} × {cell['sequence']} tokens, d = {cell['d']}, {cell['precision']}"
     shown = own_table(table, known, cells.sort_values(ORDER))
     evidence = Captioned(
         shown,
         f"{title} against the fastest of the others at every shape: medians, both passes of the fastest and the ratio "
-        f"on "
-        f"the device. {legend(shown)}".strip(),
+        f"on the device. {legend(shown)}".strip(),
         long=True,
     )
     short = len(shown.rows) <= LONGEST_TABLE
     return Answer(
         asked=f"Your own attention, {title}",
-        verdict=NOTHING if mine is None else say("{title} takes {time:ms}.", title=title, time=mine["median"]),
-        more=speed(mine, other).sentence(title, name_of(other), f"at {shape}"),
+        verdict=say("{title} takes {mine[median]:ms}.", title=title, mine=mine),
+        more=told.sentence(f"your {title}", name_of(rival), f"at {shape}"),
         evidence=[evidence] if short else [],
         details=[] if short else [evidence],
-        missing=f"{title}, at {shape}: {why(table, cell)}.",
+        missing=f"{title}, at {shape}: {reason(rows_of(table, cell))}.",
     )
 
 
-def theirs(known: DataFrame, cell: Series) -> Series | None:
-    """A cell's times."""
-    return one(known, **dict(cell[[*SHAPE, PARAMETER]]))
+def rows_of(table: DataFrame, cell: Series) -> DataFrame:
+    """The rows of a cell in another table."""
+    return select(table, **dict(cell[[*SHAPE, PARAMETER]]))
 
 
-def fastest_other(known: DataFrame, cell: Series) -> Series | None:
-    """Of those that are no user's own, the one with the least time in a cell's shape."""
-    rows = without_own(select(known, **dict(cell[SHAPE])))
-    return rows.sort_values("median").iloc[0] if len(rows) else None
+def met(known: DataFrame, cell: Series) -> tuple[Series | None, Series | None, Speed]:
+    """A cell's times, those of the fastest that is no user's own at its shape, and who is faster."""
+    mine = first(rows_of(known, cell))
+    rival = first(without_own(select(known, **dict(cell[SHAPE]))).sort_values("median"))
+    return mine, rival, speed(mine, rival)
 
 
 def name_of(cell: Series | None) -> str:
-    """What readers call a cell's implementation."""
-    return "" if cell is None else contender_of(cell[PARAMETER]).title
-
-
-def why(table: DataFrame, cell: Series) -> str:
-    """Why a cell has no time."""
-    return reason(select(table, **dict(cell[[*SHAPE, PARAMETER]])))
+    """The title of a cell's implementation."""
+    return "–" if cell is None else contender_of(cell[PARAMETER]).title
 
 
 def own_table(table: DataFrame, known: DataFrame, cells: DataFrame) -> Table:
     """One line per cell."""
-    body = []
+    lines = []
     for _, cell in cells.iterrows():
-        line = [
-            f"{cell['precision']}{', compiled' if cell['compiled_call'] else ''}",
-            *("causal" if cell["causal"] else "none", str(cell["d"]), str(cell["sequence"])),
-            f"{cell['batch_size']} × {cell['heads']}",
-        ]
-        mine, other = theirs(known, cell), fastest_other(known, cell)
-        if mine is None:
-            body.append([*line, *[why(table, cell)] * (len(PASSES) + 3)])
-            continue
-        own_rows_ = select(table, **dict(cell[[*SHAPE, PARAMETER]]))
-        line += [marked(one(own_rows_, metric=timed_pass)) or "–" for timed_pass in PASSES]
-        told = speed(mine, other)
-        line += [name_of(other) or "–", fixed_point(None if other is None else other["median"], 3)]
-        body.append([*line, fixed_point(None if told.why_untold == "host-bound" else told.ratio, 2, "×")])
-    header = ["precision", "mask", "d", "sequence", "batch × heads", "forward", "backward", "both"]
-    groups = [("", 5), ("yours / ms", 3), ("fastest of the others", 2), ("", 1)]
-    return Table([*header, "", "both / ms", "theirs / yours"], body, text_columns=2, groups=groups)
+        mine, rival, told = met(known, cell)
+        rows = rows_of(table, cell)
+        line: dict[str, Any] = {**cell, "how": cell["precision"] + (", compiled" if cell["compiled_call"] else "")}
+        line |= {"mask": "causal" if cell["causal"] else "none", "message": reason(rows) if mine is None else ""}
+        line |= {each: marked(one(rows, metric=each)) or "–" for each in PASSES}
+        line |= {"rival": name_of(rival), "theirs": None if rival is None else rival["median"]}
+        lines.append(line | {"ratio": None if told.why_untold == "host-bound" else told.ratio})
+    return grid(DataFrame(lines), OWN, text_columns=5)

@@ -6,10 +6,10 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
-from scripts.rendering.markup import Table, Typst
+from scripts.rendering.grid import Columns, grid
 from scripts.views.block_memory import block_cells, contributors, rows_of, too_much, totals
 from scripts.views.closed_forms import FLASH
-from scripts.views.data import ratio, select, statistic
+from scripts.views.data import last, ratio, select, statistic
 from scripts.views.units import BYTE, GIB
 
 ASKED = {
@@ -21,6 +21,16 @@ ASKED = {
 }
 SHOWN = 8
 """Groups of allocations that are listed."""
+GROUPS: Columns = {
+    "": {
+        "operator": "{operator}",
+        "line": "{place}",
+        "its text": "{text}",
+        "MiB each": "{mib:.1f}",
+        "number": "{number}",
+        "kept": "{stays}",
+    }
+}
 
 
 def largest(cell: DataFrame, context: int) -> Answer:
@@ -29,54 +39,53 @@ def largest(cell: DataFrame, context: int) -> Answer:
     if not len(rows):
         return Answer(ASKED["largest"], NOTHING)
     layers = parse_size(cell["size"].iloc[0]).num_layers
-    body = []
-    for _, row in rows.iterrows():
-        per_block, rest = divmod(int(row["n"]), layers)
-        number = (f"{per_block} × {layers}" + (f" + {rest}" if rest else "")) if per_block else str(rest)
-        stays = "yes" if statistic(cell, "median", metric="lifetime", rank=row["rank"]) is None else "no"
-        code = row["code"] if len(row["code"]) < 60 else f"{row['code'][:57]}…"
-        body.append([row["operator"], place_of(row["source"]), code, f"{row['mean'] / MIB:.1f}", number, stays])
-    first = rows.iloc[0]
-    alike = rows[rows["mean"] == first["mean"]]
-    kept = select(rows, category=of.ACTIVATIONS)
-    header = ["operator", "line", "its text", "MiB each", "number", "kept"]
-    caption = (
-        f"Groups of largest allocations in the forward pass with a graph, fp32, context {context}; number: per block × "
-        "blocks."
+    rows = rows.assign(
+        # File and line of the stack frame.
+        place=[source.partition(" ")[0].removeprefix("cs336_systems/") for source in rows["source"]],
+        text=[code if len(code) < 60 else f"{code[:57]}…" for code in rows["code"]],
+        mib=rows["mean"] / MIB,
+        number=[per_block(int(n), layers) for n in rows["n"]],
+        stays=[
+            "yes" if statistic(cell, "median", metric="lifetime", rank=rank) is None else "no" for rank in rows["rank"]
+        ],
     )
+    alike = rows[rows["mean"] == rows["mean"].iloc[0]]
+    kept = select(rows, category=of.ACTIVATIONS)
     return Answer(
         asked=ASKED["largest"],
         verdict=say(
-            "The largest take {size:MiB} each and are made at {place} ({operator}).",
-            size=first["mean"] / MIB,
-            place=place_of(first["source"]),
-            operator=first["operator"],
+            "The largest take {row[mib]:MiB} each and are made at {row[place]} ({row[operator]}).", row=rows.iloc[0]
         ),
         more=say(
             "{groups} have that size: {operators:listing}.",
             groups=count(len(alike), "group"),
             operators=list(alike["operator"]),
         ),
-        evidence=[Captioned(Table(header, body[:SHOWN], text_columns=3), caption)],
+        evidence=[
+            Captioned(
+                grid(rows.head(SHOWN), GROUPS, text_columns=3),
+                f"Groups of largest allocations in the forward pass with a graph, fp32, context {context}; number: per "
+                "block × blocks.",
+            )
+        ],
         reason=say(
             "The stack traces of the {shown} largest groups point to {places:listing}. Of {groups}, {kept} are kept "
             "for the backward pass ({size:GiB}); the others are released within a block. In the backward pass "
             "autograd's own threads allocate, in which no Python runs, so there are no traces.",
             shown=min(SHOWN, len(rows)),
-            places=list(dict.fromkeys(map(place_of, rows["source"][:SHOWN]))),
+            places=list(dict.fromkeys(rows["place"][:SHOWN])),
             groups=count(len(rows), "group"),
             kept=len(kept),
             size=float((kept["n"] * kept["mean"]).sum()) / GIB,
         ),
-        details=[Captioned(Table(header, body, text_columns=3), "All groups that were recorded.", long=True)]
-        if len(body) > SHOWN
-        else [],
+        details=[Captioned(grid(rows[SHOWN:], GROUPS, text_columns=3), "The other groups recorded.", long=True)],
     )
 
 
-def place_of(source: str) -> str:
-    """File and line of a stack frame."""
-    return source.partition(" ")[0].removeprefix("cs336_systems/")
+def per_block(number: int, layers: int) -> str:
+    """A number of tensors as per block × blocks + the rest."""
+    each, rest = divmod(number, layers)
+    return (f"{each} × {layers}" + (f" + {rest}" if rest else "")) if each else str(rest)
 
 
 def block(table: DataFrame) -> dict[str, Answer]:
@@ -88,23 +97,21 @@ def block(table: DataFrame) -> dict[str, Answer]:
     context = int(cells["context"].max())
     longest = select(cells, context=context)
     full = longest.iloc[0]
-    saved = select(rows_of(table, full), metric="saved").sort_values("mean").tail(1)
+    most = last(select(rows_of(table, full), metric="saved").sort_values("mean"))
     sizes = {(row["precision"], row["attention"]): row["saved"] for _, row in longest.iterrows()}
     plain, flash, low = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash"), ("bf16", "plain")))
     extra = too_much(cells)
-    off = (cells["gradients"] - cells["expected"]).abs()
-    known = off.dropna()
+    exact = (cells["gradients"] - cells["expected"]).abs().dropna() < BYTE
     return {
         "saved": Answer(
             asked=asked[0],
             verdict=say(
-                "A block of {label} saves {size:MiB} at context {context} ({cell}); {share:percent} is {operator}'s.",
-                label=full["label"],
-                size=full["saved"],
+                "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
+                "{full[attention]}); {share:percent} is {operator}'s.",
+                full=full,
                 context=context,
-                cell=f"{full['precision']}, {full['attention']}",
-                share=saved["mean"].sum() / full["saved"],
-                operator=next(iter(saved["operator"].replace("", FLASH)), None),
+                share=None if most is None else most["mean"] / full["saved"],
+                operator=None if most is None else most["operator"] or FLASH,
             ),
             more=say("Plain attention saves {more:times} as much as FlashAttention.", more=ratio(plain, flash)),
             evidence=[
@@ -123,12 +130,12 @@ def block(table: DataFrame) -> dict[str, Answer]:
                     "softmax keeps its result in fp32, the product its copy in bf16.",
                     ratio=ratio(low, plain) if low and plain and low > plain else None,
                 ),
-                Typst(
+                tell(
+                    bool(low),
                     "Autocast casts the normalized input anew for each linear layer that takes it: query, key and "
-                    "value keep a copy each, and so do gate and up."
-                )
-                if low
-                else NOTHING,
+                    "value keep a copy each, and so do gate and up.",
+                    "",
+                ),
             ),
             details=[
                 "block_saved",
@@ -138,24 +145,18 @@ def block(table: DataFrame) -> dict[str, Answer]:
         "gradients": Answer(
             asked=asked[1],
             verdict=say(
-                "A block's backward pass makes {size:MiB} of gradients at context {context}{as_expected}.",
-                size=full["gradients"],
+                "A block's backward pass makes {full[gradients]:MiB} of gradients at context {context}"
+                + tell(bool(exact.all()), ", to the byte as expected.", ", not all as expected."),
+                full=full,
                 context=context,
-                as_expected=tell(
-                    bool((known < BYTE).all()), Typst(", to the byte as expected"), Typst(", not all as expected")
-                ),
             ),
-            more=say(
-                "{weights:MiB} for the weights, {input:MiB} for the block's input.",
-                weights=full["weights"],
-                input=full["input"],
-            ),
+            more=say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input.", full=full),
             reason=paragraph(
                 say(
-                    "Expected: 4 bytes per weight, and batch × context × d_model × 4 for the input, {expected:MiB} "
-                    "together, in both precisions; it holds in {cells}.",
-                    expected=full["expected"],
-                    cells=count(int((known < BYTE).sum()), "cell"),
+                    "Expected: 4 bytes per weight, and batch × context × d_model × 4 for the input, "
+                    "{full[expected]:MiB} together, in both precisions; it holds in {cells}.",
+                    full=full,
+                    cells=count(int(exact.sum()), "cell"),
                 ),
                 say(
                     "In {cells} ({where:listing}) the pass leaves {extra:MiB} more allocated than its gradients, "
@@ -165,7 +166,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
                         f"{row['precision']}, {row['attention']}, context {row['context']}"
                         for _, row in extra.iterrows()
                     ],
-                    extra=extra["extra"].max() if len(extra) else None,
+                    extra=extra["extra"].max(),
                 ),
             ),
         ),

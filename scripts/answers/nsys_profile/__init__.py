@@ -1,27 +1,28 @@
 """Answers to `nsys_profile`: which kernels a step runs, for how long, and what limits them."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
 from pandas import DataFrame
 
-from scripts.answers.nsys_profile.kinds import (
-    ASKED,
-    longest,
-    others,
-    softmax,
-)
+from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
-from scripts.rendering.markup import Table, Typst, fixed, significant
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order
-from scripts.views.kernels import (
-    MODES_PROFILED,
-    forward_passes,
-    kernels,
-    label_of,
-    profiled_closely,
-    shares,
-)
+from scripts.views.kernels import MODES_PROFILED, forward_passes, kernels, label_of, profiled_closely, shares
+
+FORWARD: Columns = {
+    "": {
+        "size": "{label}{star}",
+        "precision": "{precision}",
+        "kernels / ms": "kernels",
+        "stage / ms": "stage",
+        "host timer / ms": "timer",
+        "busy / %": "{share:share}",
+    }
+}
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -48,18 +49,19 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on_gpu: bool) -> Answer:
     """Sub-question (a): the forward pass by the trace, by events and by another experiment's timer."""
     found = forward_passes(here, end_to_end, on_gpu=on_gpu)
-    told = found[~found["host_bound"].astype(bool)]
+    bound = found["host_bound"].astype(bool)
+    told, row = found[~bound], close.iloc[0]
     gap = ((told["stage"] - told["timer"]).abs() / told["timer"]).dropna()
-    quoted = select(told, label=close["label"].iloc[0])
+    times = [
+        say("{row[stage]:ms} in {row[precision]}", row=each)
+        for _, each in told.iterrows()
+        if each["label"] == row["label"]
+    ]
+    shown = found.assign(star=bound.map({True: "*", False: ""}), share=found["busy"] if on_gpu else None)
     return Answer(
         asked=ASKED["forward"],
         verdict=say(
-            "A forward pass of {label} at context {context} takes {times:listing}.",
-            label=close["label"].iloc[0],
-            context=int(close["context"].iloc[0]),
-            times=[
-                say("{time:ms} in {name}", time=row["stage"], name=row["precision"]) for _, row in quoted.iterrows()
-            ],
+            "A forward pass of {row[label]} at context {row[context]} takes {times:listing}.", row=row, times=times
         ),
         more=paragraph(
             say(
@@ -67,46 +69,25 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
                 gap=gap.median(),
                 cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
             ),
-            say("{bound} of {all} cells are host-bound.", bound=len(found) - len(told) or None, all=len(found)),
+            say("{bound} of {all} cells are host-bound.", bound=int(bound.sum()) or None, all=len(found)),
         ),
-        evidence=[Captioned(forward_table(found, on_gpu=on_gpu), FORWARD_CAPTION + (STARRED if on_gpu else ""))],
+        evidence=[
+            Captioned(
+                grid(shown, FORWARD, text_columns=2),
+                "Forward pass of inference: by the trace, by a clock around the stage without the profiler (means), "
+                "and by the host's timer in another process (end_to_end, median). A star: host-bound in either.",
+            )
+        ],
         reason=tell(
             on_gpu,
-            Typst(
-                "A device-bound pass lasts as long as its kernels, whoever holds the clock. In host-bound cells both "
-                "clocks measure how fast their own process launches kernels, and processes differ in that "
-                "(@sec-host_costs): there the kernels' time is the one to compare. The profiler slows launches, so the "
-                "stage is timed without it."
-            ),
-            Typst("The two are different processes; other programs may have slowed either."),
+            "A device-bound pass lasts as long as its kernels, whoever holds the clock. In host-bound cells both "
+            "clocks measure how fast their own process launches kernels, and processes differ in that "
+            "(@sec-host_costs): there the kernels' time is the one to compare. The profiler slows launches, so the "
+            "stage is timed without it.",
+            "The two are different processes; other programs may have slowed either.",
         ),
         details=["kernel_timeline"],
     )
-
-
-FORWARD_CAPTION = (
-    "Forward pass of inference at one context: by the trace, by a clock around the stage without the profiler (means), "
-    "and by the host's timer in another process (end_to_end, median)."
-)
-
-
-STARRED = " A star: host-bound in one of the two processes."
-
-
-def forward_table(found: DataFrame, *, on_gpu: bool) -> Table:
-    """The forward pass by three clocks."""
-    columns = [fixed(list(found[name])) for name in ("kernels", "stage", "timer")]
-    body = [
-        [
-            row["label"] + ("*" if row["host_bound"] else ""),
-            row["precision"],
-            *(text or "–" for text in texts),
-            *([f"{100 * row['busy']:.0f}"] if on_gpu else []),
-        ]
-        for (_, row), *texts in zip(found.iterrows(), *columns, strict=True)
-    ]
-    header = ["size", "precision", "kernels / ms" if on_gpu else "operators / ms", "stage / ms", "host timer / ms"]
-    return Table([*header, *(["busy / %"] if on_gpu else [])], body, text_columns=2)
 
 
 def training(close: DataFrame, table: DataFrame, unit: str) -> Answer:
@@ -115,50 +96,43 @@ def training(close: DataFrame, table: DataFrame, unit: str) -> Answer:
         name: [shares(kernels(close, precision=name, mode=mode)) for mode in MODES_PROFILED] for name in PRECISIONS
     }
     whole = {name: both for name, both in found.items() if all(both)}
-    moves = [
-        say("from {before:percent} to {after:percent} in {name}", before=old["matmul"], after=new["matmul"], name=name)
-        for name, (old, new) in whole.items()
-    ]
-    gained = [say("{share:percent} in {name}", share=new["optimizer"], name=name) for name, (_, new) in whole.items()]
-    falls = all(new["matmul"] < old["matmul"] for old, new in whole.values())
-    title = f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention."
     return Answer(
         asked=ASKED["training"],
         verdict=say(
             "The matmuls' share {moves} {shares:listing} ({label}).",
-            moves="falls" if falls else "goes",
-            shares=moves,
+            moves="falls" if all(new["matmul"] < old["matmul"] for old, new in whole.values()) else "goes",
+            shares=[
+                say("from {old[matmul]:percent} to {new[matmul]:percent} in {name}", old=old, new=new, name=name)
+                for name, (old, new) in whole.items()
+            ],
             label=close["label"].iloc[0],
         ),
-        more=say("AdamW takes {gained:listing} of the training step's {unit} time.", gained=gained, unit=unit),
-        evidence=["kernel_shares"],
-        reason=say(
-            "The backward pass makes two matmuls for each of the forward pass, but also element-wise {unit}s and "
-            "copies for each of its own, so the mixture changes little (@fig-kernel_shares). AdamW has no matmuls: it "
-            "reads and writes every weight, gradient and moment once, in fp32 in both precisions, so it weighs more "
-            "where the rest is faster.",
+        more=say(
+            "AdamW takes {gained:listing} of the training step's {unit} time.",
+            gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
             unit=unit,
         ),
-        details=[Captioned(cells_table(select(table, compiled=False, attention="plain")), title, long=True)],
+        evidence=["kernel_shares"],
+        details=[
+            Captioned(
+                cells_table(select(table, compiled=False, attention="plain")),
+                f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
+                long=True,
+            )
+        ],
     )
 
 
 def cells_table(plain: DataFrame) -> Table:
-    """Every size and context: the kernels' time and the share of matmuls."""
-    body = []
-    kinds = [(precision, mode) for precision in PRECISIONS for mode in MODES_PROFILED]
-    for size in size_order(plain):
-        for context in sorted(plain["context"].unique()):
-            line = [label_of(plain, size), str(context)]
-            for precision, mode in kinds:
-                rows = select(plain, size=size, context=context, precision=precision, mode=mode)
-                launched = kernels(rows)
-                lost = "OOM" if "memory" in reason(rows) else "n/m"
-                line += (
-                    [str(significant(launched["ms"].sum())), f"{100 * shares(launched)['matmul']:.0f}"]
-                    if len(launched)
-                    else [lost] * 2
-                )
-            body.append(line)
-    groups = [("", 2), *((f"{precision}, {MODES_PROFILED[mode]}", 2) for precision, mode in kinds)]
-    return Table(["size", "context", *["ms", "matmul / %"] * len(kinds)], body, groups=groups)
+    """Every cell: the kernels' time and the share of matmuls."""
+    lines = []
+    for size, context in product(size_order(plain), sorted(plain["context"].unique())):
+        for precision, mode in product(PRECISIONS, MODES_PROFILED):
+            rows = select(plain, size=size, context=context, precision=precision, mode=mode)
+            launched = kernels(rows)
+            line = {"label": label_of(plain, size), "context": context, "precision": precision}
+            line |= {"mode": MODES_PROFILED[mode], "message": "" if len(launched) else reason(rows)}
+            lines.append(line | {"ms": launched["ms"].sum(), "matmul": shares(launched).get("matmul")})
+    cell = {name: f"{{{name}}}" for name in ("context", "precision", "mode")}
+    columns = {"size": "{label}"} | cell | {"ms": "{ms:sig}", "matmul / %": "{matmul:share}"}
+    return grid(DataFrame(lines), {"": columns}, text_columns=4)

@@ -8,9 +8,10 @@ from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
-from scripts.rendering.markup import Table, Typst, percent, significant
-from scripts.views.data import PRECISIONS, measured_gpu, ratio, select, size_order
+from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table, Typst, percent
+from scripts.views.data import PRECISIONS, last, measured_gpu, one, ratio, select, size_order
 from scripts.views.kernels import (
     FORWARD,
     FORWARD_AND_BACKWARD,
@@ -26,12 +27,18 @@ from scripts.views.kernels import (
 from scripts.views.roofline import block_kernels
 
 INFERENCE = "inference"
-
-
 OTHERS_SHOWN = 6
 """Kernels other than matmuls that are listed for each precision."""
-
-
+PASSES = {"forward (inference)": "forward", "forward + backward (training)": "both"}
+SOFTMAX: Columns = {
+    "": {"size": "{label}", "precision": "{precision}"},
+    "ms": {"softmax": "{softmax:sig}", "with mask and casts": "{inside:sig}", "matmuls": "{matmuls:sig}"},
+    "softmax over matmuls": {
+        "in time": "{time:.2f}",
+        "in FLOPs": "{flops:.3f}",
+        "per FLOP": "{ratio:.0f}×",
+    },
+}
 ASKED = {
     "forward": "(a) Forward time",
     "longest": "(b) Longest kernel",
@@ -43,29 +50,38 @@ ASKED = {
 
 def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     """Sub-question (b): the kernel that takes most time in the forward pass, and with the backward pass."""
-    body, callers, same = [], [], []
-    matmuls: dict[str, list[bool]] = {}
+    lines = []
     for size, precision in itertools.product(size_order(here), PRECISIONS):
         cell = {"size": size, "precision": precision}
         forward = top(kernels(here, FORWARD, mode=INFERENCE, **cell))
         both = top(kernels(here, FORWARD_AND_BACKWARD, mode="train_step", **cell))
         if forward:
-            line = [label_of(here, size), precision, *forward.texts]
-            body.append([*line, *(both.texts if both else ["–"] * 3)])
-            source = calls_explained(forward.launches, parse_size(size).num_layers)
-            callers.append([*line[:3], source, f"{forward.products:.0f}"])
-            matmuls.setdefault(precision, []).append(forward.category == "matmul")
-            same += [forward.kernel == both.kernel] if both else []
-    by_precision = [
-        say("{hits} of {all} in {name}", hits=sum(hits), all=count(len(hits), "size"), name=name)
-        for name, hits in matmuls.items()
-    ]
-    quoted = quoted_kernel(close)
+            line = {"label": label_of(here, size), "precision": precision, "matmul": forward.category == "matmul"}
+            line |= {f"forward {name}": text for name, text in forward.texts.items()}
+            line |= {f"both {name}": "–" for name in forward.texts}
+            line |= {f"both {name}": text for name, text in both.texts.items()} if both else {}
+            line["same"] = forward.kernel == both.kernel if both else None
+            line["source"] = calls_explained(forward.launches, parse_size(size).num_layers)
+            lines.append(line | {"matmuls": forward.products})
+    rows = DataFrame(lines)
+    same = [line["same"] for line in lines if line["same"] is not None]
+    columns = {
+        group: {title: f"{{{name} {key}}}" for title, key in ((unit, "kernel"), ("calls", "calls"), ("share", "share"))}
+        for group, name in PASSES.items()
+    }
+    cell_columns = {"size": "{label}", "precision": "{precision}"}
+    callers = {unit: "{forward kernel}", "called by": "{source}", "matmuls in the pass": "{matmuls:.0f}"}
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
-        verdict=say("A matmul takes most time in the forward pass at {hits:listing}.", hits=by_precision),
+        verdict=say(
+            "A matmul takes most time in the forward pass at {hits:listing}.",
+            hits=[
+                say("{hits} of {all} in {name}", hits=int(own["matmul"].sum()), all=count(len(own), "size"), name=name)
+                for name, own in (rows.groupby("precision", sort=False) if lines else ())
+            ],
+        ),
         more=paragraph(
-            quoted,
+            quoted_kernel(close),
             say(
                 "With the backward pass it is the same one in {same} of {cells}.",
                 same=sum(same),
@@ -74,33 +90,14 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         ),
         evidence=[
             Captioned(
-                Table(
-                    ["size", "precision", *[unit, "calls", "share"] * 2],
-                    body,
-                    text_columns=3,
-                    groups=[("", 2), ("forward (inference)", 3), ("forward + backward (training)", 3)],
-                ),
+                grid(rows, {"": cell_columns} | columns, text_columns=3),
                 f"The {unit} with most time: its calls in a step and its share of all {unit}s' time. Of matmuls, kind, "
                 "layout of the operands and tile.",
             )
         ],
-        reason=paragraph(
-            Typst(
-                "The model fixes the number of matmuls: nine per block (four projections, two in attention, three in "
-                "SwiGLU) and the head, two more for each in the backward pass."
-            ),
-            tell(
-                unit == "kernel",
-                Typst(
-                    "cuBLAS picks among several kernels by shape, so matmuls divide among them, whereas one kernel "
-                    "casts or multiplies for every module: it may lead although all matmuls together take longer."
-                ),
-                NOTHING,
-            ),
-        ),
         details=[
             Captioned(
-                Table(["size", "precision", unit, "called by", "matmuls in the pass"], callers, text_columns=4),
+                grid(rows, {"": cell_columns | callers}, text_columns=4),
                 f"Where the calls of the forward pass's longest {unit} come from: layers × modules + modules outside.",
                 long=True,
             )
@@ -110,18 +107,14 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
 
 def quoted_kernel(close: DataFrame) -> Typst:
     """The longest kernel of the size that is quoted, in the last precision that was profiled."""
-    for precision in reversed(PRECISIONS):
-        found = top(kernels(close, FORWARD, mode=INFERENCE, precision=precision))
-        if found:
-            return say(
-                "{label}, {precision}: {kernel}, {calls} calls, {share:percent} of the time.",
-                label=close["label"].iloc[0],
-                precision=precision,
-                kernel=readable(found.kernel),
-                calls=round(found.calls),
-                share=found.share,
-            )
-    return NOTHING
+    found = [(name, top(kernels(close, FORWARD, mode=INFERENCE, precision=name))) for name in reversed(PRECISIONS)]
+    name, kernel = next((pair for pair in found if pair[1]), ("", None))
+    return say(
+        "{label}, {name}: {kernel.texts[kernel]}, {kernel.calls:whole} calls, {kernel.share:percent} of the time.",
+        label=close["label"].iloc[0],
+        name=name,
+        kernel=kernel,
+    )
 
 
 def others(close: DataFrame, gpu: str, unit: str) -> Answer:
@@ -129,34 +122,34 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
     forward = {
         name: rows for name in PRECISIONS if len(rows := kernels(close, FORWARD, precision=name, mode=INFERENCE))
     }
+    asked = ASKED["others"].replace("kernel", unit)
     if not forward:
-        return Answer(ASKED["others"].replace("kernel", unit), NOTHING)
+        return Answer(asked, NOTHING)
     parts = {name: Series(shares(rows)).sort_values(ascending=False) for name, rows in forward.items()}
-    last = list(parts)[-1]
-    lost = [say("{share:percent} in {name}", share=1 - share["matmul"], name=name) for name, share in parts.items()]
-    largest = [
-        say("{name} {share:percent}", name=name, share=share) for name, share in parts[last].drop("matmul").items()
-    ]
+    name = list(parts)[-1]
+    largest = [say("{of} {share:percent}", of=of, share=share) for of, share in parts[name].drop("matmul").items()]
     title = f"The {unit}s other than matmuls with most time in the forward pass of inference."
     listed = Captioned(others_table(forward, unit), title, long=True)
     roof = gpu_of(gpu) is not None
     return Answer(
-        asked=ASKED["others"].replace("kernel", unit),
+        asked=asked,
         verdict=say(
             "{unit}s other than matmuls take {lost:listing} of the forward pass of {label}.",
             unit=unit.capitalize(),
-            lost=lost,
+            lost=[
+                say("{share:percent} in {name}", share=1 - part["matmul"], name=name) for name, part in parts.items()
+            ],
             label=close["label"].iloc[0],
         ),
-        more=say("In {precision}: {largest:listing}.", precision=last, largest=largest[:4]),
+        more=say("In {name}: {largest:listing}.", name=name, largest=largest[:4]),
         evidence=["roofline"] if roof else [listed],
-        reason=limits(close) if roof else Typst("No roofline is drawn: this machine's peak rates are not listed."),
+        reason=limits(close) if roof else say("No roofline is drawn: this machine's peak rates are not listed."),
         details=[listed] if roof else [],
     )
 
 
 def limits(close: DataFrame) -> Typst:
-    """What limits the kernels of a block, by the roofline."""
+    """The limits of a block's kernels, by the roofline."""
     gpu = gpu_of(measured_gpu({"": close}))
     sentences = []
     for precision in PRECISIONS:
@@ -184,7 +177,7 @@ def limits(close: DataFrame) -> Typst:
 
 def others_table(forward: Mapping[str, DataFrame], unit: str) -> Table:
     """Kernels other than matmuls by time, in each precision."""
-    body = []
+    lines = []
     for precision, rows in forward.items():
         rest = rows[(rows["category"] != "matmul") & ~rows["kernel"].str.startswith(TOGETHER)]
         grouped = rest.groupby(["kernel", "category"])["ms"].sum().sort_values(ascending=False)
@@ -193,55 +186,44 @@ def others_table(forward: Mapping[str, DataFrame], unit: str) -> Table:
             chosen = select(rest, kernel=kernel, category=category)
             ranges = chosen.groupby("range")["ms"].sum().sort_values(ascending=False).index
             where = f"{ranges[0]} and {len(ranges) - 1} more" if len(ranges) > 1 else ranges[0]
-            numbers = [f"{chosen['calls'].sum():.0f}", str(significant(ms)), str(percent(ms / rows["ms"].sum()))]
-            body.append([precision, readable(kernel), category, where, *numbers])
-    return Table(["precision", unit, "category", "most of it in", "calls", "ms", "share"], body, text_columns=4)
+            line = {"precision": precision, "kernel": readable(kernel), "category": category, "where": where}
+            line |= {"calls": chosen["calls"].sum(), "ms": ms, "share": str(percent(ms / rows["ms"].sum()))}
+            lines.append(line)
+    columns = {"precision": "{precision}", unit: "{kernel}", "category": "{category}", "most of it in": "{where}"}
+    columns |= {"calls": "{calls:.0f}", "ms": "{ms:sig}", "share": "{share}"}
+    return grid(DataFrame(lines), {"": columns}, text_columns=4)
 
 
 def softmax(here: DataFrame, close: DataFrame) -> Answer:
     """Sub-question (e): softmax against the two matmuls inside attention, in time and in FLOPs."""
     found = attention_times(here)
-    quoted = select(found, label=close["label"].iloc[0]).set_index("precision")
-    last = quoted.iloc[-1] if len(quoted) else None
+    quoted = select(found, label=close["label"].iloc[0])
     longer = select(found, precision="bf16")["time"] > 1
-    body = [
-        [
-            *(row["label"], row["precision"]),
-            *(str(significant(row[name])) for name in ("softmax", "inside", "matmuls")),
-            *(f"{row['time']:.2f}", f"{row['flops']:.3f}", f"{row['time'] / row['flops']:.0f}×"),
-        ]
-        for _, row in found.iterrows()
-    ]
-    header = ["size", "precision", "softmax", "with mask and casts", "matmuls", "in time", "in FLOPs", "per FLOP"]
-    groups = [("", 2), ("ms", 3), ("softmax over matmuls", 3)]
     return Answer(
         asked=ASKED["softmax"],
-        verdict=NOTHING
-        if last is None
-        else say(
-            "The softmax takes {time:times} the time of attention's matmuls for {flops:percent} of the FLOPs ({cell}).",
-            time=last["time"],
-            flops=last["flops"],
-            cell=f"{last['label']}, {last.name}",
+        verdict=say(
+            "The softmax takes {row[time]:times} the time of attention's matmuls for {row[flops]:percent} of the FLOPs "
+            "({row[label]}, {row[precision]}).",
+            row=last(quoted),
         ),
         more=paragraph(
-            say("In fp32 it is {time:times}.", time=quoted["time"].get("fp32") if len(quoted) > 1 else None),
+            say("In fp32 it is {row[time]:times}.", row=one(quoted, precision="fp32") if len(quoted) > 1 else None),
             say(
                 "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
                 longer=int(longer.sum()),
                 sizes=count(len(longer), "size") if len(longer) else None,
             ),
         ),
-        evidence=[Captioned(Table(header, body, text_columns=2, groups=groups), SOFTMAX_CAPTION)],
+        evidence=[
+            Captioned(
+                grid(found.assign(ratio=found["time"] / found["flops"]), SOFTMAX, text_columns=2),
+                "Attention in the forward pass of inference: the softmax alone, everything in its range, and the two "
+                "matmuls. FLOPs: 5 per score against 4 d for heads of width d.",
+            )
+        ],
         reason=softmax_reason(close),
         missing="Not measured: attention's ranges were not profiled.",
     )
-
-
-SOFTMAX_CAPTION = (
-    "Attention in the forward pass of inference: the softmax alone, everything in its range, and the two matmuls. "
-    "FLOPs: 5 per score against 4 d for heads of width d."
-)
 
 
 def softmax_reason(close: DataFrame) -> Typst:
@@ -251,7 +233,7 @@ def softmax_reason(close: DataFrame) -> Typst:
     low, full = (found.get((name, "attention matmuls")) for name in ("bf16", "fp32"))
     alone = found.get(("bf16", "softmax"))
     if gpu is None or low is None or full is None or alone is None:
-        return Typst("It reads and writes every score for five operations, so memory likely sets its pace.")
+        return say("It reads and writes every score for five operations, so memory likely limits it.")
     return paragraph(
         say(
             "The softmax reads and writes every score in fp32 for five operations, at {rate:percent} of the memory's "
