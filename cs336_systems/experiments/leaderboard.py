@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.experiments.base import Experiment, Positive, Size
@@ -43,7 +43,7 @@ class Leaderboard(Experiment):
     """step: the whole step, on all processes. rank: what each of two ranks does, without the other: all layers on its
     own sequences, the loss, and the update of half of the weights. one_card: the same with the update of all weights,
     which is a whole step with half of the sequences."""
-    processes: Literal[1, 2] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    processes: Annotated[int, Ge(1), Le(2)] = 2  # type: ignore[misc]  # a class variable of experiments that do not vary it
     """Processes that measure together, one per GPU where there are GPUs; only in a step do they communicate."""
     size: Size = "8B:d_model=4096,d_ff=11008,num_layers=34,num_heads=32"
     """Model size: a name (nano, micro, mini, small, medium, large, xl, 2.7B, 10B), or a shape of your own as

@@ -118,7 +118,11 @@ class TrainingLadder(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "attention.test_attention_gpu",
         "benchmarks.test_training_ladder",
+        "training.test_adamw",
+        "training.test_captured_step",
+        "training.test_fp8",
         "training.test_fused_model",
+        "training.test_linear_cross_entropy",
     )
 
     size: Size = "small"

@@ -47,6 +47,7 @@ def assert_masters_equal(optimizer, parameters, references, steps):
         torch.testing.assert_close(masters[parameter], reference.detach(), rtol=3e-7 * steps**0.5, atol=2e-8 * steps)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_masters_are_those_of_adamw_in_fp32(dtype, device):

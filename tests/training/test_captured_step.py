@@ -73,6 +73,7 @@ def set_lr(optimizer, lr):
             group["lr"] = lr
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("make_optimizer", "options"),

@@ -28,6 +28,7 @@ def make_inputs(device, outlier=1.0):
     return [t.to(device, torch.bfloat16) for t in (x, weight / 7, grad * 1e-4)]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("rowwise", [False, True])
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])

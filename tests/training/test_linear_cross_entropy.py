@@ -48,6 +48,7 @@ def check(tokens, d, vocabulary, dtype, chunk, device="cpu"):
         assert (x - reference).abs().max() <= allowed, f"{name} with {vocabulary} words, chunks of {chunk} tokens"
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("chunk", [None, 7, 1])
 @pytest.mark.parametrize("vocabulary", [3, 97, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -55,6 +56,7 @@ def test_loss_and_gradients(dtype, vocabulary, chunk):
     check(23, 24, vocabulary, dtype, chunk)
 
 
+@pytest.mark.numeric
 @pytest.mark.gpu
 @pytest.mark.parametrize("chunk", [None, 100])
 @pytest.mark.parametrize("vocabulary", [97, 10_000, 32_000, 50_257, 151_936])
