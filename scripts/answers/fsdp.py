@@ -193,7 +193,7 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
         evidence=[
             Captioned(told, "Collectives in a profiled step on rank 0, device-bound cells; waits for others count.")
         ],
-        reason=NOTHING if own is None else against_baseline(own, f"_{own['title']}_"),
+        reason=NOTHING if own is None else against_baseline(own, own["title"]),
         details=["fsdp_timelines", Captioned(every, "The same in every cell.")],
     )
 

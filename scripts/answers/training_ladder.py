@@ -51,8 +51,7 @@ SIZES: Columns = {
         "batch": "{batch_size} × {context}",
         "first": "{first}",
         "ms": "{first_step:sig}",
-        "fastest": "{title}",
-        "ms ": "{step:sig}",
+        "fastest": "{step:sig}",
         "floor / ms": "{floor:.1f}",
         "× floor": "{over:.2f}",
         "MFU / %": "{mfu:.1f}",
@@ -116,7 +115,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
                 best=best,
                 gain=None if best is None or begin is None else begin["step"] / best["step"],
             ),
-            say("The matmuls reach {best[utilization]:percent} of the dense bf16 peak.", best=best),
+            say("Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.", best=best),
         ),
         evidence=["ladder"] if found else [],
         reason=paragraph(
@@ -125,6 +124,12 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
                 "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
                 "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
                 parts=floor_of(table, best),
+            ),
+            tell(
+                None if best is None else bool(best["over"] < 1),
+                "The step is faster than its parts: likely matmuls in a row reach the power limit and the clock falls, "
+                "while in a step passes limited by memory let it recover.",
+                NOTHING,
             ),
             conventions(best),
         ),
