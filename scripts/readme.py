@@ -35,6 +35,12 @@ def _lines() -> Iterator[str]:
             ["triton"],
             {"PyTorch’s fastest": PYTORCH_ATTENTION, "FlashAttention-4": ["flash_attention_4"]},
         )
+    yield line(
+        "2.7B, 4 × 1024 tokens: whole training step with exact AdamW",
+        rows("training_ladder/ends-2.7B.csv", metric="step").set_index("rung")["median"],
+        ["graph", "overlap"],
+        {"bf16 autocast": ["autocast"], "bf16 weights, blocks compiled": ["compiled"]},
+    )
     for gpus in (2, 4):
         yield line(
             f"xl (2.0 B parameters), {gpus} GPUs: compiled data-parallel training step",

@@ -1,5 +1,7 @@
 """Made-up ladders of training steps."""
 
+import dataclasses
+
 from cs336_systems.accounting.training_ladder import (
     load_of,
     matmul_flops,
@@ -67,7 +69,7 @@ def measure(cell: TrainingLadder, *, on_gpu: bool) -> list[Measurement]:
                 summarize("peak_memory", "MiB", [16 * load.weights / 2**20 + 1000], details=details),
             ]
         else:
-            rows.append(NO_CPU_MEMORY)
+            rows.append(dataclasses.replace(NO_CPU_MEMORY, details=details))
     if not on_gpu:
         skipped = [rung for rung in rungs_of(cell.rungs) if rung.graph]
         rows += [
