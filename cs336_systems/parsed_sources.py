@@ -1,4 +1,4 @@
-"""What the digests of the code have read of each file, kept between runs: to parse it all takes a second."""
+"""Parsed files for the digests of the code, kept between runs: to parse it all takes a second."""
 
 import atexit
 import contextlib

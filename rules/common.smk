@@ -31,10 +31,7 @@ from cs336_systems.plan import (
 from cs336_systems.progress import ProgressMonitor
 from cs336_systems.run_lock import clear_after_dead_owner, note_owner
 from snakemake.exceptions import WorkflowError
-from snakemake.persistence import Persistence
 
-# No parameter here is a table of pandas: to import it and to look takes half a second of each run.
-Persistence._serialize_param_pandas = Persistence._serialize_param_builtin
 if workflow.is_main_process:
     keep_parsed_sources(Path(".snakemake/parsed_sources.pickle"))
 config.update(with_switches(config))

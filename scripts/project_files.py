@@ -26,7 +26,7 @@ PATTERNS = (
     "tests/golden/*.txt", "tests/golden/*.typ", "tests/traces/*.json.gz", "tests/workflow/toy/*.yaml",
     "tests/workflow/toy/*.typ.j2",
 )  # fmt: skip
-"""What the project's own files are called, where no git knows them; * stands for folders too."""
+"""Names of the project's own files, where no git knows them; * stands for folders too."""
 OTHERS = {".git", ".venv", ".snakemake", "__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache", "submission"}
 """Folders of generated files, as `results` is, but at any depth."""
 
@@ -36,11 +36,11 @@ class ProjectFiles:
     """Names relative to the project's folder."""
 
     own: list[str]
-    """What git tracks, also in submodules; where the folder is no checkout, the files that PATTERNS names. No links."""
+    """Files that git tracks, also in submodules; where the folder is no checkout, those that PATTERNS names. No links."""
     links: list[str]
     """Such files that are symbolic links, or in a folder that is one: what they name may be anybody's."""
     others: list[str]
-    """What git neither tracks nor ignores, or PATTERNS does not name."""
+    """Files that git neither tracks nor ignores, or PATTERNS does not name."""
     changed: list[str]
     """The tracked files that are not as in the last commit, or are gone."""
     no_checkout: str

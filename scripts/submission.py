@@ -53,7 +53,7 @@ def tests_pass(archive: Path) -> bool:
 
 
 def told(found: ProjectFiles) -> list[str]:
-    """What a student should know of the files before handing them in, in sentences."""
+    """Warnings about the files before they are handed in, in sentences."""
     sentences = []
     if found.no_checkout:
         sentences.append(f"no git checkout ({found.no_checkout}), so only files with the project's own names are in it")

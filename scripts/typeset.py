@@ -19,7 +19,7 @@ def typeset(source: Path, output: Path) -> None:
 
 
 def compiled(source: Path, **options: Any) -> Any:
-    """What `typst.compile` returns for a file of the project; raises as `typeset` does."""
+    """Compile a file of the project with `typst.compile`; raises as `typeset` does."""
     try:
         # The text itself, since Typst refuses a file on another disk, where a link leads; annotated to be like a path.
         text: Any = source.read_bytes()

@@ -29,7 +29,7 @@ RIGHT, WRONG, NOT_THERE, CANNOT_BE_LOADED = "right", "wrong", "not there", "cann
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What one test has found."""
+    """The finding of one test."""
 
     case: str
     outcome: str
@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the tests say of one implementation, or of a family in which there is none."""
+    """The tests' verdict on one implementation, or of a family in which there is none."""
 
     family: str
     implementation: Implementation | None

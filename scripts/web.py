@@ -20,7 +20,7 @@ from scripts.typeset import compiled
 
 FOLDER = Path("report/web")
 THEME = "/report/web/theme.typ"
-"""What the source imports in place of report/theme.typ."""
+"""The theme that the source imports in place of report/theme.typ."""
 
 
 @dataclass(frozen=True)

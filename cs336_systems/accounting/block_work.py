@@ -9,7 +9,7 @@ from cs336_systems.sizes import ModelShape
 
 @dataclass(frozen=True)
 class Work:
-    """What the kernels of one kind do in one block."""
+    """The work of the kernels of one kind in one block."""
 
     flops: float
     """Matmuls: 2mnk each. Elsewhere a comparison, a conversion and each arithmetic operation count as one."""

@@ -21,8 +21,8 @@ MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {
     "full scores, without embedding": (False, False),
     "full scores, with embedding": (True, False),
 }
-"""What counts as work, by name: the embedding table as if it were a matmul, and the masked half of the scores left out.
-The first one is this project's."""
+"""Conventions of counting FLOPs, by name: the embedding table as if it were a matmul, and the masked half of the scores
+left out. The first one is this project's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ def products(load: Load) -> list[Product]:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device reaches."""
+    """Rates that a device reaches."""
 
     bf16: float
     """bf16 matmuls at the model's shapes, FLOP/s."""
@@ -152,7 +152,7 @@ def score_bytes(load: Load) -> int:
 
 
 def expected_gains(load: Load, rates: Rates) -> dict[str, float]:
-    """What each rung should save, in ms, by rung; a rung whose gain is the host's is not among them.
+    """Expected savings of each rung, in ms; a rung whose gain is the host's is not among them.
 
     fp32 to autocast: the matmuls at the other rate. Our attention: the scores stay in registers, and half of them are
     not computed. Masters: no casts of weights and gradients, and two bytes per weight less to update. Fused passes: as

@@ -135,7 +135,7 @@ class TrainingLadder(Experiment):
     vocab_size: Positive = 10_000
     """Rows of the embedding and of the output head."""
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
-    """What is measured, separated by commas: fp32, autocast, attention, masters, compiled, fused, graph, overlap, fp8,
+    """Rungs to measure, separated by commas: fp32, autocast, attention, masters, compiled, fused, graph, overlap, fp8,
     no_attention, no_masters, no_fused, no_graph; ladder: up to fp8; from_masters: from there up to fp8; all."""
     part: Literal["steps", "training"] = "steps"
     """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients."""

@@ -135,7 +135,7 @@ class _Operand(NamedTuple):
     rows: Tensor
     """[m, k] FP8."""
     scale: Tensor
-    """What rows is to be multiplied by, fp32: one number, or [m, 1]."""
+    """Factor that brings rows back, fp32: one number, or [m, 1]."""
     columns: Tensor | None
     """[k, m] FP8, if asked for."""
     column_scale: Tensor
@@ -190,7 +190,7 @@ def _round(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool) -> _O
 
 
 def _scale(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Tensor:
-    """What the rounded matrix is to be multiplied by."""
+    """The factor that brings the rounded matrix back."""
     largest = x.abs().amax(-1, keepdim=True) if rowwise else x.abs().amax()
     return largest.float().clamp(min=SMALLEST_AMAX) / torch.finfo(dtype).max
 

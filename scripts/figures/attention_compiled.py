@@ -1,4 +1,4 @@
-"""What compiling does to plain attention: its time and its peak, eager over compiled."""
+"""Plain attention, compiled against eager: its time and its peak, eager over compiled."""
 
 from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
 from scripts.views.compiled_attention import paired

@@ -1,4 +1,4 @@
-"""What one Transformer block saves for its backward pass, by operator, plain against flash attention."""
+"""Tensors that one Transformer block saves for its backward pass, by operator, plain against flash attention."""
 
 from dataclasses import replace
 

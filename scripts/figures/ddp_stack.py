@@ -1,4 +1,4 @@
-"""What a data-parallel step consists of, wrapper by wrapper: compute, what communication adds, and idle time."""
+"""Parts of a data-parallel step, wrapper by wrapper: compute, what communication adds, and idle time."""
 
 from matplotlib.axes import Axes
 from pandas import DataFrame

@@ -1,4 +1,4 @@
-"""What the host costs: time per launch against work per launch, and one program in several processes."""
+"""Costs of the host: time per launch against work per launch, and one program in several processes."""
 
 from matplotlib.axes import Axes
 from pandas import DataFrame

@@ -80,7 +80,7 @@ def category_of(kernel: Kernel) -> str:
 def draw_window(
     axes: Axes, trace: Trace, lanes: dict[str, list[tuple[float, float]]], window: tuple[float, float], origin: float
 ) -> None:
-    """What falls into a window of time, µs."""
+    """The part that falls into a window of time, µs."""
     start, end = window
     least = RESOLUTION * (end - start)
     labels = list(lanes)

@@ -1,4 +1,4 @@
-"""What the memory at the peak is for, by context and precision."""
+"""Purposes of the memory at the peak, by context and precision."""
 
 from scripts.rendering.style import legend, save, save_note, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, select

@@ -1,4 +1,4 @@
-"""What bf16 gains at each context length: in the time that the device works, and in the time of a step."""
+"""The gain of bf16 at each context length: in the time that the device works, and in the time of a step."""
 
 from scripts.rendering.style import legend, look_of_line, save, save_note, subplots
 from scripts.views.data import load_at_one_setting, select

@@ -18,7 +18,7 @@ NAMES = {
     "all_gather": "all-gather",
     "reduce_scatter": "reduce-scatter",
 }
-"""What readers call the kinds of work."""
+"""Readers' words for the kinds of work."""
 LOOKS = {kind: look(name, index, HATCHES[index]) for index, (kind, name) in enumerate(NAMES.items())}
 
 

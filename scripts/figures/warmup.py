@@ -1,4 +1,4 @@
-"""What the first timed step of a process costs beyond the others, by number of warm-up steps."""
+"""The cost of a process's first timed step beyond the others, by number of warm-up steps."""
 
 import math
 

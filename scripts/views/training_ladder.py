@@ -113,7 +113,7 @@ def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
 
 
 def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:
-    """What each rung should gain at the rates of this cell, ms; empty if they were not measured."""
+    """Expected gain of each rung at the rates of this cell, ms; empty if they were not measured."""
     first = ladder.iloc[0]
     cell = select(table, **{name: first[name] for name in SHAPE}, part="steps")
     load = load_of_row(first)

@@ -40,7 +40,7 @@ SHOWN = 24
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured on a machine, under its plan."""
+    """A machine's measurements, under its plan."""
 
     plan: Plan
     rows: Mapping[str, list[Row]]
@@ -95,7 +95,7 @@ def texts() -> dict[str, str]:
 
 
 def figure_lines(rows: Mapping[str, list[Row]], trace: str) -> Iterator[str]:
-    """What each figure draws: per panel its title and axes, per line, bar or area its name and numbers."""
+    """The content of each figure: per panel its title and axes, per line, bar or area its name and numbers."""
     drawn: list[Figure] = []
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
     loaded = mock.patch("scripts.views.data.read_table", lambda kind, path: rows[kind.name])
@@ -130,7 +130,7 @@ def axes_lines(axes: Axes) -> Iterator[str]:
 
 
 def name(artist: Artist | Container) -> str:
-    """What the legend calls it; matplotlib numbers what has no name."""
+    """Its name in the legend; matplotlib numbers what has no name."""
     label = str(artist.get_label() or "")
     return "" if label.startswith("_") else f" {label}"
 

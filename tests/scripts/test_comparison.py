@@ -1,4 +1,4 @@
-"""What the comparisons of training on several ranks have in common: the reader's own contenders, and one rule."""
+"""Common rules of the comparisons of training on several ranks: the reader's own contenders, and one rule."""
 
 import importlib
 import itertools

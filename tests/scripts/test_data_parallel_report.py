@@ -1,4 +1,4 @@
-"""What is computed of data-parallel training, on worked-out steps."""
+"""Numbers computed of data-parallel training, on worked-out steps."""
 
 import math
 
@@ -29,7 +29,7 @@ WAITS = {
     ("ddp", "25"): 16,
     ("ddp_view", "100"): 10,
 }
-"""What each contender waits for in every step, ms."""
+"""Waiting time of each contender in every step, ms."""
 OVERHEAD, BANDWIDTH = 50e-6, 200e9
 """Of the all-reduces, seconds and bytes/s."""
 MESSAGES = {("naive", ""): 21, ("flat", ""): 1, ("overlapped", ""): 21, ("bucketed", "10"): 8, ("bucketed", "100"): 2}

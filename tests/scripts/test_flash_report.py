@@ -33,7 +33,7 @@ def h200():
 
 
 def words(figure):
-    """What a figure says: its legend, and its ticks."""
+    """The words of a figure: its legend, and its ticks."""
     labels = [text for legend in figure.legends for text in legend.get_texts()]
     return [text.get_text() for text in (*labels, *(tick for axes in figure.axes for tick in axes.get_xticklabels()))]
 

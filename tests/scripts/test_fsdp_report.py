@@ -1,4 +1,4 @@
-"""What the report computes of sharded training, against numbers worked out anew."""
+"""Numbers that the report computes of sharded training, against numbers worked out anew."""
 
 from dataclasses import replace
 

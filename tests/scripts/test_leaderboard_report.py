@@ -1,4 +1,4 @@
-"""What the report says of the 2026 leaderboard's step, where it or a part of it was measured."""
+"""The report on the 2026 leaderboard's step, where it or a part of it was measured."""
 
 from pathlib import Path
 

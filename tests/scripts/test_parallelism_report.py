@@ -1,4 +1,4 @@
-"""What the report says of communication and parallelism: every number is a closed form's, on every machine."""
+"""The report on communication and parallelism: every number is a closed form's, on every machine."""
 
 import importlib
 import math

@@ -1,1 +1,1 @@
-"""What the training ladder measures: the rungs' steps, the card's floor, and training that tells whether they learn."""
+"""Parts of the training ladder: the rungs' steps, the card's floor, and training that tells whether they learn."""
