@@ -36,7 +36,7 @@ class ProjectFiles:
     """Names relative to the project's folder."""
 
     own: list[str]
-    """Files that git tracks, also in submodules; where the folder is no checkout, those that PATTERNS names. No links."""
+    """Files that git tracks, also in submodules, but no links; without a checkout, those that PATTERNS names."""
     links: list[str]
     """Such files that are symbolic links, or in a folder that is one: what they name may be anybody's."""
     others: list[str]
