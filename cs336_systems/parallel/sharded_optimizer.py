@@ -168,7 +168,14 @@ class ShardedOptimizer(Optimizer):
 
         Raises:
             ValueError: the state dict has other groups.
+            NotImplementedError: the optimizer loads its state in a way of its own, as MasterAdamW does.
         """
+        kind = type(self._local)
+        if kind.load_state_dict is not Optimizer.load_state_dict:
+            raise NotImplementedError(
+                f"optimizer_cls is {kind.__name__}, which loads its state in a way of its own; "
+                "allowed: optimizers that inherit load_state_dict"
+            )
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameter_of = dict(zip(numbers, self._parameters(), strict=False))
         states = {number: state for number, state in state_dict["state"].items() if number in parameter_of}

@@ -15,6 +15,7 @@ from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimi
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
+from cs336_systems.training import MasterAdamW
 from tests.parallel.test_data_parallel import ALL, Branches
 from tests.support.ranks import on_all_ranks
 
@@ -347,6 +348,9 @@ def test_what_cannot_be_done_is_refused(device):
     module = nn.Linear(5, 3).to(device)
     with pytest.raises(ValueError, match=r"^bucket_size_mb is 0; allowed: numbers above 0$"):
         ShardedOptimizer(module.parameters(), torch.optim.SGD, bucket_size_mb=0)
+    own = ShardedOptimizer([nn.Parameter(torch.ones(4, device=device))], MasterAdamW)
+    with pytest.raises(NotImplementedError, match=r"^optimizer_cls is MasterAdamW, which loads its state in a way"):
+        own.load_state_dict(own.state_dict())
     with pytest.raises(ValueError, match=r"^optimizer_cls is LBFGS; allowed: optimizers that update each"):
         ShardedOptimizer(module.parameters(), torch.optim.LBFGS)
     with pytest.raises(ValueError, match=r"parameter 0: float32 \[4\].*allowed: the same"):
