@@ -32,7 +32,6 @@ def reference(total, weight, d_total, d_normed, eps=1e-5):
     return {"normed": normed, "dx": dx, "d_weight": dw}
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("has_delta", [True, False])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])

@@ -55,7 +55,6 @@ def reference(qkv, gradients, rope, interleaved=True):
     return results, torch.autograd.grad(results, leaf, [x.double() for x in gradients])[0]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])

@@ -27,7 +27,6 @@ def reference(gate_up, d_hidden):
     return hidden, torch.autograd.grad(hidden, leaf, d_hidden.double())[0]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -62,7 +61,6 @@ def test_non_contiguous_inputs_and_gradients(device):
     assert_close(strided.grad, d_gate_up, rounding(FP32, device))
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_the_linear_map_that_recomputes_equals_the_one_that_keeps(dtype, device):
