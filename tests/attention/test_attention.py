@@ -8,13 +8,9 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
-import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -23,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.attention.flash import IMPLEMENTATIONS
+from tests.support.interpreter import interpreter_environment
 
 NAMES = ("o", "lse", "dq", "dk", "dv")
 
@@ -551,15 +548,7 @@ def launch_results(inputs, is_causal, scale, grad_lse) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def interpreted(request) -> dict[str, dict[str, str]]:
-    if find_spec("triton") is None:
-        pytest.skip("Triton is not installed")
-    import triton
-
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    if version < (3, 7) and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"the interpreter of Triton {triton.__version__} fails with NumPy {numpy.__version__}")
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = interpreter_environment()
     cases = [test.callspec.params["case"] for test in request.session.items if "interpreted" in test.fixturenames]
     run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr

@@ -3,12 +3,11 @@
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
-import numpy
 import pytest
 import torch
+
+from tests.support.interpreter import ROOT, interpreter_environment
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -17,17 +16,9 @@ def run_interpreted(file: str) -> None:
     """Run the tests of a file on a CPU in the interpreter, in a process of their own."""
     if INTERPRETED:
         pytest.skip("runs in the interpreter already")
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton")
-    import triton
-
-    version = tuple(int(x) for x in triton.__version__.split(".")[:2])
-    if version < (3, 7) and numpy.lib.NumpyVersion(numpy.__version__) >= "2.4.0":
-        pytest.skip(f"the interpreter of Triton {triton.__version__} fails with NumPy {numpy.__version__}")
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = interpreter_environment()
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", file]
-    run = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
