@@ -10,7 +10,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: report test test-all clean
-# Tests beside measurements would disturb them.
+# Tests during measurements would disturb them.
 .NOTPARALLEL:
 
 report: .venv/installed

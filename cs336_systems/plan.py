@@ -17,8 +17,8 @@ import yaml
 from cs336_systems.experiments.base import Experiment, combinations, expand, make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
-from cs336_systems.measure.machine import detect, machine_label
-from cs336_systems.measure.source import source_digest
+from cs336_systems.record.machine import detect, machine_label
+from cs336_systems.record.source import source_digest
 from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"

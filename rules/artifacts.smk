@@ -29,9 +29,9 @@ rule kernel_trace:
     message:
         "Tracing a step"
     shell:
-        "python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        "python -m cs336_systems.run.relaunch --timeout {resources.cell_timeout}"
         " python -m cs336_systems.artifacts.kernel_trace {params.step} --output {output} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"
 
 
 rule nsys:
@@ -50,9 +50,9 @@ rule nsys:
     message:
         "Profiling a step with Nsight Systems"
     shell:
-        "python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        "python -m cs336_systems.run.relaunch --timeout {resources.cell_timeout}"
         " python -m cs336_systems.artifacts.nsys {params.step} --output {params.output} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"
 
 
 rule memory_snapshot:
@@ -71,6 +71,6 @@ rule memory_snapshot:
     message:
         "Recording the memory history of a step"
     shell:
-        "python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        "python -m cs336_systems.run.relaunch --timeout {resources.cell_timeout}"
         " python -m cs336_systems.artifacts.memory_snapshot {params.step} --output {params.output} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"

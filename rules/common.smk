@@ -13,11 +13,8 @@ from itertools import chain
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.failure import full_disks, places
 from cs336_systems.implementations import family_of
 from cs336_systems.lifeline import announce_run
-from cs336_systems.measure.source import source_digest
-from cs336_systems.parsed_sources import keep_parsed_sources
 from cs336_systems.plan import (
     AUTO,
     NONE,
@@ -28,8 +25,10 @@ from cs336_systems.plan import (
     set_by,
     with_switches,
 )
-from cs336_systems.progress import ProgressMonitor
-from cs336_systems.run_lock import clear_after_dead_owner, note_owner
+from cs336_systems.record.source import keep_parsed_sources, source_digest
+from cs336_systems.run.failure import full_disks, places
+from cs336_systems.run.lock import clear_after_dead_owner, note_owner
+from cs336_systems.run.progress import ProgressMonitor
 from snakemake.exceptions import WorkflowError
 
 if workflow.is_main_process:

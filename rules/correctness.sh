@@ -11,7 +11,7 @@ shift
 mkdir -p "$passed"
 tests=() stamps=()
 # Computed here, not by the rule: as a parameter of the job, stamps would make every edit of the tests measure again.
-names=$(python -m cs336_systems.measure.gate "$machine" test_instruments "$@")
+names=$(python -m cs336_systems.run.gate "$machine" test_instruments "$@")
 for name in $names; do
     if [ ! -e "$passed/$name.txt" ]; then
         test=${name%-*-*}

@@ -21,7 +21,7 @@ rule measure:
         f"{RESULTS}/logs/{{job}}.log",
     wildcard_constraints:
         job="|".join(map(re.escape, JOBS)),
-    # Tables and figures are left for the end, where they share the cores, instead of one waiting beside idle ones.
+    # Tables and figures are left for the end, where they share the cores, instead of one waiting while others idle.
     priority: 2
     # All cores: nothing else may run during a measurement.
     threads: workflow.cores
@@ -47,10 +47,10 @@ rule measure:
         "Measuring {wildcards.job}"
     shell:
         "(rules/correctness.sh {params.passed} {params.tests}"
-        " && python -m cs336_systems.relaunch --timeout {resources.cell_timeout}"
+        " && python -m cs336_systems.run.relaunch --timeout {resources.cell_timeout}"
         " --kept {params.kept} --code {params.source} {params.command}"
         " --device {params.device} --seed {params.seed} --output {output.csv}) 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"
 
 
 for experiment in PLAN.jobs:
@@ -82,4 +82,4 @@ rule promote:
         recorded=f"recorded/{PLAN.machine}/raw",
     shell:
         "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"

@@ -19,4 +19,4 @@ rule submission:
         "Packing {params.folder}, and testing what is in it"
     shell:
         "python -m scripts.submission {input.report} {params.folder} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"

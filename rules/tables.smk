@@ -33,6 +33,7 @@ rule tables:
     input:
         plan=rules.plan.output[0],
         csvs=raw_csvs,
+        same_code=sorted(map(str, Path("recorded").glob("*/same_code.csv"))),
     output:
         [
             report(path, category="Tables", labels={"experiment": experiment}, caption="../report/captions/table.rst")
@@ -88,4 +89,4 @@ rule verdict:
         strict="--strict" if config["strict"] else "",
     shell:
         "python -m scripts.verdict {input.checks} {input.source} {input.report} {output} {params.strict} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"

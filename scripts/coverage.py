@@ -10,8 +10,8 @@ import pandas
 import yaml
 from pandas import DataFrame
 
-from cs336_systems.measure.measurement import COMMON_UNITS, WHOLE_CELL
 from cs336_systems.plan import Plan, read_plan
+from cs336_systems.record.measurement import COMMON_UNITS, WHOLE_CELL
 from scripts.views.completeness import cells_of, missing_metrics
 from scripts.views.data import load
 
@@ -89,7 +89,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def recorded_notes(plan: Plan) -> dict[int, str]:
-    """Why recorded results lack jobs, by the number of GPUs that they need: `not_measured.yaml` beside the rows."""
+    """Why recorded results lack jobs, by the number of GPUs that they need: `not_measured.yaml` next to the rows."""
     path = plan.raw.with_name("not_measured.yaml")
     return yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
 

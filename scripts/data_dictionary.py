@@ -15,8 +15,8 @@ from annotated_types import Ge
 from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.metrics import COMMON, DETAILS, Metric, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.record import Provenance
+from cs336_systems.record.measurement import Measurement
+from cs336_systems.record.rows import Provenance
 
 DICTIONARY = Path("docs/data-dictionary.md")
 INTRODUCTION = """# Data dictionary

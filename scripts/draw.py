@@ -14,7 +14,7 @@ from scripts.processes import in_processes
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
     """Have the module of scripts/figures draw its source, a path, as an SVG at another.
 
-    The source is named: `table`, and `beside` if it needs a second one, or `trace`, which is empty if there is none;
+    The source is named: `table`, and `second_table` if it needs one, or `trace`, which is empty if there is none;
     closed forms have none.
     """
     importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import digest_path, read_jobs
 from cs336_systems.measure.trace_file import read_trace
+from cs336_systems.record.rows import digest_path, read_jobs
 
 
 def promote(raw: Path, recorded: Path) -> list[Path]:

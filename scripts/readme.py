@@ -45,7 +45,7 @@ def _lines() -> Iterator[str]:
         yield line(
             f"xl (2.0 B parameters), {gpus} GPUs: compiled data-parallel training step",
             rows(f"data_parallel/compiled-{gpus}_processes.csv", metric="step").set_index("wrapper")["median"],
-            ["peer_memory"],
+            ["symmetric_memory"],
             {"tuned DistributedDataParallel": ["ddp", "ddp_view"], "the no-communication baseline": ["none"]},
         )
     yield line(
@@ -57,7 +57,7 @@ def _lines() -> Iterator[str]:
     yield line(
         "xl, 2 GPUs: update of the sharded optimizer",
         rows("optimizer_sharding/bf16-2_processes.csv", metric="optimizer").set_index("contender")["median"],
-        ["sharded_peer_memory"],
+        ["sharded_symmetric_memory"],
         {
             "tuned ZeroRedundancyOptimizer": ["zero_redundancy", "zero_redundancy_view", "zero_redundancy_views"],
             "the unsharded optimizer": ["unsharded"],

@@ -19,8 +19,8 @@ from typing import IO, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas import DataFrame
 
-from cs336_systems.failure import describe_end
 from cs336_systems.implementations import FAMILIES, Implementation, parse
+from cs336_systems.run.failure import describe_end
 from cs336_systems.yaml_file import read_mapping
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cs336_systems.benchmarks import flash
-from cs336_systems.benchmarks.contest.exact_attention import require_attention
+from cs336_systems.benchmarks.comparison.exact_attention import require_attention
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.contender import Contender
 from cs336_systems.experiments.flash import AttentionContender, Flash

@@ -4,7 +4,7 @@ import pytest
 
 from cs336_systems.experiments.metrics import COMMON, DETAILS, METRICS
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import COMMON_UNITS
+from cs336_systems.record.measurement import COMMON_UNITS
 from tests.samples import ROOT, measurements_of
 
 WHERE = "cs336_systems/experiments/metrics.py"

@@ -9,8 +9,8 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.kernel_profile import run_steps
 from cs336_systems.measure.memory import in_use, most_in_use, peak_memory, release, reset_peak
-from cs336_systems.measure.provenance import rounds_to_tf32
 from cs336_systems.measure.timing import time_phases
+from cs336_systems.record.provenance import rounds_to_tf32
 
 pytestmark = pytest.mark.numeric
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cs336_systems import run_lock
 from cs336_systems.lifeline import RUN, announce_run, start_of
+from cs336_systems.run import lock as run_lock
 from tests.samples import ROOT
 
 JOB = """

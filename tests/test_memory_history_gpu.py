@@ -10,7 +10,6 @@ import torch
 from cs336_systems.accounting import transformer
 from cs336_systems.benchmarks import memory_profile
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.measurement import parse_samples
 from cs336_systems.measure.memory_history import record_step
 from cs336_systems.measure.memory_recording import from_json, to_json
 from cs336_systems.measure.memory_timeline import (
@@ -23,6 +22,7 @@ from cs336_systems.measure.memory_timeline import (
     WEIGHT_COPIES,
     replay,
 )
+from cs336_systems.record.measurement import parse_samples
 from cs336_systems.sizes import parse_size
 
 pytestmark = [pytest.mark.gpu, pytest.mark.numeric]

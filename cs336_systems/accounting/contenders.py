@@ -55,7 +55,7 @@ class Declared(Contender):
     """A contender that trains on several ranks, with its signature.
 
     Its builder is called with a model, this entry, a cell and AdamW's hyperparameters; it returns the wrapped model and
-    an optimizer, or raises `Unavailable`. `contest.builders.own` calls a user's own.
+    an optimizer, or raises `Unavailable`. `comparison.builders.own` calls a user's own.
     """
 
     bucket_mb: int | None = None

@@ -15,8 +15,8 @@ from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.compact_trace import NAMES, compact, write_events
 from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
-from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.trace import Event, attribute
+from cs336_systems.record.measurement import Measurement
 
 RECORDED_STEPS = 3
 """Steps that are recorded, of which the last is kept: under the profiler the first launches of each kernel are slow."""

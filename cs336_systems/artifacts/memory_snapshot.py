@@ -15,9 +15,9 @@ from cs336_systems.benchmarks.memory_profile import warm_up
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.measurement import Measurement
 from cs336_systems.measure.memory_history import history, require_history
 from cs336_systems.measure.timing import synchronize
+from cs336_systems.record.measurement import Measurement
 
 
 def write_snapshot(cell: MemoryProfile, device: torch.device, output: Path) -> str:

@@ -12,8 +12,8 @@ from cs336_systems.benchmarks.command_line import parse_command_line, resolve_de
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.lifeline import end_with_the_run
-from cs336_systems.measure.record import reserved
 from cs336_systems.model_check import check_model
+from cs336_systems.record.rows import reserved
 
 E = TypeVar("E", KernelProfile, MemoryProfile)
 

@@ -7,7 +7,7 @@ import torch
 
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 
 ADDEND = 0.01
 

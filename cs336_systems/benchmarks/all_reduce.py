@@ -10,10 +10,10 @@ from torch import Tensor
 
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.measure.timing import Stopwatch, no_garbage_collection
 from cs336_systems.parallel.gather import gather
+from cs336_systems.record.measurement import Measurement, summarize
 
 MB = 10**6
 BLOCK = 1_000_003

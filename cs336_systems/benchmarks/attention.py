@@ -8,13 +8,13 @@ from torch import Tensor
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention.plain import plain_attention
-from cs336_systems.benchmarks.contest.exact_attention import require_close
+from cs336_systems.benchmarks.comparison.exact_attention import require_close
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import in_use, peak_memory, reset_peak
 from cs336_systems.measure.timing import time_phases
+from cs336_systems.record.measurement import Measurement, summarize
 
 
 def measure(cell: Attention, device: torch.device) -> list[Measurement]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
 from cs336_systems.measure.dtypes import DTYPES, dtype_name
-from cs336_systems.measure.measurement import Measurement
+from cs336_systems.record.measurement import Measurement
 
 D_IN, D_HIDDEN, D_OUT, BATCH = 20, 10, 5, 8
 

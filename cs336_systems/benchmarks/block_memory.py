@@ -12,10 +12,10 @@ from torch import Tensor
 from cs336_systems.accounting.notation import describe_tensor
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import allocated, in_use
 from cs336_systems.measure.saved_tensors import SavedTensor, record_saved
 from cs336_systems.model import ATTENTION, ROPE_THETA, RotaryEmbedding, TransformerBlock
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import precision_context
 

@@ -7,11 +7,11 @@ import torch
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import allocated, in_use, most_in_use, peak_memory, reset_peak
 from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.model import TransformerLM, build_model
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 

@@ -29,16 +29,16 @@ from cs336_systems.benchmarks.runner import Measure, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
 from cs336_systems.implementations import WHO, Implementation, family_of, own_implementations
 from cs336_systems.implementations import check as check_implementation
-from cs336_systems.kept_cells import keep, kept_cells
 from cs336_systems.lifeline import end_with_the_run
-from cs336_systems.measure import provenance
-from cs336_systems.measure.machine import detect
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
-from cs336_systems.measure.record import make_row, parameters, reserved, write_job
-from cs336_systems.measure.validation import Row
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, launch_command, recorded_digest
-from cs336_systems.progress import describe, finished_line
+from cs336_systems.record import provenance
+from cs336_systems.record.machine import detect
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement
+from cs336_systems.record.rows import make_row, parameters, reserved, write_job
+from cs336_systems.record.validation import Row
+from cs336_systems.run.kept_cells import keep, kept_cells
+from cs336_systems.run.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
 

@@ -3,7 +3,7 @@
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.data_parallel --precision bf16 --rounds 1
 """
 
-from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ import torch._dynamo  # or an optimizer would import it while the model's build 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.dtypes import dtype_name
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import allocations_since, device_allocations, peak_memory, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
 from cs336_systems.model import build_model, load_model_class
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cs336_systems.attention import plain_attention
-from cs336_systems.benchmarks.contest.attention_builders import build
-from cs336_systems.benchmarks.contest.exact_attention import AttentionCall, require_attention
-from cs336_systems.benchmarks.contest.refusal import errors_of_own_code, refuse
+from cs336_systems.benchmarks.comparison.attention_builders import build
+from cs336_systems.benchmarks.comparison.exact_attention import AttentionCall, require_attention
+from cs336_systems.benchmarks.comparison.refusal import errors_of_own_code, refuse
 from cs336_systems.experiments.flash import (
     HANDOUT_REP,
     HANDOUT_WARMUP,
@@ -28,10 +28,10 @@ from cs336_systems.experiments.flash import (
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.gpu_monitor import GpuMonitor
 from cs336_systems.measure.kernel_names import short_name
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import time_phases
+from cs336_systems.record.measurement import Measurement, summarize
 
 HOST_ROUNDS, HOST_CALLS = 10, 20
 LEAST_CALLS = 5

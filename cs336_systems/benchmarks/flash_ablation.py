@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
-from cs336_systems.benchmarks.contest.exact_attention import require_close
+from cs336_systems.benchmarks.comparison.exact_attention import require_close
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable
+from cs336_systems.record.measurement import Measurement, summarize
 
 Results = Mapping[str, Tensor]
 """Some of o, dq, dk and dv."""

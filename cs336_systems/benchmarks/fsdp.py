@@ -3,7 +3,7 @@
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.fsdp --size xl --precision bf16 --rounds 1
 """
 
-from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 
 if __name__ == "__main__":

@@ -18,9 +18,9 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.intervals import covered
 from cs336_systems.measure.kernel_names import categorize, short_name
 from cs336_systems.measure.kernel_profile import recorded_events, recording, run_steps
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.trace import Kernel, Trace, attribute
 from cs336_systems.model import load_model_class
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training_step import TrainingStep
 
 SMALL = 0.001

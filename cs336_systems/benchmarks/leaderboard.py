@@ -19,11 +19,11 @@ from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.leaderboard import Leaderboard
 from cs336_systems.measure.device_busy import device_busy
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import synchronize, time_phases
 from cs336_systems.model import TransformerLM, build_model
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.sharded_step import ShardedStep
 

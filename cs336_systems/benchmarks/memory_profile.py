@@ -14,11 +14,11 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.end_to_end import build_step
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory_history import code_at, owners_of_training, record_step, require_history
 from cs336_systems.measure.memory_recording import Recording
 from cs336_systems.measure.memory_timeline import FORWARD, Timeline, largest_groups, replay, sample_positions
 from cs336_systems.model import load_model_class
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
 

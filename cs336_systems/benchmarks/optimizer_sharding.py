@@ -3,7 +3,7 @@
 Launch: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.optimizer_sharding --precision bf16
 """
 
-from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ import torch
 
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpu_monitor import GpuMonitor
-from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement, Status, summarize
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
+from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, Status, summarize
 
 E = TypeVar("E", bound=Experiment)
 Measure = Callable[[E, torch.device], list[Measurement]]

@@ -21,9 +21,9 @@ from cs336_systems.benchmarks.ladder.steps import RungStep
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
 from cs336_systems.measure.device_busy import device_busy
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
 from cs336_systems.measure.memory import in_use, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement, summarize
 from cs336_systems.sizes import parse_size
 
 ROUNDS = 3

@@ -62,7 +62,7 @@ OBSERVED_METRICS = {
     "written": "B",
 }
 """Counts that are compared with each contender's declaration."""
-FLOOR = "none"
+BASELINE = "none"
 """The no-communication baseline: each rank trains by itself."""
 BUCKETS_MB = (1, 10, 100, 1000)
 VARIATION_MB = 100
@@ -73,7 +73,7 @@ DDP_VIEW_MB = (25, 100, 400)
 PEER_MB = (100, 400)
 
 
-BUILDERS = "cs336_systems.benchmarks.contest.builders"
+BUILDERS = "cs336_systems.benchmarks.comparison.builders"
 
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
@@ -89,13 +89,16 @@ def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declare
 
 _varied = partial(_in_buckets, megabytes=VARIATION_MB, tried=True)
 CONTENDERS = (
-    _ours(FLOOR, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
+    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
     _ours("naive", "naive", sends=one_by_one(SYNCHRONIZATION)),
     _ours("flat", "flat", sends=at_once, copies=1, needed=whole(1)),
     _ours("overlapped", "overlapped", sends=one_by_one(PASSES)),
     *(_in_buckets("bucketed", "bucketed", mb) for mb in BUCKETS_MB),
     # To the owner and back, each half of it; into messages, and the means. Its own buckets, and those that peers fill.
-    *(_in_buckets("peer_memory", "peer memory", mb, sends=to_peers(mb), copies=4, needed=whole(2)) for mb in PEER_MB),
+    *(
+        _in_buckets("symmetric_memory", "symmetric memory", mb, sends=to_peers(mb), copies=4, needed=whole(2))
+        for mb in PEER_MB
+    ),
     # Divided into its buckets, and copied back.
     Declared(
         name="ddp",
@@ -138,7 +141,7 @@ CONTENDERS = (
 """All contenders, in the order of tables; experimental variations come last."""
 
 
-def own_beside(contenders: Sequence[Declared]) -> AfterValidator:
+def own_next_to(contenders: Sequence[Declared]) -> AfterValidator:
     """Make the validator of own implementations: none may have the name of another contender."""
 
     def check(text: str) -> str:
@@ -217,7 +220,7 @@ class DataParallelTraining(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be compiled it
     needs its blocks in `blocks`."""
-    implementation: Annotated[str, own_beside(CONTENDERS)] = ""
+    implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module, and bucket_size_mb=100 if it takes that; finish_gradient_synchronization() follows the backward pass."""
 

@@ -44,7 +44,7 @@ class AttentionContender(Contender):
     """Whether figures draw it with a thick line."""
 
 
-_BUILDERS = "cs336_systems.benchmarks.contest.attention_builders"
+_BUILDERS = "cs336_systems.benchmarks.comparison.attention_builders"
 CONTENDERS = (
     AttentionContender(
         name="triton",

@@ -11,15 +11,15 @@ from cs336_systems.accounting.contender_memory import shares, whole
 from cs336_systems.accounting.contenders import Declared, by_block, by_layer, fully_shard, names_of, to_peers
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 from cs336_systems.experiments.data_parallel import (
+    BASELINE,
     BUILDERS,
-    FLOOR,
     OBSERVED_METRICS,
     PARTS,
     PROFILE_METRICS,
     STEP_METRICS,
     VARIATION_MB,
     WORK,
-    own_beside,
+    own_next_to,
     planned_steps,
 )
 
@@ -31,11 +31,11 @@ def _ours(name: str, title: str, **traits: Any) -> Declared:
 
 _sharded = partial(_ours, autocasts=False, copies=2)
 CONTENDERS = (
-    _ours(FLOOR, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
+    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
     _ours(
-        "peer_memory",
+        "symmetric_memory",
         "data parallel",
-        builder=f"{BUILDERS}.data_parallel:peer_memory",
+        builder=f"{BUILDERS}.data_parallel:symmetric_memory",
         sends=to_peers(VARIATION_MB),
         copies=4,
         needed=whole(2),
@@ -125,7 +125,7 @@ class FullyShardedTraining(Experiment):
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do. To be sharded by
     blocks it needs these in `blocks`."""
-    implementation: Annotated[str, own_beside(CONTENDERS)] = ""
+    implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those
     of gather_full_parameters() or gather_full_params(), or of its parameters."""

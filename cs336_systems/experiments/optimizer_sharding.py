@@ -28,7 +28,7 @@ from cs336_systems.experiments.data_parallel import (
     STEP_METRICS,
     VARIATION_MB,
     WORK,
-    own_beside,
+    own_next_to,
     planned_steps,
 )
 
@@ -63,9 +63,9 @@ CONTENDERS = (
         needed=whole(1),
     ),
     _ours("sharded", "sharded", sends=together(REDUCED, SHARED), copies=1, needed=whole(1)),
-    _ours("sharded_peer_memory", "sharded, peer memory", sends=REDUCED, copies=2, needed=whole(1)),
+    _ours("sharded_symmetric_memory", "sharded, symmetric memory", sends=REDUCED, copies=2, needed=whole(1)),
     _ours("sharded_gradients", "sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
-    _ours("sharded_gradients_peer_memory", "gradients too, peer memory", sends=SCATTERED, copies=3),
+    _ours("sharded_gradients_symmetric_memory", "gradients too, symmetric memory", sends=SCATTERED, copies=3),
     _theirs(
         "zero_redundancy",
         "PyTorch's, default",
@@ -143,7 +143,7 @@ class OptimizerSharding(Experiment):
     """Steps timed in each turn."""
     model: ModelClass = "cs336_systems.model:TransformerLM"
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
-    implementation: Annotated[str, own_beside(CONTENDERS)] = ""
+    implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Sharded optimizers of your own that take part, as NAME=package.module:name, separated by commas. Each is called
     with the parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import torch
 
 from cs336_systems.measure.intervals import covered
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import synchronize
+from cs336_systems.record.measurement import Measurement, summarize
 
 Interval = tuple[float, float]
 

@@ -6,7 +6,7 @@ from types import TracebackType
 import pynvml
 import torch
 
-from cs336_systems.measure.measurement import POWER, SM_CLOCK, Measurement, summarize
+from cs336_systems.record.measurement import POWER, SM_CLOCK, Measurement, summarize
 
 INTERVAL_S = 0.1
 """Sampling interval: short enough to see the clock fall under the power limit; a query takes about a millisecond."""

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 
 
 class Unavailable(Exception):

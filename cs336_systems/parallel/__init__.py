@@ -9,10 +9,14 @@ if TYPE_CHECKING:
     from cs336_systems.parallel.data_parallel import NaiveDataParallel as NaiveDataParallel
     from cs336_systems.parallel.data_parallel import OverlappedDataParallel as OverlappedDataParallel
     from cs336_systems.parallel.fsdp import FullyShardedDataParallel as FullyShardedDataParallel
-    from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel as PeerMemoryDataParallel
-    from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer as PeerMemoryShardedOptimizer
     from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel as ShardedGradientsDataParallel
     from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer as ShardedOptimizer
+    from cs336_systems.parallel.symmetric_memory_data_parallel import (
+        SymmetricMemoryDataParallel as SymmetricMemoryDataParallel,
+    )
+    from cs336_systems.parallel.symmetric_memory_optimizer import (
+        SymmetricMemoryShardedOptimizer as SymmetricMemoryShardedOptimizer,
+    )
     from cs336_systems.parallel.training_state import TrainingState as TrainingState
     from cs336_systems.parallel.training_state import latest_checkpoint as latest_checkpoint
 
@@ -22,8 +26,8 @@ MODULE_OF = {
     "FullyShardedDataParallel": "fsdp",
     "NaiveDataParallel": "data_parallel",
     "OverlappedDataParallel": "data_parallel",
-    "PeerMemoryDataParallel": "peer_memory_data_parallel",
-    "PeerMemoryShardedOptimizer": "peer_memory_optimizer",
+    "SymmetricMemoryDataParallel": "symmetric_memory_data_parallel",
+    "SymmetricMemoryShardedOptimizer": "symmetric_memory_optimizer",
     "ShardedGradientsDataParallel": "sharded_gradients",
     "ShardedOptimizer": "sharded_optimizer",
     "TrainingState": "training_state",

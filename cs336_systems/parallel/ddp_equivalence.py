@@ -24,8 +24,8 @@ from cs336_systems.parallel.data_parallel import (
     NaiveDataParallel,
     OverlappedDataParallel,
 )
-from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
 from cs336_systems.parallel.process_group import current_rank, process_group
+from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
 from cs336_systems.parallel.variations import Bf16WireDataParallel, GroupedDataParallel, SmallLastDataParallel
 
 STEPS = 5
@@ -79,8 +79,8 @@ WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "overlapped": OverlappedDataParallel,
     "bucketed, 0.4 kB": partial(BucketedDataParallel, bucket_size_mb=0.0004),
     "bucketed, 1 MB": partial(BucketedDataParallel, bucket_size_mb=1),
-    "peer memory, 40 B": partial(PeerMemoryDataParallel, bucket_size_mb=0.00004),
-    "peer memory": PeerMemoryDataParallel,
+    "symmetric memory, 40 B": partial(SymmetricMemoryDataParallel, bucket_size_mb=0.00004),
+    "symmetric memory": SymmetricMemoryDataParallel,
 }
 VARIATIONS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "grouped": partial(GroupedDataParallel, bucket_size_mb=0.0004),

@@ -43,8 +43,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer
 from cs336_systems.parallel.distributed_parameters import is_replicated, local_part, scale_by_all_ranks
-from cs336_systems.parallel.lane import Lane, Transfer
 from cs336_systems.parallel.limits import REDUCTIONS
 from cs336_systems.parallel.nested import map_tensors, tensors_with_gradient
 from cs336_systems.parallel.replicas import replicate
@@ -112,7 +112,7 @@ class FullyShardedDataParallel(nn.Module):
         modules, self._units = divide(module, tuple(together), sharded)
         self.units = tuple(modules)
         """The modules whose weights are gathered together, in the order in which the module has them."""
-        self._lane = Lane(device)
+        self._communication_stream = CommunicationStream(device)
         self._training, self._evaluation = Timeline(), Timeline()
         self._timeline = self._training
         self._reductions: deque[Transfer] = deque()
@@ -241,7 +241,10 @@ class FullyShardedDataParallel(nn.Module):
         for parameter in self.parameters():
             if parameter.grad is not None and local_part(parameter.grad).numel():
                 parts[is_replicated(parameter)].append(local_part(parameter.grad))
-        whole, rows = (nn.utils.get_total_norm(parts[key], norm_type).to(self._lane.device) for key in (True, False))
+        whole, rows = (
+            nn.utils.get_total_norm(parts[key], norm_type).to(self._communication_stream.device)
+            for key in (True, False)
+        )
         if math.isinf(norm_type):
             dist.all_reduce(rows, dist.ReduceOp.MAX, group=self._group)
             norm = torch.maximum(rows, whole)
@@ -292,9 +295,9 @@ class FullyShardedDataParallel(nn.Module):
         for weight in unit.weights:
             weight.users.add((unit.index, backward))
         self._timeline.note(unit.index)
-        unit.gather(self._lane)
+        unit.gather(self._communication_stream)
         for index in self._timeline.upcoming():
-            self._units[index].gather(self._lane)
+            self._units[index].gather(self._communication_stream)
         for weight in unit.weights:
             weight.wait_for_arrival()
 
@@ -344,7 +347,7 @@ class FullyShardedDataParallel(nn.Module):
                 weight.add_reduced(rows)
 
         send = partial(reduce, gradients, received, self._group)
-        self._reductions.append(self._lane.start(send, then=add_up, reads=gradients))
+        self._reductions.append(self._communication_stream.start(send, then=add_up, reads=gradients))
 
 
 def refuse_copies() -> NoReturn:

@@ -5,7 +5,7 @@
 
 The gradients have to be the same on all ranks, as after a data-parallel wrapper. The wrapper in `sharded_gradients`
 gives each rank only the gradients of its own parameters, in less memory and time. The optimizer in
-`peer_memory_optimizer` sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
+`symmetric_memory_optimizer` sends the parameters without collectives. (Rajbhandari et al. 2020, ZeRO.)
 """
 
 import warnings

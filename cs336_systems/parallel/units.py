@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from cs336_systems.parallel.communication_stream import CommunicationStream
 from cs336_systems.parallel.distributed_parameters import Place, check_in_place
-from cs336_systems.parallel.lane import Lane
 from cs336_systems.parallel.sharded_weight import ShardedWeight, gather
 
 LAYER_NAMES = {"Linear", "Embedding"}
@@ -53,11 +53,11 @@ class Unit:
         """
         return any(not weight.whole.requires_grad or weight.units > 1 for weight in self.weights)
 
-    def gather(self, lane: Lane) -> None:
+    def gather(self, communication_stream: CommunicationStream) -> None:
         """Start to gather the weights, except those that are whole or in flight."""
         missing = [weight for weight in self.weights if not weight.is_whole]
         if missing:
-            transfer = lane.start(partial(gather, missing))
+            transfer = communication_stream.start(partial(gather, missing))
             for weight in missing:
                 weight.arrival = transfer
 

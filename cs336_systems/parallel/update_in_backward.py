@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from cs336_systems.parallel.buckets import views_like
 from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
-from cs336_systems.parallel.lane import Lane, Transfer, Waitable
+from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer, Waitable
 from cs336_systems.parallel.limits import ALIGNMENT
 from cs336_systems.parallel.ownership import aligned
 from cs336_systems.parallel.replicas import check_member, check_same_on_all_ranks, describe
@@ -107,7 +107,7 @@ class UpdateInBackward:
         self.optimizers = [optimizer_cls([unit.share], **kwargs) for unit in self.units]
         self.enabled = True
         """Whether gradients update the weights; else they are dropped, which costs a step no more than its passes."""
-        self._lane = Lane(self.units[0].flat.device)
+        self._communication_stream = CommunicationStream(self.units[0].flat.device)
         self._running: list[Transfer] = []
         for unit in self.units:
             self._broadcast(unit.flat)
@@ -164,7 +164,7 @@ class UpdateInBackward:
             self._gather(unit)
             torch.autograd.graph.increment_version(unit.parameters)
 
-        self._running.append(self._lane.start(send, update, reads=[gradients]))
+        self._running.append(self._communication_stream.start(send, update, reads=[gradients]))
 
     def wait(self) -> None:
         """Wait for the updates that have started: on a GPU the current stream waits, not the host."""

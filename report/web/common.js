@@ -49,7 +49,7 @@ function download(name, rows) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-/** Open a dialog with new content; it closes by its button, Escape or a click beside it. */
+/** Open a dialog with new content; it closes by its button, Escape or a click outside it. */
 function open(dialog, ...content) {
   $(".content", dialog).replaceChildren(...content);
   if (!dialog.open) dialog.showModal();

@@ -170,7 +170,7 @@ function searched(column) {
   return make("label", { "data-column": column }, `${column} has `, make("input", { type: "search", value: chosen.get(column) ?? "", input: change }));
 }
 
-/** The chart of some rows, with 20th and 80th percentiles beside a median or a mean. */
+/** The chart of some rows, with 20th and 80th percentiles next to a median or a mean. */
 async function drawChart(rows) {
   const place = $("#explorer .chart");
   const { columns } = data;

@@ -13,11 +13,11 @@ from scripts.views.comparison import TRIED, Duel, cells_of, device_bound, duels,
 from scripts.views.data import first, select
 from scripts.views.data_parallel import (
     ACROSS,
-    BASELINE,
     BEST_BUCKETS,
     BEST_PYTORCH,
     OURS,
     PYTORCH,
+    WITHOUT_COMMUNICATION,
     across_cells,
     against_baseline,
     elsewhere,
@@ -28,7 +28,12 @@ from scripts.views.data_parallel import (
 
 TRIED_AT = "100"
 """The bucket size at which all that was tried stands against plain buckets, MB."""
-SHOWN = BASELINE | BEST_BUCKETS | {"peer memory": ["peer_memory"], "PyTorch's, default": PYTORCH[:1]} | BEST_PYTORCH
+SHOWN = (
+    WITHOUT_COMMUNICATION
+    | BEST_BUCKETS
+    | {"symmetric memory": ["symmetric_memory"], "PyTorch's, default": PYTORCH[:1]}
+    | BEST_PYTORCH
+)
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
@@ -37,7 +42,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     return {
         "gain": gain(table, rows),
         "tried": tried(table, rows),
-        "against": duels(rows, ["peer_memory"], PYTORCH),
+        "against": duels(rows, ["symmetric_memory"], PYTORCH),
         "gpu": bool(len(rows) and rows["gpu"].iloc[0]),
     }
 
@@ -53,7 +58,7 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 
 def gain(table: DataFrame, rows: DataFrame) -> Answer:
     """Our wrapper against PyTorch's and our buckets at their best."""
-    found, buckets = duels(rows, ["peer_memory"], PYTORCH), duels(rows, ["peer_memory"], ["bucketed"])
+    found, buckets = duels(rows, ["symmetric_memory"], PYTORCH), duels(rows, ["symmetric_memory"], ["bucketed"])
     if not found:
         return Answer("Against PyTorch", NOTHING, missing=why_untold(table, rows))
     asked = found[0]
@@ -61,7 +66,7 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
     mine = next((cell for cell in preferred_cells(device_bound(rows)) if asked.cell in set(cell["cell"])), rows)
     return Answer(
         asked="Against PyTorch",
-        verdict=asked.speed.sentence("peer memory", "PyTorch's best", f"({asked.cell})"),
+        verdict=asked.speed.sentence("symmetric memory", "PyTorch's best", f"({asked.cell})"),
         more=paragraph(
             elsewhere(found),
             *(
@@ -73,10 +78,14 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
         evidence=[Captioned(across_cells(table, rows, SHOWN), ACROSS)],
         reason=paragraph(
             *map(limits, buckets[:1]),
-            against_baseline(most, f"peer memory ({most['cell']})"),
+            against_baseline(most, f"symmetric memory ({most['cell']})"),
             yours(mine, {"ours at its best": list(OURS), "PyTorch's at its best": PYTORCH}),
         ),
-        details=[every_row(table, rows, ["bucketed", "peer_memory", *PYTORCH], "Buckets, peer memory and PyTorch's")],
+        details=[
+            every_row(
+                table, rows, ["bucketed", "symmetric_memory", *PYTORCH], "Buckets, symmetric memory and PyTorch's"
+            )
+        ],
     )
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, percent
@@ -103,9 +103,9 @@ def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for ranks in sorted(wrappers["processes"].unique()):
         cell = select(wrappers, processes=ranks)
-        floor, best = fastest(cell, [FLOOR]), fastest(cell, list(OURS))
+        baseline, best = fastest(cell, [BASELINE]), fastest(cell, list(OURS))
         graph = f" {GRAPH}" if cell["compiled"].any() and cell["gpu"].any() else ""
-        named = [] if floor is None or found else [(f"{floor['precision']}{graph}", 1, floor)]
+        named = [] if baseline is None or found else [(f"{baseline['precision']}{graph}", 1, baseline)]
         named += [] if best is None else [(f"+ {best['title']}", ranks, best)]
         for title, number, row in named:
             counted = Series({**row, "n": len(parse_samples(row["samples"])) or row["n"]})

@@ -5,12 +5,12 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.data_parallel import (
     ACROSS,
-    BASELINE,
+    WITHOUT_COMMUNICATION,
     across_cells,
     difference,
     every_row,
@@ -42,7 +42,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
             *(duel.speed.sentence("overlapped", "naive") for duel in before if duel.cell == asked.cell),
             say("The step takes {own[median]:ms}, of which {own[exposed]:ms} are exposed communication.", own=own),
         ),
-        evidence=[Captioned(across_cells(table, rows, BASELINE | WRAPPERS), ACROSS)],
+        evidence=[Captioned(across_cells(table, rows, WITHOUT_COMMUNICATION | WRAPPERS), ACROSS)],
         reason=paragraph(
             difference(own, asked.other, "overlapped", "flat"),
             say(
@@ -51,7 +51,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
                 stretch=own["stretch"] if own["stretch"] > SLOWER else None,
             ),
         ),
-        details=[every_row(table, rows, [FLOOR, *WRAPPERS], "Naive, flat and overlapped")],
+        details=[every_row(table, rows, [BASELINE, *WRAPPERS], "Naive, flat and overlapped")],
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst

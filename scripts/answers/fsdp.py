@@ -5,7 +5,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say, tell
@@ -40,7 +40,7 @@ PROFILE: Columns = {
     "profile / ms": {"step": "{timeline_length:cut}"},
     "device": {"busy / %": "{busy_share:share}"},
 }
-WHOLE = "peer_memory"
+WHOLE = "symmetric_memory"
 """Data parallelism at its fastest, with all of the state on every rank."""
 SHARDED_STATE = "sharded_optimizer"
 STATES = 4
@@ -171,7 +171,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
 
 
 def hidden(table: DataFrame, rows: DataFrame) -> Answer:
-    """How much of the collectives runs beside compute in a device-bound profiled step."""
+    """How much of the collectives overlaps with compute in a device-bound profiled step."""
     cell = traced_cell(device_bound(rows))
     own = fastest(cell[cell["gather"].notna()], OURS)
     profiled = rows[rows["gather"] > 0]
@@ -186,7 +186,7 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
         missing=why.format(why=common["not_profiled"]) if common else missing(table),
         verdict=say(
             "{own[gather_hidden]:percent} of all-gather time and {own[scatter_hidden]:percent} of reduce-scatter time "
-            "run beside compute.",
+            "overlap with compute.",
             own=own,
         ),
         more=say("Measured with _{own[title]}_, {own[cell]}.", own=own),
@@ -205,9 +205,11 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     trained = shown[shown["cell"] == shown["cell"].iloc[0]] if len(shown) else shown
     own = fastest(trained, OURS)
     lost = (
-        None if own is None else first(select(table, size=own["size"], metric="step", wrapper=FLOOR, status="skipped"))
+        None
+        if own is None
+        else first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped"))
     )
-    alone = not trained["contender"].isin([FLOOR, WHOLE, SHARDED_STATE]).any()
+    alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
     only = " only if its weights are sharded" if alone else " with sharded weights"
     return Answer(
         asked="A larger model",

@@ -10,7 +10,7 @@ from cs336_systems.accounting.fsdp import waiting_seconds
 from cs336_systems.accounting.fsdp_memory import peak_bytes
 from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import parse_size
@@ -55,7 +55,7 @@ def expected(row: Series) -> dict[str, float]:
     if row["family"] == OWN:
         return dict.fromkeys(("kept", "passing", "expected_peak"), nan)
     step, weights = unsharded(row), whole_weights(row)
-    if row["contender"] == FLOOR:
+    if row["contender"] == BASELINE:
         kept = weights + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
         return {"kept": kept, "passing": 0, "expected_peak": step.peak}
     model = sharded(row)
@@ -68,7 +68,7 @@ def expected(row: Series) -> dict[str, float]:
 
 def saving(table: DataFrame, rows: DataFrame) -> Answer:
     """(a) What sharding saves between steps and at the peak, in the first fp32 cell: there activations are the same."""
-    kept = rows[rows["contender"].isin([FLOOR, *SHARDED]) | (rows["family"] == OWN)]
+    kept = rows[rows["contender"].isin([BASELINE, *SHARDED]) | (rows["family"] == OWN)]
     if not len(kept):
         return Answer("(a) Memory saved", NOTHING, missing=missing(table))
     forms = DataFrame([expected(row) for _, row in kept.iterrows()], index=kept.index)
@@ -76,7 +76,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     measured = kept[["between_steps", "peak_memory"]].astype(float) * MIB / size
     kept = kept.assign(**(forms / size), **measured)
     cell = next(iter(cells_of(select(kept, precision="fp32"))), kept.iloc[:0])
-    whole, own = fastest(cell, [FLOOR]), fastest(cell, OURS)
+    whole, own = fastest(cell, [BASELINE]), fastest(cell, OURS)
     less = {
         name: nan if whole is None or own is None else whole[name] - own[name]
         for name in ("kept", "expected_peak", "between_steps", "peak_memory")
@@ -148,7 +148,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
                 waiting_table(table, all_reduces, rows, told),
                 "The largest unit and the waiting for weights in a forward pass: by closed form from measured rates "
                 "(C: the forward pass without communication; W: bus bandwidth of the fastest all-reduce), and in one "
-                "profiled pass on rank 0, with all pauses before units and the share of all-gather time beside which "
+                "profiled pass on rank 0, with all pauses before units and the share of all-gather time during which "
                 "kernels compute.",
             ),
         ],
@@ -163,8 +163,8 @@ def waiting_table(table: DataFrame, all_reduces: DataFrame, every: DataFrame, ro
     """Closed forms and measured waiting of some rows, cell by cell."""
     lines = []
     for cell in cells_of(rows):
-        floors = select(every, cell=cell["cell"].iloc[0], contender=FLOOR)
-        rates = measured_rates(all_reduces, floors.iloc[0]) if len(floors) else None
+        baselines = select(every, cell=cell["cell"].iloc[0], contender=BASELINE)
+        rates = measured_rates(all_reduces, baselines.iloc[0]) if len(baselines) else None
         where = f"; W = {significant(rates.bandwidth / 1e9)} GB/s" if rates else ""
         for _, row in cell.iterrows():
             line = {"heading": f"{marked(row)}{where}", "title": row["title"], "hidden": 100 * row["forward_share"]}

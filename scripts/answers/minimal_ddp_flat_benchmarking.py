@@ -5,11 +5,11 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.views.comparison import duels
 from scripts.views.data_parallel import (
-    BASELINE,
+    WITHOUT_COMMUNICATION,
     across_cells,
     difference,
     elsewhere,
@@ -30,7 +30,9 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         return {"flat": Answer("One all-reduce", NOTHING, missing=why_untold(table, rows))}
     flat, naive = found[0].first, found[0].other
     more = flat["peak_memory"] - naive["peak_memory"]
-    steps = Captioned(across_cells(table, rows, BASELINE | WRAPPERS), "Median step and exposed communication, ms.")
+    steps = Captioned(
+        across_cells(table, rows, WITHOUT_COMMUNICATION | WRAPPERS), "Median step and exposed communication, ms."
+    )
     answer = Answer(
         asked="One all-reduce",
         verdict=found[0].speed.sentence("flat", "naive", f"({found[0].cell})"),
@@ -49,6 +51,6 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
             say("That tensor adds {more:gib} to the peak.", more=more if more > 0 else None),
             say("Neither wrapper communicates before the backward pass is over."),
         ),
-        details=[steps, every_row(table, rows, [FLOOR, *WRAPPERS], "Naive and flat")],
+        details=[steps, every_row(table, rows, [BASELINE, *WRAPPERS], "Naive and flat")],
     )
     return {"flat": answer}

@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
@@ -20,7 +20,7 @@ from scripts.views.data_parallel import every_row, why_untold, wrappers
 COLUMNS: Columns = {
     "": {
         "ms": "{cell}",
-        "baseline": "{floor:cut}",
+        "baseline": "{baseline:cut}",
         "naive": "{median:cut}",
         "exposed": "{exposed:cut}",
         "share / %": "{percent:cut}",
@@ -41,7 +41,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 def share(tables: Mapping[str, DataFrame], table: DataFrame, rows: DataFrame) -> Answer:
     """Time per step and the share of it that goes into communicating gradients."""
-    found = DataFrame([duel.first for duel in duels(rows, ["naive"], [FLOOR])])
+    found = DataFrame([duel.first for duel in duels(rows, ["naive"], [BASELINE])])
     if not len(found):
         return Answer("Step time and share", NOTHING, missing=why_untold(table, rows))
     found = found.assign(
@@ -64,7 +64,7 @@ def share(tables: Mapping[str, DataFrame], table: DataFrame, rows: DataFrame) ->
             naive=naive,
         ),
         more=paragraph(
-            say("Without communication it takes {naive[floor]:ms}.", naive=naive),
+            say("Without communication it takes {naive[baseline]:ms}.", naive=naive),
             say("Elsewhere the share is {others:listing}.", others=list(filter(None, others))),
         ),
         evidence=[
@@ -76,7 +76,7 @@ def share(tables: Mapping[str, DataFrame], table: DataFrame, rows: DataFrame) ->
             )
         ],
         reason=reason(tables["all_reduce"], found.iloc[0]),
-        details=[every_row(table, rows, [FLOOR, "naive"], "Baseline and naive wrapper")],
+        details=[every_row(table, rows, [BASELINE, "naive"], "Baseline and naive wrapper")],
     )
 
 

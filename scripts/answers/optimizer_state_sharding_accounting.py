@@ -35,7 +35,7 @@ FORMULAS = {
     "ZeRO-2": ("$4 P + 12 P \\/ N$", "$2 r dot 4 P$"),
 }
 """Bytes of a rank's training state, and what it sends in a step; step counters, a few bytes, are left out."""
-HANDOUT, PEERS, GRADIENTS = "sharded", "sharded_peer_memory", "sharded_gradients"
+HANDOUT, PEERS, GRADIENTS = "sharded", "sharded_symmetric_memory", "sharded_gradients"
 """The handout's scheme, the same over symmetric memory, and with sharded gradients."""
 RATIO = {"× unsharded": "{ratio:.3f}"}
 TIMES: Columns = {
@@ -125,8 +125,8 @@ def memory_answer(table: DataFrame) -> Answer:
             ),
             tell(
                 early,
-                "The peak is reached in the backward pass, in which activations stand beside the state; before the "
-                "update they are gone.",
+                "The peak is reached in the backward pass, in which memory holds activations next to the state; before "
+                "the update they are gone.",
                 "",
             ),
             say(

@@ -54,13 +54,13 @@ def plain_cells(table: DataFrame) -> DataFrame:
 def times(table: DataFrame, cells: DataFrame) -> Answer:
     """How long its passes take, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
-    paced = cells.groupby("sequence")["host_bound"].all()
+    host_bound = cells.groupby("sequence")["host_bound"].all()
     return Answer(
         asked="Times and limits",
         verdict=say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.", lost=lost)
         or say("Nothing runs out of memory up to {cell[sequence]} tokens.", cell=last(cells)),
         more=paragraph(
-            say("Up to {most:whole} tokens it is host-bound.", most=paced[paced].index.max()),
+            say("Up to {most:whole} tokens it is host-bound.", most=host_bound[host_bound].index.max()),
         ),
         evidence=[
             Captioned(

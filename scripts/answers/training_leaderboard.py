@@ -17,7 +17,7 @@ from scripts.views.data import measured_gpu, ratio, statistic
 from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
-"""That of the recorded results, beside the leaderboard's."""
+"""That of the recorded results, next to the leaderboard's."""
 MEMORY = "Memory of a rank by closed form; GB are 10⁹ bytes."
 PARTS = {
     "step": "the step, on two GPUs",

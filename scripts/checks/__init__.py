@@ -13,7 +13,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.rendering.markup import NOT_MEASURED, fixed_point
 from scripts.views.cells import in_words
 

@@ -1,11 +1,11 @@
-"""Self-checks of attention calls, of which the host may pace short ones, and of their replays from a CUDA graph."""
+"""Self-checks of attention calls, of which short ones may be host-bound, and of their replays from a CUDA graph."""
 
 from collections.abc import Mapping
 
 from pandas import DataFrame, Series, isna
 
 from cs336_systems.experiments.flash import Flash, contender_of
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Evidence, check
 from scripts.checks.attention import name_flash
 from scripts.views.attention_calls import PASSES
@@ -14,11 +14,11 @@ from scripts.views.data import measured_gpu, select
 from scripts.views.steps import HOST_BOUND
 
 DEVICE_BOUND_MS = 1.0
-"""If a call takes this long, the device sets the pace, unless the host is seen to take nearly as long."""
+"""If a call takes this long, it is device-bound, unless the host is seen to take nearly as long."""
 DEVICE_BOUND_CALLS = 3
 """So many times what a call costs the host it takes then."""
 HOST_SCATTER = 0.25
-"""Of what a call costs the host: by so much it may take less than its parts, each of which the host paces too."""
+"""Of what a call costs the host: by so much it may take less than its parts, each of which is host-bound too."""
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 NOT_APPLICABLE = "timed independently on GPUs only"
 
@@ -40,12 +40,12 @@ def calls(table: DataFrame) -> DataFrame:
 
 
 def needed_for_device_bound(cells: DataFrame) -> Series:
-    """How long, ms, each cell of `calls` must take for the device to set the pace whatever else it shows."""
+    """How long, ms, each cell of `calls` must take to be device-bound whatever else it shows."""
     return (DEVICE_BOUND_CALLS * cells["host"]).clip(lower=DEVICE_BOUND_MS)
 
 
 def device_bound_rows(table: DataFrame) -> DataFrame:
-    """The rows of the cells whose pace the device sets for that reason."""
+    """The rows of the cells that are device-bound for that reason."""
     cells = calls(table)
     bound = cells[cells["forward_backward"] >= needed_for_device_bound(cells)]
     return table.merge(bound[parameters(Flash)])
@@ -76,7 +76,7 @@ def replays_are_no_slower(cells: DataFrame) -> Evidence:
             yield f"{name_flash(row)}: {row['graph']:.3f} ms, called {row['forward_backward']:.3f} ms"
 
 
-@check("{n} cells, of which the host paces {total:.0f}", NOT_APPLICABLE)
+@check("{n} cells, of which {total:.0f} are host-bound", NOT_APPLICABLE)
 def short_phases_add_up(cells: DataFrame) -> Evidence:
     """In shorter calls, attention's forward + backward agree with both in one call, or differ by no more than what the
     call costs the host explains.

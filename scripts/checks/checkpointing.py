@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Evidence, NotApplicable, check
 from scripts.views.cells import in_words, name_cell, side_by_side

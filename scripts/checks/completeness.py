@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.checks import Evidence, check, name_row
 from scripts.views.cells import in_words
 from scripts.views.completeness import kinds_of, missing_metrics

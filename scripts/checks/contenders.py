@@ -15,9 +15,9 @@ from cs336_systems.accounting.contenders import (
     in_words,
     total,
 )
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.implementations import own_implementations
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
 from scripts.checks import Evidence, check
 from scripts.views.comparison import KINDS, Kind
@@ -28,7 +28,7 @@ MB = 1e6
 DIGITS = 1e-6
 """Of bytes that were recorded in another unit."""
 PROFILE = ("compute", "communication", "hidden", "device_busy", "timeline_length")
-UNDISTURBED = ("naive", "flat", "peer_memory")
+UNDISTURBED = ("naive", "flat", "symmetric_memory")
 """Wrappers with the whole state that communicate when nothing else runs, or take no SM."""
 SAME_WORK = 0.06
 """Relative difference of times of the same work."""
@@ -225,7 +225,7 @@ def baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contende
     """Each baseline that was profiled, and what else was of its cell, of some wrappers."""
     profiled = [contender for contender in found if contender.one("compute")]
     for baseline in profiled:
-        if baseline.key == FLOOR:
+        if baseline.key == BASELINE:
             cell = cell_of(baseline)
             yield baseline, [each for each in profiled if cell_of(each) == cell and each.key.split()[0] in wrappers]
 

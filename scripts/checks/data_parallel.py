@@ -3,8 +3,8 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import state_bytes
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
-from cs336_systems.measure.record import parameters
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Evidence, check, within_memory
 from scripts.views.data import measured_gpu, select, statistic
@@ -28,15 +28,15 @@ def name_contender(row: Series) -> str:
 
 
 @check("{n} wrappers, p80 against p20 less {most:.0%}", "no step was timed with and without communication")
-def nothing_beats_the_floor(data_parallel: DataFrame) -> Evidence:
+def nothing_beats_the_baseline(data_parallel: DataFrame) -> Evidence:
     """No training step with communication is shorter than without."""
     steps = select(data_parallel, metric="step", status="ok")
-    floors = select(steps, wrapper=FLOOR).set_index(CELL)["p20"].rename("floor")
+    baselines = select(steps, wrapper=BASELINE).set_index(CELL)["p20"].rename("baseline")
     slack = ROUNDING if measured_gpu({"": data_parallel}) else TOLERANCE["CPU"]
-    for _, row in steps[steps["wrapper"] != FLOOR].join(floors, on=CELL, how="inner").iterrows():
+    for _, row in steps[steps["wrapper"] != BASELINE].join(baselines, on=CELL, how="inner").iterrows():
         yield slack
-        if row["p80"] < (1 - slack) * row["floor"]:
-            yield f"{name_contender(row)}: p80 {row['p80']:.2f} ms, without p20 {row['floor']:.2f} ms"
+        if row["p80"] < (1 - slack) * row["baseline"]:
+            yield f"{name_contender(row)}: p80 {row['p80']:.2f} ms, without p20 {row['baseline']:.2f} ms"
 
 
 @check(

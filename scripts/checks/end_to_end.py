@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size, size_name
 from scripts.checks import (
     TOLERANCE,
@@ -73,7 +73,7 @@ def phases_add_up(end_to_end: DataFrame) -> Check:
 def phases_apart_and_together(table: DataFrame) -> DataFrame:
     """One row per cell whose passes were also timed by themselves, ms.
 
-    `forward` and `backward` are each from the shortest step that has them, `own forward` is beside that `backward`; of
+    `forward` and `backward` are each from the shortest step that has them, `own forward` is next to that `backward`; of
     the training step there are `step forward`, `optimizer`, `whole` and, if it is disturbed, `slow`. `label` names the
     size.
     """
@@ -131,7 +131,7 @@ def device_is_not_busier_than_the_step_is_long(end_to_end: DataFrame) -> Evidenc
     "no such cell was measured on a GPU",
 )
 def inference_is_no_slower(end_to_end: DataFrame) -> Evidence:
-    """Where the device sets the pace, inference is no slower than the forward pass with graph and loss."""
+    """In device-bound steps, inference is no slower than the forward pass with graph and loss."""
     steps = step_table(end_to_end)
     steps = steps[steps["busy"].notna() & ~steps["host_bound"]]
     for _, inferred in select(steps, mode="inference").iterrows():

@@ -13,7 +13,7 @@ LEAST = 1 - TOLERANCE["GPU"]
 """The share of the usual time that a reverted decision may take."""
 
 
-def beside(rows: DataFrame, usual: DataFrame) -> DataFrame:
+def matched(rows: DataFrame, usual: DataFrame) -> DataFrame:
     """The rows whose pass was also measured as usual in the same shape, with the median of that, ms."""
     return rows.join(usual.set_index(SHAPE)["median"].rename("usual"), on=SHAPE, how="inner")
 
@@ -31,7 +31,7 @@ def nothing_reverted_is_the_implementation(flash_ablation: DataFrame, flash: Dat
     for metric in PASSES:
         rows = select(flash_ablation, metric=metric, status="ok", without="nothing")
         ours = select(flash, metric=metric, status="ok", implementation=OURS, batch_size=1, causal=True)
-        for _, row in beside(rows, ours).iterrows():
+        for _, row in matched(rows, ours).iterrows():
             slower = row["median"] / row["usual"] - 1
             error = max(0.0, -slower) if row["precision"] == "bf16" else abs(slower)
             yield error
@@ -45,7 +45,7 @@ def nothing_reverted_is_the_fastest(flash_ablation: DataFrame) -> Evidence:
     """No pass is faster with a design decision of the kernels reverted."""
     for metric in PASSES:
         rows = select(flash_ablation, metric=metric, status="ok")
-        for _, row in beside(rows[rows["without"] != "nothing"], select(rows, without="nothing")).iterrows():
+        for _, row in matched(rows[rows["without"] != "nothing"], select(rows, without="nothing")).iterrows():
             yield row["median"] / row["usual"]
             if row["median"] / row["usual"] < LEAST:
                 took = f"{row['median']:.2f} ms, as it is {row['usual']:.2f} ms"

@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.sizes import parse_size
 from scripts.checks import Evidence, NotApplicable, check, within_memory
@@ -39,10 +39,10 @@ def nothing_beats_the_passes(rows: DataFrame) -> Evidence:
     In bf16 autocast casts what sharded training does not.
     """
     if not measured_gpu({"": rows}):
-        raise NotApplicable("judged on GPUs only: on a CPU other programs may hold a floor up for longer")
+        raise NotApplicable("judged on GPUs only: on a CPU other programs may hold a baseline up for longer")
     fp32 = select(rows, precision="fp32")
-    floors = select(fp32, contender=FLOOR).assign(passes=lambda floor: floor["p20"] - floor["optimizer"])
-    others = fp32[fp32["contender"] != FLOOR].join(floors.set_index("cell")["passes"], on="cell", how="inner")
+    baselines = select(fp32, contender=BASELINE).assign(passes=lambda baseline: baseline["p20"] - baseline["optimizer"])
+    others = fp32[fp32["contender"] != BASELINE].join(baselines.set_index("cell")["passes"], on="cell", how="inner")
     for _, row in others.iterrows():
         yield 1
         if row["p80"] < (1 - ROUNDING) * row["passes"]:
@@ -68,8 +68,8 @@ def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Evi
 
 def with_closed_form(rows: DataFrame, column: str) -> Iterator[tuple[Series, bool]]:
     """Contenders whose memory was counted and has a closed form, and whether each is without communication."""
-    for _, row in rows[rows[column].notna() & rows["contender"].isin([FLOOR, *SHARDED])].iterrows():
-        yield row, row["contender"] == FLOOR
+    for _, row in rows[rows[column].notna() & rows["contender"].isin([BASELINE, *SHARDED])].iterrows():
+        yield row, row["contender"] == BASELINE
 
 
 @check("{n} contenders", "counted on GPUs only")

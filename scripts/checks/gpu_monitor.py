@@ -6,8 +6,8 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, parse_samples
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_samples
+from cs336_systems.record.rows import parameters
 from scripts.checks import Evidence, NotApplicable, check, name_row, told
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select

@@ -5,7 +5,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import Check, Evidence, NotApplicable, between_cells, check
 from scripts.views.cells import cells, name_cell
@@ -18,7 +18,7 @@ CELL = parameters(KernelProfile)
 STAGE_TOLERANCE = 0.05
 """Relative difference of a stage in the trace and between its events."""
 HOST_TOLERANCE = 0.1
-"""The same where the host sets the pace: it may leave the stage some time after the last kernel, at which idle time in
+"""The same in host-bound steps: the host may leave the stage some time after the last kernel, at which idle time in
 the trace ends."""
 STAGE_SLACK_MS = 0.2
 """Difference that any stage may have, however short it is: under the profiler the host takes that long from recording

@@ -4,7 +4,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.metrics import metrics_of
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Evidence, between_cells, check, name_row
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
@@ -79,7 +79,7 @@ def stages_hold_their_kernels(kernel_profile: DataFrame) -> Evidence:
             yield f"{name_row(KernelProfile, row)}, {row['stage']}: {row['mean']:.0%} busy"
 
 
-def beside(profiled: Series, end_to_end: DataFrame, metric: str) -> DataFrame:
+def matched(profiled: Series, end_to_end: DataFrame, metric: str) -> DataFrame:
     """Each cell's number that was `profiled`, with that of warm processes of `end_to_end` as `timed`."""
     warm = select(end_to_end, metric=metric, status="ok", cold_start=False)
     timed = warm.sort_values("warmup").drop_duplicates(SHARED, keep="last").set_index(SHARED)["mean"].rename("timed")
@@ -101,7 +101,7 @@ def busy_time_is_the_same_elsewhere(kernel_profile: DataFrame, end_to_end: DataF
     busy = select(kernel_profile, metric="stage_busy", status="ok")
     for metric, stages in STAGES.items():
         profiled = busy[busy["stage"].isin(stages)].groupby(CELL)["mean"].sum()
-        yield from compare(beside(profiled, end_to_end, metric), INSTRUMENTS, " ms")
+        yield from compare(matched(profiled, end_to_end, metric), INSTRUMENTS, " ms")
 
 
 @check(COMPARED, GPUS_ONLY)
@@ -110,4 +110,4 @@ def launches_are_the_same_elsewhere(kernel_profile: DataFrame, end_to_end: DataF
 
     Copies and fills count, too.
     """
-    yield from compare(beside(kernels(kernel_profile).groupby(CELL)["calls"].sum(), end_to_end, "launches"), 0, "")
+    yield from compare(matched(kernels(kernel_profile).groupby(CELL)["calls"].sum(), end_to_end, "launches"), 0, "")

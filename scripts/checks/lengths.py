@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Evidence, NotApplicable, between_cells, check, name_row
 from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
 from scripts.views.data import measured_gpu

@@ -13,7 +13,7 @@ from cs336_systems.measure.memory_timeline import (
     UNCLASSIFIED,
     WEIGHT_COPIES,
 )
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import Evidence, check
 from scripts.views.cells import cells, name_cell

@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.record.measurement import parse_samples
 from scripts.checks import Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import one, select, statistic

@@ -6,17 +6,17 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
 from scripts.checks import Evidence, check
 from scripts.views.completeness import contenders_of
 from scripts.views.data import measured_gpu, select
 
 TRAINING = ("data_parallel", "optimizer_sharding", "fsdp")
-WHOLE_STATE = ("none", "naive", "flat", "overlapped", "bucketed", "peer_memory", "ddp", "ddp_view", "unsharded")
+WHOLE_STATE = ("none", "naive", "flat", "overlapped", "bucketed", "symmetric_memory", "ddp", "ddp_view", "unsharded")
 """Contenders whose every rank updates all parameters, with the same optimizer."""
 LEAST, MOST = 0.6, 2.5
-"""The phases' sum over the step: they are timed apart from it, one by one, so that none runs beside another."""
+"""The phases' sum over the step: they are timed apart from it, one by one, so that none overlaps with another."""
 ALIKE = 0.3
 """Relative difference between two contenders' times of the same update."""
 ON_GPUS = "examined on GPUs only"

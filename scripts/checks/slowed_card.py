@@ -4,8 +4,8 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.measure.measurement import POWER, SM_CLOCK
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import POWER, SM_CLOCK
+from cs336_systems.record.rows import parameters
 from scripts.checks import Evidence, NotApplicable, check
 from scripts.checks.attention import name_flash
 from scripts.checks.gpu_monitor import no_limit

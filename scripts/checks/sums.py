@@ -8,8 +8,8 @@ from pandas import DataFrame
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import parse_samples
+from cs336_systems.record.rows import parameters
 from scripts.checks import Evidence, check, told
 from scripts.views.cells import in_words
 from scripts.views.data import select

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.checks import Evidence, check
 from scripts.views.cells import in_words, side_by_side
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import Provenance, parameters
+from cs336_systems.record.rows import Provenance, parameters
 from scripts.checks import Evidence, check, name_row
 from scripts.views.attention_calls import kind_of_call
 from scripts.views.own import own_rows

@@ -6,8 +6,8 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WALL
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import WALL
+from cs336_systems.record.rows import parameters
 from scripts.checks import Evidence, check
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select

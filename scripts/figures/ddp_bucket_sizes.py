@@ -1,4 +1,4 @@
-"""Exposed communication and step time against the size of buckets, beside the model's prediction."""
+"""Exposed communication and step time against the size of buckets, next to the model's prediction."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,10 +16,10 @@ from scripts.views.data import load_at_one_setting, select
 COLUMNS = 3
 
 
-def draw(table: str, beside: str, output: str) -> None:
-    """One panel per device-bound cell; `beside` is the table of all-reduces, whose line has the model's constants."""
+def draw(table: str, second_table: str, output: str) -> None:
+    """One panel per device-bound cell; `second_table` is that of all-reduces, whose line has the model's constants."""
     rows = contenders(DataParallelTraining, load_at_one_setting("data_parallel", table))
-    all_reduce = load_at_one_setting("all_reduce", beside)
+    all_reduce = load_at_one_setting("all_reduce", second_table)
     told = preferred_cells(device_bound(rows))
     cells = [cell for cell in told if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
@@ -43,7 +43,7 @@ def draw(table: str, beside: str, output: str) -> None:
         axes.set_xlabel("bucket / MB")
         axes.set_title(cell["cell"].iloc[0], fontsize=8.5)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-        step = step_axis(axes, float(sizes["floor"].iloc[0]))
+        step = step_axis(axes, float(sizes["baseline"].iloc[0]))
         if index % columns == 0:
             axes.set_ylabel("exposed / ms")
         if index % columns == columns - 1 or cell is cells[-1]:
@@ -54,8 +54,8 @@ def draw(table: str, beside: str, output: str) -> None:
     save(figure, output)
 
 
-def step_axis(axes: Axes, floor: float) -> SecondaryAxis:
-    """A scale on the right of the step's time, the floor beyond what is exposed."""
-    step = axes.secondary_yaxis("right", functions=(partial(add, floor), partial(add, -floor)))
+def step_axis(axes: Axes, baseline: float) -> SecondaryAxis:
+    """A scale on the right of the step's time, the baseline beyond what is exposed."""
+    step = axes.secondary_yaxis("right", functions=(partial(add, baseline), partial(add, -baseline)))
     step.spines["right"].set_visible(True)
     return step

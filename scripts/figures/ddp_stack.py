@@ -7,7 +7,7 @@ from cs336_systems.experiments.data_parallel import DataParallelTraining
 from scripts.rendering.style import HATCHES, legend, look, save, save_note, subplots
 from scripts.views.comparison import contenders, fastest
 from scripts.views.data import load_at_one_setting
-from scripts.views.data_parallel import BASELINE, STACK, kinds, stack, stacked_cells
+from scripts.views.data_parallel import STACK, WITHOUT_COMMUNICATION, kinds, stack, stacked_cells
 
 PANELS = 2
 COLOUR = [0, 4, 1, 7]
@@ -20,7 +20,7 @@ def draw(table: str, output: str) -> None:
     if not cells:
         save_note("no device-bound step was profiled on this machine", output)
         return
-    shown: dict[str, list[str]] = BASELINE | {
+    shown: dict[str, list[str]] = WITHOUT_COMMUNICATION | {
         name: names for cell in cells for name, names in kinds(cell).items() if fastest(cell, names) is not None
     }
     figure, panels = subplots(len(cells), height=0.9 + 0.24 * len(shown))

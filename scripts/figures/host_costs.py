@@ -10,14 +10,14 @@ from scripts.views.host import per_launch, same_step
 LOOKS = {False: ("eager", COLOURS[0], MARKERS[0]), True: ("compiled", COLOURS[5], MARKERS[1])}
 
 
-def draw(table: str, beside: str, output: str) -> None:
-    """Left, all steps of `table`, end_to_end; the others, those that `beside`, data_parallel, timed as well."""
+def draw(table: str, second_table: str, output: str) -> None:
+    """Left, all steps of `table`, end_to_end; the others, those that `second_table`, data_parallel, timed as well."""
     end_to_end = load_at_one_setting("end_to_end", table)
     steps = per_launch(end_to_end)
     if not len(steps):
         save_note("not measured: a processor launches no kernels", output)
         return
-    same = same_step(end_to_end, load_at_one_setting("data_parallel", beside))
+    same = same_step(end_to_end, load_at_one_setting("data_parallel", second_table))
     programs = [rows for _, rows in same.groupby("precision", sort=False) if len(rows) > 1]
     figure, (left, *others) = subplots(1 + len(programs), height=2.7, sharey=False)
     draw_launches(left, steps)

@@ -1,4 +1,4 @@
-"""How the kernels' time divides into categories, inference beside the training step, by model size."""
+"""How the kernels' time divides into categories, inference next to the training step, by model size."""
 
 from cs336_systems.measure.kernel_names import CATEGORIES
 from scripts.rendering.style import legend, look_of_bar, save, save_note, stacked_bar, subplots

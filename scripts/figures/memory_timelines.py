@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.style import WIDTH, legend, save, save_note
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category

@@ -42,9 +42,9 @@ def draw_roof(axes: Axes, gpu: Gpu, precision: str) -> None:
     intensity = numpy.array([REACH[0], peak / gpu.bandwidth, REACH[1]])
     axes.plot(intensity, numpy.minimum(intensity * gpu.bandwidth, peak) / 1e12, color="black", linewidth=1)
     start = 60 * REACH[0]
-    beside = {"ha": "right", "fontsize": 9}
-    annotate(axes, (REACH[1], peak / 1e12), f"{peak / 1e12:g} TFLOP/s", **beside)
-    annotate(axes, (start, start * gpu.bandwidth / 1e12), f"{gpu.bandwidth / 1e12:g} TB/s", xytext=(-6, 0), **beside)
+    right = {"ha": "right", "fontsize": 9}
+    annotate(axes, (REACH[1], peak / 1e12), f"{peak / 1e12:g} TFLOP/s", **right)
+    annotate(axes, (start, start * gpu.bandwidth / 1e12), f"{gpu.bandwidth / 1e12:g} TB/s", xytext=(-6, 0), **right)
 
 
 def draw_kernels(axes: Axes, cell: DataFrame) -> None:

@@ -1,4 +1,4 @@
-"""When communication runs beside compute in a training step on several ranks, contender by contender."""
+"""When communication overlaps with compute in a training step on several ranks, contender by contender."""
 
 from matplotlib.axes import Axes
 from numpy import array, linspace

@@ -8,9 +8,11 @@ from scripts.views.data import load_at_one_setting, select
 from scripts.views.scaling import scaling
 
 
-def draw(table: str, beside: str, output: str) -> None:
+def draw(table: str, second_table: str, output: str) -> None:
     """A panel per model and setting: the step without communication over each contender's, by number of ranks."""
-    tables = {name: load_at_one_setting(name, path) for name, path in (("data_parallel", table), ("fsdp", beside))}
+    tables = {
+        name: load_at_one_setting(name, path) for name, path in (("data_parallel", table), ("fsdp", second_table))
+    }
     found = scaling(tables)
     if not len(found):
         save_note("no device-bound step without communication was measured on this machine", output)

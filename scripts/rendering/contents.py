@@ -30,7 +30,7 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """The module of scripts/figures that draws it."""
     table: str = ""
     """The experiment whose table it is drawn from."""
-    beside: str = ""
+    second_table: str = ""
     """A second experiment whose table it needs, if any."""
     trace: str = ""
     """The trace that it is drawn from: the name of its file in `traces`."""
@@ -48,7 +48,9 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     def sources(self, tables: Mapping[str, T], trace: T) -> dict[str, T]:
         """Of these, what it is drawn from, by the name that `draw` gives it; nothing for closed forms."""
         if self.table:
-            return {key: tables[name] for key, name in (("table", self.table), ("beside", self.beside)) if name}
+            return {
+                key: tables[name] for key, name in (("table", self.table), ("second_table", self.second_table)) if name
+            }
         return {"trace": trace} if self.trace else {}
 
     @property
@@ -57,7 +59,7 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
         scripts = ["scripts.draw", f"scripts.figures.{self.script}"]
         if self.closed_form:
             return scripts
-        experiments = [name for name in (self.table or TRACED, self.beside) if name]
+        experiments = [name for name in (self.table or TRACED, self.second_table) if name]
         return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
 
 
@@ -105,10 +107,10 @@ def _check_files(contents: Contents, templates: Path) -> None:
             _check_name(f"figures.{name}.table", figure.table, EXPERIMENTS)
         elif figure.trace:
             _check_name(f"figures.{name}.trace", figure.trace, TRACES)
-        if figure.beside:
+        if figure.second_table:
             if not figure.table:
-                raise ValueError(f"figures.{name} has beside without table; allowed: both, or a table alone")
-            _check_name(f"figures.{name}.beside", figure.beside, EXPERIMENTS)
+                raise ValueError(f"figures.{name} has second_table without table; allowed: both, or a table alone")
+            _check_name(f"figures.{name}.second_table", figure.second_table, EXPERIMENTS)
     for name in contents.sections:
         _check_name("a section", name, _stems("scripts.answers"))
         if not (templates / f"{name}.typ.j2").is_file():

@@ -1,4 +1,4 @@
-"""The headline figures of the title page, and those of the recorded machine beside them."""
+"""The headline figures of the title page, and those of the recorded machine next to them."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import pandas
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.rendering.contents import Contents
 from scripts.rendering.markup import Tile, Typst
 from scripts.views.data import at_one_setting, measured_gpu, select

@@ -15,9 +15,9 @@ from typing import Any
 from cs336_systems.experiments.base import Experiment, field_docs
 from cs336_systems.experiments.metrics import COMMON, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.record import Provenance, parameters, row_model
 from cs336_systems.plan import Plan
+from cs336_systems.record.measurement import Measurement
+from cs336_systems.record.rows import Provenance, parameters, row_model
 
 Columns = dict[str, list[Any]]
 

@@ -9,8 +9,8 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.measure.measurement import WALL
 from cs336_systems.plan import Plan
+from cs336_systems.record.measurement import WALL
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.rendering.markup import Table, Typst, finalize

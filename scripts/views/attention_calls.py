@@ -6,7 +6,7 @@ from pandas import DataFrame, MultiIndex, Series
 
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.measure.kernel_names import categorize
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.views.data import select
 from scripts.views.own import own_rows
 

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE
 from scripts.checks.attention_calls import IMPLEMENTATION, needed_for_device_bound
 from scripts.rendering.answer import NOTHING, say
@@ -45,10 +45,10 @@ def call_table(table: DataFrame) -> DataFrame:
     cells["host"] = cells["host"].fillna(usual).fillna(0) / 1e3
     called, limit = cells["forward_backward"], 1 + TOLERANCE["GPU"]
     # Without a replay: both passes take longer than one by one, or no longer than the call costs the host.
-    paced = (called > limit * (cells["forward"] + cells["backward"])) | (cells["host"] >= HOST_BOUND * called)
-    paced &= called < needed_for_device_bound(cells)
+    host_bound = (called > limit * (cells["forward"] + cells["backward"])) | (cells["host"] >= HOST_BOUND * called)
+    host_bound &= called < needed_for_device_bound(cells)
     replayed = cells["graph"].notna()
-    cells["waits"] = (cells["graph"] < HOST_BOUND * called).where(replayed, paced).astype(bool)
+    cells["waits"] = (cells["graph"] < HOST_BOUND * called).where(replayed, host_bound).astype(bool)
     cells["host_bound"] = cells["waits"] & ~replayed
     return cells.assign(many=cells["batch_size"] * cells["heads"] > 1)
 

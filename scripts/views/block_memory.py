@@ -16,7 +16,7 @@ CONTRIBUTORS = 5
 def block_cells(table: DataFrame) -> DataFrame:
     """One row per cell of the largest size: by context, fp32 and plain attention first.
 
-    Columns beside a row's own: `saved` and the gradients of weights (`weights`) and of the block's input (`input`),
+    Columns next to a row's own: `saved` and the gradients of weights (`weights`) and of the block's input (`input`),
     their sum (`gradients`), what both passes leave allocated (`left_by_forward`, `left_by_backward`) and autocast's
     copies (`copies`), all in MiB; `derived` and `expected`, closed forms of what is saved and of the gradients.
     """

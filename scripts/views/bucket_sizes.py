@@ -6,7 +6,7 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.bucketing import BucketedReduction
-from cs336_systems.experiments.data_parallel import FLOOR
+from cs336_systems.experiments.data_parallel import BASELINE
 from scripts.views.communication import MB, Line, all_reduce_table, lines
 from scripts.views.comparison import backend_of
 from scripts.views.data import select
@@ -23,11 +23,11 @@ def bucket_model(all_reduce: DataFrame, cell: DataFrame) -> BucketedReduction | 
     None where one of the others was not measured, or where the line leaves no overhead to a call: then nothing speaks
     for few buckets.
     """
-    bucketed, floor = select(cell, contender="bucketed"), select(cell, contender=FLOOR)
+    bucketed, baseline = select(cell, contender="bucketed"), select(cell, contender=BASELINE)
     if not len(bucketed):
         return None
     line = fitted_line(all_reduce, bucketed.iloc[0])
-    size, backward = MB * bucketed["communicated"].iloc[0], floor["backward"].sum(min_count=1) / 1e3
+    size, backward = MB * bucketed["communicated"].iloc[0], baseline["backward"].sum(min_count=1) / 1e3
     if line is None or not line.overhead or pandas.isna(size):
         return None
     return BucketedReduction(

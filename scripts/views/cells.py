@@ -7,7 +7,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
 from scripts.views.data import MODES, select
 

@@ -7,7 +7,7 @@ import numpy
 from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.rendering.markup import Typst, with_unit
 from scripts.views.data import select
 

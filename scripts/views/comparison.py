@@ -12,11 +12,11 @@ from numpy import array, float64, median, nan, percentile
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
-from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import parse_samples
+from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import paragraph
 from scripts.rendering.markup import Typst
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
@@ -39,18 +39,27 @@ PHASES = ["forward", "backward", "synchronization", "optimizer"]
 ADD_UP = 0.1
 """Relative difference between the sum of a contender's phases and its step from which on they are not parts of it.
 
-On two H200s they are within 0.03 where the device sets the pace of both, and from 0.19 up where the step is captured
+On two H200s they are within 0.03 where both are device-bound, and from 0.19 up where the step is captured
 and its phases are launched call by call.
 """
 UNSTEADY = 0.5
-"""Relative difference of the floor's medians between rounds from which on nothing is said of what is beyond it."""
+"""Relative difference of the baseline's medians between rounds from which on nothing is said of what is beyond it."""
 COLLECTIVES = {"all_gather": "gather", "reduce_scatter": "scatter"}
 """The kinds of communication that have columns of their own, and what these begin with."""
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
 """Metrics that only some of the experiments have, for the columns that all have."""
-BEYOND_FLOOR = ["floor", "exposed", "exposed_least", "exposed_most", "stretch", "longer", "stretched", "uncovered"]
-BEYOND_FLOOR += ["idle"]
-"""The columns of `contenders` that compare a contender with the floor of its cell."""
+BEYOND_BASELINE = [
+    "baseline",
+    "exposed",
+    "exposed_least",
+    "exposed_most",
+    "stretch",
+    "longer",
+    "stretched",
+    "uncovered",
+]
+BEYOND_BASELINE += ["idle"]
+"""The columns of `contenders` that compare a contender with the baseline of its cell."""
 
 
 def contenders(kind: Kind, table: DataFrame) -> DataFrame:
@@ -65,7 +74,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     shares `gather_hidden` and `scatter_hidden` of them; `forward_share`, that of the hidden all-gathers in the profiled
     forward pass; `host_bound`, whether in the median of the cell's contenders the device is busy for less than
     HOST_BOUND of the step: the median, since one contender alone may wait for something else than the host.
-    Against the floor of the cell, NaN where there is none: those of `beside_the_floor`.
+    Against the baseline of the cell, NaN where there is none: those of `against_the_baseline`.
     """
     table = compared(kind, table)
     keys = [*parameters(kind), "label", "contender", "bucket_mb"]
@@ -92,7 +101,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     wide["busy_share"] = wide["device_busy"] / wide["timeline_length"]
     wide["busy"] = wide.groupby("cell")["busy_share"].transform("median")
     wide["host_bound"] = wide["busy"] < HOST_BOUND
-    return beside_the_floor(kind, wide)
+    return against_the_baseline(kind, wide)
 
 
 def compared(kind: Kind, table: DataFrame) -> DataFrame:
@@ -175,42 +184,42 @@ def phases_add_up(rows: DataFrame) -> Series:
     return ~((apart > ADD_UP) & rows[["forward", "backward"]].notna().all(axis=1))
 
 
-def beside_the_floor(kind: Kind, rows: DataFrame) -> DataFrame:
-    """Add what each contender takes beyond the floor of its cell, in ms.
+def against_the_baseline(kind: Kind, rows: DataFrame) -> DataFrame:
+    """Add what each contender takes beyond the baseline of its cell, in ms.
 
     `exposed`, `exposed_least` and `exposed_most`: the median, least and most over the rounds of its median step less
-    the floor's, NaN where that is unsteady; where optimizers differ, less what its own takes longer. Of the profiled
-    step: `stretch`, its compute over the floor's, and `longer`, which is `stretched` (compute) + `uncovered`
-    (communication beside no compute) + `idle`.
+    the baseline's, NaN where that is unsteady; where optimizers differ, less what its own takes longer. Of the profiled
+    step: `stretch`, its compute over the baseline's, and `longer`, which is `stretched` (compute) + `uncovered`
+    (communication during no compute) + `idle`.
     """
     added: list[dict[str, Any]] = []
-    floors = {row["cell"]: row for _, row in select(rows, contender=FLOOR).iterrows()}
+    baselines = {row["cell"]: row for _, row in select(rows, contender=BASELINE).iterrows()}
     for _, row in rows.iterrows():
-        floor = floors.get(row["cell"])
-        if floor is None or row["contender"] == FLOOR:
+        baseline = baselines.get(row["cell"])
+        if baseline is None or row["contender"] == BASELINE:
             added.append({})
             continue
-        update = row["optimizer"] - floor["optimizer"] if kind is FullyShardedTraining else 0.0
-        exposed = median(samples_by_round(row), axis=1) - median(samples_by_round(floor), axis=1) - update
-        if not steady(floor):
+        update = row["optimizer"] - baseline["optimizer"] if kind is FullyShardedTraining else 0.0
+        exposed = median(samples_by_round(row), axis=1) - median(samples_by_round(baseline), axis=1) - update
+        if not steady(baseline):
             exposed = exposed + nan
-        longer = row["timeline_length"] - floor["timeline_length"]
-        stretched = row["compute"] - floor["compute"]
+        longer = row["timeline_length"] - baseline["timeline_length"]
+        stretched = row["compute"] - baseline["compute"]
         uncovered = row["communication"] - row["hidden"]
         added.append(
             {
-                "floor": floor["median"],
+                "baseline": baseline["median"],
                 "exposed": median(exposed),
                 "exposed_least": exposed.min(),
                 "exposed_most": exposed.max(),
-                "stretch": row["compute"] / floor["compute"],
+                "stretch": row["compute"] / baseline["compute"],
                 "longer": longer,
                 "stretched": stretched,
                 "uncovered": uncovered,
                 "idle": longer - stretched - uncovered,
             }
         )
-    return rows.join(DataFrame(added, index=rows.index, columns=BEYOND_FLOOR, dtype=float))
+    return rows.join(DataFrame(added, index=rows.index, columns=BEYOND_BASELINE, dtype=float))
 
 
 def samples_by_round(row: Series) -> NDArray[float64]:
@@ -218,9 +227,9 @@ def samples_by_round(row: Series) -> NDArray[float64]:
     return array(parse_samples(row["samples"]) or [row["mean"]]).reshape(-1, row["steps"])
 
 
-def steady(floor: Series) -> bool:
+def steady(baseline: Series) -> bool:
     """Whether the medians of a contender's rounds are close enough together."""
-    rounds = median(samples_by_round(floor), axis=1)
+    rounds = median(samples_by_round(baseline), axis=1)
     return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
 
 
@@ -253,12 +262,12 @@ def cells_of(rows: DataFrame) -> list[DataFrame]:
 
 
 def device_bound(rows: DataFrame) -> DataFrame:
-    """The rows of cells whose pace the device sets, as far as that is known: conclusions are drawn from no others."""
+    """The rows of device-bound cells, as far as that is known: conclusions are drawn from no others."""
     return rows[~rows["host_bound"].astype(bool)]
 
 
 def marked(row: Series) -> str:
-    """A cell in words, and whether the host sets its pace."""
+    """A cell in words, and whether it is host-bound."""
     return f"{row['cell']}{', host-bound' if row['host_bound'] else ''}"
 
 

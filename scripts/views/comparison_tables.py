@@ -6,7 +6,7 @@ from typing import Any
 import pandas
 from pandas import DataFrame
 
-from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.communication import BACKENDS
@@ -52,8 +52,10 @@ def contender_table(
         shown = shown[shown["contender"].isin(names) | (shown["family"] == OWN)]
     headings = {name: name for name in shown["cell"]}
     for name, cell in rows.groupby("cell", sort=False):
-        floor = first(cell["floor"].dropna().to_frame()) if names is not None else None
-        headings[str(name)] = marked(cell.iloc[0]) + ("" if floor is None else f"; baseline {floor['floor']:.1f} ms")
+        baseline = first(cell["baseline"].dropna().to_frame()) if names is not None else None
+        headings[str(name)] = marked(cell.iloc[0]) + (
+            "" if baseline is None else f"; baseline {baseline['baseline']:.1f} ms"
+        )
     shown = shown.assign(heading=shown["cell"].map(headings))
     return grid(shown, {"": {"": "{title}"}, **columns}, by="heading")
 

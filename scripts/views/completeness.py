@@ -9,8 +9,8 @@ from cs336_systems.experiments.flash import Flash, replayed
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import TrainingLadder
-from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.rows import parameters
 
 KIND = ("mode", "backend", "tried", "compiled_call", "rungs", "source_digest")
 """Parameters that determine which metrics a cell has, and the code that measured it: a later one may measure more."""
@@ -63,7 +63,7 @@ def kinds_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:
     decisive = table[[name for name in KIND if name in table]]
     if experiment == Flash.name:
         decisive = decisive.assign(replayed=replayed(table["batch_size"], table["heads"], table["sequence"]))
-    if experiment == FullyShardedTraining.name:  # A size that no GPU holds unsharded has no floor to be compared with.
+    if experiment == FullyShardedTraining.name:  # A size that no GPU holds unsharded has no baseline.
         decisive = decisive.assign(size=table["size"])
     if experiment == TrainingLadder.name:  # elsewhere a part is one of memory
         decisive = decisive.assign(part=table["part"])

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WHOLE_CELL
-from cs336_systems.measure.record import read_jobs, read_table, row_model
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.rows import read_jobs, read_table, row_model
+from cs336_systems.record.validation import Row
 from cs336_systems.sizes import SIZES, parse_size, size_name
 from scripts.rendering.markup import measured
 

@@ -5,7 +5,7 @@ from math import nan
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import CONTENDERS, FLOOR, DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE, CONTENDERS, DataParallelTraining
 from scripts.rendering.answer import Captioned, say
 from scripts.rendering.grid import NONE, cut, grid
 from scripts.rendering.markup import Table, Typst
@@ -22,10 +22,10 @@ from scripts.views.comparison import (
 )
 from scripts.views.comparison_tables import COLUMNS, contender_table, missing
 
-OURS = {each.name: each.title for each in CONTENDERS if not each.foreign and each.name not in (FLOOR, *TRIED)}
+OURS = {each.name: each.title for each in CONTENDERS if not each.foreign and each.name not in (BASELINE, *TRIED)}
 """Those of this project that are more than a variation, and what readers call them."""
 PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
-BASELINE = {"no communication": [FLOOR]}
+WITHOUT_COMMUNICATION = {"no communication": [BASELINE]}
 BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
 BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
 ACROSS = (
@@ -74,7 +74,7 @@ def stacked_cells(rows: DataFrame) -> list[DataFrame]:
 
 def stack(cell: DataFrame, row: Series) -> list[float]:
     """The parts of a profiled step in the order of STACK, ms; they add up to its length."""
-    baseline = fastest(cell, [FLOOR])
+    baseline = fastest(cell, [BASELINE])
     assert baseline is not None
     uncovered = row["communication"] - row["hidden"]
     parts = [min(row["compute"], baseline["compute"]), max(row["compute"] - baseline["compute"], 0.0), uncovered]

@@ -68,19 +68,19 @@ def whole_weights(row: Series) -> int:
     return FP32_BYTES * numbers_of(parse_size(row["size"]), int(row["vocab_size"]))
 
 
-def measured_rates(all_reduces: DataFrame, floor: Series) -> Accelerator | None:
+def measured_rates(all_reduces: DataFrame, baseline: Series) -> Accelerator | None:
     """The measured rates at which a rank computes a forward pass and sends; None where either was not measured.
 
-    The rate of products is that of the floor's whole forward pass, the rest of which so counts as products too.
+    The rate of products is that of the baseline's whole forward pass, the rest of which so counts as products too.
     """
-    rates = select(all_reduces, metric="bus_bandwidth", status="ok", backend=backend_of(floor))
-    best = select(rates, processes=floor["processes"])["median"].max()
-    if not (best > 0 and floor["forward"] > 0):
+    rates = select(all_reduces, metric="bus_bandwidth", status="ok", backend=backend_of(baseline))
+    best = select(rates, processes=baseline["processes"])["median"].max()
+    if not (best > 0 and baseline["forward"] > 0):
         return None
     unit = Accelerator(name="one per second", flops=1.0, bandwidth=1.0, memory=0.0)
-    products = sum(times.compute for times in sharded(floor).forward(tokens_of(floor), unit))
-    flops = products / (floor["forward"] / 1e3)
-    return Accelerator(name="measured", flops=flops, bandwidth=1e9 * best, memory=float(floor["gpu_memory"] or 0))
+    products = sum(times.compute for times in sharded(baseline).forward(tokens_of(baseline), unit))
+    flops = products / (baseline["forward"] / 1e3)
+    return Accelerator(name="measured", flops=flops, bandwidth=1e9 * best, memory=float(baseline["gpu_memory"] or 0))
 
 
 def tokens_of(row: Series) -> int:

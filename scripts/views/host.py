@@ -3,8 +3,8 @@
 import pandas
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.comparison import compared, described
@@ -38,7 +38,7 @@ def same_step(end_to_end: DataFrame, data_parallel: DataFrame) -> DataFrame:
     """
     single = select(steady(step_table(end_to_end)), mode="train_step", compiled=False, attention="plain")
     single = single.assign(where="1 GPU", median=single["step"], busy=single["device_busy"])
-    ranks = select(data_parallel, metric="step", wrapper=FLOOR, compiled=False)
+    ranks = select(data_parallel, metric="step", wrapper=BASELINE, compiled=False)
     where = [f"{processes} GPUs" for processes in ranks["processes"]]
     ranks = ranks.assign(where=where, samples=ranks["samples"].map(parse_samples))
     ranks = ranks.merge(single[[*PROGRAM, "busy", "host_bound"]], on=PROGRAM)
@@ -55,7 +55,7 @@ def same_step(end_to_end: DataFrame, data_parallel: DataFrame) -> DataFrame:
 
 def busy_shares(data_parallel: DataFrame) -> tuple[str, float, float] | None:
     """The largest model whose bf16 baseline was profiled eager and replayed, and the device's busy shares."""
-    rows = select(data_parallel, wrapper=FLOOR, precision="bf16", kind="")
+    rows = select(data_parallel, wrapper=BASELINE, precision="bf16", kind="")
     wide = rows.pivot_table(index=["label", "size", "compiled", "processes"], columns="metric", values="median")
     if not {"device_busy", "timeline_length"} <= set(wide):
         return None

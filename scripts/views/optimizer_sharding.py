@@ -6,8 +6,8 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting import optimizer_sharding as forms
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
-from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import parse_samples
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import step_of
 from scripts.views.comparison import CELL as CELLS
@@ -19,9 +19,9 @@ UNSHARDED = "unsharded"
 SCHEME = {
     "unsharded": "data parallel",
     "sharded": "sharded optimizer",
-    "sharded_peer_memory": "sharded optimizer",
+    "sharded_symmetric_memory": "sharded optimizer",
     "sharded_gradients": "ZeRO-2",
-    "sharded_gradients_peer_memory": "ZeRO-2",
+    "sharded_gradients_symmetric_memory": "ZeRO-2",
     "zero_redundancy": "sharded optimizer",
     "zero_redundancy_view": "sharded optimizer",
     "zero_redundancy_views": "sharded optimizer",

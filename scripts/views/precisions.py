@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.rows import parameters
 from scripts.views.data import select
 
 BOTH = "forward + backward"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, names_in, setting_name, steady
 from scripts.views.data import select
@@ -27,17 +27,24 @@ def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
         names |= {name: [name] for name in names_in(cell, OWN)}
         found += rows_of(cell, {title: fastest(cell, each) for title, each in names.items()})
     for cell in cells_of(device_bound(sharded)):
-        found += rows_of(cell, {row["title"]: row for _, row in cell.iterrows() if row["contender"] != FLOOR})
+        found += rows_of(cell, {row["title"]: row for _, row in cell.iterrows() if row["contender"] != BASELINE})
     return DataFrame(found, columns=COLUMNS)
 
 
 def rows_of(cell: DataFrame, named: Mapping[str, Series | None]) -> list[list[object]]:
     """The rows of one cell."""
-    for _, floor in select(cell, contender=FLOOR).iterrows():
-        if steady(floor):
-            panel = f"{floor['label']}, {setting_name(floor)}"
+    for _, baseline in select(cell, contender=BASELINE).iterrows():
+        if steady(baseline):
+            panel = f"{baseline['label']}, {setting_name(baseline)}"
             return [
-                [panel, title, row["contender"], int(row["processes"]), floor["median"] / row["median"], row["median"]]
+                [
+                    panel,
+                    title,
+                    row["contender"],
+                    int(row["processes"]),
+                    baseline["median"] / row["median"],
+                    row["median"],
+                ]
                 for title, row in named.items()
                 if row is not None
             ]

@@ -1,4 +1,4 @@
-"""Measured steps of the model, one row per cell, and who sets their pace: what figures and answers share."""
+"""Measured steps of the model, one row per cell, and whether they are host-bound: what figures and answers share."""
 
 from math import nan
 
@@ -7,15 +7,15 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import parse_samples
+from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.views.data import MODES, PHASES, select, size_order
 
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
 """The first phases of a training step, by what readers call them."""
 HOST_BOUND = 0.9
-"""A device that works for a smaller share of a step or stage than this waits for the host, which sets the pace.
+"""A device that works for a smaller share of a step or stage than this waits for the host: it is host-bound.
 
 Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
 """

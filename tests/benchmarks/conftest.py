@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters, read_jobs
+from cs336_systems.record.rows import parameters, read_jobs
 from tests.samples import ROOT
 
 

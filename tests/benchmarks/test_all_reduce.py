@@ -10,8 +10,8 @@ import torch
 
 from cs336_systems.benchmarks import all_reduce
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.measure.record import read_jobs
+from cs336_systems.record.measurement import parse_samples
+from cs336_systems.record.rows import read_jobs
 from tests.samples import ROOT
 
 TOO_LARGE = 10**9

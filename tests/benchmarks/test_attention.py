@@ -5,7 +5,7 @@ import torch
 
 from cs336_systems.benchmarks import attention
 from cs336_systems.experiments.attention import Attention
-from cs336_systems.measure.record import read_jobs
+from cs336_systems.record.rows import read_jobs
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks import block_memory
 from cs336_systems.experiments.block_memory import BlockMemory
-from cs336_systems.measure.record import read_jobs
+from cs336_systems.record.rows import read_jobs
 from cs336_systems.sizes import parse_size
 
 SIZE = "odd:d_model=30,d_ff=44,num_layers=9,num_heads=3"  # of which one block is measured

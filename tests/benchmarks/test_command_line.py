@@ -11,9 +11,11 @@ from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters
 from cs336_systems.parallel.process_group import Rank
 from cs336_systems.plan import launch_command
+from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
+from cs336_systems.record.rows import parameters
+from cs336_systems.run.kept_cells import KEPT, add_cell, measured_cells
 from tests.samples import ROOT
 
 
@@ -143,3 +145,18 @@ def test_a_backend_decides_what_its_cells_are_measured_on(two_gpus):
         device_of_rank([nccl], cpu, ranks(2)[0])
     with pytest.raises(ValueError, match="the backends need cpu and cuda; allowed: one backend per launch"):
         device_of_rank([gloo, nccl], gpu, ranks(2)[0])
+
+
+def test_a_job_takes_over_what_an_earlier_launch_kept(launch, tmp_path, monkeypatch, capfd):
+    kept = tmp_path / "cells.jsonl"
+    add_cell(kept, [summarize("sum", "", [10.0]), summarize(WALL, "s", [1.0])])
+    add_cell(kept, [Measurement(metric=WHOLE_CELL, status="oom", message="no memory"), summarize(WALL, "s", [2.0])])
+    monkeypatch.setenv(KEPT, str(kept))
+    first, lost, measured = launch("accumulation", "--additions", "10", "20", "30")
+    assert (first["sum"].additions, first["sum"].mean) == (10, 10.0)
+    assert (lost[WHOLE_CELL].additions, lost[WHOLE_CELL].message) == (20, "no memory")
+    assert measured["sum"].mean == pytest.approx(0.3, rel=1e-3)
+    assert len(measured_cells(kept)) == 3
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[:2] == ["[1/3] additions=10: ok, 1.0 s", "[2/3] additions=20: oom: no memory, 2.0 s"]
+    assert lines[2].startswith("[3/3] additions=30: ok, ")

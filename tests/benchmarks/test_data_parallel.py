@@ -13,19 +13,19 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from cs336_systems.accounting.contenders import Declared
-from cs336_systems.benchmarks.contest import agreement
-from cs336_systems.benchmarks.contest import trial as contest_trial
-from cs336_systems.benchmarks.contest.agreement import (
+from cs336_systems.benchmarks.comparison import agreement
+from cs336_systems.benchmarks.comparison import trial as comparison_trial
+from cs336_systems.benchmarks.comparison.agreement import (
     available_on_all_ranks,
     check_memory,
     fits_on_all_ranks,
     quick_collections,
     together,
 )
-from cs336_systems.benchmarks.contest.builders import data_parallel as builders
-from cs336_systems.benchmarks.contest.gradients import own_gradients
-from cs336_systems.benchmarks.contest.measure import contenders_of
-from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.gradients import own_gradients
+from cs336_systems.benchmarks.comparison.measure import contenders_of
+from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.timing import no_garbage_collection
@@ -66,7 +66,7 @@ def test_every_contender_is_timed_or_says_why_not(rows):
     assert len(planned) == len(CONTENDERS) == 19
     assert len(contenders_of(replace(CELL, tried=False))) == 14
     on_gpu = next(iter(rows.values())).gpu_count > 0
-    assert lost <= {("peer_memory", size) for size in ("100", "400")} if on_gpu else lost == {("priority", "100")}
+    assert lost <= {("symmetric_memory", size) for size in ("100", "400")} if on_gpu else lost == {("priority", "100")}
 
 
 def test_phases_are_those_that_a_contender_has(rows):
@@ -141,19 +141,19 @@ def new(wrap, **traits):
 @pytest.mark.slow
 @on_all_ranks
 def test_no_contender_leaves_a_trace(device):
-    """Each makes the mean of the gradients that ranks make alone, to the rounding, and the floor at last those."""
+    """Each makes the mean of the gradients that ranks make alone, to the rounding, and the baseline at last those."""
     torch._dynamo.reset()
     whole = torch.compile
     started = []
 
     def start(contender, model, *rest, **hyperparameters):
         started.append(weakref.ref(model))
-        return contest_start(contender, model, *rest, **hyperparameters)
+        return comparison_start(contender, model, *rest, **hyperparameters)
 
-    contest_start = contest_trial.start
+    comparison_start = comparison_trial.start
     with (
         mock.patch.object(torch, "compile", lambda call: whole(call, backend="aot_eager")),  # in seconds
-        mock.patch.object(contest_trial, "start", start),
+        mock.patch.object(comparison_trial, "start", start),
         quick_collections(),
         no_garbage_collection(),
     ):
@@ -164,7 +164,7 @@ def test_no_contender_leaves_a_trace(device):
                 try:
                     trial.check(contender)
                 except Unavailable:
-                    assert contender.name in ("priority", "peer_memory")
+                    assert contender.name in ("priority", "symmetric_memory")
                     continue
                 exact = {"bf16_wire": 2**-6, "none": 0}.get(contender.name, 2**-20)
                 assert trial.errors[contender].worst <= exact, contender
@@ -179,7 +179,7 @@ def test_no_contender_leaves_a_trace(device):
 def test_a_step_is_timed_by_the_slowest_rank(device):
     trial = make_trial(device)
     laps = [[1.0, 4.0], [2.0, 3.0]]
-    with mock.patch.object(contest_trial, "time_steps", return_value=laps[dist.get_rank()]):
+    with mock.patch.object(comparison_trial, "time_steps", return_value=laps[dist.get_rank()]):
         assert trial.turn(find("naive")).seconds == [2.0, 4.0]
 
 
@@ -237,8 +237,10 @@ def test_what_a_model_draws_is_no_error(device):
 def test_the_error_is_that_of_the_mean_of_all_ranks(device):
     trial = make_trial(device)
     trainings = []
-    start = contest_trial.start
-    with mock.patch.object(contest_trial, "start", lambda *a, **k: trainings.append(start(*a, **k)) or trainings[-1]):
+    start = comparison_trial.start
+    with mock.patch.object(
+        comparison_trial, "start", lambda *a, **k: trainings.append(start(*a, **k)) or trainings[-1]
+    ):
         trial.check(contender := find("bf16_wire"))
     model = trainings[-1].model
     found = torch.cat([weight.grad.flatten() for weight in model.parameters()]).double().cpu()

@@ -9,7 +9,7 @@ import torch._inductor.config
 
 from cs336_systems.benchmarks import end_to_end
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.record.measurement import parse_samples
 from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ import torch
 
 from cs336_systems.attention import TiledFlashAttention, plain_attention
 from cs336_systems.benchmarks import attention, flash
-from cs336_systems.benchmarks.contest import exact_attention
-from cs336_systems.benchmarks.contest.exact_attention import require_attention
+from cs336_systems.benchmarks.comparison import exact_attention
+from cs336_systems.benchmarks.comparison.exact_attention import require_attention
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable

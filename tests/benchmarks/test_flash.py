@@ -59,7 +59,7 @@ def test_a_users_own_that_is_wrong_has_a_reason_instead(launch, path, status, me
     wrong, ours = launch("flash", *shape, "--implementation", f"mine={OWN}:{path}", "tiled")
     assert wrong["cell"].status == status
     assert re.fullmatch(message, wrong["cell"].message)
-    assert "forward" in ours, "the contest goes on without it"
+    assert "forward" in ours, "the comparison goes on without it"
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from cs336_systems.accounting.contender_memory import step_memory
-from cs336_systems.benchmarks.contest import agreement, gathers
-from cs336_systems.benchmarks.contest.measure import measure
-from cs336_systems.benchmarks.contest.profile import Profile, profile_rows
-from cs336_systems.benchmarks.contest.training import run
-from cs336_systems.benchmarks.contest.trial import SLACK, Trial
-from cs336_systems.experiments.data_parallel import FLOOR, PHASE_STEPS, PHASES
+from cs336_systems.benchmarks.comparison import agreement, gathers
+from cs336_systems.benchmarks.comparison.measure import measure
+from cs336_systems.benchmarks.comparison.profile import Profile, profile_rows
+from cs336_systems.benchmarks.comparison.training import run
+from cs336_systems.benchmarks.comparison.trial import SLACK, Trial
+from cs336_systems.experiments.data_parallel import BASELINE, PHASE_STEPS, PHASES
 from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER, DeviceEvent
 from tests.support.ranks import on_all_ranks
@@ -33,7 +33,7 @@ def test_a_launch_measures_what_is_planned(device, launch_ranks):
     assert {wrapper for wrapper, _, metric in rows if metric == "step"} == contenders
     for wrapper in contenders:
         phases = {phase for phase in PHASES if (wrapper, "", phase) in rows}
-        without = {"synchronization"} if wrapper in (FLOOR, "fully_shard") else set()
+        without = {"synchronization"} if wrapper in (BASELINE, "fully_shard") else set()
         assert phases == set(PHASES) - without
         assert rows[wrapper, "", "step"].n == 2
         assert rows[wrapper, "", "backward"].n == PHASE_STEPS
@@ -46,7 +46,7 @@ def test_a_launch_measures_what_is_planned(device, launch_ranks):
             assert rows[wrapper, "", metric].n == units
         for kind in ("all_gather", "reduce_scatter"):
             assert rows[wrapper, kind, "communication"].mean > 0
-        assert rows[wrapper, "", "between_steps"].mean < rows[FLOOR, "", "between_steps"].mean
+        assert rows[wrapper, "", "between_steps"].mean < rows[BASELINE, "", "between_steps"].mean
 
 
 @on_all_ranks

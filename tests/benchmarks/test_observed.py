@@ -15,9 +15,9 @@ from torch.optim import AdamW
 
 from cs336_systems.accounting import contenders as contenders_accounting
 from cs336_systems.accounting.contenders import Sent, differences
-from cs336_systems.benchmarks.contest.builders import data_parallel as builders
-from cs336_systems.benchmarks.contest.observed import Watch
-from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.observed import Watch
+from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import CONTENDERS
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -131,7 +131,7 @@ def test_what_does_something_else_than_it_declares_is_not_timed(device, wrong):
         contender = replace(contender, builder=find(experiment, what).builder)
         built = contextlib.nullcontext()
     else:
-        built = mock.patch("cs336_systems.benchmarks.contest.builders.own.load_path", return_value=what)
+        built = mock.patch("cs336_systems.benchmarks.comparison.builders.own.load_path", return_value=what)
     with built, pytest.raises(Unavailable, match=r"^not timed: it ") as raised:
         trial.turn(contender)
     assert why in str(raised.value)
@@ -150,11 +150,11 @@ def test_a_baseline_that_trains_on_less_is_not_timed(device):
 @on_all_ranks
 def test_other_models_are_held_to_what_needs_no_closed_form(device):
     trial = make_trial(device, model="tests.support.models:ConvolutionLM")
-    floor, naive, flat, *_ = CONTENDERS
-    for contender in (floor, replace(naive, builder=flat.builder)):
+    baseline, naive, flat, *_ = CONTENDERS
+    for contender in (baseline, replace(naive, builder=flat.builder)):
         trial.turn(contender)
     with pytest.raises(Unavailable, match="it sends 1 × all_reduce in synchronization, and none declared"):
-        trial.turn(replace(floor, title="flat", builder=flat.builder))
+        trial.turn(replace(baseline, title="flat", builder=flat.builder))
 
 
 def test_closed_forms_of_sharded_buckets_know_their_settings():

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from cs336_systems.benchmarks.contest.agreement import free_memory
-from cs336_systems.benchmarks.contest.measure import measure
-from cs336_systems.benchmarks.contest.memory import storage_bytes
-from cs336_systems.benchmarks.contest.trial import Trial
+from cs336_systems.benchmarks.comparison.agreement import free_memory
+from cs336_systems.benchmarks.comparison.measure import measure
+from cs336_systems.benchmarks.comparison.memory import storage_bytes
+from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.experiments.contender import Contender
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
-from cs336_systems.measure.measurement import parse_samples
-from cs336_systems.parallel import peer_memory_optimizer
+from cs336_systems.parallel import symmetric_memory_optimizer
+from cs336_systems.record.measurement import parse_samples
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
@@ -111,14 +111,16 @@ def test_a_storage_is_counted_once():
 
 
 @on_all_ranks
-def test_without_peer_memory_the_contest_goes_on(device):
+def test_without_symmetric_memory_the_comparison_goes_on(device):
     unreachable = mock.patch.object(
-        peer_memory_optimizer, "allocate", side_effect=RuntimeError("the ranks cannot reach each other's memory: far")
+        symmetric_memory_optimizer,
+        "allocate",
+        side_effect=RuntimeError("the ranks cannot reach each other's memory: far"),
     )
-    over_peer_memory = next(contender for contender in CONTENDERS if contender.name == "sharded_peer_memory")
-    with unreachable, mock.patch.object(OptimizerSharding, "contenders", (CONTENDERS[0], over_peer_memory)):
+    over_symmetric_memory = next(contender for contender in CONTENDERS if contender.name == "sharded_symmetric_memory")
+    with unreachable, mock.patch.object(OptimizerSharding, "contenders", (CONTENDERS[0], over_symmetric_memory)):
         rows = measure(CELL, device)
-    (row,) = [row for row in rows if row.details.get("contender") == over_peer_memory.name]
+    (row,) = [row for row in rows if row.details.get("contender") == over_symmetric_memory.name]
     assert (row.metric, row.status) == ("step", "skipped")
     assert row.message == "the ranks cannot reach each other's memory: far"
     assert any(row.metric == "step" and row.status == "ok" for row in rows)

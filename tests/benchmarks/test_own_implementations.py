@@ -5,7 +5,7 @@ from unittest import mock
 
 import pytest
 
-from cs336_systems.benchmarks.contest.measure import measure
+from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.data_parallel import PHASES
 from cs336_systems.experiments.registry import EXPERIMENTS

@@ -288,7 +288,7 @@ FACTS = {
     "flash rep": lambda *given: next(row.n for row in measure(*given) if row.metric == "forward") > 500,
 }
 """Facts of other kinds, by parameter, or by experiment and parameter."""
-BESIDE = {
+TOGETHER_WITH = {
     "segment": {"size": OTHER},
     "recomputed": {"size": OTHER},
     "compiled": {"model": "tests.support.models:BlocksLM"},
@@ -335,9 +335,9 @@ def check(experiment, parameter, device):
         return
     values = VALUES[experiment][parameter]
     kind = EXPERIMENTS[experiment]
-    beside = {name: value for name, value in BESIDE.get(parameter, {}).items() if hasattr(kind, name)}
+    others = {name: value for name, value in TOGETHER_WITH.get(parameter, {}).items() if hasattr(kind, name)}
     fact = FACTS.get(f"{experiment} {parameter}", FACTS.get(parameter, all_operators))
-    found = {value: fact(cell_of(experiment, **beside, **{parameter: value}), device) for value in values}
+    found = {value: fact(cell_of(experiment, **others, **{parameter: value}), device) for value in values}
     if isinstance(values, dict):
         assert found == values
     else:

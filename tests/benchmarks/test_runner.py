@@ -1,4 +1,4 @@
-"""How cells are measured one after the other, and what becomes of those that cannot be measured."""
+"""How cells are measured one after the other, and the outcome of those that cannot be measured."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from cs336_systems.benchmarks.runner import first_line, measure_cells, measure_or_explain
 from cs336_systems.experiments.accumulation import Accumulation
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
+from cs336_systems.record.measurement import Measurement, summarize
 
 CPU = torch.device("cpu")
 

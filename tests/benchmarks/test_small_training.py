@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch.optim import AdamW
 
 from cs336_systems.accounting.contenders import Declared
-from cs336_systems.benchmarks.contest.builders import data_parallel as builders
-from cs336_systems.benchmarks.contest.small_training import require_same_training
-from cs336_systems.experiments.data_parallel import FLOOR, DataParallelTraining
+from cs336_systems.benchmarks.comparison.builders import data_parallel as builders
+from cs336_systems.benchmarks.comparison.small_training import require_same_training
+from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable
 from tests.parallel.test_ddp_equivalence import Summing
 from tests.support.ranks import on_all_ranks
@@ -61,8 +61,8 @@ def test_what_trains_otherwise_than_one_process_is_refused(device):
         with pytest.raises(AssertionError, match=r"^after 3 steps \S+ is off from one process's by [\d.]+ of its way$"):
             require_same_training(new(what), CELL, device)
     with pytest.raises(AssertionError, match="of its way"):  # a baseline that communicates
-        require_same_training(new("bucketed", name=FLOOR), CELL, device)
-    require_same_training(new("alone", name=FLOOR), CELL, device)
+        require_same_training(new("bucketed", name=BASELINE), CELL, device)
+    require_same_training(new("alone", name=BASELINE), CELL, device)
     require_same_training(new("bucketed"), CELL, device)
     with pytest.raises(Unavailable, match=r"^not timed: after 3 steps "):
         require_same_training(new("alone", foreign=True), CELL, device)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.measure.record import read_jobs
+from cs336_systems.record.rows import read_jobs
 from tests.workflow.project import (
     GRIDS,
     NO_CELLS,
@@ -96,7 +96,7 @@ def toy(tmp_path):
 def test_gpus_are_asked_from_the_scheduler_and_launches_span_nodes(toy):
     nodes(toy, machine="4 x NVIDIA H200", nodes=2)
     edit(toy / "config.yaml", PROCESSES, "processes: [1, 4, 6, 10]\n")
-    machine = f"{PYTHON} -m cs336_systems.measure.machine"
+    machine = f"{PYTHON} -m cs336_systems.record.machine"
     coverage = "results/nvidia-h200/coverage.csv"
     printed = on_cluster(
         toy,

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters, read_jobs
-from cs336_systems.measure.validation import Row
 from cs336_systems.plan import Plan, make_plan
+from cs336_systems.record.rows import parameters, read_jobs
+from cs336_systems.record.validation import Row
 from scripts.coverage import cover
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents

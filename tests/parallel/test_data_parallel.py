@@ -12,14 +12,14 @@ from torch import nn
 from cs336_systems.model import TransformerLM
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.ddp_equivalence import WRAPPERS, same_on_all_ranks
-from cs336_systems.parallel.peer_memory_data_parallel import PeerMemoryDataParallel
+from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
 
 pytestmark = pytest.mark.numeric
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
-each_way_to_wait = pytest.mark.parametrize("wrapper", ["naive", "bucketed, 0.4 kB", "peer memory"])
+each_way_to_wait = pytest.mark.parametrize("wrapper", ["naive", "bucketed, 0.4 kB", "symmetric memory"])
 """For the gradients after the backward pass, for those of a bucket, and for the other ranks' writes."""
 
 
@@ -76,7 +76,7 @@ def assert_same_gradients(ours, theirs):
         assert (mine.grad is None) == (other.grad is None), name
         if mine.grad is None:
             continue
-        if isinstance(ours, PeerMemoryDataParallel):
+        if isinstance(ours, SymmetricMemoryDataParallel):
             assert ((mine.grad - other.grad).abs() <= 2 * torch.finfo(mine.dtype).eps * other.largest).all(), name
         else:
             assert torch.equal(mine.grad, other.grad), name
@@ -144,7 +144,7 @@ def test_clipping_after_synchronization_is_clipping_of_the_mean(device, wrapper)
     wrapped.finish_gradient_synchronization()
     average_by_hand(bare)
     norms = [nn.utils.clip_grad_norm_(module.parameters(), max_norm=0.1).item() for module in (wrapped, bare)]
-    assert norms[0] == pytest.approx(norms[1], rel=1e-6 * isinstance(wrapped, PeerMemoryDataParallel), abs=0)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6 * isinstance(wrapped, SymmetricMemoryDataParallel), abs=0)
     assert norms[1] > 0.1
     assert_same_gradients(wrapped, bare)
     assert same_on_all_ranks([parameter.grad for parameter in wrapped.parameters()])

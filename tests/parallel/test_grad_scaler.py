@@ -12,12 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
-from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
+from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
 
-KINDS = [ShardedOptimizer, PeerMemoryShardedOptimizer]
+KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 ADAM = {"lr": 0.1, "betas": (0.5, 0.5)}
 MODELS = {
     "layers": lambda: nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)),

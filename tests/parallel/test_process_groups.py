@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
 from cs336_systems.parallel.ddp_equivalence import VARIATIONS, WRAPPERS, same_on_all_ranks
-from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
+from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from cs336_systems.parallel.variations import OptimizerOverlapDataParallel
 from tests.support.ranks import on_four_ranks
 
@@ -42,7 +42,7 @@ def sharded_gradients(kind, module, group):
     return ShardedGradientsDataParallel(module, optimizer), optimizer
 
 
-OPTIMIZERS = (ShardedOptimizer, PeerMemoryShardedOptimizer)
+OPTIMIZERS = (ShardedOptimizer, SymmetricMemoryShardedOptimizer)
 MAKE = {
     **{name: partial(plain, wrap) for name, wrap in (WRAPPERS | VARIATIONS).items()},
     "optimizer overlap": overlapping,

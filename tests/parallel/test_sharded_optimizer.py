@@ -11,15 +11,15 @@ from torch import nn
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.ddp_equivalence import CONTEXT, VOCABULARY, small_transformer
-from cs336_systems.parallel.peer_memory_optimizer import PeerMemoryShardedOptimizer
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
+from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from cs336_systems.training import MasterAdamW
 from tests.parallel.test_data_parallel import ALL, Branches
 from tests.support.ranks import on_all_ranks
 
-KINDS = [ShardedOptimizer, PeerMemoryShardedOptimizer]
+KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
     "AdamW": (torch.optim.AdamW, {"lr": 0.01, "amsgrad": True}),

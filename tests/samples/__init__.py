@@ -25,9 +25,9 @@ from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import listed
-from cs336_systems.measure.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL, Measurement, summarize
-from cs336_systems.measure.record import Provenance, make_row, write_job
 from cs336_systems.plan import plan_jobs
+from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, WHOLE_CELL, Measurement, summarize
+from cs336_systems.record.rows import Provenance, make_row, write_job
 from scripts.rendering.contents import read_contents
 from scripts.typeset import typeset
 

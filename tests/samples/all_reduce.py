@@ -1,7 +1,7 @@
 """Made-up all-reduces."""
 
 from cs336_systems.experiments.all_reduce import AllReduce
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import jittered
 
 OVERHEAD_MS = {"gloo": 0.2, "nccl": 0.03}

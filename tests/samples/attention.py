@@ -3,7 +3,7 @@
 from cs336_systems.accounting.attention import flash_flops, plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.attention import Attention
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered
 
 

@@ -6,7 +6,7 @@ import torch
 
 from cs336_systems.benchmarks import autocast_dtypes
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.measure.measurement import Measurement
+from cs336_systems.record.measurement import Measurement
 
 
 def measure(cell: Experiment, *, on_gpu: bool) -> list[Measurement]:

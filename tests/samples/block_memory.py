@@ -5,7 +5,7 @@ from collections import Counter
 from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 
 

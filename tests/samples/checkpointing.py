@@ -5,7 +5,7 @@ from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import H200, OOM, PEAK, jittered
 

@@ -4,7 +4,7 @@ from cs336_systems.accounting.contenders import total
 from cs336_systems.accounting.transformer import parameters, state_bytes, step_flops
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS, DataParallelTraining
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
 from tests.samples.all_reduce import BUS, OVERHEAD_MS
@@ -17,8 +17,8 @@ EXPOSED = {
     ("bucketed", "10"): 0.84,
     ("bucketed", "100"): 0.8,
     ("bucketed", "1000"): 0.86,
-    ("peer_memory", "100"): 0.25,
-    ("peer_memory", "400"): 0.27,
+    ("symmetric_memory", "100"): 0.25,
+    ("symmetric_memory", "400"): 0.27,
     ("ddp", "25"): 0.95,
     ("ddp_view", "25"): 0.85,
     ("ddp_view", "100"): 0.79,
@@ -75,9 +75,9 @@ def contender_rows(
     launches = LAUNCH_MS * shape.num_layers / (3 if cell.compiled else 1)
     forward = max(1e3 * flops / (0.4 * PEAK.flops(cell.precision)), launches)
     update = 1e3 * state_bytes("train_step", shape, cell.vocab_size) / PEAK.bandwidth
-    floor = 3 * forward + update
+    baseline = 3 * forward + update
     waits = exposed * communication
-    step = jittered(cell, f"step {contender}", floor + waits, cell.rounds * cell.steps)
+    step = jittered(cell, f"step {contender}", baseline + waits, cell.rounds * cell.steps)
     phases = {"forward": forward, "backward": 2 * forward}
     if not wrapper.startswith("ddp") and wrapper != "none":
         phases["synchronization"] = waits
@@ -98,29 +98,29 @@ def contender_rows(
     if wrapper == "bf16_wire":
         rows.append(summarize("gradient_error", "", [2.4e-3], details=details))
     if on_gpu:
-        rows += device_rows(cell, details, floor, communication, waits)
+        rows += device_rows(cell, details, baseline, communication, waits)
         memory = 1.3 * state_bytes("train_step", shape, cell.vocab_size) + (1e6 * size if bucket else 0)
         rows.append(summarize("peak_memory", "MiB", [memory / MIB], details=details))
         if wrapper != "none":
-            outside = 1e6 * size if wrapper == "peer_memory" else 0
+            outside = 1e6 * size if wrapper == "symmetric_memory" else 0
             rows.append(summarize("outside_memory", "MiB", [outside / MIB], details=details))
     return rows
 
 
 def device_rows(
-    cell: DataParallelTraining, details: dict[str, str], floor: float, communication: float, waits: float
+    cell: DataParallelTraining, details: dict[str, str], baseline: float, communication: float, waits: float
 ) -> list[Measurement]:
     """A step that computes until the optimizer's turn, and communicates shortly before that and then alone."""
     hidden = communication - waits
-    length = floor + waits
+    length = baseline + waits
     times = {
         "device_busy": length,
-        "compute": floor,
+        "compute": baseline,
         "communication": communication,
         "hidden": hidden,
         "timeline_length": length,
     }
-    backward_ends = 0.8 * floor
+    backward_ends = 0.8 * baseline
     parts = [
         ("compute", 0.0, backward_ends),
         ("communication", backward_ends - hidden, backward_ends + waits),

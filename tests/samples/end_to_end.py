@@ -5,7 +5,7 @@ from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.transformer import adamw_bytes, state_bytes, step_flops, weight_copy_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import PHASES_OF_MODE
 from tests.samples import H200, NO_CPU_MEMORY, OOM, PEAK, jittered

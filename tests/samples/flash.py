@@ -3,7 +3,7 @@
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import Flash, replayed
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement, summarize
 from tests.samples import NEEDS_GPU, NO_CPU_MEMORY, OOM, PEAK, jittered
 
 LEAST, MOST = 0.1, 0.45

@@ -2,7 +2,7 @@
 
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash_ablation import FlashAblation
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import NEEDS_GPU, PEAK, jittered
 
 

@@ -10,14 +10,14 @@ from cs336_systems.accounting.transformer import parameters, step_flops
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import block_of
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
 
 BANDWIDTH = {True: 300e9, False: 1e9}
 """Bytes/s that a rank sends, on a GPU and on a CPU."""
-WHOLE = {"none": 0.0, "peer_memory": 0.25, "sharded_optimizer": 0.35}
+WHOLE = {"none": 0.0, "symmetric_memory": 0.25, "sharded_optimizer": 0.35}
 """The share of the communication that a step waits for, where the weights are whole."""
 SHARDED = {"fsdp": 1.0, "fsdp_blocks": 1.1, "fully_shard": 4.0}
 """A step's waiting time over that of the closed form; half of it is in the forward pass."""
@@ -69,8 +69,8 @@ def contender_rows(cell: FullyShardedTraining, wrapper: str, *, on_gpu: bool) ->
         gather_ms, scatter_ms = 0.0, 0.0
         waits = WHOLE[wrapper] * communication
         update = 4e3 * weights / PEAK.bandwidth / (cell.processes if wrapper == "sharded_optimizer" else 1)
-    floor = 3 * forward + update
-    step = jittered(cell, f"step {wrapper}", floor + waits, cell.rounds * cell.steps)
+    baseline = 3 * forward + update
+    step = jittered(cell, f"step {wrapper}", baseline + waits, cell.rounds * cell.steps)
     phases = {"forward": forward + waits / 2, "backward": 2 * forward + waits / 2}
     if wrapper not in ("none", "fully_shard"):
         phases["synchronization"] = 0.1
@@ -82,19 +82,19 @@ def contender_rows(cell: FullyShardedTraining, wrapper: str, *, on_gpu: bool) ->
     if not on_gpu:
         return rows
     kinds = {"": communication, "all_gather": gather_ms, "reduce_scatter": scatter_ms}
-    rows += profile_rows(details, kinds, floor, waits)
+    rows += profile_rows(details, kinds, baseline, waits)
     rows += memory_rows(cell, model, wrapper, details)
     if wrapper in SHARDED:
         rows += forward_rows(details, gathers, forward + waits / 2, waits / 2)
     return rows
 
 
-def profile_rows(details: dict[str, str], kinds: dict[str, float], floor: float, waits: float) -> list[Measurement]:
+def profile_rows(details: dict[str, str], kinds: dict[str, float], baseline: float, waits: float) -> list[Measurement]:
     """A step that communicates from its beginning on, as long as it has to, and waits at its end."""
-    length, communication = floor + waits, kinds[""]
+    length, communication = baseline + waits, kinds[""]
     rows = [
         summarize(name, "ms", [time], details=details)
-        for name, time in {"device_busy": length, "compute": floor, "timeline_length": length}.items()
+        for name, time in {"device_busy": length, "compute": baseline, "timeline_length": length}.items()
     ]
     for kind, time in kinds.items():
         hidden = time * (communication - waits) / communication if communication else 0.0
@@ -102,7 +102,7 @@ def profile_rows(details: dict[str, str], kinds: dict[str, float], floor: float,
         rows.append(summarize("hidden", "ms", [hidden], details=details | {"kind": kind}))
     others = communication - kinds["all_gather"] - kinds["reduce_scatter"]
     begins = length - communication
-    parts = [("compute", 0.0, 0.9 * floor), ("optimizer", 0.9 * floor, floor)]
+    parts = [("compute", 0.0, 0.9 * baseline), ("optimizer", 0.9 * baseline, baseline)]
     for kind, time in (
         ("all_gather", kinds["all_gather"]),
         ("reduce_scatter", kinds["reduce_scatter"]),

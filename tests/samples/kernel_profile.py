@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.experiments.kernel_profile import KernelProfile
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import H200, OOM, PEAK, jittered
 from tests.samples.end_to_end import LAUNCHES, SHARE, launch_ms

@@ -4,7 +4,7 @@ from cs336_systems.accounting.leaderboard import rank_flops
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.leaderboard import Leaderboard
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement, summarize
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import H200, NO_CPU_MEMORY, PEAK, jittered
 

@@ -7,7 +7,7 @@ from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import step_of
 from tests.samples import H200, NEEDS_GPU, OOM, end_to_end

@@ -7,7 +7,7 @@ from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
 from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import step_of
 from tests.samples import PEAK, jittered, observed
@@ -16,9 +16,9 @@ from tests.samples.all_reduce import BUS
 WAITS = {
     "unsharded": 0.8,
     "sharded": 0.9,
-    "sharded_peer_memory": 0.7,
+    "sharded_symmetric_memory": 0.7,
     "sharded_gradients": 0.6,
-    "sharded_gradients_peer_memory": 0.5,
+    "sharded_gradients_symmetric_memory": 0.5,
     "zero_redundancy": 1.4,
     "zero_redundancy_view": 1.2,
     "zero_redundancy_views": 1.1,
@@ -27,7 +27,7 @@ WAITS = {
 SCHEMES = {
     "unsharded": "data parallel",
     "sharded_gradients": "ZeRO-2",
-    "sharded_gradients_peer_memory": "ZeRO-2",
+    "sharded_gradients_symmetric_memory": "ZeRO-2",
 }
 NOT_ON_CPU = [
     Measurement(metric=metric, unit=OptimizerSharding.metrics[metric], status="skipped", message="on CUDA devices only")

@@ -11,7 +11,7 @@ from cs336_systems.accounting.training_ladder import (
     update_bytes,
 )
 from cs336_systems.experiments.training_ladder import FIRST, TrainingLadder, rungs_of
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered
 
 FASTER = {

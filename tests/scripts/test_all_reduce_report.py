@@ -2,7 +2,7 @@
 
 import pytest
 
-from cs336_systems.measure.measurement import summarize
+from cs336_systems.record.measurement import summarize
 from scripts.answers import distributed_communication_single_node as section
 from scripts.rendering.grid import grid
 from scripts.tables import merge

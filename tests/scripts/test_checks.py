@@ -114,14 +114,14 @@ def test_a_call_that_takes_the_host_nearly_as_long_need_not_add_up(sound, host, 
 def test_a_call_that_was_not_replayed_is_not_counted_as_paced_by_the_host():
     row = pandas.Series({"forward": 0.3, "backward": 0.7, "forward_backward": 0.84, "graph": float("nan"), "host": 0.5})
     assert not attention_calls.paced_by_host(row)
-    assert attention_calls.adds_up(row)  # the host may have set the pace of it
+    assert attention_calls.adds_up(row)  # it may be host-bound
 
 
 @pytest.mark.parametrize(
     ("whole", "graph", "host", "explained"),
     [
         (1.00, 0.99, 0.2, True),
-        (0.84, 0.83, 0.2, False),  # the device sets the pace: the whole takes what its parts take
+        (0.84, 0.83, 0.2, False),  # device-bound: the whole takes what its parts take
         (0.84, 0.70, 0.9, True),  # a replay is faster: the parts were timed waiting for the host
         (0.84, 0.80, 0.9, True),  # the host takes as long as the call
         (0.60, 0.55, 0.9, False),

@@ -10,7 +10,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import format_samples, parse_samples
+from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.sizes import parse_size
 from scripts.checks import checks_of, contenders
 from scripts.views.data import frame, select

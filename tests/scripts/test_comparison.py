@@ -10,8 +10,8 @@ from matplotlib.text import Text
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.record import make_row
+from cs336_systems.record.measurement import Measurement
+from cs336_systems.record.rows import make_row
 from scripts.answers import beyond_nccl
 from scripts.checks import checks_of, fsdp, optimizer_sharding
 from scripts.checks import contenders as checks_of_contenders

@@ -50,7 +50,7 @@ def test_only_device_bound_steps_of_the_same_work_are_compared():
         EndToEnd(size="xl", precision="fp32", context=1024): {"step": 1.0} | step,
         EndToEnd(size="large", precision="fp32"): {"step": 1.0} | step,
     }
-    cell = {"none": took(100.0), "naive": took(200.0), "peer_memory 100": took(128.0)}
+    cell = {"none": took(100.0), "naive": took(200.0), "symmetric_memory 100": took(128.0)}
     found = conclusion.answers(tables(cell, single=single))["helped"]
     rows = [[row[0], row[3], row[7], row[8]] for row in found.evidence[0].table.rows]
     # 4 times 512 tokens on each device: 2000 a second in fp32. The eager bf16 step is host-bound.
@@ -58,7 +58,7 @@ def test_only_device_bound_steps_of_the_same_work_are_compared():
         ["fp32", "1024.0", "2000", "1.00"],
         ["bf16 autocast", "256.0", "8000", "–"],
         ["bf16 compiled into one CUDA graph", "100.0", "20480", "10.24"],
-        ["+ peer memory, 100 MB", "128.0", "32000", "16.00"],
+        ["+ symmetric memory, 100 MB", "128.0", "32000", "16.00"],
     ]
     assert "16.00×" in plain(found.verdict)
     assert not conclusion.answers(tables())["helped"].verdict

@@ -28,8 +28,16 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
         (["figures", "warmup", "table"], "", "warmup has no source; allowed: one of table, trace, "),
         (["figures", "warmup", "trace"], "training_step", "warmup has table and trace; allowed: one of table, "),
         (["figures", "warmup", "closed_form"], True, "warmup has table and closed_form; allowed: one of "),
-        (["figures", "warmup", "beside"], "pie", "figures.warmup.beside is 'pie'; allowed: accumulation, all_reduce, "),
-        (["figures", "kernel_timeline", "beside"], "flash", "figures.kernel_timeline has beside without table"),
+        (
+            ["figures", "warmup", "second_table"],
+            "pie",
+            "warmup.second_table is 'pie'; allowed: accumulation, all_reduce, ",
+        ),
+        (
+            ["figures", "kernel_timeline", "second_table"],
+            "flash",
+            "kernel_timeline has second_table without table",
+        ),
         (["figures", "kernel_timeline", "trace"], "pie", "kernel_timeline.trace is 'pie'; allowed: training_step"),
         (["pictures"], {}, "unknown key 'pictures' in the top level; allowed: parts, figures"),
         (["parts"], ["flash_forward"], r"parts is \['flash_forward'\]; allowed: a valid dictionary"),

@@ -5,8 +5,8 @@ import pytest
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WALL, WHOLE_CELL, Measurement
 from cs336_systems.plan import make_plan
+from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement
 from scripts.coverage import cover, losses
 from scripts.views.data import load, select
 from tests.samples import H200, config, planned_cells, provenance, rows_of, write_raw

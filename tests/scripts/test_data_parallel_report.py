@@ -6,8 +6,8 @@ import pytest
 
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS, DataParallelTraining
-from cs336_systems.measure.measurement import summarize
-from cs336_systems.measure.record import make_row
+from cs336_systems.record.measurement import summarize
+from cs336_systems.record.rows import make_row
 from scripts.answers import ddp_bucketed_benchmarking
 from scripts.tables import merge
 from scripts.views.bucket_sizes import bucket_model, predicted
@@ -17,7 +17,7 @@ from scripts.views.data_parallel import stack, stacked_cells
 from tests.samples import H200, provenance, write_raw
 
 CELL = {"size": "nano", "context": 8, "rounds": 3, "steps": 2}
-FLOOR = [100.0, 102.0, 130.0, 132.0, 90.0, 92.0]
+BASELINE = [100.0, 102.0, 130.0, 132.0, 90.0, 92.0]
 """The second round is slower, the third one faster; the rounds' medians are 101, 131 and 91."""
 WAITS = {
     ("naive", ""): 40,
@@ -25,7 +25,7 @@ WAITS = {
     ("overlapped", ""): 20,
     ("bucketed", "10"): 18,
     ("bucketed", "100"): 12,
-    ("peer_memory", "100"): 4,
+    ("symmetric_memory", "100"): 4,
     ("ddp", "25"): 16,
     ("ddp_view", "100"): 10,
 }
@@ -37,9 +37,9 @@ GRADIENTS_MB = 200.0
 
 
 def contender(wrapper, bucket_mb, waits, *, hidden=0.0, stretched=0.0, gpu=True):
-    """A contender whose profiled step has the given parts, ms, beside the 90 ms of the floor's compute."""
+    """A contender whose profiled step has the given parts, ms, next to the 90 ms of the baseline's compute."""
     details = {"wrapper": wrapper, "bucket_mb": bucket_mb}
-    rows = [summarize("step", "ms", [time + waits for time in FLOOR], details=details)]
+    rows = [summarize("step", "ms", [time + waits for time in BASELINE], details=details)]
     rows += [
         summarize(phase, "ms", [milliseconds] * PHASE_STEPS, details=details)
         for phase, milliseconds in {"forward": 40.0, "backward": 50.0, "optimizer": 10.0}.items()
@@ -117,7 +117,7 @@ def test_exposed_communication_is_that_of_the_same_round(tmp_path):
     assert math.isnan(one(contenders(DataParallelTraining, training(tmp_path, found)), contender="none")["exposed"])
 
 
-def test_nothing_is_beyond_a_floor_that_is_unsteady(tmp_path):
+def test_nothing_is_beyond_a_baseline_that_is_unsteady(tmp_path):
     found = everyone()
     for wrapper, steps in {
         "none": [99, 101, 160, 162, 99, 101],

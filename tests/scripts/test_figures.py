@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.record.measurement import parse_samples
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.views.communication import BACKENDS
@@ -96,7 +96,7 @@ def tables(all_tables, name):
 
 def tables_of(all_tables, name):
     """Those that a figure is drawn from."""
-    return {kind: all_tables[kind] for kind in (FIGURES[name].table, FIGURES[name].beside) if kind}
+    return {kind: all_tables[kind] for kind in (FIGURES[name].table, FIGURES[name].second_table) if kind}
 
 
 def figure_of(name: str, tables) -> Figure:

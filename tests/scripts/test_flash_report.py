@@ -3,8 +3,8 @@
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
 from cs336_systems.plan import plan_jobs
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from scripts.answers import flash_benchmarking
 from scripts.rendering.answer import Captioned, answers_of
 from scripts.self_checks import all_checks

@@ -1,4 +1,4 @@
-"""The recorded machine's figures beside those of another GPU: of the same quantities, over the same cells."""
+"""The recorded machine's figures next to those of another GPU: of the same quantities, over the same cells."""
 
 import contextlib
 from pathlib import Path
@@ -42,13 +42,13 @@ def figures(end_to_end):
     return {tile.quantity: tile.number for tile in tiles}
 
 
-def beside(own, recorded):
+def compared(own, recorded):
     own = tables_of(at_one_setting("end_to_end", own))
     return compare(CONTENTS, headlines(CONTENTS, own), own, tables_of(recorded))
 
 
 def test_they_are_the_recorded_reports_own_where_all_cells_are_shared(end_to_end):
-    found = beside(on_an_a100(end_to_end), end_to_end)
+    found = compared(on_an_a100(end_to_end), end_to_end)
     recorded, own = figures(end_to_end), figures(on_an_a100(end_to_end))
     assert found.machine == "NVIDIA H200"
     assert found.numbers == {quantity: recorded[quantity] for quantity in recorded if quantity in own} != {}
@@ -60,11 +60,11 @@ def test_only_cells_that_both_measured_count(end_to_end):
     smaller = end_to_end[~end_to_end["size"].isin(["2.7B", "10B"])]
     of_smaller = figures(smaller)
     for own, recorded in ((smaller, end_to_end), (end_to_end, smaller)):
-        numbers = beside(on_an_a100(own), recorded).numbers
+        numbers = compared(on_an_a100(own), recorded).numbers
         assert numbers.items() <= of_smaller.items()
         # The largest size here is one that the recorded machine lacks: nothing to compare with.
         assert ("gain from bf16, xl, 512" in numbers) == (own is smaller)
-    assert beside(on_an_a100(end_to_end).assign(batch_size=2), end_to_end).numbers == {}
+    assert compared(on_an_a100(end_to_end).assign(batch_size=2), end_to_end).numbers == {}
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_the_title_page_shows_them(end_to_end):
     with contextlib.chdir(ROOT):
         text = fill(CONTENTS, plan, compute(CONTENTS, plan, own, *rest, tables_of(end_to_end)))
     number = figures(end_to_end)["gain from bf16, 2.7B, 512"]
-    assert f'beside: [#"H200";: {number}]' in text
+    assert f'reference: [#"H200";: {number}]' in text
     assert 'what was recorded on #"NVIDIA H200";, over the cells' in text

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WALL
-from cs336_systems.measure.record import parameters
+from cs336_systems.record.measurement import WALL
+from cs336_systems.record.rows import parameters
 from scripts.checks import HONEST
 from scripts.self_checks import all_checks
 from tests.samples import ROOT

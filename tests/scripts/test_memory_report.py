@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.checks import memory_profile
 from scripts.figures.memory_timelines import stage_levels
 from scripts.views.data import load, one, select

@@ -77,7 +77,7 @@ FAULTS = {
     "the baseline's steps": scale(
         rows("data_parallel", metric="step", wrapper="none", processes=4, compiled=True), 0.9
     ),
-    "the baseline's times beside sharded training": scale(
+    "the baseline's times against sharded training": scale(
         rows("fsdp", unit="ms", wrapper="none", precision="fp32"), 0.9
     ),
     "the baseline's computation, by half a batch": scale(
@@ -242,7 +242,7 @@ FAULTS = {
 """Each change by name."""
 
 UNNOTICED = {
-    "stages exchanged": "where the host sets the pace, a stage can take any time from what its kernels take",
+    "stages exchanged": "in host-bound steps, a stage can take any time from what its kernels take",
 }
 """Faults that no check notices so far, and why."""
 

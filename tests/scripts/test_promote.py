@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from cs336_systems.experiments.accumulation import Accumulation
-from cs336_systems.measure.measurement import summarize
-from cs336_systems.measure.record import make_row, write_job
+from cs336_systems.record.measurement import summarize
+from cs336_systems.record.rows import make_row, write_job
 from scripts.promote import promote
 from tests.samples import ROOT, provenance
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cs336_systems.measure.measurement import parse_samples
+from cs336_systems.record.measurement import parse_samples
 from scripts.views.data import load, select
 from scripts.views.precisions import precision_pairs
 from scripts.views.steps import HOST_BOUND, most_complete, steady, step_table

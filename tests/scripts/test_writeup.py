@@ -14,9 +14,9 @@ import pytest
 
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import WHOLE_CELL, Measurement
-from cs336_systems.measure.record import read_table
 from cs336_systems.plan import Plan, make_plan, plan_to_json
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement
+from cs336_systems.record.rows import read_table
 from scripts.compute_answers import answer
 from scripts.coverage import write_coverage
 from scripts.draw import draw

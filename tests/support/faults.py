@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import format_samples, parse_samples
-from cs336_systems.measure.record import parameters, row_model
-from cs336_systems.measure.validation import STATISTICS, first_fault
 from cs336_systems.plan import Plan
+from cs336_systems.record.measurement import format_samples, parse_samples
+from cs336_systems.record.rows import parameters, row_model
+from cs336_systems.record.validation import STATISTICS, first_fault
 from scripts.checks import checks_of
 from scripts.coverage import cover
 from scripts.views.data import load_recorded

@@ -144,7 +144,7 @@ class Ranks:
         self.workers = []
 
     def start(self):
-        # A file, not a port: runs beside each other never meet.
+        # A file, not a port: concurrent runs never meet.
         meeting_point = self.folders.mktemp("ranks") / "store"
         context = fork_server()
         for rank in range(self.processes):

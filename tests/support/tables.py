@@ -4,8 +4,8 @@ import re
 from functools import cache
 
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.measure.measurement import summarize
-from cs336_systems.measure.record import make_row
+from cs336_systems.record.measurement import summarize
+from cs336_systems.record.rows import make_row
 from scripts.rendering.answer import answers_of
 from scripts.rendering.markup import Typst
 from scripts.views.data import frame
@@ -21,10 +21,10 @@ EVEN, UNEVEN = [0.0, 0.0], [-5.0, 5.0]
 
 def table(experiment, origin, cells):
     """A table of cells and their metrics: in the metric's unit, one sample or a list."""
-    return contest(experiment, origin, {cell: [({}, metrics)] for cell, metrics in cells.items()})
+    return comparison(experiment, origin, {cell: [({}, metrics)] for cell, metrics in cells.items()})
 
 
-def contest(experiment, origin, cells):
+def comparison(experiment, origin, cells):
     """A table of cells with several contenders: for each the details that tell it apart, and its metrics."""
     rows = []
     for cell, contenders in cells.items():
@@ -43,7 +43,7 @@ def took(step, apart=EVEN, **others):
 
 def training(kind, details, cells, origin=GPU, **setting):
     """A table of training with 2, 4, ... processes: in each cell contenders, named by their details, and metrics."""
-    return contest(
+    return comparison(
         kind.name,
         origin,
         {

@@ -18,11 +18,11 @@ OURS = {
     "data_parallel": {
         "overlapped": "tests.adapters:get_ddp",
         "bucketed": "tests.adapters:get_ddp_bucketed",
-        "peer_memory": "cs336_systems.parallel.peer_memory_data_parallel:PeerMemoryDataParallel",
+        "symmetric_memory": "cs336_systems.parallel.symmetric_memory_data_parallel:SymmetricMemoryDataParallel",
     },
     "sharded_optimizer": {
         "sharded": "tests.adapters:get_sharded_optimizer",
-        "peer_memory": "cs336_systems.parallel.peer_memory_optimizer:PeerMemoryShardedOptimizer",
+        "symmetric_memory": "cs336_systems.parallel.symmetric_memory_optimizer:SymmetricMemoryShardedOptimizer",
     },
     "fsdp": {"fsdp": "tests.adapters:get_fsdp"},
 }
@@ -36,7 +36,7 @@ HANGS_S = COLLECTIVE_TIMEOUT.seconds
 def pytest_addoption(parser):
     parser.addoption("--implementation", help="run on this one, as NAME=package.module:name, instead of this project's")
     parser.addoption("--from-folder", help="refuse an implementation whose module is not in this folder")
-    parser.addoption("--outcomes", help="append what becomes of each test to this file, a line of JSON each")
+    parser.addoption("--outcomes", help="append each test's outcome to this file, a line of JSON each")
 
 
 def pytest_configure(config):

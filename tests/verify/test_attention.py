@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cs336_systems.benchmarks.contest.exact_attention import require_close
+from cs336_systems.benchmarks.comparison.exact_attention import require_close
 from cs336_systems.implementations import load_path, parse
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -10,8 +10,8 @@ from selenium import webdriver
 from selenium.webdriver.support.wait import WebDriverWait
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import write_table
 from cs336_systems.plan import make_plan, plan_to_json
+from cs336_systems.record.rows import write_table
 from scripts.rendering import style
 from scripts.rendering.markup import Table, escape, string
 from scripts.web import write
@@ -43,7 +43,7 @@ def source(plan, column):
 #let picture = picture.with("/figures/")
 #show: report.with(title: {string(f"Report of {HTML}")}, machine: "cpu")
 #headline[Systems report]
-#grid(columns: (1fr, 1fr), tile([2.0×], [of something], beside: [CPU: 1.0×]), tile([3 ms], [of something else]))
+#grid(columns: (1fr, 1fr), tile([2.0×], [of something], reference: [CPU: 1.0×]), tile([3 ms], [of something else]))
 #pagebreak()
 = First
 #question[How long does {escape(HTML)} take?]

@@ -141,7 +141,7 @@ def test_without_a_row_the_page_says_so(tmp_path, charts, browser):
     browser.wait("return document.querySelector('#explorer .count').textContent === 'No row has been measured.'")
 
 
-def test_a_second_machine_stands_beside_the_first(tmp_path, charts, browser):
+def test_a_second_machine_is_compared_with_the_first(tmp_path, charts, browser):
     recorded = [f"recorded/nvidia-h200/raw/end_to_end/{name}.csv" for name in ("eager-small", "eager-medium")]
     browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A100", reference={"end_to_end": recorded}))
     browser.to_explorer()

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import write_table
 from cs336_systems.plan import make_plan
+from cs336_systems.record.rows import write_table
 from scripts.rendering.rows import number, rows_json
 from tests.samples import OOM, config, planned_cells, provenance, rows_of
 

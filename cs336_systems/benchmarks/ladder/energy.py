@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pynvml
 import torch
 
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.timing import synchronize
+from cs336_systems.record.measurement import Measurement, summarize
 
 SECONDS = 0.7
 """Least time over which energy is counted: the driver renews its counter every few hundredths of a second."""

@@ -14,10 +14,10 @@ from cs336_systems.accounting.training_ladder import Load, Product, load_of, pas
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
 from cs336_systems.experiments.training_ladder import TrainingLadder
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.memory import release
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.model import TransformerLM
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training.adamw import MasterAdamW
 
 REPEATS = 5

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cs336_systems.benchmarks.ladder.steps import RungStep
 from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 
 SEEDS = 5
 """Trainings in fp32, whose scatter is the measure for the others."""

@@ -8,7 +8,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.transformer import residual_bytes, state_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.measure.measurement import WHOLE_CELL
+from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import SIZES, parse_size
 from scripts.answers.memory_profiling.tensors import ASKED, block, largest
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell

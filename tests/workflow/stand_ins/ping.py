@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cs336_systems.experiments.ping import Ping
 
-from cs336_systems.measure.record import write_job
+from cs336_systems.record.rows import write_job
 from tests.samples import H200, provenance, rows_of
 
 

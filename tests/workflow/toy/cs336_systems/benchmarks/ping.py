@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from cs336_systems.experiments.ping import Ping
 
-from cs336_systems.measure.measurement import Measurement, summarize
 from cs336_systems.measure.timing import time_phases
+from cs336_systems.record.measurement import Measurement, summarize
 
 
 def measure(cell: Ping, device: torch.device) -> list[Measurement]:

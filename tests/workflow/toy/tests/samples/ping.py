@@ -2,7 +2,7 @@
 
 from cs336_systems.experiments.ping import Ping
 
-from cs336_systems.measure.measurement import Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import jittered
 
 

@@ -1,0 +1,119 @@
+"""Agreement between ranks: a rank that gave up alone would leave the others waiting."""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from typing import TypeVar, cast
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from cs336_systems.benchmarks.comparison.refusal import in_words
+from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
+from cs336_systems.parallel.gather import gather
+
+T = TypeVar("T")
+
+
+def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
+    """Run an attempt that needs memory but no other rank, and return its result.
+
+    Raises:
+        MemoryError: on all ranks, if it ran out on any.
+    """
+    reason, result = "", None
+    try:
+        result = attempt()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error) or "out of memory"
+    if reason:
+        free_memory(device)
+    if reason := first_of_all_ranks(reason):
+        raise MemoryError(reason)
+    assert result is not None
+    return result
+
+
+def available_on_all_ranks(attempt: Callable[[], T], *, own: bool = False) -> T:
+    """Run an attempt that any rank may find unavailable, and return its result.
+
+    Args:
+        attempt: raises `Unavailable` if it cannot be made here.
+        own: whether it runs a user's code, any exception of which is a reason to go on without it.
+
+    Raises:
+        Unavailable: on all ranks, if an attempt failed on any.
+    """
+    reason, result = "", None
+    try:
+        result = attempt()
+    except Unavailable as error:
+        reason = str(error)
+    except Exception as error:
+        if not own:
+            raise
+        reason = f"not timed: {in_words(error)}"
+    if reason := first_of_all_ranks(reason):
+        raise Unavailable(reason)
+    return cast(T, result)
+
+
+def first_of_all_ranks(reason: str) -> str:
+    """Return the reason of the first rank that has one, or an empty text."""
+    reasons = [""] * dist.get_world_size()
+    dist.all_gather_object(reasons, reason)
+    return next(filter(None, reasons), "")
+
+
+def check_memory(needed: int, device: torch.device) -> None:
+    """Check that all ranks have a number of bytes of memory to spare.
+
+    Raises:
+        Unavailable: on all ranks, if one has not.
+    """
+    dist.barrier()  # Now all have freed what they had before.
+    least = min(rank[0] for rank in gather([spare_memory(device)], device))
+    if needed > least:
+        raise Unavailable(f"each process needs {needed / 1e9:.1f} GB of memory, and {least / 1e9:.1f} GB are free")
+
+
+def spare_memory(device: torch.device) -> int:
+    """Bytes that this rank can still allocate."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - in_use(device)
+    return psutil.virtual_memory().available // dist.get_world_size()
+
+
+def free_memory(device: torch.device) -> None:
+    """Free unreferenced memory; compiled graphs stay."""
+    gc.collect()  # PyTorch's wrapper may be part of a cycle.
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def quick_collections() -> Iterator[None]:
+    """Restrict garbage collection to objects made inside this context, so that it takes milliseconds."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Enclose code in which ranks wait for each other, so that running out of memory must end the launch.
+
+    Raises:
+        RuntimeError: memory ran out. The error is not a result: it ends this process, and torchrun ends the others.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise RuntimeError(f"rank {dist.get_rank()} ran out of memory among others that did not") from error
+        raise

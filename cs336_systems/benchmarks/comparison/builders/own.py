@@ -1,0 +1,63 @@
+"""Builders of a user's own implementations, called as the course's adapters call them."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from cs336_systems.accounting.contender_memory import Needed, shares, whole
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE
+from cs336_systems.benchmarks.comparison.builders.sharded_optimizer import state
+from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.implementations import load_path, own_implementations
+
+Build = Callable[..., tuple[nn.Module, Optimizer]]
+
+
+def data_parallel(
+    model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., nn.Module], **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Build a data-parallel wrapper, with buckets of the common size if it has any."""
+    sized = {"bucket_size_mb": VARIATION_MB} if "bucket_size_mb" in inspect.signature(kind).parameters else {}
+    wrapped = kind(model, **sized)
+    return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
+
+
+def fsdp(
+    model: nn.Module, contender: Declared, cell: Any, *, kind: Callable[..., nn.Module], **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Build a wrapper that shards weights, and handles the compute dtype itself."""
+    wrapped = kind(model, compute_dtype=COMPUTE_DTYPE[cell.precision])
+    return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
+
+
+CALLS: Mapping[str, tuple[Build, Needed]] = {
+    "data_parallel": (data_parallel, whole(1)),
+    "optimizer_sharding": (state, whole(1)),
+    "fsdp": (fsdp, shares(by_block=True)),
+}
+"""The builder of an own implementation and an estimate of its memory, by experiment."""
+
+
+def own_contenders(cell: Any) -> Iterator[Declared]:
+    """Make entries for a cell's own implementations, in addition to its experiment's contenders."""
+    for own in own_implementations(cell):
+        yield Declared(
+            name=own.name,
+            title=own.name,
+            builder=own.path,
+            own=True,
+            needed=CALLS[cell.name][1],
+            autocasts=cell.name != FullyShardedTraining.name,
+        )
+
+
+def builder_of(contender: Declared, cell: Any) -> Build:
+    """Look up the builder of a contender, a function of a model, its entry, the cell and hyperparameters."""
+    found = load_path(contender.builder)
+    return partial(CALLS[cell.name][0], kind=found) if contender.own else found

@@ -1,0 +1,66 @@
+"""Builders of PyTorch's wrappers and its sharded optimizer."""
+
+import warnings
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.comparison.builders.data_parallel import Wrap
+from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE, blocks_of
+from cs336_systems.experiments.data_parallel import VARIATION_MB
+
+
+def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+    """Build DistributedDataParallel with default options."""
+    return DistributedDataParallel(model), AdamW(model.parameters(), **hyperparameters)
+
+
+def ddp_view(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+    """Build tuned DistributedDataParallel, with buckets of the contender's size."""
+    return view_buckets(model, contender.bucket_mb), AdamW(model.parameters(), **hyperparameters)
+
+
+def view_buckets(model: nn.Module, mebibytes: int | None) -> nn.Module:
+    """Build DistributedDataParallel whose gradients are views of its buckets.
+
+    It does not broadcast buffers before each step, since they never change.
+    """
+    with warnings.catch_warnings():
+        # Its successor is not yet there in PyTorch 2.11.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return DistributedDataParallel(
+            model, bucket_cap_mb=mebibytes, gradient_as_bucket_view=True, broadcast_buffers=False
+        )
+
+
+def zero(
+    model: nn.Module, contender: Declared, cell: Any, *, wrap: Wrap, views: bool, **hyperparameters: Any
+) -> tuple[nn.Module, Optimizer]:
+    """Build ZeroRedundancyOptimizer; `views` makes parameters views of the broadcast buckets."""
+    wrapped = wrap(model)
+    return wrapped, ZeroRedundancyOptimizer(
+        model.parameters(), AdamW, parameters_as_bucket_view=views, **hyperparameters
+    )
+
+
+zero_redundancy = partial(zero, wrap=DistributedDataParallel, views=False)
+zero_redundancy_view = partial(zero, wrap=DistributedDataParallel, views=True)
+zero_redundancy_views = partial(zero, wrap=partial(view_buckets, mebibytes=VARIATION_MB), views=True)
+
+
+def by_block(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:
+    """Build fully_shard per block; the rest of the model is another unit, kept gathered for the backward pass."""
+    mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    policy = MixedPrecisionPolicy(param_dtype=COMPUTE_DTYPE[cell.precision])
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    return model, AdamW(model.parameters(), **hyperparameters)

@@ -1,0 +1,149 @@
+"""Reference attention in float64, written out by its equations, and comparisons with it."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cs336_systems.benchmarks.comparison.refusal import refuse
+
+AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Function from q, k, v, [..., sequence, d] each, to the output, like q."""
+SCORES = 2**24
+"""About how many scores are in memory at a time."""
+TOLERANCE = {torch.float32: 2.0**-14, torch.bfloat16: 2.0**-4}
+"""Allowed errors, relative to the reference. fp32: sums of many terms in any order, but not TF32, whose inputs are off
+by about 2**-12. bf16: some roundings of scores, weights and results, each of up to 2**-9."""
+PART = 64
+"""About how many rows are compared at a time, so that an error in a few is not lost among many."""
+
+
+def exact_attention(
+    q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute attention and its gradients dq, dk and dv in float64, in the shapes of the inputs.
+
+    A few rows of scores are in memory at a time. Equations 1 to 3 and 13 to 19 of the handout.
+
+    Args:
+        q: queries, [..., sequence, d]; no gradient is recorded.
+        k: keys, in the same shape.
+        v: values, in the same shape.
+        grad_o: gradient of the output.
+        is_causal: query i sees keys j <= i only.
+    """
+    matrices = [x.detach().double().flatten(0, -3) for x in (q, k, v, grad_o)]
+    results = [_of_one_head(*inputs, is_causal=is_causal) for inputs in zip(*matrices, strict=True)]
+    o, dq, dk, dv = (torch.stack(each).view(q.shape) for each in zip(*results, strict=True))
+    return o, dq, dk, dv
+
+
+def _of_one_head(q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor, *, is_causal: bool) -> tuple[Tensor, ...]:
+    """Compute exact_attention of matrices, [sequence, d]."""
+    scale = 1 / math.sqrt(q.shape[-1])
+    positions = torch.arange(len(q), device=q.device)
+    o, dq, dk, dv = (torch.zeros_like(q) for _ in range(4))
+    for rows in positions.split(max(1, SCORES // len(k))):
+        scores = q[rows] @ k.T * scale
+        if is_causal:
+            scores.masked_fill_(positions > rows[:, None], -torch.inf)
+        p = scores.softmax(-1)
+        dp = grad_o[rows] @ v.T
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
+        o[rows] = p @ v
+        dq[rows] = ds @ k
+        dk += ds.T @ q[rows]
+        dv += p.T @ grad_o[rows]
+    return o, dq, dk, dv
+
+
+def require_attention(call: AttentionCall, inputs: Sequence[Tensor], *, is_causal: bool, foreign: bool = False) -> None:
+    """Run an implementation forward and backward once, and compare its results with attention in float64.
+
+    Args:
+        call: the implementation.
+        inputs: q, k and v, as they are timed.
+        is_causal: whether the implementation is causal.
+        foreign: whether it is a third-party library's.
+
+    Raises:
+        Unavailable: a library's results are wrong.
+        AssertionError: this project's results are wrong.
+    """
+    o = call(*inputs)
+    if not isinstance(o, Tensor) or o.shape != inputs[0].shape:
+        what = f"of shape {list(o.shape)}" if isinstance(o, Tensor) else f"a {type(o).__name__}"
+        refuse(f"its o is {what}, and q is of shape {list(inputs[0].shape)}", foreign=foreign)
+    grad_o = torch.randn_like(inputs[0], requires_grad=False)
+    gradients = torch.autograd.grad(o, inputs, grad_o)
+    found = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
+    require_close(found, [*inputs, grad_o], is_causal=is_causal, foreign=foreign)
+
+
+def require_close(
+    found: Mapping[str, Tensor], inputs: Sequence[Tensor], *, is_causal: bool, foreign: bool = False
+) -> None:
+    """Compare some of o, dq, dk and dv with float64.
+
+    Args:
+        found: results by name.
+        inputs: q, k, v and the gradient of the output.
+        is_causal: whether the results are of causal attention.
+        foreign: whether a third-party library made them.
+
+    Raises:
+        Unavailable: a library's results are wrong, or have another dtype than the inputs.
+        AssertionError: this project's results are wrong.
+    """
+    dtype = inputs[0].dtype
+    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*inputs, is_causal=is_causal), strict=True))
+    for name, result in found.items():
+        if result.dtype != dtype:
+            refuse(f"its {name} is {result.dtype}, and its inputs {dtype}", foreign=foreign)
+        worst = largest_error(result, exact[name], inputs[3])
+        if not worst.error <= TOLERANCE[dtype]:  # NaN is not, either
+            masked = "causal attention" if is_causal else "attention"
+            refuse(f"its {name} is off from that of {masked} by {worst.error:.2g} of it, {worst}", foreign=foreign)
+
+
+class Worst(NamedTuple):
+    """The largest relative error, and its location."""
+
+    error: float
+    head: int
+    """Index of the head in batch x heads."""
+    heads: int
+    """Number of heads, batch x heads."""
+    first: int
+    """Row."""
+    last: int
+    """Row."""
+
+    def __str__(self) -> str:
+        """Describe the location in words."""
+        head = f"head {self.head}, " if self.heads > 1 else ""
+        return f"most in {head}rows {self.first} to {self.last}"
+
+
+def largest_error(found: Tensor, exact: Tensor, grad_o: Tensor) -> Worst:
+    """Find the largest error among parts of a few rows, relative to the norm of the part.
+
+    Gradients that cancel out, such as those of a query that sees one key, are compared with the norms of their terms.
+    """
+    rows = exact.shape[-2]
+    parts = [x.tensor_split(max(1, rows // PART), dim=-2) for x in (found, exact, grad_o)]
+    errors = torch.stack(
+        [_relative_errors(x, right, gradient, rows) for x, right, gradient in zip(*parts, strict=True)]
+    )
+    part, head = divmod(int(errors.argmax()), errors.shape[1])  # which takes NaN for the largest
+    lengths = [each.shape[-2] for each in parts[1]]
+    first = sum(lengths[:part])
+    return Worst(float(errors[part, head]), head, errors.shape[1], first, first + lengths[part] - 1)
+
+
+def _relative_errors(found: Tensor, exact: Tensor, grad_o: Tensor, rows: int) -> Tensor:
+    """Relative errors of one part, [batch x heads]."""
+    norm, terms = (x.double().norm(dim=(-2, -1)) for x in (exact, grad_o))
+    return ((found.double() - exact).norm(dim=(-2, -1)) / (norm + terms / rows)).flatten()

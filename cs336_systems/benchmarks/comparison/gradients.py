@@ -1,0 +1,80 @@
+"""Comparison of a contender's gradients, at the timed size, with the mean of gradients computed on each rank alone."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from cs336_systems.benchmarks.comparison.largest import largest, relative
+from cs336_systems.parallel.gather import gather
+from cs336_systems.training_step import precision_context
+
+SAMPLES = 1000
+"""About how many numbers of a weight are sampled, to check that it moves and agrees on all ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientErrors:
+    """Errors of a contender's gradients, as relative 2-norms."""
+
+    name: str
+    """The weight with the largest error on any rank."""
+    worst: float
+    """Its error."""
+    overall: float
+    """The error of all this rank's gradients together."""
+
+
+def own_gradients(model: nn.Module, tokens: Tensor, precision: str) -> dict[str, Tensor]:
+    """Compute this rank's gradients for its tokens, [batch, context + 1], by name, without a wrapper's hooks.
+
+    Gradients in `grad` stay unchanged. The arithmetic is that of a training step, written out.
+    """
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    with precision_context(precision, tokens.device):
+        logits = model(tokens[:, :-1])
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return {name: gradient for name, gradient in zip(trained, gradients, strict=True) if gradient is not None}
+
+
+def gradient_errors(model: nn.Module, own: Mapping[str, Tensor], *, averaged: bool) -> GradientErrors:
+    """Compare the gradients in a model's `grad` with those of each rank alone, or with their mean."""
+    parameters = dict(model.named_parameters())
+    errors: dict[str, float] = {}
+    everything: list[tuple[float, float]] = []
+    for name, mine in own.items():
+        exact = mine.double()
+        if averaged:
+            dist.all_reduce(exact, dist.ReduceOp.AVG)
+        found = parameters[name].grad
+        error = exact if found is None else found - exact
+        errors[name] = relative(error, exact)
+        everything.append((error.norm().item(), exact.norm().item()))
+    name, worst = largest(errors, exact.device)
+    off, whole = torch.tensor(everything, dtype=torch.float64).norm(dim=0)
+    return GradientErrors(worst=worst, name=name, overall=relative(off, whole))
+
+
+def sample_weights(model: nn.Module) -> list[Tensor]:
+    """Sample some numbers of each trained weight, or of this rank's part of it, in fp32."""
+    trained = (parameter.detach() for parameter in model.parameters() if parameter.requires_grad)
+    weights = ((weight.to_local() if isinstance(weight, DTensor) else weight).flatten() for weight in trained)
+    return [weight[:: max(1, len(weight) // SAMPLES)].float() + 0 for weight in weights]
+
+
+def some_stay(before: Sequence[Tensor], after: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether a weight of any rank has not moved between two samples."""
+    stay = any(len(old) and torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    return any(rank[0] for rank in gather([stay], device))
+
+
+def differ_among_ranks(samples: Sequence[Tensor]) -> bool:
+    """Whether samples differ between ranks."""
+    most, least = torch.cat(list(samples)), torch.cat(list(samples))
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    return not torch.equal(most, least)

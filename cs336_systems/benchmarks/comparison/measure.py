@@ -1,0 +1,69 @@
+"""The measurement of any experiment whose contenders train on several ranks."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks, quick_collections, together
+from cs336_systems.benchmarks.comparison.builders.own import own_contenders
+from cs336_systems.benchmarks.comparison.rounds import take_turns
+from cs336_systems.benchmarks.comparison.trial import Trial
+from cs336_systems.benchmarks.comparison.turns import not_known, summarize_turns
+from cs336_systems.experiments.data_parallel import BASELINE
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.record.measurement import Measurement
+
+ON_CUDA = {
+    "device_busy": "only a CUDA device works apart from the host",
+    "allocated": "PyTorch counts memory in use on CUDA devices only",
+    "peak_memory": "PyTorch counts peak memory on CUDA devices only",
+}
+"""Metrics that exist only on CUDA devices, and the reason."""
+
+T = TypeVar("T")
+
+
+def measure(cell: Any, device: torch.device) -> list[Measurement]:
+    """Measure steps of all contenders, interleaved; then, one by one, their phases, memory and profiles.
+
+    Raises:
+        Unavailable: no contender could take part.
+    """
+    trial = Trial(cell, device)
+    with quick_collections(), together():
+        turns, refused = take_turns(contenders_of(cell), cell.rounds, agreed(trial.check), agreed(trial.turn))
+        inspected, not_inspected = take_turns(turns, 1, lambda _: None, agreed(trial.inspect))
+    refused |= not_inspected
+    if not inspected:
+        raise Unavailable(next(iter(refused.values())))
+    baseline = next((own for contender, own in turns.items() if contender.name == BASELINE), [])
+    rows = [
+        row
+        for contender, (of_inspection,) in inspected.items()
+        for row in (
+            *summarize_turns(turns[contender], baseline, type(cell), device, trial.details(contender)),
+            *of_inspection,
+        )
+    ]
+    if device.type != "cuda":
+        rows += [not_known(type(cell), metric, why) for metric, why in ON_CUDA.items() if metric in cell.metrics]
+    lost = [not_known(type(cell), "step", why, trial.details(contender)) for contender, why in refused.items()]
+    return [*rows, *lost]
+
+
+def contenders_of(cell: Any) -> list[Declared]:
+    """List the contenders of a cell."""
+    return [*(one for one in cell.contenders if not one.tried or cell.tried), *own_contenders(cell)]
+
+
+def agreed(attempt: Callable[[Declared], T]) -> Callable[[Declared], T]:
+    """Run an attempt with a contender; any exception of a user's own lets all ranks go on without it."""
+
+    def attempted(contender: Declared) -> T:
+        if not contender.own:
+            return attempt(contender)
+        return available_on_all_ranks(lambda: attempt(contender), own=True)
+
+    return attempted

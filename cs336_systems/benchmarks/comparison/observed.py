@@ -1,0 +1,193 @@
+"""Observation of one step of a contender at the timed size, compared with its declaration.
+
+PyTorch's dispatcher shows every collective and every operator before its kernel, in libraries and in this project, in
+C++ and in Python. The observation is removed before steps are timed.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Declared, Found, differences
+from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
+from cs336_systems.benchmarks.comparison.gradients import sample_weights, some_stay
+from cs336_systems.benchmarks.comparison.training import Phases, Training, run
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.record.measurement import Measurement, summarize
+
+STEPS_BEFORE = 2
+"""Steps before the observed one: in its second step PyTorch's wrapper rebuilds its buckets, and ours knows the order of
+layers."""
+COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+}
+"""Names of collectives by the prefix of their operator's name, without underscores."""
+ALLOCATIONS = ("empty", "new_empty", "empty_like", "empty_strided")
+UPDATES = ("_fused_adamw_", "_foreach_add_")
+"""Operators of the optimizer and its step count; ranks that shard it run fewer of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """Observations of one step."""
+
+    collectives: Found
+    """Collectives of floating-point numbers; flags, which say what has a gradient, are not counted."""
+    tokens: int
+    """Tokens that the model was called with."""
+    written: int
+    """Bytes that PyTorch's operators wrote, without the optimizer's update."""
+    weights_stay: bool
+    """Whether a weight has not moved on some rank."""
+
+    @property
+    def sent(self) -> tuple[float, float]:
+        """Number of all collectives, and their bytes."""
+        return sum(count for count, _ in self.collectives.values()), sum(size for _, size in self.collectives.values())
+
+
+class Watch(TorchDispatchMode):
+    """Counts collectives and written bytes while it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = ""
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.bytes: Counter[tuple[str, str]] = Counter()
+        self.written = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # What it makes of this comes here next.
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.namespace == "aten":
+            if func._opname not in (*ALLOCATIONS, *UPDATES):
+                self.written += written_by(func, args, kwargs, result)
+        elif func.namespace in ("c10d", "_c10d_functional"):
+            self._note(func._opname, [*args, *kwargs.values(), result])
+        return result
+
+    def _note(self, name: str, values: list[Any]) -> None:
+        bare = name.replace("_", "")
+        what = next((what for begins, what in COLLECTIVES.items() if bare.startswith(begins)), name)
+        if sizes := [size for value in values if (size := bytes_of(value))]:
+            self.calls[self.part, what] += 1
+            self.bytes[self.part, what] += max(sizes)
+
+
+def bytes_of(value: Any) -> int:
+    """Bytes of the floating-point tensors in an argument, a result, or a list of these."""
+    return sum(x.nbytes for x in tree_leaves(value) if isinstance(x, Tensor) and x.is_floating_point())
+
+
+def written_by(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    """Bytes of an operator's modified arguments, and of its results that are not views."""
+    schema = func._schema
+    results = result if len(schema.returns) > 1 else (result,)
+    given = [*args, *(kwargs.get(argument.name) for argument in schema.arguments[len(args) :])]
+    changed = [value for argument, value in zip(schema.arguments, given, strict=True) if writes(argument)]
+    made = [value for found, value in zip(schema.returns, results, strict=False) if found.alias_info is None]
+    return bytes_of([changed, made])
+
+
+def writes(argument: Any) -> bool:
+    """Whether an operator changes an argument."""
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def watched(phases: Phases) -> Watch:
+    """Count in one step."""
+    with Watch() as watch:
+        for name, phase in phases.items():
+            watch.part = PART_OF_STEP[name]
+            phase()
+    return watch
+
+
+def observe(training: Training, device: torch.device) -> Observed:
+    """Observe one step of a training run, after some others. All ranks call it."""
+    for _ in range(STEPS_BEFORE):
+        run(training.careful)
+    tokens: list[int] = []
+    hook = training.model.register_forward_pre_hook(
+        lambda _, inputs, named: tokens.append(tree_leaves([inputs, named])[0].numel()), with_kwargs=True
+    )
+    before = sample_weights(training.wrapped)
+    watch = watched(training.careful)
+    hook.remove()
+    return Observed(
+        collectives={key: (calls, watch.bytes[key]) for key, calls in watch.calls.items()},
+        tokens=sum(tokens),
+        written=watch.written,
+        weights_stay=some_stay(before, sample_weights(training.wrapped), device),
+    )
+
+
+class Witness:
+    """Observes each contender once, and rejects contenders that deviate from their declaration."""
+
+    def __init__(self, cell: Any, gradient_bytes: int, device: torch.device, alone: Watch | None):
+        """Make a witness for the contenders of a cell.
+
+        Args:
+            cell: a cell of an experiment on several ranks.
+            gradient_bytes: bytes of all gradients together.
+            device: this rank's device.
+            alone: observations of a single rank's step; None if there was no memory for it: copies are not counted.
+        """
+        self.cell = cell
+        self.gradient_bytes = gradient_bytes
+        self.device = device
+        self.alone = alone
+        self.seen: dict[Declared, Observed] = {}
+
+    def see(self, contender: Declared, training: Training) -> None:
+        """Observe a contender in its first turn. All ranks call it.
+
+        Raises:
+            Unavailable: on all ranks, if the contender deviates from its declaration on any; the others go on.
+        """
+        if contender in self.seen:
+            return
+        found = observe(training, self.device)
+        if why := first_of_all_ranks(next(self._faults(contender, found), "")):
+            raise Unavailable(f"not timed: {why}")
+        self.seen[contender] = found
+
+    def _faults(self, contender: Declared, found: Observed) -> Iterator[str]:
+        cell = self.cell
+        if (tokens := cell.batch_size * cell.context) != found.tokens:
+            yield f"its model sees {found.tokens} tokens in a step, and the batch has {tokens}"
+        if found.weights_stay:
+            yield "it leaves weights as they are"
+        declared = contender.sends(cell)
+        if contender.own or (cell.model != type(cell).model and declared):
+            return  # It declares nothing, or closed forms are those of this project's model.
+        yield from (f"it sends {difference}" for difference in differences(declared, found.collectives))
+        if self.alone is not None:
+            copies = (found.written - self.alone.written) / self.gradient_bytes
+            if copies > contender.copies + COPY_SLACK:
+                yield f"it writes all gradients {copies:.1f} times besides, and {contender.copies:g} times declared"
+
+    def rows(self, contender: Declared, details: Mapping[str, str]) -> Iterator[Measurement]:
+        """Make the rows of a contender's observations on this rank."""
+        found = self.seen[contender]
+        each = {f"{part} {what}": numbers for (part, what), numbers in found.collectives.items()}
+        for kind, (count, size) in {"": found.sent, **each}.items():
+            named = {**details, **({"kind": kind} if kind else {})}
+            yield summarize("collectives", "", [count], details=named)
+            yield summarize("collective_bytes", "B", [size], details=named)
+        yield summarize("tokens", "", [found.tokens], details=details)
+        yield summarize("written", "B", [found.written], details=details)

@@ -1,0 +1,85 @@
+"""Profile of one step on a device: compute, communication, and their overlap."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from cs336_systems.experiments.data_parallel import TIMELINE_PARTS
+from cs336_systems.measure.intervals import covered
+from cs336_systems.measure.overlap import COMMUNICATION, COMPUTE, OPTIMIZER, DeviceEvent, by_kind, overlap, shares
+from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.timing import synchronize
+from cs336_systems.record.measurement import Measurement, summarize
+
+LAUNCHES = tuple(
+    f"{library}{call}"
+    for library in ("cuda", "cu")
+    for call in ("LaunchKernel", "LaunchCooperative", "Memcpy", "Memset", "GraphLaunch")
+)
+"""Prefixes of the host's calls that launch work on a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A profile of one step of this rank."""
+
+    events: list[DeviceEvent]
+    """Events of the device, in milliseconds from the step's start."""
+    milliseconds: float
+    """Duration of the step."""
+    launches: int
+    """Kernels, copies, fills and graphs that the host launched."""
+
+
+def profile_rows(profile: Profile, details: Mapping[str, str], *, apart: Sequence[str] = ()) -> list[Measurement]:
+    """Make the rows of a profiled step on a CUDA device.
+
+    Args:
+        profile: the step's profile.
+        details: detail columns of the rows.
+        apart: collectives that also get rows of their own.
+    """
+    found = by_kind(profile.events, apart)
+    computing = found[COMPUTE] + found[OPTIMIZER]
+    sending = {kind: found[kind] for kind in apart}
+    sending[""] = [interval for kind in (COMMUNICATION, *apart) for interval in found[kind]]
+    times = {
+        "device_busy": covered(computing + sending[""]),
+        "compute": covered(computing),
+        "timeline_length": profile.milliseconds,
+    }
+    rows = [summarize(metric, "ms", [value], details=details) for metric, value in times.items()]
+    for kind, intervals in sending.items():
+        named = {**details, **({"kind": kind} if kind else {})}
+        rows.append(summarize("communication", "ms", [covered(intervals)], details=named))
+        rows.append(summarize("hidden", "ms", [overlap(computing, intervals)], details=named))
+    for kind, intervals in found.items():
+        parts = shares(intervals, 0, profile.milliseconds, TIMELINE_PARTS)
+        rows.append(summarize("timeline", "share", parts, details={**details, "kind": kind}))
+    return rows
+
+
+def profile_step(phases: Mapping[str, Callable[[], None]], device: torch.device) -> Profile:
+    """Profile one more step on a CUDA device. All ranks run it with the profiler, so that none waits for the others."""
+    with profiling(device, operators=False) as watching:
+        dist.barrier()
+        synchronize(device)
+        start = time.time_ns()
+        for phase in phases.values():
+            phase()
+        synchronize(device)
+        end = time.time_ns()
+    results = watching.profiler.kineto_results if watching.profiler else None
+    assert results is not None, "the profile has ended"
+    during = [event for event in results.events() if start < event.end_ns() <= end]
+    events = [
+        DeviceEvent(name=event.name(), start=(event.start_ns() - start) / 1e6, end=(event.end_ns() - start) / 1e6)
+        for event in during
+        if event.device_type().name == "CUDA"
+    ]
+    launched = sum(event.device_type().name == "CPU" and event.name().startswith(LAUNCHES) for event in during)
+    # Without the host's calls in the profile, those of a step that is launched call by call are what the device ran.
+    return Profile(events=events, milliseconds=(end - start) / 1e6, launches=launched or len(events))

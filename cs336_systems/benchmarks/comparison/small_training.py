@@ -1,0 +1,85 @@
+"""Check, before timing, that a contender trains a small model as a single process does.
+
+The single process has the whole batch and PyTorch's optimizer. At the timed size, sharded weights, gradients or state
+are never whole, and there may be no memory for a reference.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
+from cs336_systems.benchmarks.comparison.largest import largest, relative
+from cs336_systems.benchmarks.comparison.refusal import refuse
+from cs336_systems.benchmarks.comparison.training import everyones_tokens, new_model, own_part, phases_of, run, start
+from cs336_systems.experiments.data_parallel import BASELINE
+
+SMALL: Mapping[str, Any] = {
+    "size": "checked:d_model=32,d_ff=48,num_layers=2,num_heads=2",
+    "context": 8,
+    "batch_size": 2,
+    "vocab_size": 61,
+}
+STEPS = 3
+"""Number of steps: the first makes state and learns the order of layers, the second uses both."""
+HYPERPARAMETERS: Mapping[str, Any] = {"lr": 1e-2, "eps": 1e-3, "fused": True}
+"""AdamW's hyperparameters; eps is large, so that updates of weights with tiny gradients are not all rounding."""
+TOLERANCE = {"fp32": 2.0**-9, "bf16": 2.0**-2}
+"""Allowed errors of weights' changes, relative to these. bf16: autocast against weights in bf16."""
+
+
+def require_same_training(contender: Declared, cell: Any, device: torch.device) -> None:
+    """Train the same model for some steps with a contender and with one process, and compare the weights.
+
+    Args:
+        contender: the no-communication baseline trains on each rank alone, on its part of the batch.
+        cell: determines model class, precision and number of processes.
+        device: this rank's device.
+
+    Raises:
+        Unavailable: on all ranks, if the contender is unavailable on one, or trains wrongly and is not this project's.
+        AssertionError: on all ranks, if this project's contender trains wrongly.
+    """
+    small = replace(cell, **SMALL)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # what is timed draws as if this were not
+        torch.manual_seed(0)
+        reference = new_model(small, device).eval()  # dropout would draw other numbers for other batches
+        tokens = everyones_tokens(small, device)
+    before = {name: weight.detach().clone() for name, weight in reference.named_parameters()}
+    training = start(contender, copy.deepcopy(reference), own_part(tokens), small, **HYPERPARAMETERS)
+    alone = contender.name == BASELINE
+    optimizer = AdamW(reference.parameters(), **HYPERPARAMETERS)
+    right = phases_of(reference, own_part(tokens) if alone else tokens, small.precision, optimizer)
+    for _ in range(STEPS):
+        run(training.careful)
+        run(right)
+    found = training.whole_weights()
+    moved = {name: (before[name], weight.detach()) for name, weight in reference.named_parameters()}
+    wrong = next(filter(None, (shape_fault(name, found.get(name), there) for name, (_, there) in moved.items())), "")
+    if wrong := first_of_all_ranks(wrong):
+        refuse(wrong, foreign=not_ours(contender))
+    errors = {name: relative(found[name] - there, there - here) for name, (here, there) in moved.items()}
+    name, worst = largest(errors, device)
+    if not worst <= max(TOLERANCE[small.precision], contender.tolerance):
+        why = f"after {STEPS} steps {name} is off from one process's by {worst:.2g} of its way"
+        refuse(why, foreign=not_ours(contender))
+
+
+def shape_fault(name: str, found: Tensor | None, right: Tensor) -> str:
+    """Describe why a weight cannot be compared; empty if it can."""
+    if found is None:
+        return f"after {STEPS} steps there is no {name}"
+    if found.shape != right.shape:
+        return f"after {STEPS} steps {name} has the shape {tuple(found.shape)}, and one process's {tuple(right.shape)}"
+    return ""
+
+
+def not_ours(contender: Declared) -> bool:
+    """Whether a contender is a library's or a user's, so that a mistake costs only its rows."""
+    return contender.foreign or contender.own

@@ -1,0 +1,129 @@
+"""Times of steps, of their phases, and of the host to issue them; steps can be replayed from CUDA graphs.
+
+A step that is launched call by call may be host-bound; its phases, with the device idle in between, then add up to more
+than the step. The phases of a replayed graph are measured by events inside the graph, in the timed step itself.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
+from cs336_systems.benchmarks.comparison.training import Phases, run
+from cs336_systems.benchmarks.comparison.turns import not_known
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.data_parallel import HOST_STEPS, PHASE_STEPS
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.measure.timing import Stopwatch, no_garbage_collection, synchronize
+from cs336_systems.parallel.gather import gather
+from cs336_systems.record.measurement import Measurement, summarize
+
+STEPS_BEFORE_CAPTURE = 11
+"""Steps before a capture: PyTorch's wrapper queries events in its first ten steps, which a capture forbids."""
+
+
+def captured(phases: Phases) -> Phases:
+    """Capture the phases of a step as a single phase that replays a CUDA graph in the current stream."""
+    for _ in range(STEPS_BEFORE_CAPTURE):
+        run(phases)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        run(phases)
+    return {"step": graph.replay}
+
+
+def slowest(seconds: Sequence[float], device: torch.device) -> list[float]:
+    """Reduce each rank's laps to the slowest rank's."""
+    return [max(lap) for lap in zip(*gather(seconds, device), strict=True)]
+
+
+@no_garbage_collection()
+def time_steps(phases: Phases, device: torch.device, *, warmup: int, steps: int) -> list[float]:
+    """Time steps on this rank, in seconds; all ranks begin together."""
+    for _ in range(warmup):
+        run(phases)
+    synchronize(device)
+    dist.barrier()
+    stopwatch = Stopwatch(device)
+    seconds = []
+    for _ in range(steps):
+        run(phases)
+        seconds.append(stopwatch.lap())
+    return seconds
+
+
+def phase_rows(
+    phases: Phases, device: torch.device, experiment: type[Experiment], details: Mapping[str, str], *, replays: bool
+) -> list[Measurement]:
+    """Make rows of each phase's time on the slowest rank, or why it is unknown if a step cannot be captured."""
+    try:
+        seconds = time_replayed_phases(phases, device) if replays else time_phases(phases, device)
+    except Unavailable as error:
+        return [not_known(experiment, name, str(error), details) for name in phases]
+    return [
+        summarize(name, "ms", [1e3 * lap for lap in slowest(laps, device)], details=details)
+        for name, laps in seconds.items()
+    ]
+
+
+@no_garbage_collection()
+def time_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
+    """Time each phase of some steps on this rank, in seconds; all ranks begin a step together.
+
+    A phase ends when the device has done the work on the current stream. Communication on other streams goes on.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in phases}
+    for _ in range(PHASE_STEPS):
+        synchronize(device)
+        dist.barrier()
+        for name, phase in phases.items():
+            start = time.perf_counter()
+            phase()
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+            seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+@no_garbage_collection()
+def time_replayed_phases(phases: Phases, device: torch.device) -> dict[str, list[float]]:
+    """Time each phase of a step that is replayed as a whole, by events inside its graph.
+
+    Raises:
+        Unavailable: on all ranks, if the step cannot be captured on one.
+    """
+    # External: nodes of the graph, which each replay records anew. Others only order what is captured.
+    moments = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(len(phases) + 1)]
+    marked: dict[str, Callable[[], None]] = {"begin": moments[0].record}
+    for (name, phase), end in zip(phases.items(), moments[1:], strict=True):
+        marked |= {name: phase, f"{name} ends": end.record}
+    replay = available_on_all_ranks(lambda: captured(marked), own=True)
+    seconds: dict[str, list[float]] = {name: [] for name in phases}
+    for _ in range(PHASE_STEPS):
+        synchronize(device)
+        dist.barrier()
+        run(replay)
+        synchronize(device)
+        for name, (begin, end) in zip(phases, itertools.pairwise(moments), strict=True):
+            seconds[name].append(begin.elapsed_time(end) / 1e3)
+    return seconds
+
+
+@no_garbage_collection()
+def host_row(phases: Phases, device: torch.device, details: Mapping[str, str]) -> Measurement:
+    """Time this rank's host to issue a step, without waiting for the device, which is idle at first.
+
+    If the device falls behind by more launches than its queue holds, about a thousand, the host waits nevertheless.
+    """
+    samples = []
+    for _ in range(HOST_STEPS):
+        synchronize(device)
+        dist.barrier()
+        start = time.perf_counter()
+        run(phases)
+        samples.append(1e3 * (time.perf_counter() - start))
+    synchronize(device)
+    return summarize("host", "ms", samples, details=details)

@@ -1,0 +1,116 @@
+"""A contender's training run: a model, its wrapper, its optimizer, and the phases of a step."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch._dynamo  # or an optimizer's first use of it would keep the frame that made the optimizer, with the model
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
+from cs336_systems.benchmarks.comparison.builders.own import builder_of
+from cs336_systems.measure.memory import Unavailable
+from cs336_systems.model import build_model
+from cs336_systems.sizes import parse_size
+from cs336_systems.training_step import TrainingStep
+
+Phases = Mapping[str, Callable[[], None]]
+
+GATHERS = ("gather_full_parameters", "gather_full_params")
+"""Names of a wrapper's method that returns the whole weights by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training run of a contender."""
+
+    model: nn.Module
+    wrapped: nn.Module
+    """The wrapped model, which is called."""
+    optimizer: Optimizer
+    phases: Phases
+    """The phases of a step, as they are timed."""
+    own: bool
+    """Whether the contender is a user's own."""
+
+    @property
+    def careful(self) -> Phases:
+        """The phases for untimed steps: if a user's code raises on one rank, no other rank waits for it."""
+        if not self.own:
+            return self.phases
+        return {name: partial(available_on_all_ranks, phase, own=True) for name, phase in self.phases.items()}
+
+    def whole_weights(self) -> Mapping[str, Tensor]:
+        """Gather the whole weights, by their names in the model. All ranks call it."""
+        for method in filter(None, (getattr(self.wrapped, name, None) for name in GATHERS)):
+            return {name.removeprefix("module."): weight for name, weight in method().items()}
+        named = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        return {name: weight.full_tensor() if isinstance(weight, DTensor) else weight for name, weight in named.items()}
+
+
+def start(contender: Declared, model: nn.Module, tokens: Tensor, cell: Any, **hyperparameters: Any) -> Training:
+    """Start a contender's training of a model on this rank's tokens.
+
+    Raises:
+        Unavailable: on all ranks, if the contender is unavailable on one.
+    """
+    wrapped, optimizer = available_on_all_ranks(
+        lambda: builder_of(contender, cell)(model, contender, cell, **hyperparameters), own=contender.own
+    )
+    phases = phases_of(wrapped, tokens, cell.precision if contender.autocasts else "fp32", optimizer)
+    if contender.updates:
+        del phases["optimizer"]
+    return Training(model=model, wrapped=wrapped, optimizer=optimizer, phases=phases, own=contender.own)
+
+
+def new_model(cell: Any, device: torch.device) -> nn.Module:
+    """Make a cell's model with new random weights."""
+    return build_model(
+        cell.model,
+        parse_size(cell.size),
+        vocab_size=cell.vocab_size,
+        context_length=cell.context,
+        device=device,
+    )
+
+
+def everyones_tokens(cell: Any, device: torch.device) -> Tensor:
+    """Draw the same batch on all ranks, [processes * batch_size, context + 1]."""
+    return torch.randint(cell.vocab_size, (cell.processes * cell.batch_size, cell.context + 1), device=device)
+
+
+def own_part(tokens: Tensor) -> Tensor:
+    """This rank's part of everyone's tokens, [batch_size, context + 1]."""
+    return tokens.chunk(dist.get_world_size())[dist.get_rank()]
+
+
+def phases_of(
+    wrapped: nn.Module, tokens: Tensor, precision: str, optimizer: Optimizer
+) -> dict[str, Callable[[], None]]:
+    """Make the phases of a training step; PyTorch's wrappers have no separate synchronization."""
+    phases = TrainingStep(wrapped, tokens, precision=precision, optimizer=optimizer).phases("train_step")
+    if finish := getattr(wrapped, "finish_gradient_synchronization", None):
+        update = phases.pop("optimizer")
+        phases |= {"synchronization": finish, "optimizer": update}
+    return phases
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each block separately, so that its gradients arrive when its own backward pass is over."""
+    blocks = getattr(model, "blocks", None)
+    if blocks is None:
+        raise Unavailable(f"{type(model).__name__} has no `blocks`, which could be compiled one by one")
+    for block in blocks:
+        block.compile()
+
+
+def run(phases: Phases) -> None:
+    """Run one step."""
+    for phase in phases.values():
+        phase()

@@ -1,0 +1,226 @@
+"""Turns of contenders that train on several ranks, each with a new model."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cs336_systems.accounting.contender_memory import step_memory
+from cs336_systems.accounting.contenders import Declared, gradients
+from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.comparison.agreement import (
+    check_memory,
+    fits_on_all_ranks,
+    free_memory,
+)
+from cs336_systems.benchmarks.comparison.gathers import forward_rows, units_of
+from cs336_systems.benchmarks.comparison.gradients import (
+    GradientErrors,
+    differ_among_ranks,
+    gradient_errors,
+    own_gradients,
+    sample_weights,
+    some_stay,
+)
+from cs336_systems.benchmarks.comparison.memory import memory_outside, memory_rows
+from cs336_systems.benchmarks.comparison.observed import Watch, Witness, watched
+from cs336_systems.benchmarks.comparison.profile import profile_rows, profile_step
+from cs336_systems.benchmarks.comparison.refusal import refuse
+from cs336_systems.benchmarks.comparison.small_training import not_ours, require_same_training
+from cs336_systems.benchmarks.comparison.timing import captured, host_row, phase_rows, slowest, time_steps
+from cs336_systems.benchmarks.comparison.training import (
+    Phases,
+    Training,
+    compile_blocks,
+    everyones_tokens,
+    new_model,
+    own_part,
+    run,
+    start,
+)
+from cs336_systems.benchmarks.comparison.turns import Turn
+from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS
+from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
+from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
+from cs336_systems.parallel.buckets import MB
+from cs336_systems.record.measurement import Measurement, summarize
+
+SLACK = 1.05
+"""Factor for libraries' workspaces and the allocator's fragmentation."""
+STEPS_BEFORE_CHECK = 2
+"""Steps before the check: PyTorch's wrapper rebuilds its buckets in its second step."""
+LEARNING_RATE = 1e-6
+"""Learning rate so small that hundreds of steps on one batch hardly change the size of weights and gradients."""
+ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone")
+
+
+class Trial:
+    """The common batch of a cell's contenders, and their turns.
+
+    In addition to steps, phases and collectives, it measures whatever the experiment has metrics for.
+    """
+
+    def __init__(self, cell: Any, device: torch.device):
+        """Draw the batch, and observe a single rank's training, if there is memory for it.
+
+        Raises:
+            MemoryError: on all ranks, if memory runs out unexpectedly on any, as it may with other models.
+            Unavailable: the model has no blocks to compile.
+        """
+        self.cell = cell
+        self.device = device
+        self.errors: dict[Declared, GradientErrors] = {}
+        self.replays = getattr(cell, "compiled", False) and device.type == "cuda"
+        if self.replays:
+            torch.cuda.set_stream(torch.cuda.Stream(device))  # On the default one nothing can be captured.
+        self.tokens = own_part(everyones_tokens(cell, device))
+        self.gradient_bytes = gradients(cell)
+        try:
+            self._make_room(ALONE)
+        except Unavailable:
+            alone = None
+        else:
+            alone, self.gradient_bytes = fits_on_all_ranks(self._rehearse, device)
+        self.witness = Witness(cell, self.gradient_bytes, device, alone)
+
+    def _rehearse(self) -> tuple[Watch, int]:
+        """Run a single rank's step; return its observations, and the bytes of its gradients."""
+        training = self._begin(ALONE)
+        run(training.phases)  # In the first one there is no state yet.
+        watch = watched(training.phases)
+        return watch, sum(weight.nbytes for weight in training.model.parameters() if weight.requires_grad)
+
+    def details(self, contender: Declared) -> dict[str, str]:
+        """Detail columns of a contender's rows."""
+        column, *others = self.cell.details
+        sized = {"bucket_mb": "" if contender.bucket_mb is None else str(contender.bucket_mb)}
+        return {column: contender.name} | (sized if "bucket_mb" in others else {})
+
+    def check(self, contender: Declared) -> None:
+        """Check a contender's training of a small model and, if it averages gradients, its gradients.
+
+        Raises:
+            Unavailable: on all ranks, if it is unavailable on one, or is wrong and not this project's.
+            AssertionError: on all ranks, if it is wrong and this project's.
+        """
+        require_same_training(contender, self.cell, self.device)
+        if "gradient_error" in self.cell.metrics:
+            self._check_gradients(contender)
+
+    def _check_gradients(self, contender: Declared) -> None:
+        """Check at the timed size that all ranks begin with the same weights, that a step's gradients are the mean of
+        each rank's own, and that it updates the weights. The baseline's gradients are its own."""
+        training = self._start(contender, spare=self.gradient_bytes)
+        model, communicates = training.model, contender.name != BASELINE
+        if communicates and differ_among_ranks(sample_weights(model)):
+            refuse("ranks begin with different weights", foreign=not_ours(contender))
+        phases = self._as_timed(training)
+        for _ in range(STEPS_BEFORE_CHECK):
+            run(phases)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):  # the step draws the same
+            own = own_gradients(model, self.tokens, self.cell.precision)
+        before = sample_weights(model)
+        run(phases)
+        after = sample_weights(model)
+        errors = self.errors[contender] = gradient_errors(model, own, averaged=communicates)
+        if not errors.worst <= contender.tolerance:
+            why = f"its gradient of {errors.name} is off from the mean over the ranks by {errors.worst:.2g} of it"
+            refuse(why, foreign=not_ours(contender))
+        if some_stay(before, after, self.device):
+            refuse("it leaves weights as they are", foreign=not_ours(contender))
+
+    def turn(self, contender: Declared) -> Turn:
+        """Run a contender's turn: build, observe a step, warm up, time some steps, and release everything.
+
+        Raises:
+            Unavailable: the contender is unavailable on any rank, or deviates from its declaration.
+        """
+        training = self._start(contender)
+        self.witness.see(contender, training)
+        phases = self._as_timed(training)
+        laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
+        seconds = slowest(laps, self.device)
+        return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
+
+    def inspect(self, contender: Declared) -> list[Measurement]:
+        """Measure phases, memory and profile of a contender, in a turn that is not timed as a whole.
+
+        Raises:
+            Unavailable: the contender is unavailable on any rank.
+        """
+        details, metrics = self.details(contender), self.cell.metrics
+        free_memory(self.device)
+        base = in_use(self.device)
+        training = self._start(contender, from_scratch="held" in metrics)
+        rows = memory_rows(training, self.device, base, details) if "held" in metrics else []
+        for _ in range(self.cell.warmup):
+            run(training.careful)
+        rows += self.witness.rows(contender, details)
+        if "communicated" in metrics and contender.name != BASELINE:
+            rows += self._messages(contender, training, details)
+        rows += phase_rows(training.phases, self.device, type(self.cell), details, replays=self.replays)
+        if self.device.type == "cuda":
+            if self.replays:  # Wrappers are not made to run call by call again after they were captured.
+                del training
+                training = self._start(contender)
+            rows += self._on_the_device(training, details)
+        return rows
+
+    def _messages(self, contender: Declared, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
+        """Make rows of a data-parallel wrapper's messages; for a user's own, as observed."""
+        calls, size = self.witness.seen[contender].sent
+        sent = size if contender.own else contender.wire * self.gradient_bytes
+        messages = calls if contender.own else getattr(training.wrapped, "messages", None)
+        yield summarize("communicated", "MB", [sent / MB], details=details)
+        if messages is not None:
+            yield summarize("messages", "", [messages], details=details)
+        if contender.wire < 1:
+            yield summarize("gradient_error", "", [self.errors[contender].overall], details=details)
+
+    def _on_the_device(self, training: Training, details: Mapping[str, str]) -> Iterator[Measurement]:
+        """Make rows of a GPU's work in a timed step, of the host's, and of gathering weights."""
+        metrics = self.cell.metrics
+        phases = self._as_timed(training)
+        profile = profile_step(phases, self.device)
+        gathers = "gather_begins" in metrics
+        yield from profile_rows(profile, details, apart=(ALL_GATHER, REDUCE_SCATTER) if gathers else ())
+        if "host" in metrics:
+            yield summarize("launches", "", [profile.launches], details=details)
+            yield host_row(phases, self.device, details)
+        if gathers:
+            training.wrapped.zero_grad()
+            yield summarize("between_steps", "MiB", [in_use(self.device) / MIB], details=details)
+            if units := units_of(training):
+                yield from forward_rows(training.phases["forward"], units, self.device, details)
+
+    def _begin(self, contender: Declared) -> Training:
+        """Start a contender's training of a new model."""
+        model = new_model(self.cell, self.device)
+        if getattr(self.cell, "compiled", False):
+            # Before there are wrappers: within its own forward pass PyTorch's would cut graphs at its buckets' ends.
+            compile_blocks(model)
+        graphs = {"capturable": True} if self.replays else {}
+        return start(contender, model, self.tokens, self.cell, lr=LEARNING_RATE, fused=True, **graphs)
+
+    def _start(self, contender: Declared, *, spare: int = 0, from_scratch: bool = False) -> Training:
+        """Start training if there is memory for it and for some more; the peak is counted from then on, or before."""
+        self._make_room(contender, spare)
+        reset_peak(self.device)
+        training = self._begin(contender)
+        if not from_scratch:
+            reset_peak(self.device)
+        return training
+
+    def _make_room(self, contender: Declared, spare: int = 0) -> None:
+        """Free leftovers of the last turn.
+
+        Raises:
+            Unavailable: on all ranks, if there is not enough memory on one.
+        """
+        free_memory(self.device)
+        needed = contender.needed(self.cell, step_memory(self.cell, on_gpu=self.device.type == "cuda"))
+        check_memory(round(SLACK * needed) + spare, self.device)
+
+    def _as_timed(self, training: Training) -> Phases:
+        """The phases of a training run, as they are timed as a whole."""
+        return captured(training.phases) if self.replays else training.phases

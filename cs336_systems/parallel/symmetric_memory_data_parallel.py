@@ -1,0 +1,215 @@
+"""Data parallelism without collectives: ranks write gradients into each other's memory during the backward pass."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
+from cs336_systems.parallel.data_parallel import OverlappedDataParallel
+from cs336_systems.parallel.limits import ALIGNMENT
+from cs336_systems.parallel.ownership import aligned
+from cs336_systems.parallel.streams import current_stream, new_stream
+from cs336_systems.parallel.symmetric_memory import SymmetricMemory, allocate
+
+SMALL_BYTES = MB
+"""Smaller gradients are sent together, up to this size: below it, starting a copy takes longer than the copy."""
+
+
+class SymmetricMemoryDataParallel(OverlappedDataParallel):
+    """Averages gradients through symmetric memory: other ranks write to a gradient's owner, which writes back the mean.
+
+    Improves on bucketed: on GPUs, copy engines move the gradients. A collective's kernels take SMs from the backward
+    pass; here only the additions do, and each rank adds only the gradients that it owns. Nothing is copied into
+    buckets: a gradient is sent from where the backward pass has put it, and the mean is used where it arrives.
+
+    The price is memory: ranks - 1 slots for each gradient that a rank owns, and one for each that it does not own. The
+    ranks have to be on one machine. A mean of two gradients is rounded three times, not once; all ranks have the same
+    bits, since only the owner computes it.
+
+    Ranks send and receive as many bytes as in a ring's reduce-scatter and all-gather (Patarasuk and Yuan 2009), in one
+    hop instead of ranks - 1.
+    """
+
+    def __init__(
+        self, module: nn.Module, bucket_size_mb: float = 100, *, process_group: dist.ProcessGroup | None = None
+    ):
+        """Wrap a module, as `DataParallel` does.
+
+        Args:
+            module: the module to train.
+            bucket_size_mb: about how many 10^6 bytes of gradients are sent together; a larger gradient is sent alone.
+            process_group: as in `DataParallel`.
+
+        Raises:
+            ValueError: as `DataParallel`, or a bucket size that is not positive.
+            RuntimeError: the ranks cannot reach each other's memory.
+        """
+        if not bucket_size_mb > 0:
+            raise ValueError(f"bucket_size_mb is {bucket_size_mb}; allowed: numbers above 0")
+        super().__init__(module, process_group=process_group)
+        messages = make_messages(self._trainable, min(bucket_size_mb * MB, SMALL_BYTES))
+        rank, ranks = dist.get_rank(process_group), dist.get_world_size(process_group)
+        layout = Layout([size_of(message) for message in messages], ranks)
+        device = self._trainable[0].device
+        self._memory = allocate(layout.size, device, process_group)
+        groups = group_messages(layout.sizes, bucket_size_mb * MB)
+        self._exchanges = [Exchange(messages, indices, layout, self._memory, rank) for indices in groups]
+        self._plan([exchange.bucket for exchange in self._exchanges])
+        self._device = device
+        self._sent: list[list[Tensor]] = []  # gradients that other streams use, kept even if `grad` is replaced
+        # Arrived gradients are averaged before anything else, since other ranks wait for the mean.
+        self._sending, self._averaging = new_stream(device), new_stream(device, priority=-1)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise TypeError(
+            "a SymmetricMemoryDataParallel cannot be copied; allowed: a new one of copy.deepcopy(its module)"
+        )
+
+    def _send(self, bucket: Bucket) -> None:
+        exchange = self._exchanges[self._started]
+        gradients = [message.gather() for message in exchange.messages]
+        self._sent.append(gradients)
+        self._sending.wait_stream(current_stream(self._device))
+        with self._sending:
+            for index, slot in exchange.sent:
+                slot.copy_(gradients[index])
+        self._averaging.wait_stream(self._sending)
+        with self._averaging:
+            self._memory.barrier()  # All contributions are there.
+            owned = [gradients[index] for index in exchange.owned]
+            for number, contributions in enumerate(exchange.contributions if owned else [], start=1):
+                # Running mean of number + 1 gradients. A sum and a division would read the memory twice.
+                torch._foreach_lerp_(owned, contributions, 1 / (number + 1))
+            for index, slot in exchange.returned:
+                slot.copy_(gradients[index])
+
+    def _wait(self) -> None:
+        with self._averaging:
+            self._memory.barrier()  # All means are there, and the next step may overwrite the slots.
+        current_stream(self._device).wait_stream(self._averaging)
+        for exchange in self._exchanges:
+            for parameter, mean in exchange.received:
+                if parameter.grad is not None:  # zero_grad() drops a step whose gradients are in flight.
+                    parameter.grad = mean
+        self._sent.clear()
+
+
+class Layout:
+    """Owners of the messages, and their slots in the memory of each rank.
+
+    The owner has a slot for each other rank's contribution; each other rank has a slot for the mean.
+    """
+
+    def __init__(self, sizes: Sequence[int], ranks: int):
+        """Lay out messages of `sizes` bytes."""
+        self.sizes = sizes
+        self.ranks = ranks
+        self.owners = assign_owners(sizes, ranks)
+        ends = [0] * ranks
+        self._starts: list[list[int]] = []  # for each message, on each rank
+        for size, owner in zip(sizes, self.owners, strict=True):
+            self._starts.append(list(ends))
+            for rank in range(ranks):
+                ends[rank] += aligned(size, ALIGNMENT) * (ranks - 1 if rank == owner else 1)
+        self.size = max(*ends, ALIGNMENT)
+        """Bytes of memory that each rank needs."""
+
+    def slot(self, message: int, holder: int, sender: int) -> slice:
+        """The bytes in the memory of `holder` into which `sender` writes a message; one of the two is its owner."""
+        owner = self.owners[message]
+        number = sender - (sender > owner) if holder == owner else 0
+        start = self._starts[message][holder] + number * aligned(self.sizes[message], ALIGNMENT)
+        return slice(start, start + self.sizes[message])
+
+
+class Exchange:
+    """Messages that are sent together, and their slots, as seen from this rank."""
+
+    def __init__(
+        self, messages: Sequence[Bucket], indices: Sequence[int], layout: Layout, memory: SymmetricMemory, rank: int
+    ):
+        """Make an exchange of the messages `indices` of `messages`, on `rank`."""
+        self.messages = [messages[i] for i in indices]
+        self.bucket = Bucket([parameter for message in self.messages for parameter in message.parameters])
+
+        def slot(number: int, holder: int, sender: int) -> Tensor:
+            return as_gathered(
+                memory.of_rank[holder][layout.slot(indices[number], holder, sender)], messages[indices[number]]
+            )
+
+        # Each rank begins with another one: no two write to the same at a time, as far as messages are alike.
+        others = [(rank + distance) % layout.ranks for distance in range(1, layout.ranks)]
+        owners = [layout.owners[i] for i in indices]
+        numbers = range(len(indices))
+        self.owned = [number for number in numbers if owners[number] == rank]
+        self.sent = [
+            (number, slot(number, holder=other, sender=rank))
+            for other in others
+            for number in numbers
+            if owners[number] == other
+        ]
+        """Messages that this rank sends to their owners, and the slots that it writes."""
+        self.contributions = [
+            [slot(number, holder=rank, sender=other) for number in self.owned] for other in sorted(others)
+        ]
+        """For each other rank, its contributions to the messages that this rank owns."""
+        self.returned = [(number, slot(number, holder=other, sender=rank)) for other in others for number in self.owned]
+        """Means that this rank returns to the others, and the slots that it writes."""
+        self.received = [
+            pair
+            for number in numbers
+            if owners[number] != rank
+            for pair in zip(
+                self.messages[number].parameters,
+                views_like(slot(number, holder=rank, sender=owners[number]), self.messages[number].parameters),
+                strict=True,
+            )
+        ]
+        """Parameters that other ranks own, and the slots of their means."""
+
+
+def make_messages(parameters: Sequence[nn.Parameter], small: float) -> list[Bucket]:
+    """Gradients of at least `small` bytes alone, others with their like, in the order in which they are complete."""
+    position = {parameter: i for i, parameter in enumerate(parameters)}
+    large = [Bucket([parameter]) for parameter in parameters if parameter.nbytes >= small]
+    others = fill_buckets([parameter for parameter in parameters if parameter.nbytes < small], small)
+    return sorted([*large, *others], key=lambda message: position[message.parameters[-1]])
+
+
+def group_messages(sizes: Sequence[int], max_bytes: float) -> list[list[int]]:
+    """Consecutive messages, by their indices, in groups of at most `max_bytes`; a larger one is alone."""
+    groups: list[list[int]] = []
+    total = max_bytes
+    for index, size in enumerate(sizes):
+        if total + size > max_bytes:
+            groups.append([])
+            total = 0
+        groups[-1].append(index)
+        total += size
+    return groups
+
+
+def assign_owners(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Assign an owner to each message, in order: the rank with the least load so far."""
+    owned = [0] * ranks
+    owners = []
+    for size in sizes:
+        owner = owned.index(min(owned))
+        owned[owner] += size
+        owners.append(owner)
+    return owners
+
+
+def as_gathered(slot: Tensor, message: Bucket) -> Tensor:
+    """The bytes of a slot, as a tensor like the one that `message.gather()` gives."""
+    first, *others = message.parameters
+    numbers = slot.view(first.dtype)
+    return numbers if others else dense_view(numbers, 0, first)
+
+
+def size_of(message: Bucket) -> int:
+    """Bytes of a message."""
+    return sum(parameter.nbytes for parameter in message.parameters)

@@ -1,0 +1,126 @@
+"""Detect this machine without importing torch, so that the pipeline can ask before anything runs.
+
+Launch: python -m cs336_systems.record.machine, which prints it in the form of config.yaml's key `machine`.
+"""
+
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pynvml
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The hardware that experiments run on."""
+
+    gpus: tuple[str, ...]
+    """Model of each visible GPU, in order."""
+    gpu_memory: int
+    """Bytes of the first GPU's memory; 0 without a GPU."""
+    driver: str
+    """NVIDIA driver version; empty without a GPU."""
+    cpu: str
+    """Processor model."""
+    cpu_count: int
+    """Logical cores this process may use."""
+    memory: int
+    """Bytes of host memory."""
+
+    @property
+    def name(self) -> str:
+        """The GPU model, or the processor where there is no GPU."""
+        return self.gpus[0] if self.gpus else self.cpu
+
+    @property
+    def label(self) -> str:
+        """The name of the folder of this machine's results."""
+        return machine_label(self.gpus[0] if self.gpus else "")
+
+
+def machine_label(gpu: str) -> str:
+    """Turn a GPU model into a folder name: 'NVIDIA H200' is 'nvidia-h200'; no GPU is 'cpu'."""
+    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "cpu"
+
+
+def detect() -> Machine:
+    """Detect the machine this process runs on, honouring CUDA_VISIBLE_DEVICES.
+
+    Raises:
+        ValueError: CUDA_VISIBLE_DEVICES names a UUID which no GPU here has.
+    """
+    gpus, gpu_memory, driver = _visible_gpus()
+    return Machine(
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        driver=driver,
+        cpu=_cpu_model(),
+        cpu_count=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        memory=psutil.virtual_memory().total,
+    )
+
+
+def _visible_gpus() -> tuple[tuple[str, ...], int, str]:
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), 0, ""
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if visible is not None:
+            handles = _visible_handles(visible, handles)
+        if not handles:
+            return (), 0, ""
+        names = tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles)
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handles[0]).total)
+        return names, memory, str(pynvml.nvmlSystemGetDriverVersion())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible_handles(visible: str, handles: list[Any]) -> list[Any]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID; like CUDA, up to the first entry that names none.
+
+    Raises:
+        ValueError: a UUID that no GPU here has, which can only be a mistake.
+    """
+    chosen = []
+    for entry in (entry.strip() for entry in visible.split(",")):
+        if re.fullmatch("[0-9]+", entry) and int(entry) < len(handles):
+            chosen.append(handles[int(entry)])
+        elif entry.startswith(("GPU-", "MIG-")):
+            chosen.append(_by_uuid(entry, handles))
+        else:
+            break
+    return chosen
+
+
+def _by_uuid(uuid: str, handles: list[Any]) -> Any:
+    known = {str(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in handles}
+    # CUDA takes the beginning of a UUID if only one GPU's begins so.
+    if len(found := [handle for name, handle in known.items() if name.startswith(uuid)]) == 1:
+        return found[0]
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid)  # a part of a GPU
+    except pynvml.NVMLError:
+        allowed = ", ".join(known)
+        raise ValueError(f"CUDA_VISIBLE_DEVICES names {uuid!r}; allowed: an index, or one of {allowed}") from None
+
+
+def _cpu_model() -> str:
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8") as cpuinfo:
+            names = [line.split(":", 1)[1].strip() for line in cpuinfo if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    found = detect()
+    print(f"{len(found.gpus)} x {found.gpus[0]}" if found.gpus else "cpu")

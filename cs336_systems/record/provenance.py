@@ -1,0 +1,87 @@
+"""Provenance of a measurement: hardware, software versions, source and time."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from cs336_systems.record.machine import detect
+from cs336_systems.record.rows import Provenance
+from cs336_systems.record.source import DIGEST_CHARACTERS
+
+
+def collect(
+    source_digest: str, device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float
+) -> Provenance:
+    """Collect the provenance of a job, given the digest of its code and its number of GPUs and machines."""
+    machine = detect()
+    on_gpu = device.type == "cuda"
+    commit, dirty = _git_state()
+    return Provenance(
+        gpu=torch.cuda.get_device_name(device) if on_gpu else "",
+        gpu_count=gpus,
+        nodes=nodes,
+        gpu_memory=machine.gpu_memory if on_gpu else 0,
+        cpu=machine.cpu,
+        driver=machine.driver if on_gpu else "",
+        cuda=torch.version.cuda or "",
+        cudnn=_cudnn_version() if on_gpu else "",
+        torch=torch.__version__,
+        torch_files=files_digest(Path(torch.__file__).parent),
+        triton=_version("triton"),
+        flash_attn=_version("flash-attn-4"),
+        python=platform.python_version(),
+        tf32=rounds_to_tf32(device),
+        git_commit=commit,
+        git_dirty=dirty,
+        source_digest=source_digest,
+        utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        seed=seed,
+        startup_seconds=max(startup_seconds, 0.0),  # The host's clock may have been set back meanwhile.
+    )
+
+
+def files_digest(package: Path) -> str:
+    """Digest a package's Python files, and the names and sizes of its libraries, which are large."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in ("*.py", "*.so*") for path in package.rglob(pattern)):
+        content = path.read_bytes() if path.suffix == ".py" else str(path.stat().st_size).encode()
+        digest.update(f"{path.relative_to(package)} {len(content)} ".encode() + content)
+    return digest.hexdigest()[:DIGEST_CHARACTERS]
+
+
+def rounds_to_tf32(device: torch.device) -> bool:
+    """Whether fp32 matmuls lose bits: 1 + 2⁻¹² survives fp32's 23-bit fraction but not TF32's 10 bits."""
+    value = 1 + 2**-12
+    product = torch.full((64, 64), value, device=device) @ torch.eye(64, device=device)
+    return not bool((product == value).all())
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _cudnn_version() -> str:
+    """Major, minor and patch of the cuDNN that is loaded, as in 9.19.0; empty without one."""
+    number = torch.backends.cudnn.version()
+    return "" if number is None else f"{number // 10_000}.{number // 100 % 100}.{number % 100}"
+
+
+def _git_state() -> tuple[str, bool | None]:
+    """Commit and dirty flag of the checkout this file is in; recorded results do not make it dirty."""
+    git = ["git", "-C", str(Path(__file__).parents[2])]
+    try:
+        commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        status = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)recorded"]
+        changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("GIT_COMMIT", ""), None
+    return commit, bool(changes.strip())

@@ -1,0 +1,224 @@
+"""Digests of the code that an experiment runs, so that a change re-measures only what it affects."""
+
+import ast
+import atexit
+import contextlib
+import hashlib
+import importlib.util
+import pickle
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+DIGEST_CHARACTERS = 12
+
+Key = tuple[str, Path, int]
+"""A module, its file, and when that was written, ns."""
+Parsed = tuple[str, list[str]]
+"""A module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
+
+_known: dict[Key, Parsed] = {}
+"""Files that an earlier run parsed."""
+_used: dict[Key, Parsed] = {}
+"""Files that this run's digests needed."""
+
+
+class Source(NamedTuple):
+    """A module's file, and its code without comments, docstrings and layout."""
+
+    path: Path
+    normalized: str
+
+
+def source_digest(*modules: str, without: Collection[str] = ()) -> str:
+    """Digest modules and everything they import from their own top-level packages and this one.
+
+    Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. Of a
+    package that loads its names on first use, only the modules of imported names do.
+
+    Args:
+        modules: dotted names, resolved on `sys.path` without being imported.
+        without: modules left out, with what is imported only by them.
+
+    Returns:
+        12 hexadecimal digits.
+
+    Raises:
+        ValueError: a module's source cannot be found, or is not Python.
+    """
+    return digest_of(find_sources(modules, without, ["", *sys.path]))
+
+
+def digest_of(sources: Mapping[str, Source]) -> str:
+    """Digest modules that have been found."""
+    text = "\n".join(f"{module}\n{sources[module].normalized}" for module in sorted(sources))
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def find_sources(modules: Collection[str], without: Collection[str], search: Sequence[str]) -> dict[str, Source]:
+    """Find modules, and everything they import from their own top-level packages and this one, in some folders.
+
+    Raises:
+        ValueError: as `source_digest`.
+    """
+    packages = {_package(module) for module in [__name__, *modules]}
+    folders = {package: _folders(package, search) for package in packages}
+    sources: dict[str, Source] = {}
+    seen = set(without)
+    pending = list(modules)
+    while pending:
+        module = pending.pop()
+        if module in seen or _package(module) not in folders:
+            continue
+        seen.add(module)
+        path = _find(module, folders[_package(module)])
+        if path is not None:
+            normalized, imported = _parse(module, path, path.stat().st_mtime_ns)
+            sources[module] = Source(path, normalized)
+            pending += [*imported, module.rpartition(".")[0]]
+        elif origin := _source_of_name(module, folders[_package(module)]):
+            pending.append(origin)
+        elif module in modules:
+            raise ValueError(f"no source file found for module {module!r}")
+    return sources
+
+
+def keep_parsed_sources(kept: Path) -> None:
+    """Parse only what an earlier run did not leave in a file, and write there at exit what this run used."""
+    version = Path(__file__).stat().st_mtime_ns
+    # Whatever is wrong with the file, all can be parsed again.
+    with contextlib.suppress(Exception):
+        written, content = pickle.loads(kept.read_bytes())
+        _known.update(content if written == version else {})
+    atexit.register(_keep, kept, version)
+
+
+def _keep(kept: Path, version: int) -> None:
+    if _used.keys() - _known.keys():
+        kept.parent.mkdir(exist_ok=True)
+        complete = kept.with_suffix(".partial")
+        complete.write_bytes(pickle.dumps((version, _used)))
+        complete.replace(kept)
+
+
+def _package(module: str) -> str:
+    """The top-level package, or module, that a module belongs to."""
+    return module.partition(".")[0]
+
+
+def _folders(package: str, search: Sequence[str]) -> tuple[str, ...]:
+    """The folders to search that have a top-level package or module: most have none of those asked for."""
+    names = (package, f"{package}.py")
+    return tuple(path for path in dict.fromkeys(search) if any(Path(path, name).exists() for name in names))
+
+
+@cache
+def _find(module: str, folders: tuple[str, ...]) -> Path | None:
+    """Find the source file of a module, cached; None for the name of a function or class, as most are."""
+    stem = module.replace(".", "/")
+    candidates = (Path(folder, stem + end) for folder in folders for end in (".py", "/__init__.py"))
+    return next(filter(Path.is_file, candidates), None)
+
+
+def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
+    """Find the module of a name that a package loads on first use, from its imports for type checkers; or nothing."""
+    package, _, wanted = name.rpartition(".")
+    path = _find(package, folders)
+    if path is None or path.name != "__init__.py":
+        return ""
+    for statement in filter(_is_for_type_checkers, ast.parse(path.read_text(encoding="utf-8")).body):
+        for node in ast.walk(statement):
+            if isinstance(node, ast.ImportFrom) and wanted in [alias.asname or alias.name for alias in node.names]:
+                return importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+    return ""
+
+
+@cache  # Each run asks for most files a hundred times, and resolving a path takes longer than all else here.
+def _parse(module: str, path: Path, mtime_ns: int) -> Parsed:
+    """Parse a file, unless an earlier run has."""
+    key = (module, path.resolve(), mtime_ns)
+    _used[key] = _known.get(key) or _parse_file(module, path)
+    return _used[key]
+
+
+def _parse_file(module: str, path: Path) -> Parsed:
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    try:
+        tree = measured_tree(path)
+        imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
+    except (SyntaxError, ImportError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return _normalize(tree), imported
+
+
+def measured_tree(path: Path) -> ast.Module:
+    """Parse a file, without statements that never measure; of a module that loads names on first use, its docstring.
+
+    Raises:
+        SyntaxError: it is not Python.
+    """
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstring_only = _loads_on_first_use(tree)
+    tree.body = tree.body[:1] if docstring_only else [x for x in tree.body if not _is_no_measured_code(x)]
+    return tree
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements of a node at any depth, with the branches of `try` and `match`: nothing else imports."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield child
+            yield from _statements(child)
+
+
+def _imported(node: ast.AST, package: str) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        # Dots are relative to the package; a name without them stays as it is.
+        source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        return [source, *(f"{source}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def _normalize(node: object) -> str:
+    """Serialize a syntax tree without positions, docstrings and empty fields.
+
+    Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
+    """
+    if isinstance(node, list):
+        return ",".join(_normalize(item) for item in node if not is_bare_string(item))
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    present = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+    return f"{type(node).__name__}({' '.join(f'{name}={_normalize(value)}' for name, value in present)})"
+
+
+def is_bare_string(node: object) -> bool:
+    """Whether a statement is only a string: a docstring, including one under a dataclass field."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _loads_on_first_use(tree: ast.Module) -> bool:
+    """Whether a module loads its names on first use (PEP 562)."""
+    return any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in tree.body)
+
+
+def _is_no_measured_code(statement: ast.stmt) -> bool:
+    """Whether a statement is a version, an import for type checkers, or a main block: code that is never measured."""
+    version = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__version__"
+    return version or _is_for_type_checkers(statement) or _is_main_block(statement)
+
+
+def _is_for_type_checkers(statement: ast.stmt) -> bool:
+    """Whether a statement is only for type checkers, and never executed."""
+    return isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
+
+
+def _is_main_block(statement: ast.stmt) -> bool:
+    """Whether a statement is a main block, whose command line and printing measure nothing."""
+    if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
+        return False
+    return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"

@@ -1,0 +1,439 @@
+"""The CSV record: the round trip, atomic writing, older files, and what is refused on writing and on reading."""
+
+import csv
+import dataclasses
+import errno
+import hashlib
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.record.measurement import ORDERED_SAMPLES, Measurement, format_samples, parse_samples, summarize
+from cs336_systems.record.rows import (
+    BYTES_PER_CELL,
+    digest_path,
+    make_row,
+    read_jobs,
+    read_table,
+    reserved,
+    write_job,
+    write_table,
+)
+from tests.samples import H200, ROOT, provenance
+
+CELL = EndToEnd(steps=3)
+TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+TIMES = [1.25, 2.5, 3.0]
+STATISTICS = ("mean", "median", "p20", "p80", "std")
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 10])
+def test_statistics_agree_with_numpy(count):
+    samples = np.random.default_rng(count).exponential(size=count).tolist()
+    summary = summarize("step", "ms", samples)
+    assert summary.n == count
+    assert summary.mean == pytest.approx(np.mean(samples))
+    assert summary.median == pytest.approx(np.median(samples))
+    assert (summary.p20, summary.p80) == pytest.approx(tuple(np.percentile(samples, [20, 80])))
+    assert summary.std is None if count == 1 else summary.std == pytest.approx(np.std(samples, ddof=1))
+
+
+@pytest.mark.parametrize("count", [2, ORDERED_SAMPLES, 4000])
+def test_samples_are_kept_compactly(count):
+    # The clock of CUDA events ticks: many samples of a short kernel are equal.
+    samples = (np.random.default_rng(count).integers(900, 1000, size=count) / 1e5).tolist()
+    text = summarize("step", "ms", samples).samples
+    kept = parse_samples(text)
+    assert kept == pytest.approx(samples if count <= ORDERED_SAMPLES else sorted(samples), rel=1e-4)
+    assert len(text) < 3000
+
+
+def test_equal_neighbours_are_counted_and_order_stays():
+    assert format_samples([1.5, 2.0, 2.0, 1.25]) == "1.5 2*2 1.25"
+    assert format_samples([123456.0, 0.0000123456]) == "1.2346e+05 1.2346e-05"
+
+
+ROWS = [
+    make_row(EndToEnd(size="nano", steps=3), summarize("step", "ms", TIMES), provenance()),
+    make_row(
+        EndToEnd(compiled=True), Measurement(metric="cell", status="oom", message="a, b\n\"c\" ü 中 'd'"), provenance()
+    ),
+    make_row(
+        EndToEnd(size="mine:d_model=8,d_ff=8,num_layers=1,num_heads=2"),
+        Measurement(metric="logits_dtype", unit="dtype", n=1, value="bfloat16"),
+        provenance(git_dirty=None),
+    ),
+]
+
+
+def test_rows_survive_the_round_trip(tmp_path):
+    write_job(tmp_path / "a.csv", EndToEnd, ROWS)
+    assert read_jobs(EndToEnd, [tmp_path / "a.csv"]) == ROWS
+
+
+@pytest.mark.parametrize("text", ["a\rb", "\r\n", "a\nb", 'a "b"', "a, b", "ü 中 שלום", " a "])
+def test_a_text_survives_the_round_trip_but_for_carriage_returns(tmp_path, text):
+    measurement = Measurement(metric="cell", status="failed", message=text)
+    write_job(tmp_path / "a.csv", EndToEnd, [make_row(EndToEnd(), measurement, provenance())])
+    (row,) = read_jobs(EndToEnd, [tmp_path / "a.csv"])
+    assert row.message == text.replace("\r", " ")
+
+
+def test_a_table_may_have_no_rows(tmp_path):
+    write_job(tmp_path / "a.csv", EndToEnd, [])
+    assert read_jobs(EndToEnd, [tmp_path / "a.csv"]) == []
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS[:1])
+    other = make_row(CELL, summarize("step", "s", TIMES), provenance())
+    with pytest.raises(ValueError, match="unit is 's'; allowed for step: 'ms'"):
+        write_job(path, EndToEnd, [ROWS[0], other])
+    assert read_jobs(EndToEnd, [path]) == ROWS[:1]
+    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.csv.sha256"}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_a_file_has_the_rights_that_the_umask_leaves(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_job(tmp_path / "a.csv", EndToEnd, ROWS[:1])
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o666 & ~mask}
+
+
+def test_what_a_killed_job_left_is_written_over(tmp_path):
+    path = tmp_path / "a.csv"
+    for name in (".a.csv.partial", ".a.csv.sha256.partial"):
+        (tmp_path / name).write_text("x" * 10_000)
+    with reserved(path, cells=1):
+        assert {file.name for file in tmp_path.iterdir()} == {".a.csv.partial", ".a.csv.sha256.partial"}
+        write_job(path, EndToEnd, ROWS)
+    assert read_jobs(EndToEnd, [path]) == ROWS
+    assert {file.name for file in tmp_path.iterdir()} == {"a.csv", "a.csv.sha256"}
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        ("folder", "which is a folder; allowed: a file"),
+        ("pipe", "which is a device or a pipe; allowed: a file"),
+        ("file/a.csv", "where no file can be written (File exists"),
+        ("a" * 300, "where no file can be written (File name too long"),
+        ("/proc/nowhere/a.csv", "where no file can be written (No such file or directory"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_before_anything_is_measured(tmp_path, output, complaint):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=re.escape(complaint)) as error, reserved(tmp_path / output, cells=1):
+        raise AssertionError
+    assert "\n" not in str(error.value)
+    assert {path.name for path in tmp_path.rglob("*")} == {"folder", "pipe", "file"}
+
+
+def test_a_full_disk_is_found_before_anything_is_measured(tmp_path, monkeypatch):
+    def full(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with reserved(tmp_path / "a.csv", cells=1):
+        held = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
+        assert held > BYTES_PER_CELL  # so that a disk which fills up meanwhile loses nothing
+        write_job(tmp_path / "a.csv", EndToEnd, ROWS)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ValueError, match="No space left on device"), reserved(tmp_path / "b.csv", cells=1):
+        raise AssertionError
+    assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "a.csv.sha256"}
+
+
+def test_a_byte_order_mark_changes_nothing(tmp_path):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    seal(path)
+    assert read_jobs(EndToEnd, [path]) == ROWS
+
+
+def seal(path):
+    """Write the digest that belongs to a doctored file, so that what is found is the fault itself."""
+    digest_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
+
+
+def rewrite(path, change):
+    with path.open(newline="") as file:
+        records = list(csv.DictReader(file))
+    for record in records:
+        change(record)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(records[0]))
+        writer.writeheader()
+        writer.writerows(records)
+    seal(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda row: row.pop("median"), "column 'median' is missing"),
+        (lambda row: row.update(speed=1), "line 1: column 'speed' is not known here; allowed: experiment, size"),
+        (lambda row: row.update(speed=""), "line 1: column 'speed' is not known here; allowed: experiment, size"),
+        (lambda row: row.update(context="0"), "line 2: context is '0'; allowed: greater than or equal to 1"),
+        (lambda row: row.update(context=""), "line 2: context is missing"),
+        (lambda row: row.update(size="huge"), "line 2: size is 'huge'; allowed: nano"),
+        (lambda row: row.update(status="fine"), "line 2: status is 'fine'; allowed: 'ok', 'oom'"),
+        (lambda row: row.update(mean="fast"), "line 2: mean is 'fast'"),
+        (lambda row: row.update(experiment="flash"), "line 2: experiment is 'flash'"),
+        (lambda row: row.update(n="4"), "line 2: n is 4, but there are 3 samples|line 2: n is 4; planned: 3"),
+        (lambda row: row.update(n="10", steps="10"), "line 2: n is 10, but there are 3 samples"),
+        (lambda row: row.update(n="0", steps="9", metric="build", unit="s"), "line 2: n is 0; allowed: at least 1"),
+        (lambda row: row.update(mean="2.26"), "line 2: mean is 2.26; from the samples it is 2.25"),
+        (lambda row: row.update(median="2.6"), "line 2: median is 2.6; from the samples it is 2.5"),
+        (lambda row: row.update(p20="2.6"), "line 2: median is 2.5; allowed: between p20, 2.6, and p80"),
+        (lambda row: row.update(p80="2.4"), "line 2: median is 2.5; allowed: between p20"),
+        (lambda row: row.update(std="0.8"), "line 2: std is 0.8; from the samples it is 0.9"),
+        (lambda row: row.update(std=""), "line 2: std is empty; allowed: empty for one sample, else a number"),
+        (lambda row: row.update(median=""), "line 2: median is empty; allowed: a number, since the row is ok"),
+        (lambda row: row.update(p20="-1.25"), "line 2: p20 is -1.25; allowed: times above 0"),
+        (lambda row: row.update(dict.fromkeys(STATISTICS, "0")), "line 2: mean is 0.0; allowed: times above 0"),
+        (lambda row: row.update(samples="0 3.375*2"), "line 2: samples has 0; allowed: times above 0"),
+        (lambda row: row.update(samples="-1.25 2.5 5.5"), "line 2: samples has -1.25; allowed: times above 0"),
+        (lambda row: row.update(samples="1.25 nan 3"), "line 2: samples is '1.25 nan 3'; allowed: numbers"),
+        (lambda row: row.update(startup_seconds="-0.5"), "line 2: startup_seconds is '-0.5'; allowed: greater than or"),
+        (lambda row: row.update(gpu_count="-1"), "line 2: gpu_count is '-1'; allowed: greater than or equal to 0"),
+        (lambda row: row.update(nodes="0"), "line 2: nodes is '0'; allowed: greater than or equal to 1"),
+        (lambda row: row.update(seed="-1"), "line 2: seed is '-1'; allowed: greater than or equal to 0"),
+        (lambda row: row.update(unit="s"), "line 2: unit is 's'; allowed for step: 'ms'"),
+        (lambda row: row.update(metric="speed"), "line 2: metric is 'speed'; allowed: cell, wall, sm_clock"),
+        (lambda row: row.update(metric="cell", unit=""), "line 2: status is 'ok'; allowed for cell"),
+        (lambda row: row.update(samples="1.25 two 3"), "line 2: samples is '1.25 two 3'; allowed: numbers"),
+        (lambda row: row.update(samples="1.25 2.5"), "line 2: n is 3, but there are 2 samples"),
+        (lambda row: row.update(status="oom", message="m"), "line 2: status is 'oom'; allowed: ok for a row with stat"),
+        (lambda row: row.update(value="fast"), "line 2: value is 'fast'; allowed: a value with n 1"),
+        (lambda row: row.update(utc="yesterday"), "line 2: utc is 'yesterday'; allowed: a time as in ISO 8601"),
+        (lambda row: row.update(utc="2026-01-02T03:04:05"), "line 2: utc is '2026-01-02T03:04:05'; allowed: a time"),
+        (lambda row: row.update(utc=TOMORROW), "line 2: utc is '.*', which is in the future"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_fault(tmp_path, change, complaint):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS[:1])
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=complaint) as error:
+        read_jobs(EndToEnd, [path])
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda text: text.replace("\n", ",\n"), "line 1: column '' is not known here"),
+        (lambda text: text.replace(",size", ",experiment,size"), "line 1: column 'experiment' is there twice"),
+        (lambda text: text.removesuffix("\n") + ",1\n", "line 2: more or fewer fields than the 45 columns"),
+        (lambda text: text.rpartition(",")[0] + "\n", "line 2: more or fewer fields than the 45 columns"),
+        (lambda text: text.replace(",nano,", ",na\rno,"), "line 2: more or fewer fields than the 45 columns"),
+        (lambda text: text.replace(",nano,", f",{'n' * 200_000},"), "field larger than field limit"),
+        (lambda text: "", "column 'experiment' is missing"),
+    ],
+)
+def test_a_damaged_file_is_named_with_its_line(tmp_path, change, complaint):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS[:1])
+    path.write_text(change(path.read_text()))
+    seal(path)
+    with pytest.raises(ValueError, match=complaint) as error:
+        read_jobs(EndToEnd, [path])
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"mean": 3.5}, "mean is 3.5; allowed: within 0.* of the median, 2.5, given std and n"),
+        ({"std": 0.0}, "mean is 2.25; allowed: within 0 of the median"),
+        ({"std": 1e-3, "mean": 2.5}, "p20 is 1.75; allowed: within .* of the mean, 2.5, given std and n"),
+        ({"std": 40.0}, "std is 40.0; allowed: at most sqrt.n. times the mean"),
+        ({"n": 1}, "n is 1; planned: 3"),
+    ],
+)
+def test_statistics_that_no_samples_have_are_refused_without_samples(tmp_path, changes, complaint):
+    measurement = dataclasses.replace(summarize("step", "ms", TIMES), samples="", **changes)
+    with pytest.raises(ValueError, match=complaint):
+        write_job(tmp_path / "a.csv", EndToEnd, [make_row(CELL, measurement, provenance())])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count", [2, 3, 10, 100, 5000])
+@pytest.mark.parametrize("shape", ["even", "one outlier", "constant", "two values"])
+def test_statistics_of_real_samples_are_accepted(tmp_path, count, shape):
+    random = np.random.default_rng(count)
+    samples = {
+        "even": random.uniform(0.9, 1.1, count),
+        "one outlier": np.append(np.full(count - 1, 1e-3), 1e3),
+        "constant": np.full(count, 0.1),
+        "two values": random.choice([1e-6, 1.0], count),
+    }[shape].tolist()
+    for measurement in (
+        summarize("step", "ms", samples),
+        dataclasses.replace(summarize("step", "ms", samples), samples=""),
+    ):
+        write_job(tmp_path / "a.csv", EndToEnd, [make_row(EndToEnd(steps=count), measurement, provenance())])
+        assert read_jobs(EndToEnd, [tmp_path / "a.csv"])[0].n == count
+
+
+def test_a_hand_edit_a_cut_file_and_a_missing_digest_are_seen(tmp_path):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS)
+    subprocess.run(["sha256sum", "--check", "--quiet", "a.csv.sha256"], cwd=tmp_path, check=True)
+    whole = path.read_text()
+    for changed in (whole.replace("2.25", "2.24"), whole.rsplit("\n", 2)[0]):
+        path.write_text(changed)
+        with pytest.raises(
+            ValueError, match=r"a\.csv: changed since it was written: its SHA-256 is [0-9a-f]{64}, but a"
+        ):
+            read_jobs(EndToEnd, [path])
+    path.write_text(whole)
+    assert read_jobs(EndToEnd, [path]) == ROWS
+    for damaged in (b"", b"\xff\xfe\0", digest_path(path).read_bytes()[:40], b"(interrupted)  a.csv\n"):
+        digest_path(path).write_bytes(damaged)
+        with pytest.raises(ValueError, match=r"a\.csv\.sha256: begins with .*; allowed: the SHA-256 of a\.csv in hex"):
+            read_jobs(EndToEnd, [path])
+    digest_path(path).unlink()
+    with pytest.raises(ValueError, match=r"a\.csv: there is no a\.csv\.sha256 next to it"):
+        read_jobs(EndToEnd, [path])
+
+
+def test_a_metric_of_a_cell_may_be_there_once(tmp_path):
+    for name in ("a", "b"):
+        write_job(tmp_path / f"{name}.csv", EndToEnd, ROWS[:1])
+    first, second = (re.escape(str(tmp_path / f"{name}.csv, line 2")) for name in "ab")
+    with pytest.raises(ValueError, match=f"{second}: metric is 'step', which {first} already has for the same cell"):
+        read_jobs(EndToEnd, [tmp_path / "a.csv", tmp_path / "b.csv"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detailed(Accumulation):
+    """An experiment with several rows per metric."""
+
+    details: ClassVar[tuple[str, ...]] = ("stage", "kernel")
+
+
+def test_details_tell_rows_of_one_metric_apart(tmp_path):
+    path = tmp_path / "a.csv"
+    rows = [
+        make_row(Detailed(), summarize("sum", "", [1.0, 2.0], keep=False, details=details), provenance())
+        for details in ({"stage": "forward", "kernel": "a<b, c>"}, {"stage": "loss"}, {})
+    ]
+    write_job(path, Detailed, rows)
+    assert read_jobs(Detailed, [path]) == rows
+    assert [(row.stage, row.kernel, row.samples) for row in rows] == [
+        ("forward", "a<b, c>", ""),
+        ("loss", "", ""),
+        ("", "", ""),
+    ]
+    write_job(path, Detailed, [*rows, rows[0]])
+    with pytest.raises(ValueError, match=r"line 5: metric is 'sum', which .*line 2 already has for the same cell"):
+        read_jobs(Detailed, [path])
+
+
+@pytest.mark.parametrize(
+    ("experiment", "details", "complaint"),
+    [
+        ("data_parallel", {"wrapper": "horovod"}, "wrapper is 'horovod'; allowed: none, naive, flat"),
+        (
+            "data_parallel",
+            {"wrapper": "bucketed", "bucket_mb": "large"},
+            "bucket_mb is 'large'; allowed: a whole number",
+        ),
+        ("data_parallel", {"wrapper": "none", "kind": "waiting"}, "kind is 'waiting'; allowed: compute, communication"),
+        ("fsdp", {"wrapper": "bucketed"}, "wrapper is 'bucketed'; allowed: none, symmetric_memory, sharded_optimizer"),
+        ("optimizer_sharding", {"contender": "zero"}, "contender is 'zero'; allowed: unsharded, sharded"),
+        ("optimizer_sharding", {"contender": "sharded", "moment": "now"}, "moment is 'now'; allowed: initialized"),
+        (
+            "optimizer_sharding",
+            {"contender": "sharded", "part": "all"},
+            "part is 'all'; allowed: parameters, gradients",
+        ),
+        ("kernel_profile", {"stage": "warmup"}, "stage is 'warmup'; allowed: forward, loss, backward, optimizer"),
+        ("memory_profile", {"stage": "forward", "rank": "first"}, "rank is 'first'; allowed: a whole number from 1"),
+    ],
+)
+def test_a_detail_that_no_row_has_is_named(tmp_path, experiment, details, complaint):
+    kind = EXPERIMENTS[experiment]
+    metric = next(name for name, unit in kind.metrics.items() if unit == "ms")
+    row = make_row(kind(), summarize(metric, "ms", [1.0], details=details), provenance())
+    with pytest.raises(ValueError, match=complaint):
+        write_job(tmp_path / "a.csv", kind, [row])
+
+
+def test_rows_belong_to_the_machine_of_their_folder(tmp_path):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, [make_row(CELL, summarize("step", "ms", TIMES), provenance(**H200))])
+    assert len(read_jobs(EndToEnd, [path], machine="nvidia-h200")) == 1
+    with pytest.raises(
+        ValueError, match="line 2: gpu is 'NVIDIA H200'; allowed: the GPU model of the folder, nvidia-l4"
+    ):
+        read_jobs(EndToEnd, [path], machine="nvidia-l4")
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path):
+    write_table(tmp_path / "table.csv", EndToEnd, ROWS)
+    assert read_table(EndToEnd, tmp_path / "table.csv") == ROWS
+    assert [file.name for file in tmp_path.iterdir()] == ["table.csv"]
+
+
+def drop(column):
+    """Files as they were before a column was added."""
+
+    def change(row):
+        row.pop(column)
+
+    return change
+
+
+def test_older_files_stand_for_the_value_that_a_later_parameter_had_then(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    write_job(path, Accumulation, [make_row(Accumulation(cast=True), summarize("sum", "", [1.0]), provenance())])
+    rewrite(path, drop("cast"))
+    with pytest.raises(ValueError, match="line 1: column 'cast' is missing"):
+        read_jobs(Accumulation, [path])
+    monkeypatch.setattr(Accumulation, "added_later", {"cast": False})
+    (row,) = read_jobs(Accumulation, [path])
+    assert row.cast is False
+
+
+def test_files_from_before_samples_were_kept_are_read(tmp_path):
+    path = tmp_path / "a.csv"
+    write_job(path, EndToEnd, ROWS[:1])
+    rewrite(path, drop("samples"))
+    (row,) = read_jobs(EndToEnd, [path])
+    assert (row.samples, row.mean) == ("", 2.25)
+
+
+def test_every_recorded_file_is_valid():
+    for machine in sorted(Path(ROOT, "recorded").iterdir()):
+        for name, experiment in EXPERIMENTS.items():
+            rows = read_jobs(experiment, sorted((machine / "raw" / name).glob("*.csv")), machine=machine.name)
+            assert rows or name not in {path.name for path in (machine / "raw").iterdir()}
+
+
+def test_two_gpu_models_are_refused(tmp_path):
+    for name, size, gpu in [("a", "nano", "NVIDIA H200"), ("b", "micro", "NVIDIA L4")]:
+        row = make_row(EndToEnd(size=size), summarize("build", "s", [1.0]), provenance(**H200 | {"gpu": gpu}))
+        write_job(tmp_path / f"{name}.csv", EndToEnd, [row])
+    with pytest.raises(
+        ValueError, match=r"two GPU models: NVIDIA H200 .*a.csv, line 2\) and NVIDIA L4 .*b.csv, line 2"
+    ):
+        read_jobs(EndToEnd, [tmp_path / "a.csv", tmp_path / "b.csv"])
