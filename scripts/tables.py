@@ -1,16 +1,17 @@
 """Merge the CSV files of each experiment's jobs into one validated table, and count what of the plan they hold."""
 
 import csv
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.record import parameters, read_jobs, row_model
-from cs336_systems.measure.validation import Row
 from cs336_systems.plan import read_plan
+from cs336_systems.record.rows import parameters, read_jobs, row_model
+from cs336_systems.record.validation import Row
 from scripts.coverage import write_coverage
+from scripts.digests import latest, read_later
 from scripts.log import log_to
 from scripts.processes import in_processes
 from scripts.views.data import keep
@@ -20,15 +21,24 @@ Cells = Collection[tuple[Any, ...]]
 
 
 def merge(
-    experiment: str, csvs: list[str], output: str, machine: str, *, planned: Cells | None = None, unplanned: str = ""
+    experiment: str,
+    csvs: list[str],
+    output: str,
+    machine: str,
+    *,
+    planned: Cells | None = None,
+    unplanned: str = "",
+    later: Mapping[str, str] | None = None,
 ) -> None:
     """Write the table of what the labelled machine measured; without files, one with columns and no rows.
+
+    `later` has digests of code after renames, by those before them: rows of the same code get the same digest.
 
     If it is said which cells are planned, the table, and so the report, has no others. These, such as those of a grid
     that had more values when it was measured, are in a second table at the path `unplanned`, and only counted.
     """
     kind = EXPERIMENTS[experiment]
-    rows = read_jobs(kind, map(Path, csvs), machine)
+    rows = [renamed(row, later or {}) for row in read_jobs(kind, map(Path, csvs), machine)]
     if planned is not None:
         names, asked = parameters(kind), set(planned)
         others = [row for row in rows if tuple(getattr(row, name) for name in names) not in asked]
@@ -36,6 +46,13 @@ def merge(
         write(experiment, others, unplanned)
     write(experiment, rows, output)
     keep(experiment, output, rows)
+
+
+def renamed(row: Row, later: Mapping[str, str]) -> Row:
+    """A row with the digest that its code has after all renames."""
+    own = vars(row)["source_digest"]
+    digest = latest(own, later)
+    return row if digest == own else row.model_copy(update={"source_digest": digest})
 
 
 def write(experiment: str, rows: Iterable[Row], output: str) -> None:
@@ -48,9 +65,11 @@ def write(experiment: str, rows: Iterable[Row], output: str) -> None:
         writer.writerows(vars(row).values() for row in rows)
 
 
-def merge_all(plan: str, csvs: Sequence[str], tables: str, unplanned: str, coverage: str, processes: int) -> None:
+def merge_all(
+    plan: str, csvs: Sequence[str], same_code: Sequence[str], tables: str, unplanned: str, coverage: str, processes: int
+) -> None:
     """Write the tables of every experiment of a plan into two folders, and their coverage."""
-    planned = read_plan(Path(plan))
+    planned, later = read_plan(Path(plan)), read_later(map(Path, same_code))
     paths = {name: [path for path in csvs if Path(path).parent.name == name] for name in planned.jobs}
     # The largest first, so that no process is left with it when the others are done.
     largest_first = sorted(paths, key=lambda name: -sum(Path(path).stat().st_size for path in paths[name]))
@@ -64,6 +83,7 @@ def merge_all(plan: str, csvs: Sequence[str], tables: str, unplanned: str, cover
                 "machine": planned.machine,
                 "planned": [astuple(cell) for job in planned.jobs[name].values() for cell in job.cells],
                 "unplanned": f"{unplanned}/{name}.csv",
+                "later": later,
             }
             for name in largest_first
         ],
@@ -79,6 +99,7 @@ if __name__ == "__main__":
         merge_all(
             plan=snakemake.input.plan,
             csvs=snakemake.input.csvs,
+            same_code=snakemake.input.same_code,
             tables=str(results / "tables"),
             unplanned=str(results / "unplanned"),
             coverage=snakemake.output.coverage,

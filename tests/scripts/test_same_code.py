@@ -1,0 +1,125 @@
+"""Code that differs by renames alone is the same; any other difference, however small, is refused."""
+
+import re
+
+import pytest
+
+from cs336_systems.record.source import find_sources
+from scripts.digests import latest, read_later
+from scripts.same_code import require_same_sources, write
+from scripts.syntax_trees import Renames
+
+OLD = {
+    "top": """
+from digested import lane
+from digested.lane import Lane
+from digested.other import Base
+
+class Top(Base):
+    def gather(self, lane: Lane, count=1.5, *, last=False):
+        self._lane = lane
+        return [f"peer memory, {lane.start(beside=count)}", "peer_memory", self.base]
+""",
+    "lane": "class Lane:\n    def start(self, beside):\n        return beside\n",
+    "other": "import math\nimport os as system\n\nclass Base:\n    base = math.floor(2.5) if system else 0\n",
+    "__init__": "'''A package.'''",
+}
+RENAMES = Renames(
+    modules={"digested.streams.stream": "digested.lane"},
+    names={"Stream": "Lane", "_stream": "_lane", "stream": "lane", "spare": "beside", "symmetric": "peer_memory"},
+    strings={"symmetric memory": "peer memory"},
+)
+NEW = {
+    # Imports are sorted by their new names.
+    "top": """
+from digested.other import Base
+from digested.streams import stream
+from digested.streams.stream import Stream
+
+class Top(Base):
+    def gather(self, stream: Stream, count=1.5, *, last=False):
+        '''Gather.'''
+        self._stream = stream
+        return [f"symmetric memory, {stream.start(spare=count)}", "symmetric", self.base]
+""",
+    "streams/stream": "class Stream:\n    def start(self, spare):\n        return spare  # why\n",
+    "streams/__init__": "'''A new package.'''",
+    "other": OLD["other"],
+    "__init__": "'''A package.'''",
+}
+
+
+@pytest.fixture
+def compare(tmp_path):
+    def sources(version, files):
+        for name, text in files.items():
+            path = tmp_path / version / "digested" / f"{name}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return find_sources(["digested.top"], [], [str(tmp_path / version)])
+
+    def require(new, old=OLD, renames=RENAMES):
+        require_same_sources(sources("old", old), sources("new", new), renames)
+
+    return require
+
+
+def test_renames_of_all_kinds_leave_code_the_same(compare):
+    compare(NEW)
+    compare(OLD, renames=Renames())
+
+
+MORE_THAN_NAMES = {
+    "a number": ("top", "1.5", "1.25", "digested.top: 1.5 has become 1.25"),
+    "a number of another type": ("top", "last=False", "last=0", "False has become 0"),
+    "an operator": ("other", "if system else 0", "if not system else 0", "has become not system"),
+    "a statement": ("top", "        return", "        self.count = count\n        return", "has become"),
+    "a default": ("top", "count=1.5", "count", "has become"),
+    "a word of a string": ("top", "symmetric memory,", "symmetric memories,", "has become"),
+    "an import's alias": ("other", "import os as system", "import sys as system", "import os"),
+    "an import from elsewhere": (
+        "top",
+        "streams.stream import",
+        "other import",
+        "digested.other import Stream",
+    ),
+    "a module": ("top", "\nclass", "\nimport digested.more\n\nclass", "only one of the versions has digested.more"),
+    "a name that no rename lists": ("other", "base", "bases", "'base' has become 'bases'"),
+    "a name in one of its places": (
+        "top",
+        "_stream = stream",
+        "_stream = lane",
+        "'lane' has become 'stream' and",
+    ),
+    "two names for one": ("top", "Stream, count=1.5", "Stream, stream=1.5", "'count' has become 'stream'"),
+    "an argument of another module": ("top", "spare=", "beside=", "'beside' has become 'beside' and 'spare'"),
+}
+
+
+@pytest.mark.parametrize("change", MORE_THAN_NAMES)
+def test_anything_more_is_refused(compare, change):
+    module, text, instead, sentence = MORE_THAN_NAMES[change]
+    assert text in NEW[module]
+    more = {"more": "value = 1\n"}
+    with pytest.raises(ValueError, match=sentence):
+        compare(NEW | more | {module: NEW[module].replace(text, instead, 1)})
+
+
+def test_two_names_never_become_one(compare):
+    """What is assigned to one of them, the other would read."""
+    old = OLD | {"other": "class Base:\n    first, both = 1, 2\n    base = first\n"}
+    new = NEW | {"other": "class Base:\n    both, both = 1, 2\n    base = both\n"}
+    with pytest.raises(ValueError, match="'first' and 'both' have become 'both'"):
+        compare(new, old, Renames(RENAMES.modules, {**RENAMES.names, "both": "first"}, RENAMES.strings))
+
+
+def test_a_row_is_followed_through_several_renames(tmp_path):
+    file = tmp_path / "same_code.csv"
+    write(file, [("a/b", "1", "2", "first"), ("a/c", "9", "9", "first")])
+    write(file, [("a/b", "2", "3", "second")])
+    write(file, [("a/b", "1", "2", "first")])
+    later = read_later([file])
+    assert later == {"1": "2", "2": "3"}
+    assert [latest(digest, later) for digest in "1239"] == ["3", "3", "3", "9"]
+    assert latest("x", {"x": "y", "y": "x"}) in "xy", "renamed and back: no endless loop"
+    assert re.fullmatch(r"job,.*\n.*first\n.*second\n", file.read_text())
