@@ -20,8 +20,7 @@ GRIDS = {
         "end_to_end/flash": "--size large --context 1024 --precision bf16 --attention flash --mode train_step",
     },
     "cpu": {
-        "flash/shapes": "--sequence 256 512 1024 --d 32 64 --implementation plain sdpa_flash tiled --precision fp32",
-        "attention/shapes": "--d 16 64 --sequence 256 512 1024",
+        "flash/shapes": "--sequence 256 512 --d 32 64 --implementation plain sdpa_flash tiled --precision fp32",
         "end_to_end/eager": "--size nano micro --context 64 128 --precision fp32 bf16 --batch-size 2 --vocab-size 1000",
     },
 }

@@ -1,0 +1,97 @@
+"""Compare two result folders cell by cell.
+
+Launch: python -m cs336_systems.compare A B [--fail-if-slower 5%] [--price 3.50] [--json FILE] [--csv FILE]
+
+A and B are result folders or labels: two machines, two drivers or PyTorch versions, two commits. Exit status: 0; 1 where
+--fail-if-slower found a cell; 2 for bad input.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+
+class OneSentence(argparse.ArgumentParser):
+    """A parser whose complaint is one line, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with status 2."""
+        self.exit(2, f"compare: {message}\n")
+
+
+def share(text: str) -> float:
+    """A percentage above 0 % and below 100 %."""
+    try:
+        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a percentage above 0% and below 100%, such as 5%")
+    return value
+
+
+def price(text: str) -> tuple[float, float]:
+    """A price per GPU-hour of both sides, or one of each."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not 1 <= len(values) <= 2 or not all(0 < value < float("inf") for value in values):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: a price per GPU-hour above 0, such as 3.50, or those of A and B, such as 3.50,2.10"
+        )
+    return values[0], values[-1]
+
+
+def parser() -> OneSentence:
+    """The command line."""
+    found = OneSentence("compare", description="Compare two result folders cell by cell.")
+    found.add_argument("a", metavar="A", help="a result folder, or the label of one in results/ or recorded/")
+    found.add_argument("b", metavar="B", help="the one that is compared with it")
+    found.add_argument("--fail-if-slower", type=share, metavar="PERCENT", help="exit with status 1 if a cell is")
+    found.add_argument("--margin", type=share, metavar="PERCENT", help="closer times are the same (default: 3%%)")
+    found.add_argument("--price", type=price, metavar="PRICE[,PRICE]", help="price of a GPU-hour, of A and of B")
+    found.add_argument("--json", type=Path, metavar="FILE", help="write everything")
+    found.add_argument("--csv", type=Path, metavar="FILE", help="write a line for each cell")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare, print, write, and return the exit status."""
+    options = parser().parse_args(arguments)
+    try:
+        from cs336_systems.compare.comparison import compare
+        from cs336_systems.compare.output import cell_lines, to_csv, to_json, to_text
+        from cs336_systems.compare.results import read_results
+        from cs336_systems.compare.statistics import MARGIN
+    except ModuleNotFoundError as error:
+        print(f"compare: {error.name} is not installed; pip install 'cs336-systems[report]' does it", file=sys.stderr)
+        return 2
+    prices = options.price or (None, None)
+    try:
+        found = compare(
+            read_results(options.a),
+            read_results(options.b),
+            margin=options.margin or MARGIN,
+            price_a=prices[0],
+            price_b=prices[1],
+        )
+        for path, text in ((options.json, lambda: json.dumps(to_json(found))), (options.csv, lambda: to_csv(found))):
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text(), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 2
+    print(to_text(found))
+    if options.fail_if_slower and (slower := found.slower_by(options.fail_if_slower)):
+        print(f"\n{len(slower)} slower by {options.fail_if_slower:.0%} or more:", file=sys.stderr)
+        print("\n".join(cell_lines(slower)), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

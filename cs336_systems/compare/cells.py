@@ -1,0 +1,118 @@
+"""Cells that two runs both measured: which rows are compared, and which must not meet."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cs336_systems.compare.statistics import Time, time_of
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.metrics import SECONDS, metrics_of
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import ORDERED_SAMPLES, SM_CLOCK, parse_samples
+from cs336_systems.measure.record import parameters
+from cs336_systems.measure.validation import Row
+from cs336_systems.sizes import size_name
+
+ALSO_COMPARED: Mapping[str, tuple[str, ...]] = {
+    "checkpointing": ("forward", "backward"),
+    "end_to_end": ("forward", "backward", "optimizer", "device_busy"),
+    "kernel_profile": ("kernel",),
+    "training_ladder": ("device_busy", "floor", "alone", "copy_speed", "matmul_rate"),
+}
+"""Metrics that are compared, of those that are not timed by themselves."""
+RATES = ("GB/s", "TFLOP/s")
+LARGE_KERNEL = 0.01
+"""Kernels with a smaller share of their step's kernel time are not compared one by one."""
+TOGETHER = "others ("
+"""Begins the name in a row of several kernels that take little time."""
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of one run: its parameters, and all of its rows."""
+
+    experiment: type[Experiment]
+    rows: tuple[Row, ...]
+
+    @property
+    def key(self) -> Key:
+        """What two cells must have in common to meet: parameters, seed, number of GPUs and nodes, and dtypes."""
+        row = self.rows[0]
+        place = [getattr(row, name) for name in ("seed", "gpu_count", "nodes", "tf32")]
+        dtypes = sorted((each.metric, self.details(each), each.value) for each in self.rows if each.unit == "dtype")
+        return (self.experiment.name, *(getattr(row, name) for name in parameters(self.experiment)), *place, *dtypes)
+
+    @property
+    def name(self) -> str:
+        """The experiment and each parameter that is not the default, in words."""
+        row, words = self.rows[0], []
+        for field in dataclasses.fields(self.experiment):
+            value = getattr(row, field.name)
+            if value != field.default:
+                words.append(f"{field.name} {size_name(value) if field.name == 'size' else value}")
+        gpus = getattr(row, "gpu_count", 0)
+        if gpus > 1:
+            words.append(f"{gpus} GPUs")
+        return f"{self.experiment.name} ({', '.join(words) or 'defaults'})"
+
+    def details(self, row: Row) -> tuple[str, ...]:
+        """The values of a row's detail columns."""
+        return tuple(getattr(row, name) for name in self.experiment.details)
+
+    def median(self, metric: str, like: Row | None = None) -> float | None:
+        """The median of a metric of the cell, of the rows with the details of another row."""
+        wanted = self.details(like) if like else None
+        found = [row for row in self.rows if row.metric == metric and row.status == "ok"]
+        return next((row.median for row in found if wanted is None or self.details(row) == wanted), None)
+
+    def compared(self) -> Iterator[Row]:
+        """The rows that are compared: times of a step, a pass or a kernel, and rates."""
+        metrics = metrics_of(self.experiment)
+        wanted = {
+            name
+            for name, metric in metrics.items()
+            if metric.timed and not metric.part_of and not metric.unaffected and metric.unit in ("ms", "us")
+        } | set(ALSO_COMPARED.get(self.experiment.name, ()))
+        kernels = sum((row.mean or 0) * row.n for row in self.rows if row.metric == "kernel")
+        for row in self.rows:
+            if row.metric not in wanted or row.status != "ok" or not row.median:
+                continue
+            if row.metric == "kernel":
+                several = getattr(row, "kernel", "").startswith(TOGETHER)
+                if several or (row.mean or 0) * row.n < LARGE_KERNEL * kernels:
+                    continue
+            if row.unit in SECONDS or row.unit in RATES:
+                yield row
+
+    def time(self, row: Row, top_clock: float | None) -> Time:
+        """A row's time for the statistics; `top_clock` is the highest clock of the run, MHz."""
+        clock = self.median(SM_CLOCK)
+        time = time_of(
+            (row.median or 0.0) * 1e3 * SECONDS.get(row.unit, 1e-3),
+            parse_samples(row.samples),
+            ordered=row.n <= ORDERED_SAMPLES,
+            clock_drop=max(0.0, 1 - clock / top_clock) if clock and top_clock else 0.0,
+            is_ms=row.unit in SECONDS,
+        )
+        if time.n < row.n and row.std and row.mean:  # Samples that were not kept.
+            return dataclasses.replace(time, n=row.n, spread=row.std / row.mean)
+        return time
+
+
+def cells_of(rows: Iterable[Row]) -> dict[Key, Cell]:
+    """The measured cells of a run by their key."""
+    grouped: dict[Key, list[Row]] = {}
+    for row in rows:
+        kind = EXPERIMENTS[row.experiment]
+        grouped.setdefault((row.experiment, *(getattr(row, name) for name in parameters(kind))), []).append(row)
+    cells = [Cell(EXPERIMENTS[found[0].experiment], tuple(found)) for found in grouped.values()]
+    return {cell.key: cell for cell in cells if any(row.status == "ok" for row in cell.rows)}
+
+
+def top_clock(cells: Iterable[Cell]) -> float | None:
+    """The highest clock at which a GPU's SMs ran during a run, MHz."""
+    clocks = [row.p80 for cell in cells for row in cell.rows if row.metric == SM_CLOCK and row.p80]
+    return max(clocks, default=None)

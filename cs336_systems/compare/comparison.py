@@ -1,0 +1,210 @@
+"""Two runs, cell by cell: the ratio of times with its interval, a verdict, and what bounds the cell."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cs336_systems.compare.bounds import Bound, bound, device_bound
+from cs336_systems.compare.cells import Cell, cells_of, top_clock
+from cs336_systems.compare.cost import Cost, cost
+from cs336_systems.compare.results import Results
+from cs336_systems.compare.run_to_run import run_to_run
+from cs336_systems.compare.statistics import (
+    LEVEL,
+    MARGIN,
+    SLOWER,
+    UNTOLD,
+    Difference,
+    RunToRun,
+    Verdict,
+    difference,
+    judge,
+    widening,
+)
+from cs336_systems.measure.validation import Row
+
+STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
+"""Provenance whose differences are stated first."""
+VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
+"""With the digest of the code, what makes two rows the same program on the same kind of machine."""
+HOST_SETS_PACE = "host-bound: the host's speed changes from run to run by more than any verdict could tell"
+QUIET, CPU_TAIL = 0.02, 2.0
+"""Least factor on the intervals of CPUs, since the calibrated one was loaded by others, and most are not; and a factor
+for loads that come and go, which spare the middle of the cells."""
+NOT_CALIBRATED = "bound by communication, of which no honest runs have been recorded to calibrate with"
+NOT_KNOWN = "no instrument tells whether the host or the device sets its pace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """One time of one cell in both runs."""
+
+    experiment: str
+    cell: str
+    metric: str
+    details: str
+    a: float
+    """Median of the first run, in the unit."""
+    b: float
+    unit: str
+    difference: Difference
+    bound: Bound
+    verdict: Verdict
+    reason: str = ""
+    """Why it cannot be told."""
+    same_code: bool
+    """Whether both rows have one digest of their code."""
+    cost_a: Cost | None = None
+    cost_b: Cost | None = None
+
+    @property
+    def name(self) -> str:
+        """The cell, its details and the metric, in words."""
+        return ": ".join(part for part in (self.cell, self.details, self.metric) if part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What two runs have in common, and how they differ."""
+
+    a: str
+    b: str
+    cells: tuple[Compared, ...]
+    only_a: tuple[str, ...]
+    """Names of the cells that only the first run has."""
+    only_b: tuple[str, ...]
+    stated: Mapping[str, tuple[str, str]]
+    """What differs between the runs: by column the values of both."""
+    code: Mapping[str, bool]
+    """By experiment, whether both runs measured it with one digest of the code."""
+    widened: float
+    """Factor on all intervals: how much more than calibrated the cells of unchanged code differ."""
+    level: float
+    margin: float
+
+    def count(self, verdict: Verdict) -> int:
+        """Number of cells with a verdict."""
+        return sum(cell.verdict == verdict for cell in self.cells)
+
+    def slower_by(self, share: float) -> list[Compared]:
+        """The cells whose verdict is slower, and whose time grew by a share at least; the slowest first."""
+        found = [cell for cell in self.cells if cell.verdict == SLOWER and cell.difference.ratio >= 1 + share]
+        return sorted(found, key=lambda cell: -cell.difference.ratio)
+
+
+def compare(
+    a: Results,
+    b: Results,
+    *,
+    margin: float = MARGIN,
+    level: float = LEVEL,
+    price_a: float | None = None,
+    price_b: float | None = None,
+) -> Comparison:
+    """Compare two runs; prices are per GPU-hour.
+
+    Raises:
+        ValueError: they are one folder, or have no common cell, in one sentence.
+    """
+    if a.raw.resolve() == b.raw.resolve():
+        raise ValueError(f"{a.name} and {b.name} are the same folder, {a.raw}; allowed: two folders")
+    cells_a, cells_b = cells_of(a.rows), cells_of(b.rows)
+    common = [key for key in cells_a if key in cells_b]
+    pairs = [pair for key in common for pair in matched(cells_a[key], cells_b[key])]
+    if not pairs:
+        raise ValueError(
+            f"{a.name} and {b.name} have no common cell; allowed: folders with at least one experiment measured with the"
+            " same parameters, seed, dtypes and number of GPUs"
+        )
+    tops = top_clock(cells_a.values()), top_clock(cells_b.values())
+    on_gpu = bool(a.rows[0].gpu)
+    model = run_to_run("gpu" if on_gpu else "cpu")
+    rough = [compared(*pair, tops, model) for pair in pairs]
+    judged = [cell for cell in rough if not cell.reason]
+    honest = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if not cell.reason and unchanged(*pair)]
+    widened = widening(honest) if on_gpu else widening(honest, least=QUIET, tail=CPU_TAIL)
+    wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
+    verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin, level=level), strict=True), strict=True))
+    cells = [finished(cell, verdicts.get(id(cell)), level) for cell in rough]
+    costs = [(cost(one, row_a, price_a), cost(other, row_b, price_b)) for one, row_a, other, row_b in pairs]
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        cells=tuple(replace(cell, cost_a=x, cost_b=y) for cell, (x, y) in zip(cells, costs, strict=True)),
+        only_a=tuple(cells_a[key].name for key in cells_a if key not in cells_b),
+        only_b=tuple(cells_b[key].name for key in cells_b if key not in cells_a),
+        stated=stated(a.rows, b.rows),
+        code=code(a.rows, b.rows),
+        widened=widened,
+        level=level,
+        margin=margin,
+    )
+
+
+def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
+    """The rows of two cells that are compared: same metric, unit and details."""
+    others = {(row.metric, row.unit, b.details(row)): row for row in b.compared()}
+    found = [(row, others.get((row.metric, row.unit, a.details(row)))) for row in a.compared()]
+    return [(a, row, b, other) for row, other in found if other is not None]
+
+
+def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
+    """Whether nothing that is known differs between two rows: their differences are those of honest runs."""
+    return all(getattr(row_a, name) == getattr(row_b, name) for name in ("source_digest", *VERSIONS))
+
+
+def compared(
+    a: Cell, row_a: Row, b: Cell, row_b: Row, tops: tuple[float | None, float | None], model: RunToRun
+) -> Compared:
+    """A time of a cell in both runs, with the reason why it cannot be judged, if there is one."""
+    bounds = bound(a, row_a), bound(b, row_b)
+    paced = [device_bound(cell, row) for cell, row in ((a, row_a), (b, row_b)) if row.gpu]
+    reason = HOST_SETS_PACE if False in paced else NOT_KNOWN if None in paced else ""
+    if not reason and "communication" in bounds:
+        reason = NOT_CALIBRATED
+    known = bounds[0] if bounds[0] == bounds[1] or bounds[1] == "unknown" else bounds[1]
+    return Compared(
+        experiment=row_a.experiment,
+        cell=a.name,
+        metric=row_a.metric,
+        details=", ".join(filter(None, a.details(row_a))),
+        a=row_a.median or 0.0,
+        b=row_b.median or 0.0,
+        unit=row_a.unit,
+        difference=difference(a.time(row_a, tops[0]), b.time(row_b, tops[1]), model),
+        bound="host" if "host" in bounds else known,
+        verdict=UNTOLD,
+        reason=reason,
+        same_code=getattr(row_a, "source_digest", "") == getattr(row_b, "source_digest", ""),
+    )
+
+
+def finished(cell: Compared, told: tuple[Difference, Verdict] | None, level: float) -> Compared:
+    """A cell with its verdict, or with the reason why there is none."""
+    if told is None:
+        return cell
+    found, verdict = told
+    reason = f"what it could tell is a change of {found.resolution(level):.0%}" if verdict == UNTOLD else ""
+    return replace(cell, difference=found, verdict=verdict, reason=reason)
+
+
+def stated(a: Sequence[Row], b: Sequence[Row]) -> dict[str, tuple[str, str]]:
+    """The columns of provenance in which two runs differ, with the values of each."""
+    values: dict[str, Any] = {name: (listed(a, name), listed(b, name)) for name in STATED}
+    return {name: both for name, both in values.items() if both[0] != both[1]}
+
+
+def listed(rows: Iterable[Row], column: str) -> str:
+    """The values of a column, the most frequent one first."""
+    counts = Counter(str(getattr(row, column)) for row in rows)
+    return ", ".join(value or "none" for value, _ in counts.most_common())
+
+
+def code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:
+    """By common experiment, whether both runs have the same digests of their code."""
+    found: list[dict[str, set[str]]] = [{}, {}]
+    for digests, rows in zip(found, (a, b), strict=True):
+        for row in rows:
+            digests.setdefault(row.experiment, set()).add(getattr(row, "source_digest", ""))
+    return {name: digests == found[1][name] for name, digests in found[0].items() if name in found[1]}

@@ -1,0 +1,98 @@
+"""The rows of one result folder: found by its path or label, read and validated."""
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.machine import machine_label
+from cs336_systems.measure.record import digest_path, read_jobs
+from cs336_systems.measure.validation import Row
+
+PARENTS = ("results", "recorded")
+"""Folders in which a label is looked up."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """What one machine measured."""
+
+    name: str
+    """The text that named the folder."""
+    raw: Path
+    """The folder of the CSV files."""
+    rows: tuple[Row, ...]
+
+    @property
+    def machine(self) -> str:
+        """Label of the GPU model, or cpu."""
+        return machine_label(self.rows[0].gpu)
+
+
+def read_results(name: str, root: Path = Path()) -> Results:
+    """Read a result folder.
+
+    Args:
+        name: a folder, or the label of one in `results` or `recorded`.
+        root: where those two are.
+
+    Raises:
+        ValueError: there is no such folder, it holds no results, or a file in it is not one that a measurement wrote
+            (cut, edited, without its SHA-256), in one sentence.
+    """
+    raw, csvs = find(name, root)
+    by_experiment: dict[str, list[Path]] = {}
+    for path in csvs:
+        by_experiment.setdefault(experiment_of(path), []).append(path)
+    rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(EXPERIMENTS[kind], paths))
+    if not rows:
+        raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
+    if len(machines := dict.fromkeys(machine_label(row.gpu) for row in rows)) > 1:
+        raise ValueError(f"{name}: has rows of {' and '.join(machines)}; allowed: one GPU model per folder")
+    return Results(name, raw, rows)
+
+
+def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
+    """The folder of the CSV files that a name stands for, and the files; raises as `read_results` does."""
+    labelled = [root / parent / name for parent in PARENTS if Path(name).name == name]
+    folders = [Path(name)] if Path(name).is_dir() else [folder for folder in labelled if folder.is_dir()]
+    if len(folders) > 1:
+        both = " and ".join(map(str, folders))
+        raise ValueError(f"{name} is the label of {both}; allowed: the path of one of them")
+    if not folders:
+        labels = sorted({path.name for parent in PARENTS for path in (root / parent).glob("*") if raw_csvs(path)})
+        raise ValueError(
+            f"there are no results named {name!r}; allowed: a folder with raw/EXPERIMENT/JOB.csv,"
+            f" or a label: {', '.join(labels) or 'none is measured or recorded yet'}"
+        )
+    csvs = raw_csvs(folders[0])
+    if not csvs:
+        raise ValueError(
+            f"{folders[0]} holds no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"
+        )
+    return csvs[0].parent.parent if csvs[0].parent.name in EXPERIMENTS else csvs[0].parent, csvs
+
+
+def raw_csvs(folder: Path) -> list[Path]:
+    """The CSV files of jobs in a result folder or its raw folder: by experiment, or side by side with their digests."""
+    bases = (folder / "raw", folder)
+    by_experiment = [path for base in bases for path in sorted(base.glob("*/*.csv")) if path.parent.name in EXPERIMENTS]
+    side_by_side = [path for base in bases for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
+    return by_experiment or side_by_side
+
+
+def experiment_of(path: Path) -> str:
+    """The experiment of a job's CSV file: its folder's name, or the one in its first row.
+
+    Raises:
+        ValueError: there is no such experiment.
+    """
+    if path.parent.name in EXPERIMENTS:
+        return path.parent.name
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+        first = next(csv.DictReader(file), {})
+    found = first.get("experiment")
+    if found not in EXPERIMENTS:
+        raise ValueError(f"{path}: experiment is {found!r}; allowed: {', '.join(EXPERIMENTS)}")
+    return found

@@ -1,0 +1,200 @@
+"""Whether two runs' times differ, for hundreds of cells at once. NumPy and the standard library only.
+
+A run is one launch on one machine. Samples of one process are correlated, and they do not contain what changes between
+processes: clocks and temperature, the memory that is allocated, the neighbours. An interval from the samples alone is
+far too narrow. So the logarithm of a cell's ratio gets the variance
+
+    var(ln b / a) = sum over both runs of  error² + base² + (spread · s)² + (clock · c)²
+
+with the standard error of the median, the relative spread s of the samples, and the drop c of the clock below the GPU's
+maximum. The three coefficients (`RunToRun`) are fitted to pairs of honest runs, in the tail: large differences among
+honest pairs are at least as rare as this normal distribution says.
+
+Verdicts are faster or slower where the Benjamini-Hochberg procedure rejects "no difference" (false discovery rate q),
+and same where it rejects "apart by at least the margin" (two one-sided tests, Schuirmann 1987). Holm's procedure, which
+bounds the chance of a single false verdict, would find a 5 % slow-down among hundreds of cells only where the deviation
+is a fifth smaller. Where nothing has changed the two agree: the chance of any false verdict is at most q. Cells of a run
+share its state, so their tests depend positively, which the procedure allows (Benjamini and Yekutieli 2001).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import numpy
+
+Verdict = Literal["faster", "same", "slower", "cannot be told"]
+FASTER: Verdict = "faster"
+SAME: Verdict = "same"
+SLOWER: Verdict = "slower"
+UNTOLD: Verdict = "cannot be told"
+VERDICTS: tuple[Verdict, ...] = (FASTER, SAME, SLOWER, UNTOLD)
+
+LEVEL = 0.01
+"""False discovery rate of verdicts."""
+MARGIN = 0.03
+"""Times that differ by less are the same."""
+NORMAL = NormalDist()
+QUINTILES_APART = NORMAL.inv_cdf(0.8) - NORMAL.inv_cdf(0.2)
+"""Distance of the 20th and the 80th percentile of a normal distribution, in standard deviations."""
+MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
+"""Standard error of a median over that of a mean, of many normal samples."""
+PRIOR_SAMPLES = 4
+"""The weight of the typical spread against a cell's own, in samples: five samples can lie close together by chance."""
+FEWEST_ORDERED = 16
+"""Fewer samples do not show how they are correlated."""
+FEWEST_HONEST = 16
+"""Fewer cells do not show how far honest runs differ."""
+MIDDLE = (0.5, 0.8)
+"""Shares of the differences by which it is judged."""
+CHANGED, POWER = 0.1, 0.95
+"""Resolution is what is found with this probability, where this share of the cells has changed."""
+
+
+@dataclass(frozen=True)
+class RunToRun:
+    """How far a cell's median moves from one run to the next: the standard deviation of its logarithm."""
+
+    base: float
+    """Of any cell."""
+    spread: float
+    """Per relative spread of the samples."""
+    clock: float
+    """Per relative drop of the clock below the GPU's maximum."""
+    typical_spread: float
+    """Relative spread of the samples of a usual cell."""
+
+    def deviation(self, time: "Time") -> float:
+        """Standard deviation of the logarithm of a run's median, its sampling error included."""
+        spread = self.spread * self.shrunk(time)
+        error = max(time.error, MEDIAN_OVER_MEAN * self.shrunk(time) / math.sqrt(time.n))
+        return math.hypot(error, self.base, spread, self.clock * time.clock_drop)
+
+    def shrunk(self, time: "Time") -> float:
+        """The spread of a cell's samples, drawn towards the typical one where there are few."""
+        own = (time.n - 1) * time.spread**2
+        return math.sqrt((own + PRIOR_SAMPLES * self.typical_spread**2) / (time.n - 1 + PRIOR_SAMPLES))
+
+
+@dataclass(frozen=True)
+class Time:
+    """The median of a cell in one run, and what its samples tell about its error."""
+
+    median: float
+    n: int = 1
+    """Number of samples."""
+    spread: float = 0.0
+    """Robust standard deviation of the samples, relative to the median."""
+    error: float = 0.0
+    """Standard error of the median that the samples' order implies, relative to it."""
+    clock_drop: float = 0.0
+    """Relative drop of the clock below the GPU's maximum during the cell."""
+    is_ms: bool = True
+    """Whether the median is a time in ms; else it is a rate."""
+
+
+def time_of(
+    median: float, samples: Sequence[float] = (), *, ordered: bool = True, clock_drop: float = 0.0, is_ms: bool = True
+) -> Time:
+    """Summarize a run's samples of a cell, positive numbers; `ordered`: as they were measured."""
+    if len(samples) < 2:
+        return Time(median, clock_drop=clock_drop, is_ms=is_ms)
+    logs = numpy.log(numpy.asarray(samples, dtype=float))
+    low, high = numpy.quantile(logs, [0.2, 0.8])
+    error = 0.0
+    if ordered and len(logs) >= FEWEST_ORDERED:
+        # Medians of consecutive batches are nearly independent, whatever the correlation inside a batch.
+        batches = numpy.array_split(logs, math.isqrt(len(logs)))
+        medians = [float(numpy.median(batch)) for batch in batches]
+        error = float(numpy.std(medians, ddof=1)) / math.sqrt(len(medians))
+    return Time(median, len(logs), float(high - low) / QUINTILES_APART, error, clock_drop, is_ms)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The logarithm of a ratio of times, b over a: above 0, b is slower."""
+
+    log_ratio: float
+    deviation: float
+    """Its standard deviation."""
+
+    @property
+    def ratio(self) -> float:
+        """Time of b over that of a."""
+        return math.exp(self.log_ratio)
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """The interval of this one ratio."""
+        reach = NORMAL.inv_cdf((1 + confidence) / 2) * self.deviation
+        return math.exp(self.log_ratio - reach), math.exp(self.log_ratio + reach)
+
+    @property
+    def p_different(self) -> float:
+        """Probability of a difference at least as large if there is none."""
+        return tail(abs(self.log_ratio) / self.deviation) * 2
+
+    def p_equivalent(self, margin: float) -> float:
+        """The larger probability of the two one-sided tests against a difference of the margin."""
+        reach = math.log1p(margin)
+        return max(tail((reach - side * self.log_ratio) / self.deviation) for side in (1, -1))
+
+    def resolution(self, level: float = LEVEL) -> float:
+        """The slow-down that is found with probability POWER where a share CHANGED of the cells has changed."""
+        critical = NORMAL.inv_cdf(1 - level * CHANGED / 2) + NORMAL.inv_cdf(POWER)
+        return math.expm1(critical * self.deviation)
+
+
+def tail(z: float) -> float:
+    """Probability that a standard normal number is above z, exact far out too."""
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+def difference(a: Time, b: Time, model: RunToRun, *, widen: float = 1.0) -> Difference:
+    """Compare two runs' times of a cell; rates are compared as times per unit of work."""
+    assert a.is_ms == b.is_ms, "a time meets no rate"
+    log_ratio = math.log(b.median / a.median) * (1 if a.is_ms else -1)
+    return Difference(log_ratio, widen * math.hypot(model.deviation(a), model.deviation(b)))
+
+
+def benjamini_hochberg(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Which hypotheses are rejected at a false discovery rate (Benjamini and Hochberg 1995)."""
+    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    count = max((rank for rank, index in enumerate(order, 1) if p_values[index] <= level * rank / len(order)), default=0)
+    rejected = set(order[:count])
+    return [index in rejected for index in range(len(p_values))]
+
+
+def judge(differences: Sequence[Difference], *, margin: float = MARGIN, level: float = LEVEL) -> list[Verdict]:
+    """Verdicts on b against a, for all cells together.
+
+    A difference that is proven to be below the margin counts as none, even if it is proven not to be zero.
+    """
+    same = benjamini_hochberg([each.p_equivalent(margin) for each in differences], level)
+    apart = benjamini_hochberg([each.p_different for each in differences], level)
+
+    def verdict(each: Difference, is_same: bool, is_apart: bool) -> Verdict:
+        if is_same:
+            return SAME
+        if is_apart:
+            return SLOWER if each.log_ratio > 0 else FASTER
+        return UNTOLD
+
+    return [verdict(*each) for each in zip(differences, same, apart, strict=True)]
+
+
+def widening(honest: Sequence[Difference], *, least: float = 1.0, tail: float = 1.0) -> float:
+    """Factor by which the differences of honest runs exceed what a model says of them, `least` at least.
+
+    `tail`: a further factor, where large differences are more frequent than those in the middle suggest.
+
+    It is taken in the middle of the differences, around their median, so that cells that have really changed (at most
+    a tenth, or all alike) do not count as variation: the empirical null of Efron 2004. 1 for too few to tell.
+    """
+    if len(honest) < FEWEST_HONEST:
+        return 1.0
+    scores = numpy.array([each.log_ratio / each.deviation for each in honest])
+    apart = numpy.abs(scores - numpy.median(scores))
+    found = max(float(numpy.quantile(apart, share)) / NORMAL.inv_cdf((1 + share) / 2) for share in MIDDLE)
+    return max(least, tail * found)

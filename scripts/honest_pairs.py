@@ -1,0 +1,119 @@
+"""Pairs of honest runs: one program, timed in two launches on GPUs of one model with the same software.
+
+They come from the history of recorded/, which git keeps, and from the folders of `scripts.repeated_launches`.
+"""
+
+import csv
+import io
+import itertools
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cs336_systems.compare.bounds import bound, device_bound
+from cs336_systems.compare.cells import Cell, Key, cells_of, top_clock
+from cs336_systems.compare.results import read_results
+from cs336_systems.compare.statistics import Time
+from cs336_systems.experiments.flash import contender_of
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.measurement import Measurement
+from cs336_systems.measure.record import Provenance, row_model
+from cs336_systems.measure.validation import Row
+
+SLOWED = ("2026-11-22T14:52:41+00:00",)
+"""Recordings that were replaced since a self-check (scripts/checks/slowed_card.py) found their card slowed down."""
+SETTLED = "2026-11-21T10"
+"""Earlier recordings have no clocks, and their steps were timed by other code."""
+VERSIONS = ("gpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One row of a cell in two runs."""
+
+    cell: str
+    metric: str
+    bound: str
+    runs: tuple[str, str]
+    """When each file was written, which tells the runs apart."""
+    a: Time
+    b: Time
+
+
+def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
+    """The rows of each version of each CSV file that git's history has below a folder, if they can still be read."""
+    log = ["git", "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "-m", "--", folder]
+    lines = subprocess.run(log, capture_output=True, text=True, check=True).stdout.splitlines()
+    blobs = {line.split()[3]: None for line in lines if line.endswith(".csv") and "/raw/" in line}
+    for blob in blobs:
+        if not int(blob, 16):
+            continue
+        content = subprocess.run(["git", "cat-file", "blob", blob], capture_output=True, check=True).stdout
+        try:
+            yield tuple(parsed(content.decode("utf-8-sig")))
+        except (KeyError, ValueError):
+            continue  # A parameter or contender that there is no longer.
+
+
+def parsed(text: str) -> Iterator[Row]:
+    """The rows of a CSV's text, typed."""
+    for record in csv.DictReader(io.StringIO(text)):
+        kind = EXPERIMENTS[record["experiment"]]
+        later = {**kind.added_later, **Measurement.added_later, **Provenance.added_later}
+        known = {key: value for key, value in record.items() if value != "" and key in row_model(kind).model_fields}
+        yield row_model(kind).model_validate({**later, **known})
+
+
+def same_program(a: Row, b: Row) -> bool:
+    """Whether two rows of a cell timed the same code: of one digest, or PyTorch's own."""
+    if any(getattr(a, name) != getattr(b, name) for name in VERSIONS if getattr(a, name) and getattr(b, name)):
+        return False
+    if getattr(a, "source_digest", "") == getattr(b, "source_digest", ""):
+        return True
+    if a.experiment == "flash":
+        contender = contender_of(getattr(a, "implementation", ""))
+        same_package = not contender.package or getattr(a, "flash_attn", "") == getattr(b, "flash_attn", "")
+        return same_package and (contender.foreign or contender.name == "plain")
+    if a.experiment == "kernel_profile":
+        return getattr(a, "category", "") != "attention"
+    others = ("attention", "all_reduce", "checkpointing", "end_to_end")
+    return a.experiment in others and getattr(a, "attention", "plain") in ("plain", "sdpa")
+
+
+def pairs_of(runs: Iterable[Sequence[Row]]) -> list[Pair]:
+    """The pairs of consecutive runs of each cell, for its compared rows that the device paces."""
+    by_key: dict[Key, list[tuple[Cell, float | None]]] = defaultdict(list)
+    for rows in runs:
+        cells = cells_of(rows)
+        top = top_clock(cells.values())
+        for key, cell in cells.items():
+            by_key[key].append((cell, top))
+    found = []
+    for versions in by_key.values():
+        versions.sort(key=lambda each: each[0].rows[0].utc)
+        for (cell_a, top_a), (cell_b, top_b) in itertools.pairwise(versions):
+            utcs = cell_a.rows[0].utc, cell_b.rows[0].utc
+            if len({*utcs, *SLOWED}) < 2 + len(SLOWED) or min(utcs) < SETTLED:
+                continue
+            others = {(row.metric, row.unit, cell_b.details(row)): row for row in cell_b.compared()}
+            for a in cell_a.compared():
+                b = others.get((a.metric, a.unit, cell_a.details(a)))
+                if b is None or not same_program(a, b):
+                    continue
+                if a.gpu and not (device_bound(cell_a, a) and device_bound(cell_b, b)):
+                    continue
+                times = cell_a.time(a, top_a), cell_b.time(b, top_b)
+                found.append(Pair(cell_a.name, a.metric, bound(cell_b, b), (a.utc, b.utc), *times))
+    return found
+
+
+def from_history(folder: str = "recorded") -> list[Pair]:
+    """The pairs in the history of the recorded results."""
+    return pairs_of(recorded_versions(folder))
+
+
+def from_launches(folders: Iterable[Path]) -> list[Pair]:
+    """The pairs of consecutive launches."""
+    return pairs_of(read_results(str(folder)).rows for folder in folders)

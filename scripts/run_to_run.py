@@ -1,0 +1,147 @@
+"""Fit how far times move from run to run to pairs of honest runs.
+
+Launch: python -m scripts.run_to_run [FOLDER ...]
+
+The GPU's pairs are those in the history of recorded/, and the CPU's those of launches in the given folders
+(`scripts.repeated_launches`). Writes cs336_systems/compare/run_to_run.json; without folders the CPU's entry stays.
+"""
+
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from cs336_systems.compare.run_to_run import FITTED
+from cs336_systems.compare.statistics import NORMAL, RunToRun, Time
+from scripts.honest_pairs import Pair, from_history, from_launches
+
+TAIL = (0.8, 0.9, 0.95, 0.99, 0.995)
+"""Quantiles of the differences that must not exceed the normal distribution's."""
+SHARED = 8
+"""From this many rows of one bound on, what two runs' cells have in common is told apart: the cards differ."""
+STARTS = ((0.004, 0.5, 0.2), (0.006, 0.1, 0.1), (0.002, 1.2, 0.3))
+"""Of the coefficients: base, spread and clock."""
+
+Numbers = NDArray[numpy.float64]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted model and what it was fitted to."""
+
+    model: RunToRun
+    pairs: int
+    runs: int
+    largest: float
+    """The largest difference, in deviations."""
+    shared: float
+    """The largest difference that all cells of a bound shared, relative: of two cards, not of two runs."""
+
+
+def differences(pairs: Sequence[Pair]) -> tuple[Numbers, float]:
+    """Logarithms of the ratios without what the cells of two runs share, and the largest of what they share.
+
+    Rented cards of one model differ by up to 2 %. Between two cards that is a difference; between two runs it is none.
+    """
+    logs = numpy.array([math.log(pair.b.median / pair.a.median) for pair in pairs])
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for index, pair in enumerate(pairs):
+        groups[pair.runs, pair.bound].append(index)
+    shared = 0.0
+    for indices in groups.values():
+        if len(indices) >= SHARED:
+            common = float(numpy.median(logs[indices]))
+            logs[indices] -= common
+            shared = max(shared, abs(common))
+    return logs, shared
+
+
+def fit(pairs: Sequence[Pair]) -> Fit:
+    """The tightest model in whose deviations honest differences have no heavier tail than a normal distribution.
+
+    It has the least mean logarithm of the deviations. The search goes along one coefficient after the other; after each
+    step all of them are scaled until the tail fits.
+    """
+    logs, shared = differences(pairs)
+    times = [(pair.a, pair.b) for pair in pairs]
+    typical = float(numpy.median([time.spread for both in times for time in both if time.n >= 10]))
+    no_run = RunToRun(0.0, 0.0, 0.0, typical)
+    # The parts of each difference's variance: of the samples, and per squared coefficient.
+    sampling = numpy.array([sum(no_run.deviation(time) ** 2 for time in both) for both in times])
+    parts = numpy.array(
+        [
+            [sum(part) for part in zip(*(parts_of(time, no_run) for time in both), strict=True)]
+            for both in times
+        ]
+    )
+
+    def deviations(coefficients: Numbers) -> Numbers:
+        found: Numbers = numpy.sqrt(sampling + parts @ coefficients**2)
+        return found
+
+    def fits(coefficients: Numbers) -> bool:
+        scores = numpy.abs(logs) / deviations(coefficients)
+        limits = {level: float(numpy.quantile(scores, level)) for level in TAIL if (1 - level) * len(pairs) >= 2}
+        limits[1 - 0.05 / len(pairs)] = float(scores.max())
+        return all(found <= NORMAL.inv_cdf((1 + level) / 2) for level, found in limits.items())
+
+    def scaled(coefficients: Numbers) -> Numbers:
+        low, high = 0.01, 100.0
+        for _ in range(20):
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if fits(middle * coefficients) else (middle, high)
+        return high * coefficients
+
+    def cost(coefficients: Numbers) -> float:
+        return float(numpy.mean(numpy.log(deviations(coefficients))))
+
+    best = min((search(numpy.array(start), scaled, cost) for start in STARTS), key=cost)
+    scores = numpy.abs(logs) / deviations(best)
+    runs = {run for pair in pairs for run in pair.runs}
+    model = RunToRun(*map(float, best), typical_spread=typical)
+    return Fit(model, len(pairs), len(runs), float(scores.max()), math.expm1(shared))
+
+
+def parts_of(time: Time, model: RunToRun) -> tuple[float, float, float]:
+    """A run's variance per squared coefficient: base, spread and clock."""
+    return 1.0, model.shrunk(time) ** 2, time.clock_drop**2
+
+
+def search(start: Numbers, scaled: Callable[[Numbers], Numbers], cost: Callable[[Numbers], float]) -> Numbers:
+    """A minimum of a cost over the directions of the coefficients."""
+    best = scaled(start)
+    least, step = cost(best), 1.0
+    while step > 0.02:
+        improved = False
+        for index in range(len(best)):
+            for factor in (1 + step, 1 / (1 + step)):
+                other = best.copy()
+                other[index] *= factor
+                other = scaled(other)
+                if (found := cost(other)) < least - 1e-5:
+                    best, least, improved = other, found, True
+        step = step if improved else step / 2
+    return best
+
+
+def entry(fitted: Fit) -> dict[str, Any]:
+    """A fit as the file has it."""
+    rounded = {name: float(f"{value:.3g}") for name, value in asdict(fitted.model).items()}
+    numbers = {"largest": round(fitted.largest, 2), "shared": float(f"{fitted.shared:.2g}")}
+    return {**rounded, "pairs": fitted.pairs, "runs": fitted.runs, **numbers}
+
+
+if __name__ == "__main__":
+    known = json.loads(FITTED.read_text(encoding="utf-8")) if FITTED.exists() else {}
+    known["gpu"] = entry(fit(from_history()))
+    if sys.argv[1:]:
+        known["cpu"] = entry(fit(from_launches(map(Path, sys.argv[1:]))))
+    FITTED.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    print(FITTED.read_text(encoding="utf-8"), end="")
