@@ -59,6 +59,11 @@ class Compared:
     cost_b: Cost | None = None
 
     @property
+    def judged(self) -> bool:
+        """Whether the statistics decided: not what is host-bound, or known too little."""
+        return self.reason not in (HOST_SETS_PACE, NOT_CALIBRATED, NOT_KNOWN)
+
+    @property
     def name(self) -> str:
         """The cell, its details and the metric, in words."""
         return ": ".join(part for part in (self.cell, self.details, self.metric) if part)
@@ -121,8 +126,8 @@ def compare(
     on_gpu = bool(a.rows[0].gpu)
     model = run_to_run("gpu" if on_gpu else "cpu")
     rough = [compared(*pair, tops, model) for pair in pairs]
-    judged = [cell for cell in rough if not cell.reason]
-    honest = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if not cell.reason and unchanged(*pair)]
+    judged = [cell for cell in rough if cell.judged]
+    honest = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
     widened = widening(honest) if on_gpu else widening(honest, least=QUIET, tail=CPU_TAIL)
     wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
     verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin, level=level), strict=True), strict=True))

@@ -1,0 +1,132 @@
+"""How often comparisons are wrong, and what they find: the table of docs/compare.md.
+
+Launch: python -m scripts.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
+
+Its first row is of the pairs of honest runs in the history of recorded/, each judged by a model that was fitted without
+its run; a folder has the launches of `scripts.repeated_launches`. A slow-down is planted in a tenth of the cells.
+"""
+
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy
+
+from cs336_systems.compare.comparison import compare
+from cs336_systems.compare.results import read_results
+from cs336_systems.compare.statistics import CHANGED, FASTER, SLOWER, Difference, difference, judge
+from scripts.honest_pairs import Pair, from_history
+from scripts.run_to_run import fit
+
+PAGE = Path("docs/compare.md")
+BEGIN, END = "<!-- --8<-- [start:evidence] -->\n", "<!-- --8<-- [end:evidence] -->\n"
+HEADER = """| honest runs | comparisons | times judged | faster or slower, wrongly | can tell 5 % | 5 % planted in a tenth: found of those that can tell | of all judged | wrong among the others |
+| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+"""
+FOLDS = 5
+SLOWDOWN = 0.05
+PLANTINGS = 200
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What comparisons of honest runs said, and what they found of a planted slow-down."""
+
+    comparisons: int
+    judged: int
+    wrong: int
+    """Verdicts faster or slower on honest runs."""
+    can_tell: float
+    """Share of the judged times that resolve the slow-down."""
+    found: float
+    """Share of the planted ones that were called slower, of those that can tell."""
+    found_of_all: float
+    wrong_others: float
+    """Share of the others that were called faster or slower."""
+
+    def line(self, name: str) -> str:
+        """A line of the table."""
+        shares = [self.can_tell, self.found, self.found_of_all, self.wrong_others]
+        texts = [f"{share:.1%}" if not math.isnan(share) else "–" for share in shares]
+        wrong = f"{self.wrong} ({self.wrong / self.judged:.2%})"
+        return f"| {name} | {self.comparisons} | {self.judged} | {wrong} | {' | '.join(texts)} |\n"
+
+
+def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANTINGS) -> Evidence:
+    """The verdicts on comparisons of honest runs, without and with a slow-down planted at random, many times."""
+    generator = numpy.random.default_rng(0)
+    wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in judge(each))
+    planted = found = able = found_able = others = wrong_others = 0
+    for each, _ in itertools.product(comparisons, range(max(1, plantings // len(comparisons)))):
+        chosen = set(generator.choice(len(each), max(1, round(CHANGED * len(each))), replace=False).tolist())
+        shifted = [
+            replace(one, log_ratio=one.log_ratio + math.log1p(SLOWDOWN)) if index in chosen else one
+            for index, one in enumerate(each)
+        ]
+        for index, verdict in enumerate(judge(shifted)):
+            if index in chosen:
+                resolves = shifted[index].resolution() <= SLOWDOWN
+                planted, able = planted + 1, able + resolves
+                found, found_able = found + (verdict == SLOWER), found_able + (verdict == SLOWER and resolves)
+            else:
+                others, wrong_others = others + 1, wrong_others + (verdict in (FASTER, SLOWER))
+    every = [one for each in comparisons for one in each]
+    return Evidence(
+        comparisons=len(comparisons),
+        judged=len(every),
+        wrong=wrong,
+        can_tell=float(numpy.mean([one.resolution() <= SLOWDOWN for one in every])),
+        found=found_able / able if able else math.nan,
+        found_of_all=found / planted,
+        wrong_others=wrong_others / others,
+    )
+
+
+def held_out(pairs: Sequence[Pair]) -> list[Difference]:
+    """Each pair's difference in the deviations of a model that was fitted without the pairs of its runs."""
+    runs = sorted({pair.runs for pair in pairs})
+    folds = [set(runs[start::FOLDS]) for start in range(FOLDS)]
+    found = []
+    for fold in folds:
+        model = fit([pair for pair in pairs if pair.runs not in fold]).model
+        found += [difference(pair.a, pair.b, model) for pair in pairs if pair.runs in fold]
+    return found
+
+
+def of_launches(folder: Path) -> list[list[Difference]]:
+    """The judged differences of each two launches in a folder.
+
+    Raises:
+        ValueError: it has fewer than two.
+    """
+    launches = [read_results(str(path)) for path in sorted(folder.iterdir()) if (path / "raw").is_dir()]
+    if len(launches) < 2:
+        raise ValueError(f"{folder} has {len(launches)} launches; allowed: two or more, FOLDER/1/raw, FOLDER/2/raw, ...")
+    compared = [compare(a, b) for a, b in itertools.combinations(launches, 2)]
+    return [[cell.difference for cell in each.cells if cell.judged] for each in compared]
+
+
+def rows(folders: dict[str, Path]) -> Iterator[str]:
+    """The lines of the table."""
+    yield evidence([held_out(from_history())]).line("H200s, pairs in the record's history (models fitted without them)")
+    names = {"gpu": "one GPU, each two launches", "cpu": "two cores that others load, each two launches"}
+    for device, folder in folders.items():
+        yield evidence(of_launches(folder)).line(names[device])
+
+
+def with_evidence(page: str, lines: Iterable[str]) -> str:
+    """The text of the page with the table."""
+    before, _, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert end, f"{PAGE} has no lines {BEGIN!r} and {END!r}"
+    return before + BEGIN + HEADER + "".join(lines) + end + after
+
+
+if __name__ == "__main__":
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    table = list(rows({device: Path(folder) for device, folder in given.items()}))
+    print(HEADER + "".join(table), end="")
+    PAGE.write_text(with_evidence(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
