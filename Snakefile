@@ -25,6 +25,7 @@ include: "rules/writeup.smk"
 include: "rules/web.smk"
 include: "rules/submission.smk"
 include: "rules/verify.smk"
+include: "rules/compare.smk"
 
 
 rule all:

@@ -23,9 +23,17 @@ from scripts.run_to_run import fit
 
 PAGE = Path("docs/compare.md")
 BEGIN, END = "<!-- --8<-- [start:evidence] -->\n", "<!-- --8<-- [end:evidence] -->\n"
-HEADER = """| honest runs | comparisons | times judged | faster or slower, wrongly | can tell 5 % | 5 % planted in a tenth: found of those that can tell | of all judged | wrong among the others |
-| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-"""
+COLUMNS = (
+    "honest runs",
+    "comparisons",
+    "times judged",
+    "faster or slower, wrongly",
+    "can tell 5 %",
+    "5 % planted in a tenth: found of those that can tell",
+    "of all judged",
+    "wrong among the others",
+)
+HEADER = f"| {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * (len(COLUMNS) - 1)}\n"
 FOLDS = 5
 SLOWDOWN = 0.05
 PLANTINGS = 200
@@ -104,7 +112,9 @@ def of_launches(folder: Path) -> list[list[Difference]]:
     """
     launches = [read_results(str(path)) for path in sorted(folder.iterdir()) if (path / "raw").is_dir()]
     if len(launches) < 2:
-        raise ValueError(f"{folder} has {len(launches)} launches; allowed: two or more, FOLDER/1/raw, FOLDER/2/raw, ...")
+        raise ValueError(
+            f"{folder} has {len(launches)} launches; allowed: two or more, FOLDER/1/raw, FOLDER/2/raw, ..."
+        )
     compared = [compare(a, b) for a, b in itertools.combinations(launches, 2)]
     return [[cell.difference for cell in each.cells if cell.judged] for each in compared]
 

@@ -76,10 +76,7 @@ def fit(pairs: Sequence[Pair]) -> Fit:
     # The parts of each difference's variance: of the samples, and per squared coefficient.
     sampling = numpy.array([sum(no_run.deviation(time) ** 2 for time in both) for both in times])
     parts = numpy.array(
-        [
-            [sum(part) for part in zip(*(parts_of(time, no_run) for time in both), strict=True)]
-            for both in times
-        ]
+        [[sum(part) for part in zip(*(parts_of(time, no_run) for time in both), strict=True)] for both in times]
     )
 
     def deviations(coefficients: Numbers) -> Numbers:

@@ -2,8 +2,8 @@
 
 Launch: python -m cs336_systems.compare A B [--fail-if-slower 5%] [--price 3.50] [--json FILE] [--csv FILE]
 
-A and B are result folders or labels: two machines, two drivers or PyTorch versions, two commits. Exit status: 0; 1 where
---fail-if-slower found a cell; 2 for bad input.
+A and B are result folders or labels: two machines, two drivers or PyTorch versions, two commits. Exit status: 0; 1 if
+--fail-if-slower found a time; 2 for bad input.
 """
 
 import argparse

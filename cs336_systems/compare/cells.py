@@ -27,6 +27,9 @@ LARGE_KERNEL = 0.01
 TOGETHER = "others ("
 """Begins the name in a row of several kernels that take little time."""
 
+KNOWN_BY = ("size", "context", "precision", "sequence", "d")
+"""Parameters that a cell's name always has."""
+
 Key = tuple[Any, ...]
 
 
@@ -47,11 +50,11 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The experiment and each parameter that is not the default, in words."""
+        """The experiment, and each parameter that is not the default or that readers know a cell by, in words."""
         row, words = self.rows[0], []
         for field in dataclasses.fields(self.experiment):
             value = getattr(row, field.name)
-            if value != field.default:
+            if value != field.default or field.name in KNOWN_BY:
                 words.append(f"{field.name} {size_name(value) if field.name == 'size' else value}")
         gpus = getattr(row, "gpu_count", 0)
         if gpus > 1:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cs336_systems.compare.bounds import Bound, bound, device_bound
 from cs336_systems.compare.cells import Cell, cells_of, top_clock
@@ -29,6 +28,7 @@ STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_att
 VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "triton", "python")
 """With the digest of the code, what makes two rows the same program on the same kind of machine."""
 HOST_SETS_PACE = "host-bound: the host's speed changes from run to run by more than any verdict could tell"
+COMMIT_CHARACTERS, MOST_LISTED = 10, 3
 QUIET, CPU_TAIL = 0.02, 2.0
 """Least factor on the intervals of CPUs, since the calibrated one was loaded by others, and most are not; and a factor
 for loads that come and go, which spare the middle of the cells."""
@@ -119,8 +119,8 @@ def compare(
     pairs = [pair for key in common for pair in matched(cells_a[key], cells_b[key])]
     if not pairs:
         raise ValueError(
-            f"{a.name} and {b.name} have no common cell; allowed: folders with at least one experiment measured with the"
-            " same parameters, seed, dtypes and number of GPUs"
+            f"{a.name} and {b.name} have no common cell; allowed: folders with at least one cell of the same parameters,"
+            " seed, dtypes and number of GPUs"
         )
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())
     on_gpu = bool(a.rows[0].gpu)
@@ -139,8 +139,8 @@ def compare(
         cells=tuple(replace(cell, cost_a=x, cost_b=y) for cell, (x, y) in zip(cells, costs, strict=True)),
         only_a=tuple(cells_a[key].name for key in cells_a if key not in cells_b),
         only_b=tuple(cells_b[key].name for key in cells_b if key not in cells_a),
-        stated=stated(a.rows, b.rows),
-        code=code(a.rows, b.rows),
+        stated=stated([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
+        code=code([pair[1] for pair in pairs], [pair[3] for pair in pairs]),
         widened=widened,
         level=level,
         margin=margin,
@@ -190,20 +190,23 @@ def finished(cell: Compared, told: tuple[Difference, Verdict] | None, level: flo
     if told is None:
         return cell
     found, verdict = told
-    reason = f"what it could tell is a change of {found.resolution(level):.0%}" if verdict == UNTOLD else ""
+    reason = f"only a change of {found.resolution(level):.0%} or more would be told" if verdict == UNTOLD else ""
     return replace(cell, difference=found, verdict=verdict, reason=reason)
 
 
 def stated(a: Sequence[Row], b: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """The columns of provenance in which two runs differ, with the values of each."""
-    values: dict[str, Any] = {name: (listed(a, name), listed(b, name)) for name in STATED}
-    return {name: both for name, both in values.items() if both[0] != both[1]}
+    found = [{name: {str(getattr(row, name)) for row in rows} for name in STATED} for rows in (a, b)]
+    return {name: (listed(a, name), listed(b, name)) for name in STATED if found[0][name] != found[1][name]}
 
 
 def listed(rows: Iterable[Row], column: str) -> str:
     """The values of a column, the most frequent one first."""
-    counts = Counter(str(getattr(row, column)) for row in rows)
-    return ", ".join(value or "none" for value, _ in counts.most_common())
+    values = [value or "none" for value, _ in Counter(str(getattr(row, column)) for row in rows).most_common()]
+    if column == "git_commit":
+        values = list(dict.fromkeys(value[:COMMIT_CHARACTERS] for value in values))
+    more = f" and {len(values) - MOST_LISTED} more" if len(values) > MOST_LISTED else ""
+    return ", ".join(values[:MOST_LISTED]) + more
 
 
 def code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:

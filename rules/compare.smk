@@ -1,0 +1,36 @@
+"""Two runs compared cell by cell: these results with others, which `with` names.
+
+Needs the CSV files of both; makes results/<machine>/comparison/<name>/ with comparison.pdf, .html, .svg, .json and .csv, by
+name only. Nothing is measured.
+"""
+
+from pathlib import Path
+
+COMPARED_WITH = str(config["with"])
+COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
+
+
+def something_to_compare(wildcards):
+    """Input of what compares: none, or, where no other results are named, one that cannot exist, named by the reason."""
+    return [] if COMPARED_WITH != NONE else ["(with is 'none'; allowed: a label in results/ or recorded/, or a folder)"]
+
+
+# Without output, so that it runs whenever it is asked for, and what it has written stays when a time is slower.
+rule compare:
+    """Compare these results with others: verdicts on all times together, a page and a figure."""
+    input:
+        something_to_compare,
+    log:
+        f"{RESULTS}/logs/compare.log",
+    localrule: True
+    params:
+        a=COMPARED_WITH,
+        b=str(PLAN.raw),
+        folder=COMPARISON,
+        price=f"--price={config['price']}" if config["price"] != NONE else "",
+        fail=f"--fail-if-slower={config['fail_if_slower']}" if config["fail_if_slower"] != NONE else "",
+    message:
+        "Comparing with {params.a}: {params.folder}/comparison.pdf"
+    shell:
+        "rules/compare.sh {params.a:q} {params.b:q} {params.folder:q} {params.price:q} {params.fail:q} 2> {log}"
+        " || python -m cs336_systems.failure $? {log}"

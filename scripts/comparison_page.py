@@ -1,0 +1,230 @@
+"""A comparison as a PDF and as a page of the web edition, with one figure.
+
+Launch: python -m scripts.comparison_page COMPARISON.json FOLDER, with the file that `python -m cs336_systems.compare
+--json` wrote; makes comparison.pdf, .html, .svg and .typ in the folder, which is inside the project's.
+"""
+
+import base64
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
+from scripts.rendering.answer import say
+from scripts.rendering.markup import Table, Typst, escape
+from scripts.typeset import typeset
+from scripts.web import FOLDER as WEB
+from scripts.web import typeset as typeset_for_the_web
+from scripts.writeup import environment
+
+NAMES = {
+    "gpu": "GPU",
+    "cpu": "processor",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "torch": "PyTorch",
+    "triton": "Triton",
+    "flash_attn": "FlashAttention-4",
+    "python": "Python",
+    "git_commit": "commit",
+}
+SHOWN = 30
+"""Rows of a table on paper; the web edition has all."""
+MOST_NAMED = 10
+
+Comparison = Mapping[str, Any]
+
+
+def page(comparison: Comparison, folder: str) -> str:
+    """The comparison as Typst source; `folder` has its figure, from the project's."""
+    cells = comparison["cells"]
+    changed = {
+        f"The {len(found)} times that are {verdict}{f', the first {SHOWN}' if len(found) > SHOWN else ''}.": ratios(
+            found[:SHOWN]
+        ).markup()
+        for verdict in (SLOWER, FASTER)
+        if (found := most_changed(cells, verdict))
+    }
+    with_costs = [cell for cell in cells if cell["cost_a"] and cell["cost_b"]]
+    with_costs.sort(key=lambda cell: not cell["cost_a"]["by_counter"])
+    widened = comparison["widened"]
+    return (
+        environment(Path("report"))
+        .get_template("comparison.typ.j2")
+        .render(
+            folder=folder,
+            a=comparison["a"],
+            b=comparison["b"],
+            verdict=headline(comparison),
+            cells=len(cells),
+            counts=comparison["counts"],
+            margin=comparison["margin"],
+            level=comparison["false_discovery_rate"],
+            widened=Typst(
+                "" if widened == 1 else f", times {widened:.2f}, as far as cells of unchanged code differ here"
+            ),
+            differs=differing(comparison["differs"]),
+            code=code(comparison["same_code"]),
+            by_experiment=by_experiment(cells).markup(),
+            changed=changed,
+            costs=costs(with_costs[:SHOWN]).markup() if with_costs else "",
+            costs_caption=costs_caption(with_costs),
+            reasons=reasons(cells).markup(),
+            only=only(comparison),
+            all_cells=ratios(cells).markup(),
+        )
+    )
+
+
+def headline(comparison: Comparison) -> str:
+    """The verdict on the whole, in one sentence."""
+    counts = comparison["counts"]
+    if counts[SLOWER] and counts[FASTER]:
+        return f"{counts[SLOWER]} times are slower in B, {counts[FASTER]} faster."
+    for verdict in (SLOWER, FASTER):
+        if counts[verdict]:
+            subject = "1 time is" if counts[verdict] == 1 else f"{counts[verdict]} times are"
+            return f"{subject} {verdict} in B, and none the other way."
+    return "No time is faster or slower." if counts[SAME] else "Nothing can be told."
+
+
+def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:
+    """The cells with a verdict, the largest change first."""
+    found = [cell for cell in cells if cell["verdict"] == verdict]
+    return sorted(found, key=lambda cell: -abs(math.log(cell["ratio"])))
+
+
+def differing(differs: Mapping[str, Sequence[str]]) -> Typst:
+    """What differs between the two runs, as a table, or that nothing does."""
+    if not differs:
+        return escape("Both runs have the same hardware, driver, versions and commit.")
+    return Table(["", "A", "B"], [[NAMES.get(name, name), *both] for name, both in differs.items()], 3).markup()
+
+
+def code(same: Mapping[str, bool]) -> Typst:
+    """Which experiments were measured with other code."""
+    changed = [name for name, each in same.items() if not each]
+    if not changed:
+        return escape("The measured code is the same.")
+    return say("The measured code differs in {names:listing}.", names=changed)
+
+
+def by_experiment(cells: Sequence[Comparison]) -> Table:
+    """Counts of verdicts by experiment."""
+    lines = []
+    for name in dict.fromkeys(cell["experiment"] for cell in cells):
+        mine = [cell for cell in cells if cell["experiment"] == name]
+        counts = Counter(cell["verdict"] for cell in mine)
+        bound = sum(cell["bound"] == "host" for cell in mine)
+        lines.append([name, *(str(counts[verdict]) for verdict in VERDICTS), str(bound)])
+    return Table(["experiment", *VERDICTS, "host-bound"], lines)
+
+
+def ratios(cells: Sequence[Comparison]) -> Table:
+    """Cells with both medians, the ratio and its interval, the bound and the verdict."""
+    lines = [
+        [
+            label(cell),
+            f"{cell['a']:.4g} {cell['unit']}",
+            f"{cell['b']:.4g} {cell['unit']}",
+            f"{cell['ratio']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]",
+            cell["bound"],
+            cell["verdict"],
+        ]
+        for cell in cells
+    ]
+    return Table(["time", "A", "B", "B / A", "bound", "verdict"], lines)
+
+
+def label(cell: Comparison) -> str:
+    """A cell in words."""
+    return ": ".join(part for part in (cell["cell"], cell["details"], cell["metric"]) if part)
+
+
+def costs(cells: Sequence[Comparison]) -> Table:
+    """Price and energy of the tokens of training steps."""
+    numbers = [
+        [
+            None if cell[side] is None else cell[side][name]
+            for name in ("price", "joules")
+            for side in ("cost_a", "cost_b")
+        ]
+        for cell in cells
+    ]
+    texts = [["–" if value is None else f"{value:.3g}" for value in line] for line in numbers]
+    rows = [[label(cell), *line] for cell, line in zip(cells, texts, strict=True)]
+    return Table(["step", "A", "B", "A", "B"], rows, groups=[("", 1), ("price of 10⁶ tokens", 2), ("J per token", 2)])
+
+
+def costs_caption(cells: Sequence[Comparison]) -> str:
+    """What the energies are."""
+    first = f"Cost of tokens{f', the first {SHOWN} of {len(cells)} steps' if len(cells) > SHOWN else ''}. "
+    return first + "Energy is the driver's counter where a cell read it; else the cell's median power times the step."
+
+
+def reasons(cells: Sequence[Comparison]) -> Table:
+    """How many times cannot be told, by reason."""
+    counts = Counter(
+        re.sub(r"only a change.*", "the change is smaller than what would be told", cell["reason"]) for cell in cells
+    )
+    untold = [(reason, count) for reason, count in counts.most_common() if reason]
+    return Table(["reason", "times"], [[reason, str(count)] for reason, count in untold] or [["none", "0"]])
+
+
+def only(comparison: Comparison) -> Typst:
+    """The cells that one side alone has, counted and named."""
+    sentences = []
+    for side in ("A", "B"):
+        names = comparison[f"only_{side.lower()}"]
+        if names:
+            more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            shown = "; ".join(names[:MOST_NAMED])
+            sentences.append(f"{len(names)} cells are in {side} only: {shown}{more}.")
+    return escape(" ".join(sentences) or "Each cell is in both runs.")
+
+
+def with_picture(body: str, svg: str) -> Markup:
+    """The body with the figure in place of its name."""
+    data = base64.b64encode(svg.encode()).decode()
+    return Markup(re.sub(r'<img data-figure="[^"]*"', f'<img src="data:image/svg+xml;base64,{data}"', body))
+
+
+def write(comparison_file: Path, folder: Path) -> None:
+    """Write the figure, the PDF and the page.
+
+    Raises:
+        ValueError: the folder is not inside the project's, where Typst finds its files.
+    """
+    from scripts.comparison_figure import draw  # here, since it imports matplotlib
+
+    if not folder.absolute().is_relative_to(Path.cwd()):
+        raise ValueError(f"the folder is {folder}; allowed: one inside {Path.cwd()}")
+    comparison = json.loads(comparison_file.read_text(encoding="utf-8"))
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(comparison, folder / "comparison.svg")
+    source = folder / "comparison.typ"
+    source.write_text(page(comparison, str(folder.absolute().relative_to(Path.cwd()))), encoding="utf-8")
+    typeset(source, folder / "comparison.pdf")
+    title, style, body = typeset_for_the_web(source)
+    jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined)
+    html = jinja.get_template("comparison.html.j2").render(
+        title=title,
+        styles=[style, *(Markup(path.read_text(encoding="utf-8")) for path in sorted(WEB.glob("*.css")))],
+        content=with_picture(body, (folder / "comparison.svg").read_text(encoding="utf-8")),
+    )
+    (folder / "comparison.html").write_text(html, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    try:
+        write(Path(sys.argv[1]), Path(sys.argv[2]))
+    except ValueError as error:
+        sys.exit(str(error))
