@@ -102,7 +102,7 @@ def fit(pairs: Sequence[Pair]) -> Fit:
     best = min((search(numpy.array(start), scaled, cost) for start in STARTS), key=cost)
     scores = numpy.abs(logs) / deviations(best)
     runs = {run for pair in pairs for run in pair.runs}
-    model = RunToRun(*map(float, best), typical_spread=typical)
+    model = RunToRun(float(best[0]), float(best[1]), float(best[2]), typical)
     return Fit(model, len(pairs), len(runs), float(scores.max()), math.expm1(shared))
 
 

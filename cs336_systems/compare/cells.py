@@ -73,12 +73,7 @@ class Cell:
 
     def compared(self) -> Iterator[Row]:
         """The rows that are compared: times of a step, a pass or a kernel, and rates."""
-        metrics = metrics_of(self.experiment)
-        wanted = {
-            name
-            for name, metric in metrics.items()
-            if metric.timed and not metric.part_of and not metric.unaffected and metric.unit in ("ms", "us")
-        } | set(ALSO_COMPARED.get(self.experiment.name, ()))
+        wanted = compared_metrics(self.experiment)
         kernels = sum((row.mean or 0) * row.n for row in self.rows if row.metric == "kernel")
         for row in self.rows:
             if row.metric not in wanted or row.status != "ok" or not row.median:
@@ -103,6 +98,16 @@ class Cell:
         if time.n < row.n and row.std and row.mean:  # Samples that were not kept.
             return dataclasses.replace(time, n=row.n, spread=row.std / row.mean)
         return time
+
+
+def compared_metrics(experiment: type[Experiment]) -> set[str]:
+    """The metrics of an experiment that are compared, if they are times or rates."""
+    timed = {
+        name
+        for name, metric in metrics_of(experiment).items()
+        if metric.timed and not metric.part_of and not metric.unaffected and metric.unit in ("ms", "us")
+    }
+    return timed | set(ALSO_COMPARED.get(experiment.name, ()))
 
 
 def cells_of(rows: Iterable[Row]) -> dict[Key, Cell]:

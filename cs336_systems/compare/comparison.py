@@ -119,8 +119,8 @@ def compare(
     pairs = [pair for key in common for pair in matched(cells_a[key], cells_b[key])]
     if not pairs:
         raise ValueError(
-            f"{a.name} and {b.name} have no common cell; allowed: folders with at least one cell of the same parameters,"
-            " seed, dtypes and number of GPUs"
+            f"{a.name} and {b.name} have no common cell; allowed: folders with at least one cell of the same"
+            " parameters, seed, dtypes and number of GPUs"
         )
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())
     on_gpu = bool(a.rows[0].gpu)

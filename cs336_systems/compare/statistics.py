@@ -13,8 +13,8 @@ honest pairs are at least as rare as this normal distribution says.
 Verdicts are faster or slower where the Benjamini-Hochberg procedure rejects "no difference" (false discovery rate q),
 and same where it rejects "apart by at least the margin" (two one-sided tests, Schuirmann 1987). Holm's procedure, which
 bounds the chance of a single false verdict, would need deviations a sixth smaller to find the same slow-down in a tenth
-of 500 cells. Where nothing has changed the two agree: the chance of any false verdict is at most q. Cells of a run share
-its state, so their tests depend positively, which the procedure allows (Benjamini and Yekutieli 2001).
+of 500 cells. Where nothing has changed the two agree: the chance of any false verdict is at most q. Cells of a run
+share its state, so their tests depend positively, which the procedure allows (Benjamini and Yekutieli 2001).
 """
 
 import math
@@ -47,8 +47,6 @@ FEWEST_ORDERED = 16
 """Fewer samples do not show how they are correlated."""
 FEWEST_HONEST = 16
 """Fewer cells do not show how far honest runs differ."""
-MIDDLE = (0.5, 0.8)
-"""Shares of the differences by which it is judged."""
 CHANGED, POWER = 0.1, 0.95
 """Resolution is what is found with this probability, where this share of the cells has changed."""
 
@@ -189,12 +187,11 @@ def widening(honest: Sequence[Difference], *, least: float = 1.0, tail: float = 
 
     `tail`: a further factor, where large differences are more frequent than those in the middle suggest.
 
-    It is taken in the middle of the differences, around their median, so that cells that have really changed (at most
-    a tenth, or all alike) do not count as variation: the empirical null of Efron 2004. 1 for too few to tell.
+    It is that of the middle half of the differences, around their median, so that cells that have really changed, some or
+    all alike, do not count as variation: the empirical null of Efron 2004. 1 for too few to tell.
     """
     if len(honest) < FEWEST_HONEST:
         return 1.0
     scores = numpy.array([each.log_ratio / each.deviation for each in honest])
-    apart = numpy.abs(scores - numpy.median(scores))
-    found = max(float(numpy.quantile(apart, share)) / NORMAL.inv_cdf((1 + share) / 2) for share in MIDDLE)
-    return max(least, tail * found)
+    middle = float(numpy.median(numpy.abs(scores - numpy.median(scores))))
+    return max(least, tail * middle / NORMAL.inv_cdf(0.75))

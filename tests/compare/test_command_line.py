@@ -1,0 +1,138 @@
+"""The command: its exit status, and one sentence for what it cannot compare."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from cs336_systems.compare.__main__ import main
+from tests.samples import ROOT
+from tests.support.planted_runs import copy_of, slowed
+
+JOB = "flash/leaderboard"
+
+
+@pytest.fixture
+def folders(tmp_path, monkeypatch):
+    """Two honest results, and one whose forward and backward passes take longer."""
+    monkeypatch.chdir(tmp_path)
+    copy_of(JOB, tmp_path / "results/one")
+    copy_of(JOB, tmp_path / "results/two")
+    change = {"forward_backward": 1.2}
+    copy_of(JOB, tmp_path / "slow", lambda row: slowed(row, change[row.metric]) if row.metric in change else row)
+    return tmp_path
+
+
+def test_a_slower_time_fails_and_is_named(folders, capsys):
+    assert main(["one", "two", "--fail-if-slower", "5%"]) == 0
+    assert main(["one", "slow", "--fail-if-slower", "25%"]) == 0
+    capsys.readouterr()
+    assert main(["one", "slow", "--fail-if-slower", "5%"]) == 1
+    error = capsys.readouterr().err.splitlines()
+    assert error[1].endswith("slower by 5% or more:")
+    assert all("forward_backward" in line for line in error[2:])
+
+
+def test_everything_is_written_for_programs(folders):
+    arguments = ["one", "slow", "--json", "out/all.json", "--csv", "out/all.csv", "--price", "3.5,2"]
+    assert main(arguments) == 0
+    found = json.loads((folders / "out/all.json").read_text())
+    lines = list(csv.DictReader((folders / "out/all.csv").open()))
+    assert len(found["cells"]) == len(lines) == sum(found["counts"].values())
+    assert {line["verdict"] for line in lines} == {cell["verdict"] for cell in found["cells"]}
+    for cell in found["cells"]:
+        assert cell["low"] <= cell["ratio"] <= cell["high"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["one", "one"], "one and one are the same folder, results/one/raw; allowed: two folders"),
+        (["one", "three"], "there are no results named 'three'; allowed: a folder with raw/EXPERIMENT/JOB.csv, or"),
+        (["one", "."], ". holds no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"),
+        (["one", "two", "--price", "0"], "argument --price: '0'; allowed: a price per GPU-hour above 0, such as"),
+        (["one", "two", "--price=-1,3"], "argument --price: '-1,3'; allowed: a price per GPU-hour above 0, such"),
+        (["one", "two", "--fail-if-slower", "120%"], "'120%'; allowed: a percentage above 0% and below 100%, such as"),
+        (["one", "two", "--fail-if-slower", "0.05"], "'0.05'; allowed: a percentage above 0% and below 100%, such as"),
+        (["one", "two", "--margin", "0%"], "argument --margin: '0%'; allowed: a percentage above 0% and below 100%"),
+        (["one"], "the following arguments are required: B"),
+    ],
+)
+def test_bad_input_is_one_sentence(folders, capsys, arguments, sentence):
+    try:
+        status = main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    assert status == 2
+    error = capsys.readouterr().err
+    assert error.startswith("compare: ")
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def edited(path):
+    path.write_text(path.read_text().replace(",ok,", ",oom,", 1))
+
+
+def without_digest(path):
+    path.with_name(f"{path.name}.sha256").unlink()
+
+
+def rewritten(path):
+    """Cut, with a digest of what is left."""
+    from cs336_systems.measure.record import _digest
+
+    cut(path)
+    path.with_name(f"{path.name}.sha256").write_text(f"{_digest(path.read_bytes())}  {path.name}\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (cut, "changed since it was written: its SHA-256 is"),
+        (edited, "changed since it was written: its SHA-256 is"),
+        (without_digest, "there is no leaderboard.csv.sha256 next to it"),
+        (rewritten, "more or fewer fields than the"),
+    ],
+)
+def test_damaged_files_are_refused(folders, capsys, damage, sentence):
+    damage(folders / "slow/raw/flash/leaderboard.csv")
+    assert main(["one", "slow"]) == 2
+    error = capsys.readouterr().err
+    assert "slow/raw/flash/leaderboard.csv" in error
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_a_folder_of_csv_files_will_do(folders, capsys):
+    flat = folders / "flat"
+    flat.mkdir()
+    for path in (folders / "slow/raw/flash").iterdir():
+        shutil.copy2(path, flat)
+    (flat / "notes.csv").write_text("a,b\n")
+    assert main(["results/one/raw", "flat"]) == 0
+    assert "slower" in capsys.readouterr().out
+
+
+def test_a_label_with_two_meanings_is_refused(folders, capsys):
+    shutil.copytree(folders / "results/two", folders / "recorded/two")
+    assert main(["one", "two"]) == 2
+    assert "two is the label of results/two and recorded/two; allowed: the path of one" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_the_extra():
+    """Without the report's packages, as after `pip install .`, the command says how to get them; it needs no torch."""
+    code = (
+        "import sys; sys.modules.update(pydantic=None, torch=None);"
+        "from cs336_systems.compare.__main__ import main; sys.exit(main(['a', 'b']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "compare: pydantic is not installed; pip install 'cs336-systems[report]' does it\n"

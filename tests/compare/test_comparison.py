@@ -1,0 +1,135 @@
+"""Comparisons of recorded files with themselves, with planted changes, and with what must not meet them."""
+
+import math
+import random
+
+import pytest
+
+from cs336_systems.compare.cells import cells_of, compared_metrics
+from cs336_systems.compare.comparison import HOST_SETS_PACE, compare
+from cs336_systems.compare.results import read_results
+from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
+from cs336_systems.experiments.registry import EXPERIMENTS
+from tests.support.planted_runs import copy_of, slowed
+
+JOBS = ("flash/leaderboard", "flash/tiled", "end_to_end/compiled", "training_ladder/ends-small")
+
+
+def results(folder, jobs, change=lambda row: row):
+    for job in jobs:
+        copy_of(job, folder, change)
+    return read_results(str(folder))
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    return results(tmp_path_factory.mktemp("recorded"), JOBS)
+
+
+def test_a_copy_is_the_same_or_cannot_be_told(recorded, tmp_path):
+    found = compare(recorded, results(tmp_path, JOBS))
+    assert found.count(FASTER) == found.count(SLOWER) == 0
+    assert found.count(SAME) > 50
+    assert not found.stated
+    assert not found.only_a
+    assert not found.only_b
+    assert all(found.code.values())
+    assert found.widened == 1
+
+
+def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
+    choose = random.Random(0)
+
+    def change(row):
+        times = row.status == "ok" and row.unit == "ms" and row.n > 0
+        return slowed(row, 1.05) if times and choose.random() < 0.1 else row
+
+    found = compare(recorded, results(tmp_path, JOBS, change))
+    changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
+    able = [cell for cell in changed if cell.judged and cell.difference.resolution() < 0.05]
+    assert len(able) >= 5
+    assert all(cell.verdict == SLOWER for cell in able)
+    assert {cell.name for cell in found.cells if cell.verdict in (FASTER, SLOWER)} <= {cell.name for cell in changed}
+    assert found.slower_by(0.04)
+    assert not found.slower_by(0.06)
+
+
+def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
+    """Honest runs of eager bf16 steps differ by a factor of two."""
+    found = compare(recorded, results(tmp_path, JOBS, lambda row: slowed(row, 2) if row.metric == "host" else row))
+    host = [cell for cell in found.cells if cell.bound == "host"]
+    assert len(host) > 5
+    assert {cell.verdict for cell in host} == {UNTOLD}
+    assert {cell.reason for cell in host} == {HOST_SETS_PACE}
+    assert any(cell.difference.ratio == pytest.approx(2) for cell in host)
+
+
+def test_the_bound_is_told_by_instruments(recorded, tmp_path):
+    cells = {cell.name: cell for cell in compare(recorded, results(tmp_path, JOBS)).cells}
+    flash = "flash (sequence 16384, d 64, heads 16, precision bf16, compiled_call True, rep 300): forward_backward"
+    assert cells[flash].bound == "matmul"
+    ladder = "training_ladder (size small, context 1024, rungs all): "
+    assert cells[f"{ladder}copy_speed"].bound == "memory"
+    assert cells[f"{ladder}matmul_rate"].bound == "matmul"
+    assert cells[f"{ladder}autocast: step"].bound == "host"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("seed", 1), ("gpu_count", 2), ("tf32", True), ("precision", "fp32"), ("batch_size", 3)]
+)
+def test_what_is_not_alike_does_not_meet(tmp_path, column, value):
+    job = ("flash/leaderboard",)
+    one, other = results(tmp_path / "one", job), results(tmp_path / "other", job)
+    changed = [row.model_copy(update={column: value}) for row in other.rows]
+    assert not set(cells_of(one.rows)) & set(cells_of(changed))
+    with pytest.raises(ValueError, match="have no common cell; allowed: folders with at least one cell"):
+        compare(one, type(other)("other", other.raw, tuple(changed)))
+
+
+def test_other_dtypes_do_not_meet(recorded):
+    rows = [row for row in recorded.rows if row.experiment == "end_to_end"]
+    changed = [row.model_copy(update={"value": "float32"}) if row.metric == "logits_dtype" else row for row in rows]
+    assert set(cells_of(rows)) != set(cells_of(changed))
+
+
+def test_what_differs_is_stated_and_what_is_on_one_side_is_named(recorded, tmp_path):
+    def newer(row):
+        return row.model_copy(update={"torch": "2.12.0+cu130", "source_digest": "0" * 12})
+
+    found = compare(recorded, results(tmp_path, JOBS[:2], newer))
+    assert found.stated == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}
+    assert found.code == {"flash": False}
+    assert len(found.only_a) == 4
+    assert any(name.startswith("end_to_end (size small, context 512, precision bf16") for name in found.only_a)
+
+
+def test_tokens_have_a_price_and_an_energy(recorded, tmp_path):
+    found = compare(recorded, results(tmp_path, JOBS), price_a=3.6, price_b=1.8)
+    step = next(cell for cell in found.cells if cell.name.endswith(": fp32: step"))
+    tokens = 4 * 1024
+    assert step.cost_a.price == pytest.approx(step.a / 1e3 / tokens * 1e6 * 3.6 / 3600)
+    assert step.cost_b.price == pytest.approx(step.cost_a.price / 2)
+    assert step.cost_a.by_counter
+    (energy,) = [row.mean for row in recorded.rows if row.metric == "energy" and row.rung == "fp32"]
+    assert step.cost_a.joules == pytest.approx(energy / tokens)
+    by_power = next(cell for cell in found.cells if cell.experiment == "end_to_end" and cell.metric == "step")
+    assert not by_power.cost_a.by_counter
+    assert 0 < by_power.cost_a.joules < 700 * by_power.a / 1e3 / (4 * 512) * 1.01
+
+
+def test_times_of_each_experiment_are_compared():
+    """But for those that measure none."""
+    without = {"block_memory", "memory_profile", "accumulation", "autocast_dtypes"}
+    assert {name for name, kind in EXPERIMENTS.items() if not compared_metrics(kind)} == without
+    for kind in EXPERIMENTS.values():
+        assert compared_metrics(kind) <= set(kind.metrics)
+
+
+def test_intervals_are_symmetric(recorded, tmp_path):
+    """B against A tells the reverse of A against B."""
+    other = results(tmp_path, JOBS[:1], lambda row: slowed(row, 1.1) if row.metric == "backward" else row)
+    there, back = compare(recorded, other), compare(other, recorded)
+    for one, reverse in zip(there.cells, back.cells, strict=False):
+        assert one.name == reverse.name
+        assert math.log(one.difference.ratio) == pytest.approx(-math.log(reverse.difference.ratio))
+    assert there.count(SLOWER) == back.count(FASTER) > 0
