@@ -33,4 +33,4 @@ rule compare:
         "Comparing with {params.a}: {params.folder}/comparison.pdf"
     shell:
         "rules/compare.sh {params.a:q} {params.b:q} {params.folder:q} {params.price:q} {params.fail:q} 2> {log}"
-        " || python -m cs336_systems.failure $? {log}"
+        " || python -m cs336_systems.run.failure $? {log}"

@@ -194,7 +194,7 @@ def only(comparison: Comparison) -> Typst:
 def with_picture(body: str, svg: str) -> Markup:
     """The body with the figure in place of its name."""
     data = base64.b64encode(svg.encode()).decode()
-    return Markup(re.sub(r'<img data-figure="[^"]*"', f'<img src="data:image/svg+xml;base64,{data}"', body))
+    return Markup(re.sub(r'(<img data-figure="[^"]*")', rf'\1 src="data:image/svg+xml;base64,{data}"', str(body)))
 
 
 def write(comparison_file: Path, folder: Path) -> None:

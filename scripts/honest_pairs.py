@@ -18,9 +18,9 @@ from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import Time
 from cs336_systems.experiments.flash import contender_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import Measurement
-from cs336_systems.measure.record import Provenance, row_model
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.measurement import Measurement
+from cs336_systems.record.rows import Provenance, row_model
+from cs336_systems.record.validation import Row
 
 SLOWED = ("2026-11-22T14:52:41+00:00",)
 """Recordings that were replaced since a self-check (scripts/checks/slowed_card.py) found their card slowed down."""

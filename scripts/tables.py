@@ -8,10 +8,10 @@ from typing import Any
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import read_plan
+from cs336_systems.record.digests import latest, read_later
 from cs336_systems.record.rows import parameters, read_jobs, row_model
 from cs336_systems.record.validation import Row
 from scripts.coverage import write_coverage
-from scripts.digests import latest, read_later
 from scripts.log import log_to
 from scripts.processes import in_processes
 from scripts.views.data import keep

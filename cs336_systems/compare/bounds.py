@@ -14,7 +14,7 @@ from cs336_systems.compare.cells import Cell
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.validation import Row
 from cs336_systems.sizes import parse_size
 
 Bound = Literal["matmul", "memory", "communication", "host", "unknown"]

@@ -9,9 +9,9 @@ from cs336_systems.compare.statistics import Time, time_of
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import ORDERED_SAMPLES, SM_CLOCK, parse_samples
-from cs336_systems.measure.record import parameters
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.measurement import ORDERED_SAMPLES, SM_CLOCK, parse_samples
+from cs336_systems.record.rows import parameters
+from cs336_systems.record.validation import Row
 from cs336_systems.sizes import size_name
 
 ALSO_COMPARED: Mapping[str, tuple[str, ...]] = {

@@ -21,7 +21,7 @@ from cs336_systems.compare.statistics import (
     judge,
     widening,
 )
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.validation import Row
 
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
 """Provenance whose differences are stated first."""

@@ -5,8 +5,8 @@ from typing import Any
 
 from cs336_systems.compare.cells import Cell
 from cs336_systems.experiments.metrics import SECONDS
-from cs336_systems.measure.measurement import POWER
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.measurement import POWER
+from cs336_systems.record.validation import Row
 
 SECONDS_PER_HOUR = 3600
 

@@ -1,14 +1,15 @@
 """The rows of one result folder: found by its path or label, read and validated."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.machine import machine_label
-from cs336_systems.measure.record import digest_path, read_jobs
-from cs336_systems.measure.validation import Row
+from cs336_systems.record.digests import latest, read_later
+from cs336_systems.record.machine import machine_label
+from cs336_systems.record.rows import digest_path, read_jobs
+from cs336_systems.record.validation import Row
 
 PARENTS = ("results", "recorded")
 """Folders in which a label is looked up."""
@@ -45,12 +46,23 @@ def read_results(name: str, root: Path = Path()) -> Results:
     by_experiment: dict[str, list[Path]] = {}
     for path in csvs:
         by_experiment.setdefault(experiment_of(path), []).append(path)
-    rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(EXPERIMENTS[kind], paths))
+    later = read_later(raw.parent.glob("same_code.csv"))
+    rows = tuple(
+        with_latest_digest(row, later)
+        for kind, paths in by_experiment.items()
+        for row in read_jobs(EXPERIMENTS[kind], paths)
+    )
     if not rows:
         raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
     if len(machines := dict.fromkeys(machine_label(row.gpu) for row in rows)) > 1:
         raise ValueError(f"{name}: has rows of {' and '.join(machines)}; allowed: one GPU model per folder")
     return Results(name, raw, rows)
+
+
+def with_latest_digest(row: Row, later: Mapping[str, str]) -> Row:
+    """A row with the digest that its code has after all renames, which change no measurement."""
+    digest = getattr(row, "source_digest", "")
+    return row if digest not in later else row.model_copy(update={"source_digest": latest(digest, later)})
 
 
 def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:

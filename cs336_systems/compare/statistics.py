@@ -187,8 +187,8 @@ def widening(honest: Sequence[Difference], *, least: float = 1.0, tail: float = 
 
     `tail`: a further factor, where large differences are more frequent than those in the middle suggest.
 
-    It is that of the middle half of the differences, around their median, so that cells that have really changed, some or
-    all alike, do not count as variation: the empirical null of Efron 2004. 1 for too few to tell.
+    It is that of the middle half of the differences, around their median, so that cells that have really changed, some
+    or all alike, do not count as variation: the empirical null of Efron 2004. 1 for too few to tell.
     """
     if len(honest) < FEWEST_HONEST:
         return 1.0

@@ -87,7 +87,7 @@ def without_digest(path):
 
 def rewritten(path):
     """Cut, with a digest of what is left."""
-    from cs336_systems.measure.record import _digest
+    from cs336_systems.record.rows import _digest
 
     cut(path)
     path.with_name(f"{path.name}.sha256").write_text(f"{_digest(path.read_bytes())}  {path.name}\n")

@@ -47,7 +47,7 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
     found = compare(recorded, results(tmp_path, JOBS, change))
     changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
     able = [cell for cell in changed if cell.judged and cell.difference.resolution() < 0.05]
-    assert len(able) >= 5
+    assert len(able) >= 3
     assert all(cell.verdict == SLOWER for cell in able)
     assert {cell.name for cell in found.cells if cell.verdict in (FASTER, SLOWER)} <= {cell.name for cell in changed}
     assert found.slower_by(0.04)
@@ -70,7 +70,7 @@ def test_the_bound_is_told_by_instruments(recorded, tmp_path):
     assert cells[flash].bound == "matmul"
     ladder = "training_ladder (size small, context 1024, rungs all): "
     assert cells[f"{ladder}copy_speed"].bound == "memory"
-    assert cells[f"{ladder}matmul_rate"].bound == "matmul"
+    assert {cell.bound for cell in cells.values() if cell.metric == "matmul_rate"} == {"matmul"}
     assert cells[f"{ladder}autocast: step"].bound == "host"
 
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from cs336_systems.record.digests import latest, read_later
 from cs336_systems.record.source import find_sources
-from scripts.digests import latest, read_later
 from scripts.same_code import require_same_sources, write
 from scripts.syntax_trees import Renames
 

@@ -1,8 +1,8 @@
 """Result folders whose times are those of recorded files, honestly as they are or slowed down."""
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.measure.measurement import parse_samples, summarize
-from cs336_systems.measure.record import read_jobs, write_job
+from cs336_systems.record.measurement import parse_samples, summarize
+from cs336_systems.record.rows import read_jobs, write_job
 from tests.samples import ROOT
 
 RECORDED = ROOT / "recorded/nvidia-h200/raw"

@@ -1,0 +1,75 @@
+"""Honest runs get no wrong verdicts, and a planted slow-down is found: on recorded launches, the history, and here."""
+
+import subprocess
+
+import pytest
+
+from cs336_systems.compare.comparison import compare
+from cs336_systems.compare.results import read_results
+from cs336_systems.compare.run_to_run import FITTED, run_to_run
+from cs336_systems.compare.statistics import FASTER, SLOWER
+from scripts import repeated_launches
+from scripts.compare_evidence import evidence, held_out, of_launches
+from scripts.honest_pairs import from_history, pairs_of
+from scripts.run_to_run import entry, fit
+from tests.samples import ROOT
+
+LAUNCHES = ROOT / "tests/compare/h200_launches"
+"""Two launches of `scripts.repeated_launches` on one H200, to which nothing was fitted."""
+
+
+def test_two_launches_on_one_gpu():
+    found = evidence(of_launches(LAUNCHES))
+    assert found.judged >= 40
+    assert found.wrong == 0
+    assert found.wrong_others <= 0.01
+    assert found.can_tell >= 0.8
+    assert found.found >= 0.95
+
+
+def test_a_model_is_as_wide_as_honest_runs_differ():
+    """Fitted to those two launches, and to the same with differences three times as large."""
+    pairs = pairs_of(read_results(str(LAUNCHES / name)).rows for name in ("1", "2"))
+    assert len(pairs) >= 40
+    once = fit(pairs)
+    factor = [(pair.b.median / pair.a.median) ** 2 for pair in pairs]
+    wider = fit([_moved(pair, more) for pair, more in zip(pairs, factor, strict=True)])
+    assert once.model.base < 0.01
+    assert wider.model.base > 2 * once.model.base
+    assert once.largest < 3.5
+
+
+def _moved(pair, factor):
+    from dataclasses import replace
+
+    return replace(pair, b=replace(pair.b, median=pair.b.median * factor))
+
+
+@pytest.mark.slow
+def test_the_pairs_in_the_history_of_the_record():
+    """Each judged by a model that was fitted without its runs; and the model in use is the one fitted to all."""
+    shallow = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    if shallow.returncode or int(shallow.stdout) < 100:
+        pytest.skip("there is no history here")
+    pairs = from_history()
+    found = evidence([held_out(pairs)], plantings=50)
+    assert found.judged >= 1000
+    assert found.wrong <= 0.01 * found.judged
+    assert found.wrong_others <= 0.01
+    assert found.found >= 0.95
+    assert found.found_of_all >= 0.85
+    known = entry(fit(pairs))
+    for name in ("base", "spread", "clock", "typical_spread"):
+        assert known[name] == pytest.approx(getattr(run_to_run("gpu"), name), rel=0.05, abs=1e-3), FITTED
+
+
+@pytest.mark.slow
+def test_two_launches_on_this_machine(tmp_path, monkeypatch):
+    """Whatever else loads it."""
+    options = "--sequence 128 256 --d 16 32 --implementation plain tiled --precision fp32"
+    monkeypatch.setitem(repeated_launches.GRIDS, "cpu", {"flash/shapes": options})
+    for name in ("1", "2"):
+        repeated_launches.launch(tmp_path / name, "cpu")
+    found = compare(read_results(str(tmp_path / "1")), read_results(str(tmp_path / "2")))
+    assert len(found.cells) == 24
+    assert found.count(FASTER) + found.count(SLOWER) == 0

@@ -1,0 +1,65 @@
+"""The page of a comparison: a PDF, a page without scripts, and a figure that shows what has changed."""
+
+import json
+
+import pypdfium2
+import pytest
+
+from cs336_systems.compare.comparison import compare
+from cs336_systems.compare.output import to_json
+from cs336_systems.compare.results import read_results
+from scripts.comparison_page import headline, page, write
+from tests.samples import ROOT
+from tests.support.planted_runs import copy_of, slowed
+
+JOBS = ("flash/leaderboard", "training_ladder/ends-small")
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for job in JOBS:
+        copy_of(job, folder / "A_1 #x")
+        copy_of(job, folder / "B", lambda row: slowed(row, 1.2) if row.metric == "forward" else row)
+    found = compare(read_results(str(folder / "A_1 #x")), read_results(str(folder / "B")), price_a=3.5, price_b=2)
+    return json.loads(json.dumps(to_json(found)))
+
+
+def test_the_pdf_the_page_and_the_figure_are_made(comparison, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "report").symlink_to(ROOT / "report")
+    file = tmp_path / "comparison.json"
+    file.write_text(json.dumps(comparison))
+    write(file, tmp_path / "out")
+    with pypdfium2.PdfDocument(tmp_path / "out/comparison.pdf") as pdf:
+        text = " ".join(pdf[number].get_textpage().get_text_range() for number in range(len(pdf)))
+    assert headline(comparison) in " ".join(text.split())
+    assert "price of" in text
+    html = (tmp_path / "out/comparison.html").read_text()
+    assert 'data-figure="comparison" src="data:image/svg+xml;base64,' in html
+    assert "<script" not in html
+    assert html.count("<tr>") > len(comparison["cells"])  # All times, not only those that have changed.
+    assert (tmp_path / "out/comparison.svg").read_text().count("slower") >= 1
+
+
+def test_the_verdict_comes_first(comparison):
+    slower = comparison["counts"]["slower"]
+    assert slower > 0
+    assert headline(comparison) == f"{slower} times are slower in B, and none the other way."
+    none = comparison | {"counts": {"faster": 0, "slower": 0, "same": 3, "cannot be told": 1}}
+    assert headline(none) == "No time is faster or slower."
+    assert headline(comparison | {"counts": dict.fromkeys(none["counts"], 0)}) == "Nothing can be told."
+
+
+def test_what_differs_is_said(comparison):
+    assert "Both runs have the same hardware, driver, versions and commit." in page(comparison, "out")
+    other = comparison | {"differs": {"torch": ["2.11.0", "2.12.0"]}, "same_code": {"flash": False}}
+    text = page(other, "out")
+    assert "PyTorch" in text
+    assert "2.12.0" in text
+    assert "The measured code differs in" in text
+
+
+def test_a_folder_elsewhere_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"the folder is /elsewhere; allowed: one inside"):
+        write(tmp_path / "comparison.json", type(tmp_path)("/elsewhere"))
