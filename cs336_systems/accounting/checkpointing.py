@@ -45,11 +45,6 @@ class StepMemory:
         """The most bytes in use at any time."""
         return max(count for _, count in self.turns())
 
-    @property
-    def peak_block(self) -> int | None:
-        """The block at whose turn in the backward pass the peak is; None if it is at the loss or the optimizer."""
-        return max(self.turns(), key=lambda turn: turn[1])[0]
-
     def turns(self) -> Iterator[tuple[int | None, int]]:
         """The most bytes in use at the loss, at each block's turn in the backward pass, and at the optimizer."""
         for index, gradients, activations in self.turns_of_passes():

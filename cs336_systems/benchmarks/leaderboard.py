@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.ladder.ranks import slowest
 from cs336_systems.experiments.leaderboard import Leaderboard
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import Unavailable, peak_memory, release, reset_peak
@@ -45,8 +46,7 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
     for name, run in runs.items():
         warmup = max(0, cell.warmup - 1) if name == "step" else 0
         seconds |= time_phases({name: run}, warmup=warmup, steps=cell.steps, device=device)[1]
-    if cell.processes > 1:
-        seconds = {name: slowest(laps, device) for name, laps in seconds.items()}
+    seconds = {name: slowest(laps, device) for name, laps in seconds.items()}
     return [
         *(summarize(name, "ms", [1e3 * lap for lap in laps]) for name, laps in seconds.items()),
         *(row for row in device_busy({"step": runs["step"]}, device) if row.metric == "device_busy"),
@@ -74,13 +74,6 @@ def plan_memory(cell: Leaderboard, device: torch.device) -> RankMemory:
     if not plan.fits(free):
         raise Unavailable(plan.verdict(free))
     return plan
-
-
-def slowest(laps: list[float], device: torch.device) -> list[float]:
-    """The seconds of the slowest rank."""
-    most = torch.tensor(laps, dtype=torch.float64, device=device)
-    dist.all_reduce(most, dist.ReduceOp.MAX)
-    return most.tolist()
 
 
 def free_memory(device: torch.device) -> int:

@@ -3,6 +3,9 @@
 Small models are all alive at once and take turns; of large ones, one after another is built, timed and released.
 
 Launch: python -m cs336_systems.benchmarks.training_ladder --size 2.7B --context 1024 --rungs all
+
+On two GPUs, under each wrapper: torchrun --standalone --nproc-per-node=2 -m cs336_systems.benchmarks.training_ladder
+--part processes --processes 2 --size 2.7B --context 1024 --rungs wrapped
 """
 
 import dataclasses
@@ -17,6 +20,7 @@ from cs336_systems.accounting.transformer import parameters
 from cs336_systems.benchmarks.ladder.energy import step_energy
 from cs336_systems.benchmarks.ladder.floor import measure_floor
 from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
+from cs336_systems.benchmarks.ladder.ranks import rank, slowest
 from cs336_systems.benchmarks.ladder.steps import RungStep
 from cs336_systems.benchmarks.runner import measure_or_explain
 from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
@@ -48,7 +52,7 @@ def measure(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
             rows += explained("loss_after", rung, learned, cell, device)
             release(device)
         return rows
-    floor = measure_floor(cell, device)
+    floor = measure_floor(cell, device) if cell.part == "steps" else []
     together = fit_together(cell, rungs, device)
     rows = []
     for group in [rungs] if together else [(rung,) for rung in rungs]:
@@ -84,7 +88,7 @@ def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.dev
 
 def set_up(rung: Rung, ready: dict[Rung, RungStep], cell: TrainingLadder, device: torch.device) -> list[Measurement]:
     """Build and warm up a rung's step, which is ready from then on."""
-    torch.manual_seed(0)  # the same weights and tokens for all
+    torch.manual_seed(rank())  # the same weights and tokens for all rungs
     stopwatch, before = Stopwatch(device), in_use(device)
     step = RungStep(rung, cell, torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device))
     reset_peak(device)
@@ -110,7 +114,7 @@ def timed_steps(step: RungStep, steps: int, device: torch.device) -> list[float]
     seconds: list[float] = []
     while len(seconds) < min(steps, LEAST_STEPS) or (len(seconds) < steps and sum(seconds) < LONGEST_S):
         _, laps = time_phases({"step": step}, warmup=0 if seconds else 1, steps=1, device=device)
-        seconds += laps["step"]
+        seconds += slowest(laps["step"], device)
     return seconds
 
 

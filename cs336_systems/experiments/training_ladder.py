@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+from annotated_types import Ge
 from pydantic import AfterValidator
 
 from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
@@ -28,6 +29,10 @@ class Rung:
     """Whether parameters are updated under the backward pass."""
     fp8: bool = False
     """Whether the blocks' matmuls compute in FP8, the head's not."""
+    checkpoint: bool = False
+    """Whether blocks keep only their input and attention's result, and compute the rest again."""
+    wrapper: Literal["", "data_parallel", "sharded_optimizer", "fsdp"] = ""
+    """How several processes train one model; empty: each has its own."""
     without: str = ""
     """The rung that is taken out of the top; empty on the ladder itself."""
 
@@ -50,6 +55,8 @@ LADDER = (FIRST, _AUTOCAST, _ATTENTION, _MASTERS, _COMPILED, _FUSED, _GRAPH, TOP
 """The rungs in order: each adds to the one before it; fused passes replace the compiler."""
 FP8 = replace(TOP, name="fp8", title="FP8 matmuls", passes="compiled", fp8=True)
 """Apart from the ladder: its matmuls are less exact. The compiler fuses the scaling into the passes."""
+CHECKPOINT = replace(TOP, name="checkpoint", title="blocks recomputed", checkpoint=True)
+"""Apart from the ladder: the top in less memory."""
 LEFT_OUT = (
     replace(TOP, name="no_attention", title="plain attention", attention="plain", without="attention"),
     replace(TOP, name="no_masters", title="bf16 autocast", precision="autocast", without="masters"),
@@ -57,12 +64,22 @@ LEFT_OUT = (
     replace(TOP, name="no_graph", title="no CUDA graph", graph=False, without="graph"),
 )
 """The top without one rung each; without the update under the backward pass it is the rung before it."""
-RUNGS: Mapping[str, Rung] = {rung.name: rung for rung in (*LADDER, FP8, *LEFT_OUT)}
+_CALL_BY_CALL = replace(TOP, graph=False, overlap=False)
+WRAPPED = (
+    replace(_CALL_BY_CALL, name="data_parallel", title="data-parallel wrapper", wrapper="data_parallel"),
+    replace(_CALL_BY_CALL, name="sharded", title="sharded optimizer", wrapper="sharded_optimizer"),
+    # Shards are fp32 and gathered in bf16. A gathered weight has memory of its own, so no matmuls are packed.
+    replace(_COMPILED, name="fsdp", title="FSDP", precision="autocast", wrapper="fsdp"),
+)
+"""The fastest step of several processes under each wrapper."""
+RUNGS: Mapping[str, Rung] = {rung.name: rung for rung in (*LADDER, FP8, CHECKPOINT, *LEFT_OUT, *WRAPPED)}
 """All rungs by name."""
+ALONE = tuple(rung for rung in RUNGS.values() if not rung.wrapper)
+"""Those of a single process."""
 GROUPS: Mapping[str, tuple[Rung, ...]] = {
     "ladder": (*LADDER, FP8),
-    "all": tuple(RUNGS.values()),
-    "from_masters": (*LADDER[LADDER.index(_MASTERS) :], FP8),
+    "all": ALONE,
+    "wrapped": (TOP, *WRAPPED),
 }
 """Names of several rungs."""
 
@@ -115,6 +132,7 @@ class TrainingLadder(Experiment):
     }
     details: ClassVar[tuple[str, ...]] = ("rung", "work")
     timed: ClassVar[str] = "step"
+    added_later: ClassVar[Mapping[str, Any]] = {"processes": 1}
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "attention.test_attention_gpu",
         "benchmarks.test_training_ladder",
@@ -136,9 +154,13 @@ class TrainingLadder(Experiment):
     """Rows of the embedding and of the output head."""
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
     """Rungs to measure, separated by commas: fp32, autocast, attention, masters, compiled, fused, graph, overlap, fp8,
-    no_attention, no_masters, no_fused, no_graph; ladder: up to fp8; from_masters: from there up to fp8; all."""
-    part: Literal["steps", "training"] = "steps"
-    """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients."""
+    checkpoint, no_attention, no_masters, no_fused, no_graph, and of several processes data_parallel, sharded, fsdp;
+    ladder: up to fp8; all: up to no_graph; wrapped: overlap without communication, and the last three."""
+    part: Literal["steps", "training", "processes"] = "steps"
+    """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients; processes:
+    times of steps of several processes, each on its own sequences."""
+    processes: Annotated[int, Ge(1)] = 1  # type: ignore[misc]  # a class variable of experiments that do not vary it
+    """Processes that measure together, one per GPU where there are GPUs."""
     warmup: NonNegative = 2
     """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
     steps: Positive = 9

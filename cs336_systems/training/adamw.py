@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from cs336_systems.training.dispatch import HAS_TRITON, INTERPRETED
+from cs336_systems.training.dispatch import runs_kernels
 from cs336_systems.training.master_weights import join_master, split_master
 from cs336_systems.training.parameter_table import ParameterTable, values
 from cs336_systems.training.under_backward import UnderBackward
@@ -108,20 +108,25 @@ class MasterAdamW(Optimizer):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], float] | None = None, *, scale: Tensor | None = None
+        self,
+        closure: Callable[[], float] | None = None,
+        *,
+        scale: Tensor | None = None,
+        gradients: Mapping[torch.nn.Parameter, Tensor] | None = None,
     ) -> float | None:
         """Update the parameters that have gradients.
 
         Args:
             closure: computes the loss, and gradients.
             scale: factor of the gradients, one number on their device, as `clip_scale` returns it.
+            gradients: fp32 gradients that replace those in `.grad`, such as those of `GradientSums`.
 
         Returns:
             the closure's result.
 
         Raises:
-            ValueError: a gradient is sparse or has another dtype than its parameter, or `scale` is given while updates
-                run under the backward pass.
+            ValueError: a gradient is sparse, or has neither its parameter's dtype nor fp32; or `scale` is given while
+                updates run under the backward pass.
         """
         if self._hooked and scale is not None:
             raise ValueError("scale is given while updates run under the backward pass, which needs all gradients")
@@ -129,7 +134,9 @@ class MasterAdamW(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._update([p for p in dict.fromkeys(self._parameters()) if p.grad is not None], scale)
+        given = gradients or {}
+        found = {p: given.get(p, p.grad) for p in self._parameters()}
+        self._update({p: gradient for p, gradient in found.items() if gradient is not None}, scale)
         return loss
 
     def during_backward(self) -> UnderBackward:
@@ -217,21 +224,23 @@ class MasterAdamW(Optimizer):
         if parameter.dtype is torch.bfloat16:
             state["remainder"] = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
 
-    def _update(self, parameters: list[torch.nn.Parameter], scale: Tensor | None) -> None:
-        """Update parameters that have gradients."""
-        for parameter in parameters:
-            _check_gradient(parameter)
+    def _update(self, gradients: Mapping[torch.nn.Parameter, Tensor], scale: Tensor | None) -> None:
+        """Update parameters by their gradients."""
+        for parameter, gradient in gradients.items():
+            _check_gradient(parameter, gradient)
             self._allocate(parameter)
-        group_of = self._group_of(parameters)
+        group_of = self._group_of(gradients)
         for parameter, number in group_of.items():
-            if not _runs_kernel(parameter):
-                _update_on_host(parameter, self.state[parameter], self.param_groups[number], scale)
+            if not runs_kernels(parameter):
+                _update_on_host(
+                    parameter, gradients[parameter], self.state[parameter], self.param_groups[number], scale
+                )
         for table, members in self._tables_of(group_of):
             if _capturing(members[0]):
                 self._captured.add(table)
             else:
                 table.upload(self.param_groups)
-            table.update(members, scale)
+            table.update({p: gradients[p] for p in members}, scale)
             torch.autograd.graph.increment_version(members)
 
     def _group_of(self, parameters: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, int]:
@@ -245,7 +254,7 @@ class MasterAdamW(Optimizer):
         """The tables of those parameters that the kernel updates, made anew if parameters are new or have moved."""
         members: dict[tuple[torch.device, torch.dtype], dict[torch.nn.Parameter, int]] = {}
         for parameter, number in group_of.items():
-            if _runs_kernel(parameter):
+            if runs_kernels(parameter):
                 members.setdefault((parameter.device, parameter.dtype), {})[parameter] = number
         for kind, needed in members.items():
             table = next((table for table in self._tables if table.holds(needed)), None)
@@ -288,13 +297,12 @@ def _check_parameter(parameter: Tensor) -> None:
         raise ValueError(f"a parameter of {shown} has gaps in memory; allowed: dense parameters")
 
 
-def _check_gradient(parameter: Tensor) -> None:
-    gradient = parameter.grad
-    assert gradient is not None
+def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
     if gradient.layout is not torch.strided:
         raise ValueError("MasterAdamW does not support sparse gradients; use dense ones, or torch.optim.SparseAdam")
-    if gradient.dtype is not parameter.dtype:
-        raise ValueError(f"a gradient is of dtype {gradient.dtype}; allowed: its parameter's, {parameter.dtype}")
+    if gradient.dtype not in (parameter.dtype, torch.float32):
+        allowed = f"its parameter's, {parameter.dtype}, and {torch.float32}"
+        raise ValueError(f"a gradient is of dtype {gradient.dtype}; allowed: {allowed}")
 
 
 def _is_dense(x: Tensor) -> bool:
@@ -314,21 +322,16 @@ def _fill(name: str, value: Tensor, saved: Tensor) -> None:
     value.copy_(saved)
 
 
-def _runs_kernel(parameter: Tensor) -> bool:
-    return HAS_TRITON and (parameter.is_cuda or INTERPRETED)
-
-
 def _capturing(parameter: Tensor) -> bool:
     return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _update_on_host(
-    parameter: Tensor, state: dict[str, Tensor], group: Mapping[str, Any], scale: Tensor | None
+    parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Mapping[str, Any], scale: Tensor | None
 ) -> None:
     """The kernel's formula in PyTorch."""
-    assert parameter.grad is not None
     lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-    gradient = parameter.grad.float()
+    gradient = gradient.float()
     if scale is not None:
         gradient = gradient * scale.to(gradient.device)
     split = parameter.dtype is torch.bfloat16

@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.clipping import clip_scale
+from cs336_systems.training.cuda_graph import capture, run_on
+from cs336_systems.training.gradient_sums import GradientSums
 
 WARM_UP_CALLS = 2
 """Calls that run eagerly before the capture: kernels are compiled, and the optimizer's state is allocated."""
@@ -47,7 +49,7 @@ class CapturedStep:
             optimizer: a MasterAdamW, or an optimizer of PyTorch with capturable=True. The latter reads its learning
                 rate from the device only if it is a tensor.
             accumulate: micro-batches per step, consecutive parts of the batch along its first axis. Their gradients
-                are averaged, as the micro-batches have equal sizes.
+                are averaged, as the micro-batches have equal sizes: for a MasterAdamW in fp32 (see `GradientSums`).
             max_norm: clips the gradients to this global norm; None: no clipping.
             update_during_backward: whether a MasterAdamW updates each parameter under the backward pass (see
                 `MasterAdamW.during_backward`).
@@ -134,13 +136,17 @@ class CapturedStep:
             if self.update_during_backward:
                 assert isinstance(optimizer, MasterAdamW)
                 stack.callback(optimizer.during_backward().remove)
+            sums = GradientSums(self._parameters() if self._own and self.accumulate > 1 else ())
+            stack.enter_context(sums)
             for part in parts:
                 loss = self.loss_function(*part) / self.accumulate
                 loss.backward()
                 total = loss.detach() if total is None else total + loss.detach()
         if isinstance(optimizer, MasterAdamW):
-            scale = None if self.max_norm is None else clip_scale(self._parameters(), self.max_norm)
-            optimizer.step(scale=scale)
+            scale = None
+            if self.max_norm is not None:
+                scale = clip_scale(self._parameters(), self.max_norm, gradients=sums.gradients)
+            optimizer.step(scale=scale, gradients=sums.gradients)
         else:
             if self.max_norm is not None:
                 torch.nn.utils.clip_grad_norm_(self._parameters(), self.max_norm)
@@ -150,13 +156,9 @@ class CapturedStep:
 
     def _aside(self) -> Tensor:
         """Run a step eagerly on the stream of the capture."""
-        current = torch.cuda.current_stream()
         assert self._stream is not None
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            loss = self._step(self._inputs)
-        current.wait_stream(self._stream)
-        loss.record_stream(current)
+        loss = run_on(self._stream, lambda: self._step(self._inputs))
+        loss.record_stream(torch.cuda.current_stream())
         return loss
 
     def _capture(self) -> None:
@@ -164,10 +166,8 @@ class CapturedStep:
         self.optimizer.zero_grad(set_to_none=True)  # their memory is not the graph's
         if isinstance(self.optimizer, MasterAdamW):
             self.optimizer.prepare()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            self._loss = self._step(self._inputs)
-        self.graph = graph
+        assert self._stream is not None
+        self.graph, self._loss = capture(self._stream, lambda: self._step(self._inputs))
         self._fixed = self._constants()
 
     def _parameters(self) -> list[Tensor]:

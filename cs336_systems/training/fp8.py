@@ -205,7 +205,8 @@ def _matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch
     """(scale_a a) @ (scale_b b).T of FP8 matrices [m, k] and [n, k], summed in fp32."""
     if not a.is_cuda:
         return ((a.float() * scale_a) @ (b.float() * scale_b).T).to(dtype)
-    return torch._scaled_mm(a, b.T, scale_a, scale_b.T, out_dtype=dtype, use_fast_accum=fast)
+    scale = scale_b.T if scale_b.dim() else scale_b
+    return torch._scaled_mm(a, b.T, scale_a, scale, out_dtype=dtype, use_fast_accum=fast)
 
 
 def _check_device(model: nn.Module) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
-from cs336_systems.training.dispatch import HAS_TRITON, INTERPRETED
+from cs336_systems.training.dispatch import HAS_TRITON, runs_kernels
 
 if HAS_TRITON:
     from cs336_systems.training.triton_cross_entropy import cross_entropy_in_place, scale_in_place
@@ -114,15 +114,11 @@ def _padded(vocabulary: int) -> int:
     return -(-vocabulary // ROW) * ROW
 
 
-def _runs_kernel(x: Tensor) -> bool:
-    return HAS_TRITON and (x.is_cuda or INTERPRETED)
-
-
 def _gradients_in_place(
     logits: Tensor, targets: Tensor, factor: Tensor, losses: Tensor, ignore_index: int, gradients: bool
 ) -> None:
     """Write each token's loss and, if wanted, turn the logits into factor times the gradient of their summed loss."""
-    if _runs_kernel(logits):
+    if runs_kernels(logits):
         cross_entropy_in_place(logits, targets, factor, losses, ignore_index, gradients)
         return
     wide = logits.float()
@@ -145,7 +141,7 @@ def _add_matmul(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
 
 
 def _scale_in_place(x: Tensor, factor: Tensor) -> None:
-    if _runs_kernel(x):
+    if runs_kernels(x):
         scale_in_place(x, factor)
     else:
         x.mul_(factor)

@@ -1,6 +1,6 @@
 """Parameters, and what the update kernel reads about them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,11 +60,14 @@ class ParameterTable:
                     self._hyperparameters[number, column].fill_(value)
                     self._uploaded[number][column] = value
 
-    def update(self, parameters: Iterable[nn.Parameter], scale: Tensor | None) -> None:
-        """Update parameters of the table that have gradients, multiplied by scale."""
-        gradients = {self._number[p]: _gradient(p) for p in parameters}
-        first, last = min(gradients), max(gradients)
-        self._launch([gradients.get(number) for number in range(first, last + 1)], first, scale)
+    def update(self, gradients: Mapping[nn.Parameter, Tensor], scale: Tensor | None) -> None:
+        """Update parameters of the table by their gradients, multiplied by scale."""
+        by_dtype: dict[torch.dtype, dict[int, Tensor]] = {}
+        for parameter, gradient in gradients.items():
+            by_dtype.setdefault(gradient.dtype, {})[self._number[parameter]] = _aligned(gradient, parameter)
+        for numbered in by_dtype.values():
+            first, last = min(numbered), max(numbered)
+            self._launch([numbered.get(number) for number in range(first, last + 1)], first, scale)
 
     def _launch(self, gradients: list[Tensor | None], first: int, scale: Tensor | None) -> None:
         scale = self._one if scale is None else scale.to(self.device, torch.float32)
@@ -80,10 +83,8 @@ def values(group: Mapping[str, Any]) -> tuple[Any, ...]:
     return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
+def _aligned(gradient: Tensor, parameter: nn.Parameter) -> Tensor:
     """The gradient in its parameter's memory layout."""
-    gradient = parameter.grad
-    assert gradient is not None
     if gradient.stride() == parameter.stride():
         return gradient
-    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    return torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)

@@ -94,7 +94,8 @@ def _update_kernel(
     coefficients,  # [tensors, COEFFICIENTS] fp32
     scale,  # pointer, one fp32 number: factor of the gradients
     first_chunk,  # of this launch
-    SPLIT: tl.constexpr,  # bf16 weights and gradients with an int16 remainder, else fp32
+    SPLIT: tl.constexpr,  # bf16 weights with an int16 remainder, else fp32
+    WIDE: tl.constexpr,  # fp32 gradients, else bf16
     BLOCK: tl.constexpr,
     LOAD: tl.constexpr,
     STORE: tl.constexpr,
@@ -117,9 +118,9 @@ def _update_kernel(
         left = numel - start
         addresses = (gradient, weight, remainder, exp_avg, exp_avg_sq)
         if (left >= BLOCK) & (aligned != 0) & (gradient % 16 == 0):
-            _update_chunk(addresses, start, left, terms, scale, SPLIT, BLOCK, LOAD, STORE, True)
+            _update_chunk(addresses, start, left, terms, scale, SPLIT, WIDE, BLOCK, LOAD, STORE, True)
         else:
-            _update_chunk(addresses, start, left, terms, scale, SPLIT, BLOCK, LOAD, STORE, False)
+            _update_chunk(addresses, start, left, terms, scale, SPLIT, WIDE, BLOCK, LOAD, STORE, False)
 
 
 @triton.jit
@@ -130,6 +131,7 @@ def _update_chunk(
     terms,  # pointer to the tensor's coefficients
     scale,
     SPLIT: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     LOAD: tl.constexpr,
     STORE: tl.constexpr,
@@ -143,7 +145,7 @@ def _update_chunk(
         mask = None
     else:
         mask = lane < left
-    source = _pointers(addresses[0], start, lane, tl.bfloat16 if SPLIT else tl.float32, VECTORS)
+    source = _pointers(addresses[0], start, lane, tl.float32 if WIDE else tl.bfloat16, VECTORS)
     weight = _pointers(addresses[1], start, lane, tl.int16 if SPLIT else tl.float32, VECTORS)
     exp_avg = _pointers(addresses[3], start, lane, tl.float32, VECTORS)
     exp_avg_sq = _pointers(addresses[4], start, lane, tl.float32, VECTORS)
@@ -228,10 +230,12 @@ class UpdateTable:
         """Update consecutive tensors on the current stream of their device, which is the current one.
 
         Args:
-            gradients: of the tensors from `first` on, in their memory layout and dtype; None skips one.
+            gradients: of the tensors from `first` on, in their memory layout, all in their dtype or all in fp32; None
+                skips one.
             scale: factor of the gradients, one fp32 number on the device.
             first: number of the first tensor.
         """
+        wide = not self.split or any(x is not None and x.dtype is torch.float32 for x in gradients)
         addresses = [MISSING.value if x is None else x.data_ptr() for x in gradients]
         for start in range(0, len(addresses), LANES):
             part = addresses[start : start + LANES]
@@ -257,6 +261,7 @@ class UpdateTable:
             scale,
             first_chunk,
             self.split,
+            wide,
             self.tuning.block,
             self.tuning.load,
             self.tuning.store,

@@ -1,7 +1,7 @@
 """Optimizer updates that run under the backward pass."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,14 @@ class UnderBackward:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        update: Callable[[list[nn.Parameter], Tensor | None], None],
+        update: Callable[[Mapping[nn.Parameter, Tensor], Tensor | None], None],
         on_removal: Callable[[], None],
     ):
         """Install the hooks.
 
         Args:
             parameters: those that require no gradient are left out.
-            update: updates a list of parameters that have gradients, on the current stream, with factor None.
+            update: updates parameters by their gradients on the current stream, with factor None.
             on_removal: called by `remove`.
         """
         self._apply = update
@@ -51,7 +51,7 @@ class UnderBackward:
         if parameter.is_cuda:
             self._update_aside(parameter, parameter.grad)
         else:
-            self._apply([parameter], None)
+            self._apply({parameter: parameter.grad}, None)
         parameter.grad = None
 
     def _update_aside(self, parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -62,7 +62,7 @@ class UnderBackward:
         side = self._stream(parameter.device)
         side.wait_stream(torch.cuda.current_stream(parameter.device))
         with torch.cuda.stream(side):
-            self._apply([parameter], None)
+            self._apply({parameter: gradient}, None)
             done = side.record_event()
         # The allocator may hand out the gradient's memory again once its update is over, so the backward pass waits
         # for that; record_stream would keep all gradients of a step that is captured in a CUDA graph.

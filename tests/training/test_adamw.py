@@ -245,6 +245,9 @@ def test_what_is_not_supported_is_refused_by_name():
         MasterAdamW([parameter]).step()
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         clip_scale(make_parameters(), 1.0)
+    (parameter,) = make_parameters(shapes=[(3,)])
+    with pytest.raises(ValueError, match=r"a gradient is of dtype torch\.float16; allowed: its parameter.s, "):
+        MasterAdamW([parameter]).step(gradients={parameter: torch.ones(3).half()})
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
@@ -272,7 +275,8 @@ def interpreted() -> None:
         reference = torch.optim.AdamW(groups, **OPTIONS)
         for step in range(2):
             set_gradients(parameters, references, step, factor=0.5)
-            optimizer.step(scale=torch.tensor(0.5))
+            wide = {p: p.grad.float() for p in parameters[:2] if step and p.grad is not None}
+            optimizer.step(scale=torch.tensor(0.5), gradients=wide)
             reference.step()
         assert_masters_equal(optimizer, parameters, references, 2)
     values = special_values()[:60]

@@ -42,13 +42,19 @@ def batches(device, dtype=torch.bfloat16, count=6):
 
 def plain_step(model, optimizer, x, y, accumulate, max_norm):
     optimizer.zero_grad()
-    total = 0
+    own = isinstance(optimizer, MasterAdamW)
+    total, sums = 0, {}
     for part in zip(x.chunk(accumulate), y.chunk(accumulate), strict=True):
         loss = model.loss(*part) / accumulate
         loss.backward()
         total = total + loss.detach()
-    if isinstance(optimizer, MasterAdamW):
-        optimizer.step(scale=clip_scale(model.parameters(), max_norm) if max_norm else None)
+        for p in model.parameters() if own and accumulate > 1 else ():
+            if p.grad is not None:
+                sums[p] = sums.get(p, 0) + p.grad.float()
+                p.grad = None
+    if own:
+        scale = clip_scale(model.parameters(), max_norm, gradients=sums) if max_norm else None
+        optimizer.step(scale=scale, gradients=sums)
     else:
         if max_norm:
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
@@ -80,6 +86,7 @@ def set_lr(optimizer, lr):
     [
         (own, {}),
         (own, {"accumulate": 3, "max_norm": 0.1}),
+        (own, {"accumulate": 2}),
         (own, {"update_during_backward": True}),
         (pytorch, {"accumulate": 2, "max_norm": 0.1}),
     ],

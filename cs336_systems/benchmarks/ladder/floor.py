@@ -19,6 +19,7 @@ from cs336_systems.measure.timing import time_phases
 from cs336_systems.model import TransformerLM
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.training.adamw import MasterAdamW
+from cs336_systems.training.cuda_graph import capture, run_on
 
 REPEATS = 5
 WARMUP = 2
@@ -167,11 +168,5 @@ def time_replayed(call: Call, device: torch.device) -> list[float]:
 def captured(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
     """Capture a call, after one that compiles its kernels."""
     stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay
+    run_on(stream, run)
+    return capture(stream, run)[0].replay

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cs336_systems.benchmarks.ladder.wrapped import wrap
 from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import Unavailable
@@ -13,6 +15,7 @@ from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, Transfo
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import WARM_UP_CALLS, CapturedStep
+from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.fp8 import CAPABILITY, use_fp8
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
@@ -42,18 +45,24 @@ class RungStep:
         self.weights_dtype = " ".join(sorted({dtype_name(weight.dtype) for weight in self.model.parameters()}))
         self.loss: Tensor
         self.tail: Callable[..., Tensor] = head_and_loss
-        self.attention_dtype = observe_attention(self.model, lambda: self.compute_loss(self.inputs, self.targets))
+        self.forward: Callable[[Tensor, Tensor], Tensor] = self.compute_loss
+        self.captured: CapturedStep | None = None
+        if rung.wrapper:
+            self.forward, self.update = wrap(rung, self.model, self.compute_loss, LEARNING_RATE)
+        self.attention_dtype = observe_attention(self.model, lambda: self.forward(self.inputs, self.targets))
+        if rung.wrapper:
+            return
         if rung.passes == "compiled":
             for block in self.model.blocks:
                 block.compile()
             self.tail = torch.compile(head_and_loss)
-        self.optimizer = build_optimizer(rung, self.model)
-        self.captured: CapturedStep | None = None
+        optimizer = build_optimizer(rung, self.model)
+        self.update = optimizer.step
         if rung.graph:
-            self.captured = CapturedStep(self.compute_loss, self.optimizer, update_during_backward=rung.overlap)
+            self.captured = CapturedStep(self.compute_loss, optimizer, update_during_backward=rung.overlap)
         elif rung.overlap:
-            assert isinstance(self.optimizer, MasterAdamW)
-            self.optimizer.during_backward()
+            assert isinstance(optimizer, MasterAdamW)
+            optimizer.during_backward()
 
     def __call__(self) -> None:
         """Run the step, or replay it; `loss` becomes that of the weights before the update."""
@@ -62,15 +71,17 @@ class RungStep:
     def eager(self) -> Tensor:
         """Run the step call by call, and return the loss."""
         self.model.zero_grad(set_to_none=True)
-        loss = self.compute_loss(self.inputs, self.targets)
+        loss = self.forward(self.inputs, self.targets)
         loss.backward()
-        self.optimizer.step()
+        self.update()
         return loss.detach()
 
     def compute_loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Compute cross-entropy, with the graph for a backward pass."""
         model = self.model
-        with precision_context("bf16" if self.rung.precision == "autocast" else "fp32", inputs.device):
+        # FSDP casts by itself.
+        autocast = self.rung.precision == "autocast" and not self.rung.wrapper
+        with precision_context("bf16" if autocast else "fp32", inputs.device):
             if isinstance(model, FusedTransformerLM):
                 return linear_cross_entropy(model.hidden(inputs), model.lm_head.weight, targets)
             x = run_blocks(model.token_embedding(inputs), model.blocks)
@@ -91,6 +102,8 @@ def require(rung: Rung, device: torch.device) -> None:
     """
     if rung.graph and device.type != "cuda":
         raise Unavailable("a CUDA graph needs a CUDA device")
+    if rung.wrapper and not dist.is_initialized():
+        raise Unavailable("a wrapper needs several processes; launch them with torchrun")
     if rung.fp8 and torch.cuda.get_device_capability(device) < CAPABILITY:
         raise Unavailable(f"FP8 matmuls need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
 
@@ -114,7 +127,11 @@ def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> Trans
             parameter.data = parameter.data.to(torch.bfloat16)
     if rung.fp8:
         use_fp8(model)
-    return fuse(model) if rung.passes == "fused" else model
+    if rung.passes == "fused":
+        fuse(model)
+    if rung.checkpoint:
+        checkpoint_blocks(model)
+    return model
 
 
 def build_optimizer(rung: Rung, model: nn.Module) -> Optimizer:
@@ -133,6 +150,7 @@ def head_and_loss(norm: nn.Module, head: nn.Module, x: Tensor, targets: Tensor) 
 def observe_attention(model: TransformerLM, forward: Callable[[], Tensor]) -> str:
     """Run a forward pass, and say in which dtype the first block's attention got its queries."""
     block, seen = model.blocks[0], []
+    block = getattr(block, "_orig_mod", block)  # of a compiled one
     assert isinstance(block, TransformerBlock)
     attention = block.attention.attention
 
@@ -141,7 +159,7 @@ def observe_attention(model: TransformerLM, forward: Callable[[], Tensor]) -> st
         return attention(q, k, v, is_causal=is_causal)
 
     block.attention.attention = observed
-    with torch.no_grad():
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         forward()
     block.attention.attention = attention
     return dtype_name(seen[0])

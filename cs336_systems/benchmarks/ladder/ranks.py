@@ -1,0 +1,18 @@
+"""The processes that measure a cell together, or one that is alone."""
+
+import torch
+import torch.distributed as dist
+
+
+def rank() -> int:
+    """This process's rank; 0 if it is alone."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def slowest(seconds: list[float], device: torch.device) -> list[float]:
+    """Each lap on the slowest rank; unchanged if this process is alone."""
+    if not dist.is_initialized():
+        return seconds
+    most = torch.tensor(seconds, dtype=torch.float64, device=device)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return most.tolist()

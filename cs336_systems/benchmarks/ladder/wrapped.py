@@ -1,0 +1,86 @@
+"""One model trained by several processes, by this project's wrappers."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from cs336_systems.experiments.training_ladder import Rung
+from cs336_systems.model import TransformerLM
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
+from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.parallel.update_in_backward import UpdateInBackward
+from cs336_systems.training.adamw import MasterAdamW
+from cs336_systems.training.sharded_step import units_of
+
+BUCKET_MB = 100
+"""Gradients that the data-parallel wrapper sends at once, in 10^6 bytes."""
+
+ComputeLoss = Callable[[Tensor, Tensor], Tensor]
+
+
+class ModuleOfLoss(nn.Module):
+    """A module whose forward pass is the loss, so that a wrapper's is."""
+
+    def __init__(self, model: nn.Module, compute_loss: ComputeLoss):
+        super().__init__()
+        self.model = model
+        self.compute_loss = compute_loss
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of a batch."""
+        return self.compute_loss(inputs, targets)
+
+
+def wrap(
+    rung: Rung, model: TransformerLM, compute_loss: ComputeLoss, lr: float
+) -> tuple[ComputeLoss, Callable[[], object]]:
+    """Wrap a model on every rank.
+
+    Returns:
+        what computes the loss, and what ends a step after the backward pass, with all weights updated.
+    """
+    return WRAP[rung.wrapper](model, compute_loss, lr)
+
+
+def data_parallel(
+    model: TransformerLM, compute_loss: ComputeLoss, lr: float
+) -> tuple[ComputeLoss, Callable[[], object]]:
+    """Gradients are averaged under the backward pass, and each rank updates all weights after it."""
+    wrapper = BucketedDataParallel(ModuleOfLoss(model, compute_loss), BUCKET_MB)
+    optimizer = MasterAdamW(model.parameters(), lr=lr)
+
+    def finish() -> None:
+        wrapper.finish_gradient_synchronization()
+        optimizer.step()
+
+    return wrapper, finish
+
+
+def sharded_optimizer(
+    model: TransformerLM, compute_loss: ComputeLoss, lr: float
+) -> tuple[ComputeLoss, Callable[[], object]]:
+    """Gradients are averaged, and each rank updates its share of the weights, under the backward pass."""
+    update = UpdateInBackward(units_of(model), MasterAdamW, lr=lr)
+    for optimizer in update.optimizers:
+        assert isinstance(optimizer, MasterAdamW)
+        optimizer.prepare()
+    return compute_loss, update.finish
+
+
+def fsdp(model: TransformerLM, compute_loss: ComputeLoss, lr: float) -> tuple[ComputeLoss, Callable[[], object]]:
+    """Each rank keeps its share of all weights in fp32; a block's are gathered in bf16 while it is used."""
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = torch.compile(block)
+    wrapper = FullyShardedDataParallel(ModuleOfLoss(model, compute_loss), torch.bfloat16)
+    optimizer = torch.optim.AdamW(wrapper.parameters(), lr=lr, fused=True)
+
+    def finish() -> None:
+        wrapper.finish_gradient_synchronization()
+        optimizer.step()
+
+    return wrapper, finish
+
+
+WRAP = {"data_parallel": data_parallel, "sharded_optimizer": sharded_optimizer, "fsdp": fsdp}
+"""Functions that wrap a model, by a rung's wrapper."""

@@ -1,0 +1,29 @@
+"""CUDA graphs of calls that have run before on a stream of their own."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def run_on(stream: torch.cuda.Stream, call: Callable[[], T]) -> T:
+    """Run a call on a stream, between what the current stream did before and does next; return its result."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        result = call()
+    current.wait_stream(stream)
+    return result
+
+
+def capture(stream: torch.cuda.Stream, call: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+    """Record a call on a stream, which does not run yet; return its graph, and its result, which replays overwrite.
+
+    What it launches must have run before (see `run_on`): kernels are compiled, libraries initialized.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = call()
+    return graph, result

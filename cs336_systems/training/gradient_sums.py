@@ -1,0 +1,47 @@
+"""Sums of 16-bit gradients over micro-batches in fp32."""
+
+from collections.abc import Iterable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+NARROW = (torch.bfloat16, torch.float16)
+
+
+class GradientSums:
+    """Adds up the gradients of several backward passes in fp32, where `.grad` would round each sum to 16 bits.
+
+        with GradientSums(model.parameters()) as sums:
+            for part in parts:
+                (loss_of(part) / len(parts)).backward()
+        optimizer.step(gradients=sums.gradients)
+
+    Each gradient is added as soon as the backward pass has computed it, and is freed: memory is 4 bytes per weight
+    instead of 2, and each pass moves 10 bytes per weight instead of 6. Gradients of fp32 parameters stay in `.grad`.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]):
+        """Wrap parameters; nothing is allocated before their first gradients."""
+        self._narrow = [p for p in dict.fromkeys(parameters) if p.requires_grad and p.dtype in NARROW]
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self.gradients: dict[nn.Parameter, Tensor] = {}
+        """The sums so far, of those parameters that have gradients."""
+
+    def __enter__(self) -> Self:
+        self._handles = [p.register_post_accumulate_grad_hook(self._add) for p in self._narrow]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    @torch.no_grad()
+    def _add(self, parameter: Tensor) -> None:
+        assert isinstance(parameter, nn.Parameter)
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None, "the hook runs after accumulation"
+        if parameter in self.gradients:
+            self.gradients[parameter].add_(gradient)
+        else:
+            self.gradients[parameter] = gradient.float()
