@@ -5,9 +5,12 @@ Launch: python -m scripts.readme, which writes the table into README.md.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pandas import DataFrame, Series
+
+from scripts.views.data import select
 
 README = Path("README.md")
 RECORDED = Path("recorded/nvidia-h200/raw")
@@ -37,7 +40,9 @@ def _lines() -> Iterator[str]:
         )
     yield line(
         "2.7B, 4 × 1024 tokens: whole training step with exact AdamW",
-        rows("training_ladder/ends-2.7B.csv", metric="step").set_index("rung")["median"],
+        rows("training_ladder/*.csv", metric="step", size="2.7B", context=1024, batch_size=4, part="steps").set_index(
+            "rung"
+        )["median"],
         ["graph", "overlap"],
         {"bf16 autocast": ["autocast"], "bf16 weights, blocks compiled": ["compiled"]},
     )
@@ -65,10 +70,10 @@ def _lines() -> Iterator[str]:
     )
 
 
-def rows(path: str, metric: str) -> DataFrame:
-    """The measured rows of one metric in a recorded CSV file."""
-    table = pd.read_csv(RECORDED / path)
-    return table[(table["metric"] == metric) & (table["status"] == "ok")]
+def rows(path: str, metric: str, **parameters: Any) -> DataFrame:
+    """The measured rows of one metric, and of some parameters, in recorded CSV files."""
+    table = pd.concat([pd.read_csv(each) for each in sorted(RECORDED.glob(path))])
+    return select(table, metric=metric, status="ok", **parameters)
 
 
 def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> str:

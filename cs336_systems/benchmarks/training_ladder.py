@@ -33,7 +33,7 @@ from cs336_systems.sizes import parse_size
 ROUNDS = 3
 """Turns of each rung where they take turns."""
 LEAST_STEPS = 3
-LONGEST_S = 4.0
+LONGEST_S = 3.0
 """Seconds after which a turn ends, if it has had its least number of steps."""
 HELD_BYTES = 40
 """Memory per weight that is allowed for each model alive: weights, gradients, moments, and as much of activations."""

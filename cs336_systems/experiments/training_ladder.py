@@ -77,7 +77,7 @@ RUNGS: Mapping[str, Rung] = {rung.name: rung for rung in (*LADDER, FP8, CHECKPOI
 ALONE = tuple(rung for rung in RUNGS.values() if not rung.wrapper)
 """Those of a single process."""
 GROUPS: Mapping[str, tuple[Rung, ...]] = {
-    "ladder": (*LADDER, FP8),
+    "ladder": LADDER,
     "all": ALONE,
     "wrapped": (TOP, *WRAPPED),
 }
@@ -155,7 +155,7 @@ class TrainingLadder(Experiment):
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
     """Rungs to measure, separated by commas: fp32, autocast, attention, masters, compiled, fused, graph, overlap, fp8,
     checkpoint, no_attention, no_masters, no_fused, no_graph, and of several processes data_parallel, sharded, fsdp;
-    ladder: up to fp8; all: up to no_graph; wrapped: overlap without communication, and the last three."""
+    ladder: up to overlap; all: up to no_graph; wrapped: overlap, without communication, and the last three."""
     part: Literal["steps", "training", "processes"] = "steps"
     """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients; processes:
     times of steps of several processes, each on its own sequences."""

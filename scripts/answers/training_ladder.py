@@ -7,12 +7,12 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
-from cs336_systems.experiments.training_ladder import FIRST, RUNGS
+from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
 from scripts.checks.training_ladder import SCATTER
 from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Typst, measured
-from scripts.views.data import first, measured_machine, one
+from scripts.rendering.markup import Tile, Typst, measured, milliseconds
+from scripts.views.data import first, last, measured_machine, one
 from scripts.views.training_ladder import (
     SHAPE,
     ends,
@@ -21,8 +21,10 @@ from scripts.views.training_ladder import (
     gain_table,
     ladders,
     losses,
+    recomputed_table,
     rung_table,
     utilization,
+    wrapped_table,
 )
 
 NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothing of it."
@@ -49,14 +51,29 @@ SIZES: Columns = {
     "": {
         "": "{label}",
         "batch": "{batch_size} × {context}",
-        "first": "{first}",
-        "ms": "{first_step:sig}",
+        "fp32 / ms": "{first_step:sig}",
         "fastest": "{step:sig}",
         "floor / ms": "{floor:.1f}",
         "× floor": "{over:.2f}",
         "MFU / %": "{mfu:.1f}",
         "tokens/s": "{tokens:.0f}",
         "mJ/token": "{millijoules:.1f}",
+    }
+}
+RECOMPUTED: Columns = {
+    "": {"": "{label}", "batch": "{batch_size} × {context}"},
+    "fastest": {"ms": "{step:sig}", "peak / GiB": "{peak_memory:GiB}"},
+    "blocks recomputed": {"ms": "{recomputed_step:sig}", "peak / GiB": "{recomputed_peak:GiB}"},
+}
+WRAPPED: Columns = {
+    "": {
+        "": "{label}",
+        "batch": "{processes} × {batch_size} × {context}",
+        "step": "{title}",
+        "ms": "{step:sig}",
+        "× alone": "{over:.2f}",
+        "tokens/s": "{tokens:.0f}",
+        "peak / GiB": "{peak_memory:GiB}",
     }
 }
 LEARNING: Columns = {
@@ -83,14 +100,32 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         "fastest": how_fast(table, rungs, found, missing),
         "learning": learning(table),
         "measured": len(rungs) > 0,
+        "ends": found,
     }
     if not len(rungs):
         return always
     return always | {
-        "sizes": sizes(rungs),
+        "sizes": sizes(rungs, found),
         "advice": advice(table, rungs, found),
         "gains": gains(table, found),
+        "memory": memory(rungs),
+        "several": several(table),
     }
+
+
+def tiles(found: Mapping[str, Any]) -> list[Tile]:
+    """The fastest step of the largest model."""
+    if not found["ends"]:
+        return []
+    ladder = found["ends"][-1]
+    best, begin = fastest(ladder), ladder.iloc[0]
+    meaning = say(
+        "the fastest training step of {best[label]}: {best[utilization]:percent} of the bf16 peak, and {gain:times} as "
+        "fast as eager fp32",
+        best=best,
+        gain=begin["step"] / best["step"],
+    )
+    return [Tile(milliseconds(best["step"]), meaning, "fastest step")] if meaning else []
 
 
 def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
@@ -168,13 +203,13 @@ def conventions(best: Series | None) -> Any:
     return say("Counted in other ways, the same step reaches {shares:listing}.", shares=shares[1:])
 
 
-def sizes(rungs: DataFrame) -> Answer:
+def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     """First, fastest and floor of each cell."""
     lines = []
     for ladder in ladders(rungs):
         begin, best = ladder.iloc[0], fastest(ladder)
-        name = "fp32" if begin["rung"] == FIRST.name else begin["title"]
-        lines.append({**best, "first": name, "first_step": begin["step"], "millijoules": 1e3 * best["joules"]})
+        whole = begin["rung"] == FIRST.name
+        lines.append({**best, "first_step": begin["step"] if whole else None, "millijoules": 1e3 * best["joules"]})
     told = DataFrame(lines, columns=["over", *(lines[0] if lines else [])])
     told = told.loc[:, ~told.columns.duplicated()].dropna(subset=["over"]).sort_values("over")
     nearest = first(told)
@@ -187,8 +222,8 @@ def sizes(rungs: DataFrame) -> Answer:
         ),
         evidence=[
             Captioned(
-                grid(DataFrame(lines), SIZES, text_columns=3),
-                "The first and the fastest rung measured of each cell, medians (web edition), and the sum of what "
+                grid(DataFrame(lines), SIZES, text_columns=2),
+                "The fastest rung measured of each cell, the first where it was measured, medians, and the sum of what "
                 "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
             )
         ],
@@ -197,18 +232,78 @@ def sizes(rungs: DataFrame) -> Answer:
                 "The closest is {row[label]} with {row[batch_size]} × {row[context]} tokens.",
                 row=nearest,
             ),
-            NOTHING if nearest is None else in_fp8(rungs, lines[-1]),
+            say(
+                "Each takes at most {wall:times} as long as the device works.",
+                wall=(told["step"] / told["device_busy"]).max() if len(told) else None,
+            ),
+            in_fp8(rungs, fastest(found[-1])) if found else NOTHING,
         ),
     )
 
 
-def in_fp8(rungs: DataFrame, best: Mapping[str, Any]) -> Typst:
-    """The time in FP8, which is apart from the ladder, where the fastest step of a cell is known."""
+def in_fp8(rungs: DataFrame, best: Series) -> Typst:
+    """The time in FP8, which is apart from the ladder, next to the fastest step of a cell."""
     return say(
         "FP8, which is less exact and not among them, takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
         "{row[context]} tokens, against {best[step]:ms}.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
+    )
+
+
+def memory(rungs: DataFrame) -> Answer:
+    """The memory and the time of blocks that are computed again, next to the fastest step."""
+    found = recomputed_table(rungs)
+    most = last(found.dropna(subset="saved").sort_values("saved"))
+    return Answer(
+        asked="Where memory is short",
+        verdict=say(
+            "Blocks that are recomputed, but for attention, save {row[saved]:gib} at {row[slower]:times} the time "
+            "({row[label]}).",
+            row=most,
+        ),
+        evidence=[
+            Captioned(
+                grid(found, RECOMPUTED, text_columns=2),
+                "The fastest step of each cell, and the last rung with all blocks recomputed: each keeps its input and "
+                "attention's output and log-sum-exp.",
+            )
+        ]
+        if len(found)
+        else [],
+        reason=say(
+            "A block's matmuls and passes run again, attention does not; so the price is at most a third of the "
+            "matmuls' time."
+        )
+        if len(found)
+        else NOTHING,
+    )
+
+
+def several(table: DataFrame) -> Answer:
+    """The fastest step on several GPUs, under each wrapper."""
+    found = wrapped_table(table)
+    found = found[found["gpu"] != ""]
+    wrapped = found[found["rung"] != TOP.name]
+    best = first(wrapped.sort_values("step"))
+    return Answer(
+        asked="On several GPUs",
+        verdict=say(
+            "On {row[processes]} GPUs {row[title]} is fastest: {row[step]:ms}, {row[over]:times} the step without "
+            "communication.",
+            row=best,
+        ),
+        evidence=[
+            Captioned(
+                grid(found, WRAPPED, text_columns=3),
+                "One training step of all GPUs, each on its own sequences, medians of the slowest: without "
+                "communication (the last rung on each), gradients averaged under the backward pass and every weight "
+                "updated on each GPU (data-parallel wrapper), each GPU updating its share under the backward pass "
+                "(sharded optimizer), and weights sharded in fp32 and gathered in bf16 by blocks (FSDP).",
+            )
+        ]
+        if len(found)
+        else [],
     )
 
 

@@ -6,7 +6,7 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import Load, Rates, expected_gains, load_of, matmul_flops, step_flops
-from cs336_systems.experiments.training_ladder import LADDER, RUNGS
+from cs336_systems.experiments.training_ladder import CHECKPOINT, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.data import select, size_order
 
@@ -127,6 +127,48 @@ def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:
         copy=1e9 * copy["median"].iloc[0],
     )
     return expected_gains(load, rates)
+
+
+def wrapped_table(table: DataFrame) -> DataFrame:
+    """One row per wrapper of each cell of several processes, the step without communication among them.
+
+    Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `energy` of one device, J, and
+    `peak_memory`, MiB; `gpu`; `over`, the step over that without communication; `tokens` of all processes, per second.
+    """
+    rows = select(table, part="processes", status="ok")
+    keys = [*SHAPE, "processes", "rung"]
+    numeric = rows[rows["rung"] != ""]
+    wide = numeric.pivot_table(index=keys, columns="metric", values="median", aggfunc="first")
+    wide = wide.reindex(columns=["step", "energy", "peak_memory"]).dropna(subset="step").reset_index()
+    first = rows.drop_duplicates(keys).set_index(keys)["gpu"]
+    wide = wide.join(first, on=keys) if len(wide) else wide.assign(gpu="")
+    baselines = wide[wide["rung"] == TOP.name].set_index(keys[:-1])["step"].rename("baseline")
+    wide = wide.join(baselines, on=keys[:-1])
+    wide["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in wide["rung"]]
+    wide["over"] = wide["step"] / wide["baseline"]
+    wide["tokens"] = 1e3 * wide["processes"] * wide["batch_size"] * wide["context"] / wide["step"]
+    rungs = list(RUNGS)
+    return wide.sort_values("rung", key=lambda names: names.map(rungs.index), kind="stable")
+
+
+def recomputed_table(rungs: DataFrame) -> DataFrame:
+    """One row per cell whose fastest exact rung and whose recomputing one were timed, from `rung_table`.
+
+    Columns: SHAPE, `gpu`; `step` and `peak_memory` of the fastest; `recomputed_step` and `recomputed_peak`; `slower`,
+    the ratio of the times; `saved`, MiB.
+    """
+    rows = []
+    for ladder in ladders(rungs):
+        best = fastest(ladder)
+        cell = rungs[(rungs[SHAPE] == best[SHAPE]).all(axis=1) & (rungs["rung"] == CHECKPOINT.name)]
+        for _, found in cell.iterrows():
+            other = {"recomputed_step": found["step"], "recomputed_peak": found["peak_memory"]}
+            rows.append({**best[[*SHAPE, "gpu", "step", "peak_memory"]], **other})
+    columns = [*SHAPE, "gpu", "step", "peak_memory", "recomputed_step", "recomputed_peak"]
+    table = DataFrame(rows, columns=columns)
+    return table.assign(
+        slower=table["recomputed_step"] / table["step"], saved=table["peak_memory"] - table["recomputed_peak"]
+    )
 
 
 def losses(table: DataFrame) -> DataFrame:

@@ -276,7 +276,7 @@ VALUES = {
         "steps": (1, 3),
     },
     "memory_profile": {"model": MODELS, "attention": ATTENTIONS, "mode": ("inference", "forward", "train_step")},
-    "training_ladder": {"rungs": ("fp32", "autocast"), "part": ("steps", "training"), **COUNTS},
+    "training_ladder": {"rungs": ("fp32", "autocast"), "part": ("steps", "training", "processes"), **COUNTS},
 }
 """Values of a parameter with which different operators run, or, by value, the fact of FACTS."""
 FACTS = {

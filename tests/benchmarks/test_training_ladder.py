@@ -11,12 +11,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from cs336_systems.accounting.training_ladder import matmul_flops
 from cs336_systems.benchmarks import training_ladder
 from cs336_systems.benchmarks.ladder import floor, learning, steps
-from cs336_systems.experiments.training_ladder import FIRST, LADDER, LEFT_OUT, RUNGS, TOP, TrainingLadder, rungs_of
+from cs336_systems.experiments.training_ladder import (
+    ALONE,
+    CHECKPOINT,
+    FIRST,
+    LADDER,
+    LEFT_OUT,
+    RUNGS,
+    TOP,
+    TrainingLadder,
+    rungs_of,
+)
 from cs336_systems.measure.memory import Unavailable
 
 CPU = torch.device("cpu")
 CELL = TrainingLadder(size="nano", batch_size=2, context=16, vocab_size=40, warmup=0, steps=2)
-HERE = [name for name, rung in RUNGS.items() if not rung.graph and rung.passes != "compiled"]
+HERE = [rung.name for rung in ALONE if not rung.graph and rung.passes != "compiled"]
 
 
 def by_rung(rows, metric):
@@ -39,7 +49,7 @@ def test_each_rung_adds_one_change_and_each_is_left_out_once():
         ["graph"],
         ["overlap"],
     ]
-    assert all(len(changes(TOP, rung)) == 1 for rung in LEFT_OUT)
+    assert all(len(changes(TOP, rung)) == 1 for rung in (CHECKPOINT, *LEFT_OUT))
     assert {rung.without for rung in LEFT_OUT} <= {rung.name for rung in LADDER}
     assert [rung.name for rung in rungs_of("graph,fp32,graph")] == ["graph", "fp32"]
     with pytest.raises(ValueError, match="rungs is 'fp16'; allowed, separated by commas: ladder, all"):
@@ -54,10 +64,11 @@ def test_rows_say_what_ran_and_why_something_did_not(launch):
     )
     assert rows["step"].status in ("ok", "skipped")
     assert rows["order"].value == "interleaved"
-    found = training_ladder.measure(dataclasses.replace(CELL, rungs=",".join([*HERE, "graph", "fp8"])), CPU)
+    found = training_ladder.measure(dataclasses.replace(CELL, rungs=",".join([*HERE, "graph", "fp8", "data_parallel"])), CPU)
     times = by_rung(found, "step")
     assert {name for name, row in times.items() if row.status == "ok"} == set(HERE)
     assert times["graph"].message == times["fp8"].message == "a CUDA graph needs a CUDA device"
+    assert times["data_parallel"].message == "a wrapper needs several processes; launch them with torchrun"
     weights, queries = by_rung(found, "weights_dtype"), by_rung(found, "attention_dtype")
     assert {name: (weights[name].value, queries[name].value) for name in HERE} == {
         "fp32": ("float32", "float32"),
@@ -73,16 +84,16 @@ def test_rows_say_what_ran_and_why_something_did_not(launch):
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("name", HERE[1:])
-def test_gradients_and_updates_are_those_of_fp32(name):
+@pytest.mark.parametrize("rung", [*(RUNGS[name] for name in HERE[1:]), CHECKPOINT.apart], ids=lambda rung: rung.name)
+def test_gradients_and_updates_are_those_of_fp32(rung):
     exact = learning.gradients(FIRST, CELL, CPU)
-    error = (learning.gradients(RUNGS[name], CELL, CPU) - exact).norm() / exact.norm()
+    error = (learning.gradients(rung, CELL, CPU) - exact).norm() / exact.norm()
     assert 1e-4 < error < 0.02  # not fp32, and no worse than bf16
     after = {}
-    for rung in (FIRST, RUNGS[name]):
-        step, _ = learning.train(rung, CELL, CPU, seed=0, steps=3)
-        after[rung] = torch.cat([p.detach().float().flatten() for p in step.model.parameters()])
-    moved = after[FIRST] - after[RUNGS[name]]
+    for each in (FIRST, rung):
+        step, _ = learning.train(each, CELL, CPU, seed=0, steps=3)
+        after[each] = torch.cat([p.detach().float().flatten() for p in step.model.parameters()])
+    moved = after[FIRST] - after[rung]
     # Three steps of at most the learning rate, where a gradient's sign is not sure; and bf16's rounding.
     assert moved.abs().max() < 6 * steps.LEARNING_RATE + 2**-8 * after[FIRST].abs().max()
     assert moved.norm() < 0.01 * after[FIRST].norm()
@@ -90,7 +101,7 @@ def test_gradients_and_updates_are_those_of_fp32(name):
 
 @pytest.mark.numeric
 @pytest.mark.gpu
-@pytest.mark.parametrize("rung", [rung for rung in RUNGS.values() if rung.graph and not rung.fp8], ids=lambda r: r.name)
+@pytest.mark.parametrize("rung", [rung for rung in ALONE if rung.graph and not rung.fp8], ids=lambda r: r.name)
 def test_a_replayed_step_trains_as_one_call_by_call(rung):
     cuda = torch.device("cuda")
     replayed, loss = learning.train(rung, CELL, cuda, seed=0, steps=8)

@@ -3,14 +3,14 @@
 import dataclasses
 
 from cs336_systems.accounting.training_ladder import (
+    Load,
     load_of,
     matmul_flops,
     pass_bytes,
-    products,
     step_flops,
     update_bytes,
 )
-from cs336_systems.experiments.training_ladder import FIRST, TrainingLadder, rungs_of
+from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
 from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered
 
@@ -24,10 +24,14 @@ FASTER = {
     "graph": 1.12,
     "overlap": 1.08,
     "fp8": 0.9,
+    "checkpoint": 1.3,
     "no_attention": 1.5,
     "no_masters": 1.2,
     "no_fused": 1.14,
     "no_graph": 1.25,
+    "data_parallel": 1.3,
+    "sharded": 1.2,
+    "fsdp": 1.6,
 }
 """Time of a rung's step over the floor."""
 COPY = 4.2e12
@@ -66,10 +70,12 @@ def measure(cell: TrainingLadder, *, on_gpu: bool) -> list[Measurement]:
                 summarize("device_busy", "ms", [step * (0.99 if rung.graph else 0.9)], details=details),
                 summarize("launches", "", [1000 if rung.graph else 3000], details=details),
                 summarize("energy", "J", [0.6 * step], details=details),
-                summarize("peak_memory", "MiB", [16 * load.weights / 2**20 + 1000], details=details),
+                summarize("peak_memory", "MiB", [peak(rung, load)], details=details),
             ]
         else:
             rows.append(dataclasses.replace(NO_CPU_MEMORY, details=details))
+    if cell.part == "processes":
+        return [*rows, Measurement(metric="order", unit="order", n=1, value="interleaved")]
     if not on_gpu:
         skipped = [rung for rung in rungs_of(cell.rungs) if rung.graph]
         rows += [
@@ -80,24 +86,17 @@ def measure(cell: TrainingLadder, *, on_gpu: bool) -> list[Measurement]:
         summarize("floor", "ms", jittered(cell, work, 1e3 * seconds, 5), details={"work": work})
         for work, seconds in parts.items()
     ]
-    shapes = products(load)
-    flops = [6 * load.tokens * each.d_in * each.d_out * each.count for each in shapes]
-    rows += [
-        summarize(
-            "alone",
-            "ms",
-            jittered(cell, each.name + kind, 1e3 * work / 3 / rate, 5),
-            details={"work": f"{each.name}, {kind}"},
-        )
-        for each, work in zip(shapes, flops, strict=True)
-        for kind in ("forward", "input gradient", "weight gradient")
-    ]
     return [
         *rows,
         summarize("copy_speed", "GB/s", [COPY / 1e9]),
         summarize("matmul_rate", "TFLOP/s", jittered(cell, "rate", 51, 5), details={"work": "fp32"}),
         Measurement(metric="order", unit="order", n=1, value="interleaved"),
     ]
+
+
+def peak(rung: Rung, load: Load) -> float:
+    """The state of all weights, and activations, of which a recomputing rung has a third; MiB."""
+    return 16 * load.weights / 2**20 + (1000 if rung.checkpoint else 3000)
 
 
 def learning(cell, rung) -> list[Measurement]:

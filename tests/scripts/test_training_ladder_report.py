@@ -9,7 +9,15 @@ from scripts.answers.conclusion import ladder
 from scripts.checks import checks_of, training_ladder
 from scripts.views.completeness import missing_metrics
 from scripts.views.data import frame, select
-from scripts.views.training_ladder import ends, fastest, floor_table, gain_table, rung_table
+from scripts.views.training_ladder import (
+    ends,
+    fastest,
+    floor_table,
+    gain_table,
+    recomputed_table,
+    rung_table,
+    wrapped_table,
+)
 from tests.samples import H200, planned_rows
 from tests.support.tables import plain
 
@@ -73,10 +81,37 @@ def test_the_section_says_how_fast_how_far_and_what_first(h200):
         found["fastest"].verdict
     )
     assert "For 2.7B do first: bf16 autocast and our attention." in plain(found["advice"].verdict)
-    assert "All 11 later rungs learn as fp32 does" in plain(found["learning"].verdict)
-    assert len(found["sizes"].evidence[0].table.rows) == 14
+    assert "All 8 later rungs learn as fp32 does" in plain(found["learning"].verdict)
+    assert len(found["sizes"].evidence[0].table.rows) == 12
+    assert "Each takes at most 1.01× as long as the device works." in plain(found["sizes"].reason)
     first, last = ends(rung_table(h200))[-1].iloc[0]["step"], best["step"]
     assert f"goes from {first:.0f} ms to {last:.0f} ms" in plain(ladder({NAME: h200}))
+    (tile,) = section.tiles(found)
+    assert plain(tile.number) == f"{last:.0f} ms"
+    share = f"{100 * best['utilization']:.0f}"
+    assert f"2.7B: {share} % of the bf16 peak, and {first / last:.2f}× as fast as eager fp32" in plain(tile.meaning)
+
+
+def test_recomputed_blocks_are_next_to_the_fastest_step(h200):
+    found = recomputed_table(rung_table(h200)).set_index("size")
+    cell = select(h200, size="2.7B", context=1024, batch_size=4)
+    peaks = {name: select(cell, metric="peak_memory", rung=name)["median"].iloc[0] for name in ("overlap", "checkpoint")}
+    assert found["saved"]["2.7B"] == pytest.approx(peaks["overlap"] - peaks["checkpoint"])
+    assert found["slower"]["2.7B"] == pytest.approx(1.3 / 1.08, rel=0.05)
+    assert "save 1.95 GiB at 1.20× the time" in plain(section.answers({NAME: h200})["memory"].verdict)
+    assert not len(recomputed_table(rung_table(h200[h200["rung"] != "checkpoint"])))
+
+
+def test_wrapped_steps_are_next_to_one_without_communication(h200):
+    found = wrapped_table(h200).set_index("rung")
+    assert list(found["title"]) == ["no communication", "data-parallel wrapper", "sharded optimizer", "FSDP"]
+    assert found["over"]["fsdp"] == pytest.approx(1.6 / 1.08, rel=0.05)
+    assert found["tokens"]["sharded"] == pytest.approx(2 * 4096e3 / found["step"]["sharded"])
+    verdict = plain(section.answers({NAME: h200})["several"].verdict)
+    assert verdict.startswith("On 2 GPUs sharded optimizer is fastest:")
+    without = h200[~((h200["part"] == "processes") & (h200["rung"] == "overlap"))]
+    assert wrapped_table(without)["over"].isna().all()
+    assert not section.answers({NAME: h200[h200["part"] != "processes"]})["several"].verdict
 
 
 def test_a_processor_has_no_verdict_on_speed_and_nothing_is_a_report_too(cpu, h200):
@@ -94,7 +129,7 @@ def test_a_lost_part_of_the_floor_is_noticed(h200):
     assert not missing_metrics(NAME, h200)
     lost = select(h200, metric="floor", work="update", size="small", context=512)
     ((cell, missing),) = missing_metrics(NAME, h200.drop(lost.index)).items()
-    assert cell[:3] == ("small", 4, 512)
+    assert cell[1:4] == ("small", 4, 512)
     assert missing == ["floor steps update"]
 
 
@@ -118,9 +153,9 @@ def test_self_checks_pass_and_notice_faults(h200):
     faults = [
         (0, changed(h200, "median", 100.0, **step)),
         (1, changed(h200, "median", 10.0, **step)),
-        (2, changed(h200, "median", 10_000.0, metric="device_busy", rung="graph", size="2.7B", context=512)),
-        (3, changed(h200, "value", "float32", metric="weights_dtype", rung="fused", size="small", context=512)),
-        (4, changed(h200, "mean", 12 * 2.6e9 / 2**20, metric="peak_memory", rung="graph", size="2.7B", context=512)),
+        (2, changed(h200, "median", 10_000.0, metric="device_busy", rung="graph", size="2.7B", context=1024)),
+        (3, changed(h200, "value", "float32", metric="weights_dtype", rung="fused", size="small", context=1024)),
+        (4, changed(h200, "mean", 12 * 2.6e9 / 2**20, metric="peak_memory", rung="graph", size="2.7B", context=1024)),
         (5, changed(h200, "mean", 1.5, metric="loss_after", rung="masters")),
     ]
     for number, table in faults:

@@ -5,7 +5,6 @@ numbers, since power depends on both. What else a step computes is limited by me
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +54,7 @@ def floor_row(work: str, seconds: list[float]) -> Measurement:
 
 
 def matmuls(load: Load, device: torch.device) -> Iterator[Measurement]:
-    """Time all matmuls of a step but attention's in sequence, and those of each shape and kind by themselves."""
+    """Time all matmuls of a step but attention's in sequence."""
     tensors = {product.name: ProductTensors(product, load.tokens, device) for product in products(load)}
     head = tensors.pop("head")
 
@@ -70,11 +69,6 @@ def matmuls(load: Load, device: torch.device) -> Iterator[Measurement]:
                 block.backward(layer)
 
     yield floor_row("matmuls", time_replayed(step, device))
-    for each in (*tensors.values(), head):
-        for kind in (each.forward, each.input_gradient, each.weight_gradient):
-            seconds = time_replayed(partial(each.all, kind), device)
-            name = f"{each.product.name}, {kind.__name__.replace('_', ' ')}"
-            yield summarize("alone", "ms", [1e3 * lap for lap in seconds], details={"work": name})
 
 
 class ProductTensors:
@@ -108,11 +102,6 @@ class ProductTensors:
         """Compute both gradients."""
         self.input_gradient(layer)
         self.weight_gradient(layer)
-
-    def all(self, kind: Callable[[int], None]) -> None:
-        """Compute one kind of matmul for all blocks."""
-        for layer in range(self.product.count):
-            kind(layer)
 
 
 def attention(load: Load, device: torch.device) -> Iterator[Measurement]:
