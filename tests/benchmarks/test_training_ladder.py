@@ -64,7 +64,9 @@ def test_rows_say_what_ran_and_why_something_did_not(launch):
     )
     assert rows["step"].status in ("ok", "skipped")
     assert rows["order"].value == "interleaved"
-    found = training_ladder.measure(dataclasses.replace(CELL, rungs=",".join([*HERE, "graph", "fp8", "data_parallel"])), CPU)
+    found = training_ladder.measure(
+        dataclasses.replace(CELL, rungs=",".join([*HERE, "graph", "fp8", "data_parallel"])), CPU
+    )
     times = by_rung(found, "step")
     assert {name for name, row in times.items() if row.status == "ok"} == set(HERE)
     assert times["graph"].message == times["fp8"].message == "a CUDA graph needs a CUDA device"

@@ -95,7 +95,9 @@ def test_the_section_says_how_fast_how_far_and_what_first(h200):
 def test_recomputed_blocks_are_next_to_the_fastest_step(h200):
     found = recomputed_table(rung_table(h200)).set_index("size")
     cell = select(h200, size="2.7B", context=1024, batch_size=4)
-    peaks = {name: select(cell, metric="peak_memory", rung=name)["median"].iloc[0] for name in ("overlap", "checkpoint")}
+    peaks = {
+        name: select(cell, metric="peak_memory", rung=name)["median"].iloc[0] for name in ("overlap", "checkpoint")
+    }
     assert found["saved"]["2.7B"] == pytest.approx(peaks["overlap"] - peaks["checkpoint"])
     assert found["slower"]["2.7B"] == pytest.approx(1.3 / 1.08, rel=0.05)
     assert "save 1.95 GiB at 1.20× the time" in plain(section.answers({NAME: h200})["memory"].verdict)

@@ -1,6 +1,7 @@
 """One model trained by several processes, by this project's wrappers."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,7 +72,8 @@ def sharded_optimizer(
 def fsdp(model: TransformerLM, compute_loss: ComputeLoss, lr: float) -> tuple[ComputeLoss, Callable[[], object]]:
     """Each rank keeps its share of all weights in fp32; a block's are gathered in bf16 while it is used."""
     for number, block in enumerate(model.blocks):
-        model.blocks[number] = torch.compile(block)
+        compiled: Any = torch.compile(block)
+        model.blocks[number] = compiled
     wrapper = FullyShardedDataParallel(ModuleOfLoss(model, compute_loss), torch.bfloat16)
     optimizer = torch.optim.AdamW(wrapper.parameters(), lr=lr, fused=True)
 
