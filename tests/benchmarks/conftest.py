@@ -9,7 +9,7 @@ import torch
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters, read_jobs
-from tests.samples import ROOT
+from tests.support.interpreter import ROOT
 
 
 @pytest.fixture
