@@ -291,7 +291,6 @@ METRICS: dict[str, dict[str, Metric]] = {
         "floor": Metric(
             "ms", "A part of a bf16 step alone: replayed from a CUDA graph, or its bytes at a copy's speed"
         ),
-        "alone": Metric("ms", "All matmuls of one shape and kind in a step, replayed from a CUDA graph"),
         "copy_speed": Metric("GB/s", "Bytes that a copy reads and writes, over its time"),
         "matmul_rate": Metric("TFLOP/s", "A product of two square matrices"),
         "loss_after": Metric("nat", "Mean loss of the last 20 steps of a training, a sample per seed"),

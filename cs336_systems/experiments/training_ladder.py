@@ -122,7 +122,6 @@ class TrainingLadder(Experiment):
         "weights_dtype": "dtype",
         "attention_dtype": "dtype",
         "floor": "ms",
-        "alone": "ms",
         "copy_speed": "GB/s",
         "matmul_rate": "TFLOP/s",
         "loss_after": "nat",
@@ -136,10 +135,13 @@ class TrainingLadder(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "attention.test_attention_gpu",
         "benchmarks.test_training_ladder",
+        "benchmarks.test_wrapped_ladder",
         "training.test_adamw",
         "training.test_captured_step",
+        "training.test_checkpointing",
         "training.test_fp8",
         "training.test_fused_model",
+        "training.test_gradient_sums",
         "training.test_linear_cross_entropy",
     )
 

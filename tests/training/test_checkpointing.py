@@ -39,6 +39,7 @@ def gradients(model, device):
     return [p.grad for p in model.parameters()]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("blocks", [0, 2, None])
 @pytest.mark.parametrize("keep", [True, False])
