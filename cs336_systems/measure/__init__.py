@@ -1,1 +1,1 @@
-"""Instruments: machine, time and memory of a step, kernels, and the CSV record."""
+"""Instruments: time and memory of a step, kernels, clocks, and the traces behind them."""
