@@ -2,7 +2,7 @@
 
 `snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
 only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission`
-packs the code and the report for handing in.
+packs the code and the report for handing in; `snakemake card` tells whether this machine is as fast as it should be.
 """
 
 from snakemake.utils import min_version
@@ -26,6 +26,7 @@ include: "rules/web.smk"
 include: "rules/submission.smk"
 include: "rules/verify.smk"
 include: "rules/compare.smk"
+include: "rules/card.smk"
 
 
 rule all:

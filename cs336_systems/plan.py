@@ -15,7 +15,7 @@ import jsonschema
 import yaml
 
 from cs336_systems.experiments.base import Experiment, combinations, expand, make_cell
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.record.machine import detect, machine_label
 from cs336_systems.record.source import source_digest
@@ -128,7 +128,7 @@ def device_of(cell: Experiment, machine: str) -> str:
 
 def measured_modules(experiment: str) -> list[str]:
     """Modules whose code determines an experiment's measurements, for any model."""
-    builders = (contender.builder.partition(":")[0] for contender in getattr(EXPERIMENTS[experiment], "contenders", ()))
+    builders = (contender.builder.partition(":")[0] for contender in getattr(KINDS[experiment], "contenders", ()))
     return [
         f"cs336_systems.benchmarks.{experiment}",
         "cs336_systems.benchmarks.runner",
@@ -187,7 +187,9 @@ class Plan:
     scale: str
     """smoke or handout."""
     jobs: dict[str, dict[str, Job]]
-    """Jobs by experiment, then by name."""
+    """Jobs of the report by experiment, then by name."""
+    on_request: dict[str, dict[str, Job]]
+    """The same of what is measured only when it is asked for, and is not in the report."""
     trace: Job
     """The one step whose trace is written."""
 
@@ -219,7 +221,7 @@ class Plan:
         return Path("recorded", REFERENCE, "raw")
 
     def all_jobs(self) -> Iterator[Job]:
-        """All jobs of all experiments."""
+        """All jobs of the report."""
         for jobs in self.jobs.values():
             yield from jobs.values()
 
@@ -307,13 +309,15 @@ def _make_plan(config: Mapping[str, Any], recorded: Path) -> Plan:
     scale = config["scale"]
     if scale == AUTO:
         scale = "smoke" if machine == CPU else "handout"
+    jobs = {name: plan_jobs(name, config, scale, recorded=not measures) for name in config["experiments"]}
     plan = Plan(
         machine=machine,
         gpus=gpus,
         nodes=config["nodes"],
         recorded=not measures,
         scale=scale,
-        jobs={name: plan_jobs(name, config, scale, recorded=not measures) for name in config["experiments"]},
+        jobs={name: of for name, of in jobs.items() if name in EXPERIMENTS},
+        on_request={name: of for name, of in jobs.items() if name not in EXPERIMENTS},
         trace=plan_trace(config, scale),
     )
     check_sizes(plan)
@@ -343,14 +347,17 @@ def read_plan(path: Path) -> Plan:
     """Read a plan that `plan_to_json` has serialized."""
     content = json.loads(path.read_text(encoding="utf-8"))
     jobs = {
-        experiment: {name: _read_job(job) for name, job in named.items()}
-        for experiment, named in content["jobs"].items()
+        part: {
+            experiment: {name: _read_job(job) for name, job in named.items()}
+            for experiment, named in content[part].items()
+        }
+        for part in ("jobs", "on_request")
     }
-    return Plan(**content | {"jobs": jobs, "trace": _read_job(content["trace"])})
+    return Plan(**content | jobs | {"trace": _read_job(content["trace"])})
 
 
 def _read_job(job: Mapping[str, Any]) -> Job:
-    kind = EXPERIMENTS[job["experiment"]]
+    kind = KINDS[job["experiment"]]
     return Job(**{**job, "cells": tuple(make_cell(kind, cell) for cell in job["cells"])})
 
 
@@ -358,7 +365,7 @@ def schema() -> dict[str, Any]:
     """The schema of config.yaml, with the names of all experiments."""
     content = yaml.safe_load(SCHEMA.read_text(encoding="utf-8"))
     content["properties"]["experiments"]["properties"] = {
-        name: {"$ref": "#/$defs/experiment"} for name in sorted(EXPERIMENTS)
+        name: {"$ref": "#/$defs/experiment"} for name in sorted(KINDS)
     }
     content["properties"]["experiments"]["required"] = sorted(EXPERIMENTS)
     return content
@@ -452,7 +459,7 @@ def own_texts(experiment: str, implementations: Mapping[str, Mapping[str, str]])
     Raises:
         Mistake: a name or a path that is not allowed, or a name that another contender of the experiment has.
     """
-    taken = {contender.name for contender in getattr(EXPERIMENTS[experiment], "contenders", ())}
+    taken = {contender.name for contender in getattr(KINDS[experiment], "contenders", ())}
     texts = []
     family = family_of(experiment)
     for name, path in implementations.get(family, {}).items():
@@ -488,7 +495,7 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorde
         Mistake: a parameter that the experiment does not have, a value it does not allow, a custom size that is
             not a valid shape, a cell planned twice, or a name that two jobs would have or that is too long.
     """
-    kind = EXPERIMENTS[experiment]
+    kind = KINDS[experiment]
     sizes = own_sizes(config["sizes"])
     jobs: dict[str, Job] = {}
     owner: dict[Experiment, str] = {}

@@ -222,6 +222,14 @@ def job_command(wildcards):
     return PLAN.command(JOBS[wildcards.job])
 
 
+def card_commands():
+    """The commands that measure the card, one after another."""
+    measure = f"python -m cs336_systems.run.relaunch --timeout {config['cell_timeout']}"
+    options = f"--device {PLAN.device} --seed {config['seed']}"
+    jobs = PLAN.on_request["card"].values()
+    return " && ".join(f"{measure} {PLAN.command(job)} {options} --output {PLAN.csv(job)}" for job in jobs)
+
+
 def job_source(wildcards):
     """Digest of the code that decides what a job measures: when it changes, the job is stale."""
     return JOBS[wildcards.job].source_digest()

@@ -14,7 +14,7 @@ from annotated_types import Ge
 
 from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.metrics import COMMON, DETAILS, Metric, metrics_of
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.measurement import Measurement
 from cs336_systems.record.rows import Provenance
 
@@ -47,7 +47,7 @@ def _lines() -> Iterator[str]:
     yield from table(["column", "allowed", "meaning"], columns(Provenance))
     yield "## Metrics of every experiment\n"
     yield from metrics_table(COMMON)
-    for kind in EXPERIMENTS.values():
+    for _, kind in sorted(KINDS.items()):
         yield f"## {kind.name}\n"
         yield f"{inspect.cleandoc(kind.__doc__ or '')}\n"
         yield from table(["parameter", "allowed", "meaning"], columns(kind))

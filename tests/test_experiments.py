@@ -3,14 +3,14 @@
 import pytest
 
 from cs336_systems.experiments.metrics import COMMON, DETAILS, METRICS
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.record.measurement import COMMON_UNITS
 from tests.samples import ROOT, measurements_of
 
 WHERE = "cs336_systems/experiments/metrics.py"
 
 
-@pytest.mark.parametrize("kind", EXPERIMENTS.values(), ids=EXPERIMENTS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_each_metric_has_a_meaning(kind):
     assert kind.name in METRICS, f"{kind.name} has no entry in METRICS of {WHERE}: say what each of its metrics means"
     said = METRICS[kind.name]
@@ -23,8 +23,8 @@ def test_each_metric_has_a_meaning(kind):
 
 
 def test_nothing_is_said_of_what_is_not_there():
-    assert METRICS.keys() <= EXPERIMENTS.keys()
-    assert DETAILS.keys() == {column for kind in EXPERIMENTS.values() for column in kind.details}
+    assert METRICS.keys() <= KINDS.keys()
+    assert DETAILS.keys() == {column for kind in KINDS.values() for column in kind.details}
     assert {name: metric.unit for name, metric in COMMON.items()} == COMMON_UNITS
 
 

@@ -12,7 +12,7 @@ import torch
 
 from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.experiments.base import Experiment, Positive, field_docs, make_cell
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.model import build_model
 from cs336_systems.plan import (
     FIXED,
@@ -328,7 +328,7 @@ def test_a_plan_survives_its_file(tmp_path, ranks, scale):
     assert read_plan(tmp_path / "plan.json") == plan
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=EXPERIMENTS)
+@pytest.mark.parametrize("experiment", KINDS.values(), ids=KINDS)
 def test_every_parameter_is_documented(experiment):
     docs = field_docs(experiment)
     assert all(docs.get(field.name) for field in dataclasses.fields(experiment))

@@ -157,6 +157,19 @@ METRICS: dict[str, dict[str, Metric]] = {
         "left_by_forward": Metric("MiB", "By how much the forward pass raises the memory in use"),
         "left_by_backward": Metric("MiB", "By how much both passes raise the memory in use"),
     },
+    "card": {
+        "fact": Metric("fact", "What the driver, or the operating system, reports before anything runs"),
+        "rate": Metric("TFLOP/s", "FLOPs of a work over its time, a sample per group of calls"),
+        "bandwidth": Metric("GB/s", "Bytes that a work moves over its time; a copy's count twice"),
+        "launch_rate": Metric("1/s", "Kernels, or operators of a CPU, launched one after another"),
+        "token_rate": Metric("1/s", "Tokens of a training step over its time"),
+        "wrong_numbers": Metric("", "Numbers of a result that are wrong, where some are", counts=True),
+        "memory_clock": Metric("MHz", "Clock of the GPU's memory while the work runs"),
+        "temperature": Metric("°C", "Temperature of the GPU while the work runs"),
+        "link_generation": Metric("", "Generation of the PCIe link while the work runs"),
+        "link_width": Metric("", "Lanes of the PCIe link while the work runs"),
+        "throttled": Metric("share", "Share of the time in which the driver names a throttle reason"),
+    },
     "checkpointing": {
         **_PHASES,
         **_WARMUP,
@@ -302,10 +315,12 @@ METRICS: dict[str, dict[str, Metric]] = {
 """Metrics by experiment and name."""
 
 DETAILS: Mapping[str, str] = {
+    "about": "Name of the fact or of the throttle reason",
     "bucket_mb": "Size of the wrapper's buckets, 10⁶ bytes; empty for a wrapper without a choice of it",
     "category": "Category of the memory or the kernel, such as weights or matmul",
     "code": "The source line as text",
     "contender": "Name of the optimizer",
+    "device": "Number of the GPU, or two as in 0-1; empty for a CPU",
     "freed": "The stage in which it is freed; empty if not in the step",
     "kernel": "Short name of the kernel; those that take little time share a row",
     "kernels": "Names of the kernels that a call launches, in the order of their first launch",
@@ -319,7 +334,7 @@ DETAILS: Mapping[str, str] = {
     "source": "File and line of the code that makes it",
     "stage": "Part of the step: forward, loss, backward or optimizer",
     "tensor": "Type and shape",
-    "work": "The part of a step that is timed alone",
+    "work": "The part of a step, or the work of a card, that is timed alone",
     "wrapper": "Name of the wrapper",
 }
 """Meanings of detail columns, in all experiments that have them."""

@@ -1,7 +1,8 @@
 """Every experiment by name, found among the modules of this package: to add one is to add its module."""
 
 import importlib
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
 
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import Experiment
@@ -15,4 +16,11 @@ def _experiments() -> Iterator[type[Experiment]]:
                     yield value
 
 
-EXPERIMENTS: dict[str, type[Experiment]] = {kind.name: kind for kind in _experiments() if kind is not Experiment}
+EXPERIMENTS: dict[str, type[Experiment]] = {}
+"""The experiments of the report."""
+ON_REQUEST: dict[str, type[Experiment]] = {}
+"""Those that are measured only when they are asked for by name: they say `on_request`."""
+KINDS: Mapping[str, type[Experiment]] = ChainMap(EXPERIMENTS, ON_REQUEST)
+"""All of them."""
+for _kind in filter(lambda kind: kind is not Experiment, _experiments()):
+    (ON_REQUEST if getattr(_kind, "on_request", False) else EXPERIMENTS)[_kind.name] = _kind

@@ -10,7 +10,7 @@ from cs336_systems.benchmarks.command_line import check_processes, device_of_ran
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.base import field_docs
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import KINDS
 from cs336_systems.parallel.process_group import Rank
 from cs336_systems.plan import launch_command
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
@@ -61,16 +61,16 @@ def test_a_gpu_that_is_not_there_is_named(command, capsys):
     )
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", KINDS)
 def test_help_explains_every_option(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     with pytest.raises(SystemExit) as status:
-        parse_command_line(EXPERIMENTS[name], ["--help"])
+        parse_command_line(KINDS[name], ["--help"])
     assert status.value.code == 0
     text = capsys.readouterr().out
     assert f"python -m cs336_systems.benchmarks.{name}" in text
-    docs = field_docs(EXPERIMENTS[name])
-    for option in parameters(EXPERIMENTS[name]):
+    docs = field_docs(KINDS[name])
+    for option in parameters(KINDS[name]):
         assert f"--{option.replace('_', '-')}" in text
         assert docs[option].split(";")[0].split("\n")[0] in text
 
@@ -86,13 +86,13 @@ def test_without_output_a_table_is_printed(command, capsys):
 
 
 def test_every_experiment_has_a_module_that_measures_it():
-    for name, kind in EXPERIMENTS.items():
+    for name, kind in KINDS.items():
         module = importlib.import_module(f"cs336_systems.benchmarks.{name}")
         assert callable(module.measure)
         assert module.__doc__.count(f"Launch: {launch_command(name, kind().processes)}") == 1
         assert kind.name == name
     assert {path.stem for path in Path(ROOT, "cs336_systems", "benchmarks").glob("[!_]*.py")} == {
-        *EXPERIMENTS,
+        *KINDS,
         "command_line",
         "runner",
     }

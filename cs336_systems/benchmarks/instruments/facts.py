@@ -1,0 +1,55 @@
+"""What the driver reports of a GPU, and the operating system of a CPU, before anything runs."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import psutil
+import torch
+
+from cs336_systems.measure.gpu_facts import nvml_device, read_facts
+from cs336_systems.record.measurement import Measurement
+
+CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+CPU_FACTS: Mapping[str, Callable[[], object]] = {
+    "idle_utilization": lambda: psutil.cpu_percent(interval=1.0),
+    "logical_cores": psutil.cpu_count,
+    "threads": torch.get_num_threads,
+    "governor": lambda: (CPUFREQ / "scaling_governor").read_text(encoding="ascii").strip(),
+    "max_clock": lambda: int((CPUFREQ / "cpuinfo_max_freq").read_text(encoding="ascii")) // 1000,
+    "thermal_throttles": lambda: sum(
+        int(count.read_text(encoding="ascii"))
+        for count in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/core_throttle_count")
+    ),
+}
+"""What a CPU's card knows: percent of the time in which other processes compute, counts, and MHz."""
+
+
+def facts(device: torch.device, gpu: str) -> list[Measurement]:
+    """Read all facts of a device; those that are not reported have their reason."""
+    if device.type == "cuda":
+        with nvml_device(str(torch.cuda.get_device_properties(device).uuid)) as handle:
+            found = read_facts(handle)
+    else:
+        found = cpu_facts()
+    return [fact_row(gpu, name, value, reason) for name, (value, reason) in found.items()]
+
+
+def cpu_facts() -> dict[str, tuple[str, str]]:
+    """Read every fact of a CPU: its value as text and, where it has none, the reason."""
+    found = {}
+    for name, read in CPU_FACTS.items():
+        try:
+            found[name] = (str(read()), "")
+        except OSError:
+            found[name] = ("", "the operating system does not report it")
+    return found
+
+
+def fact_row(gpu: str, name: str, value: str, reason: str) -> Measurement:
+    """Make the row of a fact."""
+    details = {"device": gpu, "about": name}
+    if reason or not value:
+        return Measurement(
+            metric="fact", unit="fact", status="skipped", message=reason or "it is empty", details=details
+        )
+    return Measurement(metric="fact", unit="fact", n=1, value=value, details=details)

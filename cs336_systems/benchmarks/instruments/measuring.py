@@ -1,0 +1,80 @@
+"""Measure the works of an instrument on one device: a row for each rate, or for what kept it from being measured."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+
+from cs336_systems.benchmarks.instruments import all_reduce, attention, launches, matmul, memory, training, transfers
+from cs336_systems.benchmarks.instruments.work import Work, WrongResults, time_rates
+from cs336_systems.benchmarks.runner import first_line
+from cs336_systems.experiments.card import Card
+from cs336_systems.measure.gpu_state import GpuState
+from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
+from cs336_systems.record.measurement import Measurement, Status, summarize
+
+INSTRUMENTS = {
+    "matmul": matmul.works,
+    "memory": memory.works,
+    "attention": attention.works,
+    "launches": launches.works,
+    "training": training.works,
+    "transfers": transfers.works,
+    "all_reduce": all_reduce.works,
+}
+
+
+def works_of(cell: Card, device: torch.device) -> list[Work]:
+    """List the works of a cell on a device, none of them built."""
+    return list(INSTRUMENTS[cell.instrument](device))
+
+
+def details_of(work: Work, device: torch.device) -> dict[str, str]:
+    """What tells a work's rows from others of its cell."""
+    return {"device": work.gpus or name_of(device), "work": work.name}
+
+
+def name_of(device: torch.device) -> str:
+    """A GPU's number as text; empty for a CPU."""
+    return "" if device.index is None else str(device.index)
+
+
+def measure_work(work: Work, cell: Card, device: torch.device) -> Iterator[Measurement]:
+    """Measure one work with the device's state meanwhile, or say why it could not be."""
+    details = details_of(work, device)
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    try:
+        call = work.build(device)
+        with GpuState(uuid) as state:
+            rates = time_rates(work, call, device, cell.milliseconds / 1e3)
+        yield summarize(work.metric, Card.metrics[work.metric], rates, details=details)
+        yield from state.measurements(details)
+    except WrongResults as error:
+        yield lost(work.metric, error, details)
+        yield summarize("wrong_numbers", "", [error.count], details=details)
+    except Exception as error:  # Libraries and drivers raise what they like; each costs only this row.
+        yield lost(work.metric, error, details)
+    finally:
+        call = None  # type: ignore[assignment]
+        with suppress(RuntimeError):  # Of a device that has gone nothing can be released.
+            release(device)
+
+
+def lost(metric: str, error: Exception, details: dict[str, str]) -> Measurement:
+    """Make the row of what an error has cost."""
+    status: Status = "failed"
+    if is_out_of_memory(error):
+        status = "oom"
+    elif isinstance(error, Unavailable):
+        status = "skipped"
+    message = first_line(error)
+    return Measurement(metric=metric, unit=Card.metrics[metric], status=status, message=message, details=details)
+
+
+def usable(device: torch.device) -> bool:
+    """Whether a device still does what it is asked."""
+    try:
+        torch.zeros(1, device=device).add_(1).item()
+    except RuntimeError:
+        return False
+    return True

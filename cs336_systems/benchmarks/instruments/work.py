@@ -1,0 +1,88 @@
+"""One thing that a card times: how it is built, repeated and counted."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from cs336_systems.benchmarks.ladder.floor import captured
+from cs336_systems.measure.timing import no_garbage_collection, synchronize
+
+SAMPLE_S = 0.01
+"""Seconds that a sample takes at least, so that the host's launches and the clock's resolution do not count."""
+GRAPH_S = 0.002
+"""Seconds of work in one CUDA graph, so that the gaps between replays do not count."""
+LEAST_SAMPLES, MOST_SAMPLES = 5, 200
+MOST_CALLS = 1000
+"""The most calls in one CUDA graph."""
+
+Call = Callable[[], object]
+
+
+class WrongResults(Exception):
+    """Raised where a device computes what it should not: how many numbers are wrong, and a sentence about them."""
+
+    def __init__(self, count: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.count = count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """One thing to time."""
+
+    name: str
+    metric: str
+    """The metric of its rate."""
+    amount: float
+    """What one call comes to: TFLOP, GB, launches or tokens."""
+    build: Callable[[torch.device], Call]
+    """Make the function that is timed. It may raise `Unavailable` or `WrongResults`, or run out of memory."""
+    replayed: bool = True
+    """Whether calls are replayed from CUDA graphs on a GPU, so that the host's launches cost nothing."""
+    times: int = 1
+    """How many times as long as others it is repeated."""
+    gpus: str = ""
+    """Which GPUs it runs on, if not on a single one."""
+
+
+@no_garbage_collection()
+def time_rates(work: Work, call: Call, device: torch.device, seconds: float) -> list[float]:
+    """Repeat a call for so many seconds, and return the rate of each sample: amounts per second."""
+    call()
+    calls, run = 1, call
+    if work.replayed and device.type == "cuda":
+        calls = min(max(1, round(GRAPH_S / time_once(call, device))), MOST_CALLS)
+        run = captured(partial(repeat, call, calls), device)
+    repeats = max(1, round(SAMPLE_S / time_once(run, device)))
+    return [work.amount * calls * repeats / lap for lap in laps(run, repeats, device, seconds * work.times)]
+
+
+def repeat(call: Call, times: int) -> None:
+    """Call a function so many times."""
+    for _ in range(times):
+        call()
+
+
+def time_once(run: Call, device: torch.device) -> float:
+    """Time the second of two calls, in seconds."""
+    run()
+    synchronize(device)
+    start = time.perf_counter()
+    run()
+    synchronize(device)
+    return max(time.perf_counter() - start, 1e-7)
+
+
+def laps(run: Call, repeats: int, device: torch.device, seconds: float) -> Iterator[float]:
+    """Time groups of calls until so many seconds have passed, in seconds."""
+    begin = time.perf_counter()
+    for number in range(MOST_SAMPLES):
+        start = time.perf_counter()
+        if number >= LEAST_SAMPLES and start - begin > seconds:
+            return
+        repeat(run, repeats)
+        synchronize(device)
+        yield time.perf_counter() - start

@@ -1,0 +1,40 @@
+"""Parameters of the card: short measurements that tell whether a GPU, or a processor, is all right."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cs336_systems.experiments.base import Experiment, Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card(Experiment):
+    """Measure what a GPU reaches and the state that its driver reports meanwhile; each GPU by itself."""
+
+    name: ClassVar[str] = "card"
+    on_request: ClassVar[bool] = True
+    """It is no part of the report: measured by `snakemake card` only."""
+    metrics: ClassVar[Mapping[str, str]] = {
+        "fact": "fact",
+        "rate": "TFLOP/s",
+        "bandwidth": "GB/s",
+        "launch_rate": "1/s",
+        "token_rate": "1/s",
+        "wrong_numbers": "",
+        "memory_clock": "MHz",
+        "temperature": "°C",
+        "link_generation": "",
+        "link_width": "",
+        "throttled": "share",
+    }
+    details: ClassVar[tuple[str, ...]] = ("device", "work", "about")
+
+    instrument: Literal["facts", "matmul", "memory", "attention", "launches", "training", "transfers", "all_reduce"] = (
+        "facts"
+    )
+    """facts: limits, modes and error counters that the driver reports. matmul: at the models' shapes, by precision.
+    memory: copy, read and write beyond the caches. attention: forward and backward, by each library. launches: of empty
+    kernels, by the host and in a CUDA graph. training: the ladder's captured step. transfers: between host and device.
+    all_reduce: between each pair of GPUs; between two threads on a CPU."""
+    milliseconds: Positive = 500
+    """How long each work is repeated for, at least."""

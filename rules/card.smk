@@ -1,0 +1,27 @@
+"""The card: what each GPU of this machine reaches, and whether that is as it should be.
+
+Needs the plan (common.smk); makes results/<machine>/card.pdf, card.html and card.json from raw/card/*.csv, by name only.
+"""
+
+
+# Without output, so that it measures whenever it is asked for: a card is about the state of a machine now.
+rule card:
+    """Measure the card, and make its pages."""
+    input:
+        measures_here,
+    log:
+        f"{RESULTS}/logs/card.log",
+    threads: workflow.cores
+    resources:
+        gpu=PLAN.gpus,
+    params:
+        command=card_commands(),
+        csvs=[PLAN.csv(job) for job in PLAN.on_request["card"].values()],
+        folder=RESULTS,
+        passed=f"{RESULTS}/correctness",
+    message:
+        "Measuring the card"
+    shell:
+        "(rules/correctness.sh {params.passed} && {params.command}"
+        " && python -m scripts.card {params.csvs} {params.folder}) 2>&1 | tee {log} >&2"
+        " || python -m cs336_systems.run.failure $? {log}"

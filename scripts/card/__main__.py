@@ -1,0 +1,70 @@
+"""Make a machine's card of its rows: card.json, card.pdf and card.html.
+
+Launch: python -m scripts.card results/nvidia-h200/raw/card/all.csv results/nvidia-h200
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from cs336_systems.experiments.card import Card
+from cs336_systems.record.rows import read_jobs
+from scripts.card.document import card_of, check, references_of
+from scripts.card.figure import draw
+from scripts.card.page import context
+from scripts.typeset import typeset
+from scripts.web import typeset as typeset_page
+from scripts.writeup import environment
+
+REPORT = Path("report")
+RECORDED = Path("recorded")
+
+
+def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> dict[str, Any]:
+    """Write the card of the rows of some CSV files into a folder, and return it.
+
+    Raises:
+        ValueError: rows or a recorded card that cannot be read, in one sentence; nothing is written then.
+    """
+    rows: list[Any] = list(read_jobs(Card, csvs))
+    if not rows:
+        raise ValueError(f"{csvs[0]} has no row; allowed: rows that `snakemake card` has measured")
+    card = card_of(rows, references_of(rows[0].gpu, rows[0].cpu, recorded))
+    check(card, "card.json")
+    folder.mkdir(parents=True, exist_ok=True)
+    picture, source = folder / "card.svg", folder / "card.typ"
+    # As text, since Typst reads no file outside the project's folder, where results may be.
+    drawn = picture.read_text(encoding="utf-8").replace("\n", " ") if draw(rows, picture) else ""
+    shown = context(card, drawn)
+    source.write_text(environment(REPORT).get_template("card.typ.j2").render(**shown), encoding="utf-8")
+    typeset(source, folder / "card.pdf")
+    write_page(source, folder / "card.html")
+    (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return card
+
+
+def write_page(source: Path, output: Path) -> None:
+    """Write the card's source as a page that works offline."""
+    title, style, content = typeset_page(source)
+    loader = jinja2.FileSystemLoader(REPORT)
+    jinja = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    styles = [style, Markup((REPORT / "web/style.css").read_text(encoding="utf-8"))]
+    page = jinja.get_template("card.html.j2").render(title=title, styles=styles, content=content)
+    output.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    *csvs, folder = map(Path, sys.argv[1:])
+    try:
+        card = write_card(csvs, folder)
+    except ValueError as error:
+        sys.exit(str(error))
+    verdict = card["verdict"]
+    print(f"{verdict['outcome']}: {verdict['sentence']}")
+    for finding in verdict["findings"]:
+        print(f"  {finding['cause']}: {finding['evidence']}")
+    print(f"The card is {folder / 'card.pdf'}, {folder / 'card.html'} and {folder / 'card.json'}.")

@@ -1,0 +1,133 @@
+"""A card as JSON: what was measured, what was expected, and the verdict, by report/card.schema.json."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from cs336_systems.measure.gpus import gpu_of
+from cs336_systems.record.machine import machine_label
+from scripts.card.expected import Expected, Key, by_sheet, recorded
+from scripts.card.lines import Facts, Line, facts_of, lines_of
+from scripts.card.verdict import Judged, Verdict, judge
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = Path("report/card.schema.json")
+VERSION = 1
+ORIGIN = ("gpu", "gpu_memory", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "utc")
+"""Provenance columns that a card quotes."""
+DIGITS = 5
+"""Significant digits of a number."""
+
+
+def card_of(rows: Sequence[Any], references: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Make the card of a machine from the rows of its measurements.
+
+    Args:
+        rows: the rows, all of one launch.
+        references: the recorded cards of the same model; there may be none.
+
+    Raises:
+        ValueError: no work was measured at all.
+    """
+    lines, facts = lines_of(rows), facts_of(rows)
+    if not lines:
+        raise ValueError("the card has no row of a work; allowed: rows that `snakemake card` has measured")
+    first = rows[0]
+    expected = expectations(first.gpu, lines, facts, references)
+    verdict = judge(lines, facts, expected, tf32=first.tf32, cuda=first.cuda if first.gpu else "")
+    gpus = [gpu for gpu in dict.fromkeys([*facts, *(line.gpu for line in lines)]) if "-" not in gpu]
+    sources = sorted({each.source for each in expected.values()})
+    return {
+        "version": VERSION,
+        "machine": machine_label(first.gpu),
+        **{name: getattr(first, name) for name in ORIGIN},
+        "commit": first.git_commit,
+        "dirty": bool(first.git_dirty),
+        "source_digest": first.source_digest,
+        "seconds": rounded(first.startup_seconds + sum(row.mean for row in rows if row.metric == "wall")),
+        "verdict": {
+            "outcome": verdict.outcome,
+            "sentence": verdict.sentence,
+            "findings": [asdict(finding) for finding in verdict.findings],
+        },
+        "reference": {
+            "source": sources[0] if sources else "none",
+            "cards": max((each.cards for each in expected.values()), default=0),
+        },
+        "gpus": [of_gpu(gpu, facts.get(gpu, Facts()), verdict) for gpu in gpus],
+        "lines": [of_line(each) for each in verdict.lines],
+    }
+
+
+def expectations(
+    gpu: str, lines: Sequence[Line], facts: Mapping[str, Facts], references: Sequence[Mapping[str, Any]]
+) -> dict[Key, Expected]:
+    """What each work should reach: by recorded cards of the model, or else by its data sheet; nothing of a CPU."""
+    if references:
+        return recorded(references)
+    model = gpu_of(gpu)
+    return by_sheet(model, lines, facts) if model else {}
+
+
+def of_gpu(gpu: str, facts: Facts, verdict: Verdict) -> dict[str, Any]:
+    """The part of a card about one GPU, or about the CPU."""
+    return {"gpu": gpu, "outcome": verdict.of(gpu), "facts": dict(facts.known), "unknown": dict(facts.unknown)}
+
+
+def of_line(judged: Judged) -> dict[str, Any]:
+    """The part of a card about one work on one GPU."""
+    line, expected = judged.line, judged.expected
+    content = asdict(line)
+    content |= {"value": rounded(line.value), "spread": rounded(line.spread)}
+    for group in ("state", "throttled"):
+        content[group] = {name: rounded(value) for name, value in content[group].items()}
+    return {
+        **content,
+        "expected": rounded(expected.value) if expected else None,
+        "margin": rounded(expected.margin) if expected else None,
+        "share": rounded(judged.share),
+        "of_others": rounded(judged.of_others),
+        "slow": judged.slow,
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """A number with as many digits as mean anything."""
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def check(card: Any, source: str) -> None:
+    """Check a card against the schema.
+
+    Raises:
+        ValueError: its first mistake, in a sentence that begins with the source.
+    """
+    validator = jsonschema.Draft202012Validator(json.loads((ROOT / SCHEMA).read_text(encoding="utf-8")))
+    if error := jsonschema.exceptions.best_match(validator.iter_errors(card)):
+        where = ".".join(str(part) for part in error.absolute_path) or "it"
+        raise ValueError(f"{source}: {where}: {error.message}; allowed: a card by {SCHEMA}")
+
+
+def read_card(path: Path) -> dict[str, Any]:
+    """Read a card.
+
+    Raises:
+        ValueError: the file is not JSON, or no card, in one sentence.
+    """
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; allowed: a card by {SCHEMA}") from None
+    check(card, str(path))
+    return dict(card)
+
+
+def references_of(gpu: str, cpu: str, recorded_folder: Path) -> list[dict[str, Any]]:
+    """Read the recorded cards of a GPU model or, without one, of a CPU model, oldest first."""
+    folder = recorded_folder / machine_label(gpu) / "card"
+    cards = [read_card(path) for path in sorted(folder.glob("*.json"))]
+    return [card for card in cards if card["gpu"] == gpu and (gpu or card["cpu"] == cpu)]
