@@ -14,7 +14,7 @@ from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training.sharded_step import ShardedStep
 from tests.support.live_memory import LiveMemory
-from tests.training.interpreted import INTERPRETED, run_interpreted
+from tests.training.interpreted import INTERPRETED
 
 HALF = RankMemory(shape=SHAPE, vocab_size=VOCAB_SIZE, tokens=CONTEXT, ranks=2, recomputed=34)
 
@@ -64,7 +64,3 @@ def test_a_forward_pass_leaves_what_the_closed_form_says(recomputed):
         gc.collect()
     of_head = 2 * 50 * 64  # the gradient of its weight, which the loss has made
     assert live.now - of_head - loss.nbytes == memory.activations
-
-
-def test_kernels_save_it_too():
-    run_interpreted(__file__)

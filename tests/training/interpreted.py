@@ -1,25 +1,11 @@
-"""Runs a test file again with its kernels in Triton's interpreter, which must be chosen before they are defined."""
+"""Results of kernels on a GPU and in Triton's interpreter, against those in float64."""
 
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.support.interpreter import ROOT, interpreter_environment
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def run_interpreted(file: str) -> None:
-    """Run the tests of a file on a CPU in the interpreter, in a process of their own."""
-    if INTERPRETED:
-        pytest.skip("runs in the interpreter already")
-    environment = interpreter_environment()
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not gpu", "-p", "no:cacheprovider", file]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def uses_kernel(result, name: str) -> bool:

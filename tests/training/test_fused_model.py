@@ -14,7 +14,7 @@ from cs336_systems.sizes import SIZES, parse_size
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
 from tests.support.models import CheckpointedLM
 from tests.support.operators import Operators
-from tests.training.interpreted import INTERPRETED, assert_close, run_interpreted
+from tests.training.interpreted import INTERPRETED, assert_close
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 VOCABULARY, CONTEXT = 61, 16
@@ -336,7 +336,3 @@ def test_weights_that_lie_apart_are_not_captured():
     fused = copy.deepcopy(fuse(build("cuda")))
     with pytest.raises(RuntimeError, match="Weights are not packed yet"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         fused(torch.zeros(1, 1, dtype=torch.long, device="cuda"))
-
-
-def test_interpreted():
-    run_interpreted(__file__)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from cs336_systems.training.rms_norm import add_rms_norm
-from tests.training.interpreted import assert_close, need_gpu_memory, rounding, run_interpreted, uses_kernel
+from tests.training.interpreted import assert_close, need_gpu_memory, rounding, uses_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -155,7 +155,3 @@ def test_shapes_that_do_not_match_are_refused():
         add_rms_norm(x, torch.ones(1, 8), torch.ones(8))
     with pytest.raises(ValueError, match=r"weight must be \[d_model\], got \[1\]"):
         add_rms_norm(x, None, torch.ones(1))
-
-
-def test_interpreted():
-    run_interpreted(__file__)

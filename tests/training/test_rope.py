@@ -12,7 +12,6 @@ from tests.training.interpreted import (
     assert_close,
     need_gpu_memory,
     rounding,
-    run_interpreted,
     uses_kernel,
 )
 
@@ -162,7 +161,3 @@ def test_shapes_that_do_not_match_are_refused():
         rotate_qkv(torch.ones(1, 4, 18), table, table, 2)
     with pytest.raises(ValueError, match=r"sin must be \[context >= 4, d_head / 2 = 2\], got shape \[3, 2\]"):
         rotate_qkv(torch.ones(1, 4, 24), table, table[:3], 2)
-
-
-def test_interpreted():
-    run_interpreted(__file__)

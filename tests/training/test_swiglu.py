@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import linear, silu
 
 from cs336_systems.training.swiglu import swiglu, swiglu_linear
-from tests.training.interpreted import assert_close, need_gpu_memory, rounding, run_interpreted, uses_kernel
+from tests.training.interpreted import assert_close, need_gpu_memory, rounding, uses_kernel
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -119,7 +119,3 @@ def test_float64_is_computed_in_float64():
 def test_an_odd_width_is_refused():
     with pytest.raises(ValueError, match=r"gate_up must be \[..., 2 d_ff\], got shape \[2, 3\]"):
         swiglu(torch.ones(2, 3))
-
-
-def test_interpreted():
-    run_interpreted(__file__)

@@ -25,7 +25,7 @@ SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 CELL = {"size": ["nano"], "context": [16], "warmup": [1], "steps": [2], "mode": ["forward"]}
 NO_CELLS: dict = {name: {} for name in EXPERIMENTS}
 GRIDS = {
-    # Those whose correctness gate takes half a minute have no cells; they are measured like the others.
+    # The others are measured like these three, and take longer.
     **NO_CELLS,
     "end_to_end": {"eager": {**CELL, "precision": ["fp32", "bf16"]}},
     "accumulation": {"all": {"additions": [10], "cast": [False, True]}},
@@ -92,10 +92,11 @@ def add_toy_experiment(folder: Path) -> None:
             edit(folder / name, f"\n{entry['after']}\n", f"\n{entry['after']}\n{entry['lines']}")
 
 
-def replace_tests_of_instruments(folder: Path) -> None:
-    """Let one test that passes at once, without PyTorch, stand in for those that every measurement waits for."""
+def replace_numeric_tests(folder: Path, *experiments: str) -> None:
+    """Let tests that pass at once, without PyTorch, stand in for those that these measurements wait for."""
     (folder / "tests/conftest.py").write_text("")
-    (folder / "tests/test_instruments.py").write_text(NUMERIC_TEST.format("True"))
+    for test in ("test_instruments", *(test for name in experiments for test in EXPERIMENTS[name].numeric_tests)):
+        (folder / f"tests/{test.replace('.', '/')}.py").write_text(NUMERIC_TEST.format("True"))
 
 
 def environment(folder: Path, gpus: int = 0) -> dict[str, str]:

@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.implementations import label
 from tests.samples import pdf_text, squeeze
 from tests.support.made_once import made_once
@@ -20,7 +19,7 @@ from tests.workflow.project import (
     add_toy_experiment,
     copy_project,
     python,
-    replace_tests_of_instruments,
+    replace_numeric_tests,
     snakemake,
 )
 
@@ -47,10 +46,7 @@ def project(tmp_path_factory):
         conftest, of_the_toy = (folder / f"tests/{name}.py" for name in ("conftest", "test_ping"))
         kept = {path: path.read_text() for path in (conftest, of_the_toy)}
         # All tests that pass take longer than what is measured here.
-        replace_tests_of_instruments(folder)
-        for name in RIGHT:
-            for test in EXPERIMENTS[name].numeric_tests:
-                (folder / f"tests/{test.replace('.', '/')}.py").write_text(NUMERIC_TEST.format("True"))
+        replace_numeric_tests(folder, *RIGHT)
         of_the_toy.write_text(NUMERIC_TEST.format("False"))
         (folder / "incorrect.txt").write_text(snakemake(folder, "measurements", *EXAMPLES, check=False))
         (folder / "measured.txt").write_text(" ".join({path.parent.name for path in raw(folder).rglob("*.csv")}))

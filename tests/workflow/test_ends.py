@@ -15,7 +15,7 @@ from tests.workflow.project import (
     copy_project,
     edit,
     edit_yaml,
-    replace_tests_of_instruments,
+    replace_numeric_tests,
     snakemake,
     start,
     wait_for,
@@ -40,7 +40,7 @@ def project(tmp_path, monkeypatch):
     """A project with one job of two processes and two cells; its temporary files go into a folder of their own."""
     folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
     add_toy_experiment(folder)
-    replace_tests_of_instruments(folder)
+    replace_numeric_tests(folder)
     (folder / "tests/test_ping.py").write_text(NUMERIC_TEST.format("True"))
     experiments = yaml.safe_load((folder / "config.yaml").read_text())["experiments"]
     grids = {"all": {"processes": [2], "numbers": [10, 1000]}}

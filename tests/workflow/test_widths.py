@@ -11,7 +11,7 @@ from tests.workflow.project import (
     copy_project,
     edit,
     measured_jobs,
-    replace_tests_of_instruments,
+    replace_numeric_tests,
     rows,
     snakemake,
 )
@@ -28,7 +28,7 @@ def project(tmp_path):
     add_toy_experiment(folder)
     shutil.copy2(STAND_INS / "ping.py", folder / "cs336_systems/benchmarks/ping.py")
     edit(folder / "cs336_systems/experiments/ping.py", '("test_ping",)', "()")  # which tests the real benchmark
-    replace_tests_of_instruments(folder)
+    replace_numeric_tests(folder)
     return folder
 
 
