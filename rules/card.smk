@@ -8,7 +8,7 @@ Needs the plan (common.smk); makes results/<machine>/card.pdf, card.html and car
 rule card:
     """Measure the card, and make its pages."""
     input:
-        measures_here,
+        card_obstacles,
     log:
         f"{RESULTS}/logs/card.log",
     threads: workflow.cores
@@ -16,7 +16,7 @@ rule card:
         gpu=PLAN.gpus,
     params:
         command=card_commands(),
-        csvs=[PLAN.csv(job) for job in PLAN.on_request["card"].values()],
+        csvs=[PLAN.csv(job) for job in card_jobs()],
         folder=RESULTS,
         passed=f"{RESULTS}/correctness",
     message:

@@ -222,12 +222,23 @@ def job_command(wildcards):
     return PLAN.command(JOBS[wildcards.job])
 
 
+def card_jobs():
+    """The jobs of the card."""
+    return PLAN.on_request.get("card", {}).values()
+
+
+def card_obstacles(wildcards):
+    """What keeps the card from being measured: no input, or one that cannot exist, named by the reason."""
+    if not card_jobs():
+        return [f"(experiments.card.{PLAN.scale} has no grid; allowed: at least one, see config.yaml)"]
+    return obstacles(wildcards)
+
+
 def card_commands():
     """The commands that measure the card, one after another."""
     measure = f"python -m cs336_systems.run.relaunch --timeout {config['cell_timeout']}"
     options = f"--device {PLAN.device} --seed {config['seed']}"
-    jobs = PLAN.on_request["card"].values()
-    return " && ".join(f"{measure} {PLAN.command(job)} {options} --output {PLAN.csv(job)}" for job in jobs)
+    return " && ".join(f"{measure} {PLAN.command(job)} {options} --output {PLAN.csv(job)}" for job in card_jobs())
 
 
 def job_source(wildcards):

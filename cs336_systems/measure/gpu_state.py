@@ -23,10 +23,18 @@ REASONS: Mapping[str, int] = {
     "display clocks": pynvml.nvmlClocksThrottleReasonDisplayClockSetting,
 }
 """Why a GPU runs below its highest clock, by nvidia-smi's names, and the driver's bit of each; idle is none."""
+
+
+def watts(handle: Any) -> float:
+    """The power at this moment or, where a driver has only that, its average over the last second."""
+    (now,) = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+    return (pynvml.nvmlDeviceGetPowerUsage(handle) if now.nvmlReturn else now.value.uiVal) / 1e3
+
+
 STATE: Mapping[str, tuple[str, Callable[[Any], float]]] = {
     SM_CLOCK: ("MHz", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
     "memory_clock": ("MHz", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
-    POWER: ("W", lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+    POWER: ("W", watts),
     "temperature": ("°C", lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
     "link_generation": ("", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
     "link_width": ("", pynvml.nvmlDeviceGetCurrPcieLinkWidth),

@@ -8,9 +8,20 @@ import pytest
 
 from cs336_systems.measure import gpu_facts
 from cs336_systems.measure.gpu_facts import idle_utilization, other_processes, read_facts
-from cs336_systems.measure.gpu_state import GpuState
+from cs336_systems.measure.gpu_state import GpuState, watts
 
 HANDLE = "a handle"
+
+
+class Field:
+    """A field's value in the driver's terms."""
+
+    nvmlReturn = 0
+
+    class value:
+        """350 W."""
+
+        uiVal = 350_000
 
 
 @pytest.fixture
@@ -60,7 +71,8 @@ def test_a_neighbour_is_seen_by_its_work_and_its_process(driver, monkeypatch):
 def test_the_state_is_sampled_while_something_runs(driver):
     driver(
         DeviceGetClockInfo=lambda _, kind: {pynvml.NVML_CLOCK_SM: 1200, pynvml.NVML_CLOCK_MEM: 3201}[kind],
-        DeviceGetPowerUsage=350_000,
+        DeviceGetPowerUsage=650_000,
+        DeviceGetFieldValues=lambda *_: [Field()],
         DeviceGetTemperature=64,
         DeviceGetCurrPcieLinkGeneration=5,
         DeviceGetCurrPcieLinkWidth=raises(pynvml.NVMLError_NotSupported()),
@@ -78,6 +90,12 @@ def test_the_state_is_sampled_while_something_runs(driver):
     assert rows["throttled", "SW power cap"].mean == 1
     assert 0 < rows["throttled", "SW thermal slowdown"].mean < 1
     assert rows["throttled", "SW power cap"].details["device"] == "0"
+
+
+def test_an_older_driver_reports_its_average_of_the_power(driver, monkeypatch):
+    monkeypatch.setattr(Field, "nvmlReturn", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    driver(DeviceGetPowerUsage=650_000, DeviceGetFieldValues=lambda *_: [Field()])
+    assert watts(HANDLE) == 650
 
 
 def test_without_a_driver_there_is_no_state(driver):

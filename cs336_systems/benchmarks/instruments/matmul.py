@@ -99,7 +99,7 @@ PRECISIONS: dict[str, tuple[torch.dtype, Multiply, float]] = {
     "bf16": (torch.bfloat16, plain(torch.bfloat16), 2.0**-7),
     "fp16": (torch.float16, plain(torch.float16), 2.0**-9),
     "TF32": (torch.float32, tf32, 2.0**-9),
-    "fp32": (torch.float32, plain(torch.float32), 2.0**-18),
+    "fp32": (torch.float32, plain(torch.float32), 2.0**-16),
     "FP8": (torch.float8_e4m3fn, fp8, 2.0**-7),
 }
 """The dtype in which inputs reach a matmul, how it is made, and the allowed error of a result relative to the largest:

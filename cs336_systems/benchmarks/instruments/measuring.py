@@ -45,8 +45,8 @@ def measure_work(work: Work, cell: Card, device: torch.device) -> Iterator[Measu
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     try:
         call = work.build(device)
-        with GpuState(uuid) as state:
-            rates = time_rates(work, call, device, cell.milliseconds / 1e3)
+        state = GpuState(uuid)
+        rates = time_rates(work, call, device, cell.milliseconds / 1e3, state)
         yield summarize(work.metric, Card.metrics[work.metric], rates, details=details)
         yield from state.measurements(details)
     except WrongResults as error:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -49,15 +50,26 @@ class Work:
 
 
 @no_garbage_collection()
-def time_rates(work: Work, call: Call, device: torch.device, seconds: float) -> list[float]:
-    """Repeat a call for so many seconds, and return the rate of each sample: amounts per second."""
+def time_rates(
+    work: Work, call: Call, device: torch.device, seconds: float, state: AbstractContextManager[object]
+) -> list[float]:
+    """Repeat a call for so many seconds, and return the rate of each sample: amounts per second.
+
+    Args:
+        work: what is timed.
+        call: what it has built.
+        device: where it runs.
+        seconds: how long to repeat it, in the state that `state` samples; calls before that compile and warm up.
+        state: what is entered while it is timed.
+    """
     call()
     calls, run = 1, call
     if work.replayed and device.type == "cuda":
         calls = min(max(1, round(GRAPH_S / time_once(call, device))), MOST_CALLS)
         run = captured(partial(repeat, call, calls), device)
     repeats = max(1, round(SAMPLE_S / time_once(run, device)))
-    return [work.amount * calls * repeats / lap for lap in laps(run, repeats, device, seconds * work.times)]
+    with state:
+        return [work.amount * calls * repeats / lap for lap in laps(run, repeats, device, seconds * work.times)]
 
 
 def repeat(call: Call, times: int) -> None:
