@@ -1,28 +1,43 @@
-"""How often comparisons are wrong, and what they find: the table of docs/compare.md.
+"""How often comparisons are wrong, and what they find: the tables of docs/compare.md.
 
-Launch: python -m scripts.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
+Launch: python -m scripts.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the tables into docs/compare.md.
 
 Its first row is of the pairs of honest runs in the history of recorded/, each judged by a model that was fitted without
 its run; a folder has the launches of `scripts.repeated_launches`. A slow-down is planted in a tenth of the cells.
+The second table has whole comparisons: the record with itself, with a slow-down planted in its files, and with an
+earlier version of its files.
 """
 
 import itertools
 import math
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 
-from cs336_systems.compare.comparison import compare
+from cs336_systems.compare.comparison import Compared, Comparison, compare
 from cs336_systems.compare.results import read_results
-from cs336_systems.compare.statistics import CHANGED, FASTER, SLOWER, Difference, difference, judge
+from cs336_systems.compare.statistics import CHANGED, FASTER, SLOWER, VERDICTS, Difference, difference, judge
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.record.measurement import parse_samples, summarize
+from cs336_systems.record.rows import read_jobs, write_job
+from cs336_systems.record.validation import Row
 from scripts.honest_pairs import Pair, from_history
 from scripts.run_to_run import fit
 
 PAGE = Path("docs/compare.md")
-BEGIN, END = "<!-- --8<-- [start:evidence] -->\n", "<!-- --8<-- [end:evidence] -->\n"
+MARKS = "<!-- --8<-- [{}:{}] -->\n"
+"""Lines around a table: start or end, and its name."""
+RECORDED = Path("recorded/nvidia-h200")
+EARLIER = "2233caf^"
+"""A commit whose record has attention of FlashAttention-4 b12, and this project's kernels of then."""
+EARLIER_EXPERIMENTS = ("flash", "end_to_end", "checkpointing", "kernel_profile")
+"""What of it can still be read: other experiments have other parameters now."""
 COLUMNS = (
     "honest runs",
     "comparisons",
@@ -34,6 +49,7 @@ COLUMNS = (
     "wrong among the others",
 )
 HEADER = f"| {' | '.join(COLUMNS)} |\n| --- |{' ---: |' * (len(COLUMNS) - 1)}\n"
+WHOLE_HEADER = f"| A | B | times | {' | '.join(VERDICTS)} |\n| --- | --- |{' ---: |' * (1 + len(VERDICTS))}\n"
 FOLDS = 5
 SLOWDOWN = 0.05
 PLANTINGS = 200
@@ -127,16 +143,74 @@ def rows(folders: dict[str, Path]) -> Iterator[str]:
         yield evidence(of_launches(folder)).line(names[device])
 
 
-def with_evidence(page: str, lines: Iterable[str]) -> str:
-    """The text of the page with the table."""
-    before, _, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, f"{PAGE} has no lines {BEGIN!r} and {END!r}"
-    return before + BEGIN + HEADER + "".join(lines) + end + after
+def slowed(row: Row, factor: float) -> Row:
+    """A row all of whose samples took longer by a factor."""
+    samples = parse_samples(row.samples) or [row.mean or 0.0]
+    found = summarize(row.metric, row.unit, [factor * sample for sample in samples])
+    kept = ("mean", "std", "median", "p20", "p80", "samples")
+    return row.model_copy(update={name: getattr(found, name) for name in kept})
+
+
+def planted_copy(folder: Path) -> None:
+    """Write the record into a folder, with a tenth of the kept times slowed down."""
+    generator = numpy.random.default_rng(0)
+    for name, kind in EXPERIMENTS.items():
+        for path in sorted((RECORDED / "raw" / name).glob("*.csv")):
+            rows = [
+                slowed(row, 1 + SLOWDOWN) if kept_times(row) and generator.random() < CHANGED else row
+                for row in read_jobs(kind, [path])
+            ]
+            write_job(folder / "raw" / name / path.name, kind, rows)
+
+
+def kept_times(row: Row) -> bool:
+    """Whether a row is a time whose samples are known."""
+    return row.status == "ok" and row.unit in ("ms", "us") and (row.n == 1 or bool(row.samples))
+
+
+def whole_comparisons(folder: Path) -> Iterator[str]:
+    """The lines of the second table; the compared folders are written into one."""
+    shutil.copytree(RECORDED / "raw", folder / "copy/raw")
+    planted_copy(folder / "planted")
+    raw = [f"{RECORDED}/raw/{name}" for name in EARLIER_EXPERIMENTS]
+    archive = subprocess.run(["git", "archive", EARLIER, *raw], capture_output=True, check=True)
+    subprocess.run(["tar", "x", "-C", str(folder)], input=archive.stdout, check=True)
+    (folder / RECORDED).rename(folder / "earlier")
+    now = read_results(str(RECORDED))
+    copy, planted, earlier = (read_results(str(folder / name)) for name in ("copy", "planted", "earlier"))
+    yield whole_line("the record", "itself", compare(now, copy))
+    found = compare(now, planted)
+    able = [cell for cell in found.cells if was_planted(cell) and cell.difference.resolution() <= SLOWDOWN]
+    told = f"{sum(cell.verdict == SLOWER for cell in able)} of {len(able)} that can tell are found"
+    yield whole_line("the record", f"the same with {SLOWDOWN:.0%} planted in a tenth of all times: {told}", found)
+    yield whole_line(f"its attention, steps and kernels at {EARLIER}", "the record", compare(earlier, now))
+
+
+def was_planted(cell: Compared) -> bool:
+    """Whether a judged time of the record's copy was slowed down."""
+    return cell.judged and math.isclose(cell.difference.ratio, 1 + SLOWDOWN, rel_tol=1e-3)
+
+
+def whole_line(a: str, b: str, compared: Comparison) -> str:
+    """A line of the second table."""
+    counts = " | ".join(str(compared.count(verdict)) for verdict in VERDICTS)
+    return f"| {a} | {b} | {len(compared.cells)} | {counts} |\n"
+
+
+def with_table(page: str, name: str, lines: Iterable[str]) -> str:
+    """The text of the page with a table between its marks."""
+    begin, end = MARKS.format("start", name), MARKS.format("end", name)
+    before, _, rest = page.partition(begin)
+    _, found, after = rest.partition(end)
+    assert found, f"{PAGE} has no lines {begin!r} and {end!r}"
+    return before + begin + "".join(lines) + end + after
 
 
 if __name__ == "__main__":
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    table = list(rows({device: Path(folder) for device, folder in given.items()}))
-    print(HEADER + "".join(table), end="")
-    PAGE.write_text(with_evidence(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+    evidence_lines = [HEADER, *rows({device: Path(folder) for device, folder in given.items()})]
+    with tempfile.TemporaryDirectory() as kept:
+        whole_lines = [WHOLE_HEADER, *whole_comparisons(Path(kept))]
+    print("".join([*evidence_lines, "\n", *whole_lines]), end="")
+    text = with_table(PAGE.read_text(encoding="utf-8"), "evidence", evidence_lines)
+    PAGE.write_text(with_table(text, "whole", whole_lines), encoding="utf-8")

@@ -29,9 +29,9 @@ VERSIONS = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "torch_files", "tr
 """With the digest of the code, what makes two rows the same program on the same kind of machine."""
 HOST_SETS_PACE = "host-bound: the host's speed changes from run to run by more than any verdict could tell"
 COMMIT_CHARACTERS, MOST_LISTED = 10, 3
-QUIET, CPU_TAIL = 0.02, 2.0
-"""Least factor on the intervals of CPUs, since the calibrated one was loaded by others, and most are not; and a factor
-for loads that come and go, which spare the middle of the cells."""
+CPU_SHARES, CPU_TAIL, QUIET = (0.5, 0.9), 2.0, 0.02
+"""On a CPU, honest cells alone decide: the calibrated one was loaded by others, and most are not. Loads that come and
+go spare most cells, so the tail counts, and twice what it shows; the factor is 0.02 at least."""
 NOT_CALIBRATED = "bound by communication, of which no honest runs have been recorded to calibrate with"
 NOT_KNOWN = "no instrument tells whether the host or the device sets its pace"
 
@@ -128,7 +128,7 @@ def compare(
     rough = [compared(*pair, tops, model) for pair in pairs]
     judged = [cell for cell in rough if cell.judged]
     honest = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
-    widened = widening(honest) if on_gpu else widening(honest, least=QUIET, tail=CPU_TAIL)
+    widened = max(1.0, widening(honest)) if on_gpu else max(QUIET, CPU_TAIL * widening(honest, CPU_SHARES))
     wide = [replace(cell.difference, deviation=widened * cell.difference.deviation) for cell in judged]
     verdicts = dict(zip(map(id, judged), zip(wide, judge(wide, margin=margin, level=level), strict=True), strict=True))
     cells = [finished(cell, verdicts.get(id(cell)), level) for cell in rough]

@@ -182,16 +182,14 @@ def judge(differences: Sequence[Difference], *, margin: float = MARGIN, level: f
     return [verdict(*each) for each in zip(differences, same, apart, strict=True)]
 
 
-def widening(honest: Sequence[Difference], *, least: float = 1.0, tail: float = 1.0) -> float:
-    """Factor by which the differences of honest runs exceed what a model says of them, `least` at least.
+def widening(honest: Sequence[Difference], shares: Sequence[float] = (0.5,)) -> float:
+    """Factor by which the differences of honest runs exceed what a model says of them, by their quantiles.
 
-    `tail`: a further factor, where large differences are more frequent than those in the middle suggest.
-
-    It is that of the middle half of the differences, around their median, so that cells that have really changed, some
-    or all alike, do not count as variation: the empirical null of Efron 2004. 1 for too few to tell.
+    Differences are taken around their median. The middle half shows no cells that have really changed, some of them or
+    all alike: the empirical null of Efron 2004. A larger share shows more of the tail. 1 for too few to tell.
     """
     if len(honest) < FEWEST_HONEST:
         return 1.0
     scores = numpy.array([each.log_ratio / each.deviation for each in honest])
-    middle = float(numpy.median(numpy.abs(scores - numpy.median(scores))))
-    return max(least, tail * middle / NORMAL.inv_cdf(0.75))
+    apart = numpy.abs(scores - numpy.median(scores))
+    return max(float(numpy.quantile(apart, share)) / NORMAL.inv_cdf((1 + share) / 2) for share in shares)

@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from cs336_systems.compare.__main__ import main
+from scripts.compare_evidence import slowed
 from tests.samples import ROOT
-from tests.support.planted_runs import copy_of, slowed
+from tests.support.planted_runs import copy_of
 
 JOB = "flash/leaderboard"
 

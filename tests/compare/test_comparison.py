@@ -10,7 +10,8 @@ from cs336_systems.compare.comparison import HOST_SETS_PACE, compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
 from cs336_systems.experiments.registry import EXPERIMENTS
-from tests.support.planted_runs import copy_of, slowed
+from scripts.compare_evidence import slowed
+from tests.support.planted_runs import copy_of
 
 JOBS = ("flash/leaderboard", "flash/tiled", "end_to_end/compiled", "training_ladder/ends-small")
 

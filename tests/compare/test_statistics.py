@@ -121,5 +121,5 @@ def test_intervals_are_widened_as_far_as_honest_runs_differ(scale):
     # A shift that all share and a tenth that has changed are no variation.
     found = runs(generator, scale, shared=0.1)
     found[: CELLS // 10] = [Difference(one.log_ratio + 0.2, one.deviation) for one in found[: CELLS // 10]]
-    assert widening(found) == pytest.approx(max(1.0, scale), rel=0.3)
+    assert widening(found) == pytest.approx(scale, rel=0.3)
     assert widening(found[:5]) == 1.0

@@ -8,9 +8,10 @@ import pytest
 from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.output import to_json
 from cs336_systems.compare.results import read_results
+from scripts.compare_evidence import slowed
 from scripts.comparison_page import headline, page, write
 from tests.samples import ROOT
-from tests.support.planted_runs import copy_of, slowed
+from tests.support.planted_runs import copy_of
 
 JOBS = ("flash/leaderboard", "training_ladder/ends-small")
 
