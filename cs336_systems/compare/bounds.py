@@ -20,7 +20,7 @@ from cs336_systems.sizes import parse_size
 Bound = Literal["matmul", "memory", "communication", "host", "unknown"]
 
 HOST_BOUND = 0.9
-"""A device that works for a smaller share of a step waits for the host."""
+"""A device that works for a smaller share of a step waits for the host; as in scripts/views/steps.py."""
 EXPOSED = 0.1
 """Communication with a larger share of a step, not hidden behind compute, bounds it."""
 WELL_USED = 0.5
@@ -40,7 +40,7 @@ METRIC_BOUND: Mapping[str, Bound] = {
     "copy_speed": "memory",
     "matmul_rate": "matmul",
 }
-ON_DEVICE = ("kernel", "graph", "handout", "alone", "floor", "copy_speed", "matmul_rate")
+ON_DEVICE = ("kernel", "graph", "handout", "floor", "copy_speed", "matmul_rate")
 """Metrics that hold the device's time alone."""
 
 

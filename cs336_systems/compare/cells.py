@@ -18,7 +18,7 @@ ALSO_COMPARED: Mapping[str, tuple[str, ...]] = {
     "checkpointing": ("forward", "backward"),
     "end_to_end": ("forward", "backward", "optimizer", "device_busy"),
     "kernel_profile": ("kernel",),
-    "training_ladder": ("device_busy", "floor", "alone", "copy_speed", "matmul_rate"),
+    "training_ladder": ("device_busy", "floor", "copy_speed", "matmul_rate"),
 }
 """Metrics that are compared, of those that are not timed by themselves."""
 RATES = ("GB/s", "TFLOP/s")

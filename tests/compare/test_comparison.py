@@ -43,7 +43,7 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
 
     def change(row):
         times = row.status == "ok" and row.unit == "ms" and row.n > 0
-        return slowed(row, 1.05) if times and choose.random() < 0.1 else row
+        return slowed(row, 1.05) if times and choose.random() < 0.25 else row
 
     found = compare(recorded, results(tmp_path, JOBS, change))
     changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]

@@ -1,6 +1,8 @@
 """Honest runs get no wrong verdicts, and a planted slow-down is found: on recorded launches, the history, and here."""
 
+import statistics
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +13,7 @@ from cs336_systems.compare.statistics import FASTER, SLOWER
 from scripts import repeated_launches
 from scripts.compare_evidence import evidence, held_out, of_launches
 from scripts.honest_pairs import from_history, pairs_of
-from scripts.run_to_run import entry, fit
+from scripts.run_to_run import fit
 from tests.samples import ROOT
 
 LAUNCHES = ROOT / "tests/compare/h200_launches"
@@ -40,14 +42,12 @@ def test_a_model_is_as_wide_as_honest_runs_differ():
 
 
 def _moved(pair, factor):
-    from dataclasses import replace
-
     return replace(pair, b=replace(pair.b, median=pair.b.median * factor))
 
 
 @pytest.mark.slow
 def test_the_pairs_in_the_history_of_the_record():
-    """Each judged by a model that was fitted without its runs; and the model in use is the one fitted to all."""
+    """Each judged by a model that was fitted without its runs; and the model in use is as wide as one fitted to all."""
     shallow = subprocess.run(["git", "rev-list", "--count", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     if shallow.returncode or int(shallow.stdout) < 100:
         pytest.skip("there is no history here")
@@ -58,9 +58,9 @@ def test_the_pairs_in_the_history_of_the_record():
     assert found.wrong_others <= 0.01
     assert found.found >= 0.95
     assert found.found_of_all >= 0.85
-    known = entry(fit(pairs))
-    for name in ("base", "spread", "clock", "typical_spread"):
-        assert known[name] == pytest.approx(getattr(run_to_run("gpu"), name), rel=0.05, abs=1e-3), FITTED
+    fitted, used = fit(pairs).model, run_to_run("gpu")
+    ratios = [used.deviation(pair.a) / fitted.deviation(pair.a) for pair in pairs]
+    assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.run_to_run writes {FITTED} anew"
 
 
 @pytest.mark.slow

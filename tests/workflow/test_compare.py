@@ -1,0 +1,40 @@
+"""`snakemake compare`: a page without measuring, a failed run where a time is slower, a sentence for bad input."""
+
+import json
+
+import pytest
+
+from scripts.compare_evidence import slowed
+from tests.support.planted_runs import copy_of
+from tests.workflow.project import NO_CELLS, copy_project, snakemake
+
+pytestmark = pytest.mark.workflow
+
+JOB = "flash/leaderboard"
+
+
+@pytest.mark.slow
+def test_a_page_is_made_and_a_slower_time_fails_the_run(tmp_path):
+    folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
+    copy_of(JOB, tmp_path / "before it", lambda row: slowed(row, 0.8) if row.metric == "backward" else row)
+    options = ["compare", "--config", "recorded=nvidia-h200", f"with={tmp_path / 'before it'}", "price=3.5"]
+    assert "slower:" in snakemake(folder, *options)
+    made = folder / "results/recorded/nvidia-h200/comparison/before it"
+    found = json.loads((made / "comparison.json").read_text())
+    assert found["counts"]["slower"] > 0
+    files = {path.name for path in made.iterdir()}
+    assert files == {f"comparison.{ending}" for ending in ("csv", "html", "json", "pdf", "svg", "typ")}
+    (made / "comparison.pdf").unlink()
+    printed = snakemake(folder, *options, "fail_if_slower=5%", check=False)
+    assert "slower by 5% or more:" in printed
+    assert "Error in rule compare" in printed
+    assert (made / "comparison.pdf").exists()
+
+
+def test_there_has_to_be_something_to_compare_with(tmp_path):
+    folder = copy_project(tmp_path, NO_CELLS, sections=())
+    printed = snakemake(folder, "compare", check=False)
+    assert "with is 'none'; allowed: a label in results/ or recorded/, or a folder" in printed
+    printed = snakemake(folder, "compare", "--config", "with=nvidia-h200", "fail_if_slower=fast", check=False)
+    assert "fail_if_slower is 'fast'; allowed: none, or a percentage such as 5%" in printed
+    assert "Traceback" not in printed
