@@ -112,6 +112,13 @@ FAULTS = {
     "memory that is no whole number of bytes": scale(
         rows("checkpointing", metric="memory_before_step", **CHECKPOINTED), 1.0012345
     ),
+    # What no card of this model has, or can do.
+    "memory of another card": put(rows("autocast_dtypes", autocast="bf16"), gpu_memory=80 * 2**30),
+    "more memory than the card has": scale(rows("flash", metric="memory_before_backward", sequence=65536, **OURS), 1e3),
+    "a copy faster than the memory": scale(rows("training_ladder", metric="copy_speed"), 1.5),
+    "a step on two GPUs in no time": scale(
+        rows("data_parallel", metric=["step", "compute"], wrapper="flat", **RANKS), 0.4
+    ),
     # How the GPU ran.
     "a clock that no other cell reaches": scale(rows("checkpointing", metric="sm_clock", **CHECKPOINTED), 2),
     "a clock between two": scale(rows("checkpointing", metric="sm_clock", **CHECKPOINTED), 0.9876),

@@ -1,0 +1,96 @@
+"""Self-checks of all experiments against the GPU's data sheet: memory, rates, and steps on several GPUs."""
+
+from collections.abc import Iterator, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.transformer import step_flops
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure.gpus import Gpu, gpu_of
+from cs336_systems.sizes import parse_size
+from scripts.checks import Evidence, NotApplicable, Timing, check, name_row, under_the_roofline
+from scripts.views.data import measured_gpu, select
+from scripts.views.units import GB, GIB
+
+RESERVED = 0.1
+"""Share of a card's memory that its driver keeps for itself at most, as for error correction."""
+PLANNED = "planned_memory"
+"""A closed form, which may be more than there is."""
+SEVERAL = ("data_parallel", "optimizer_sharding", "fsdp")
+"""Experiments whose cells are training steps on several GPUs, with a batch for each of them."""
+
+
+def peak(tables: Mapping[str, DataFrame]) -> Gpu:
+    """The data sheet of the GPU that measured.
+
+    Raises:
+        NotApplicable: none is listed.
+    """
+    if found := gpu_of(measured_gpu(tables)):
+        return found
+    raise NotApplicable(f"no data sheet is listed for {measured_gpu(tables) or 'a CPU'}")
+
+
+def cells(tables: Mapping[str, DataFrame], column: str, value: str) -> Iterator[tuple[str, Series]]:
+    """Each measured row on a GPU with a value in a column, and its cell and metric in words."""
+    for name, table in tables.items():
+        for _, row in table[(table[column] == value) & (table["status"] == "ok") & (table["gpu_count"] > 0)].iterrows():
+            yield f"{name_row(EXPERIMENTS[name], row)}: {row['metric']}", row
+
+
+@check("{n} jobs")
+def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
+    """The card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
+    sheet = peak(tables)
+    low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
+    for name, table in tables.items():
+        for found in table.loc[table["gpu"] != "", ["gpu_memory", "source_digest", "utc"]].drop_duplicates()[
+            "gpu_memory"
+        ]:
+            yield 1
+            if not low <= found <= high:
+                yield f"{name}: {found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+
+
+@check("{n} amounts; {most:.0%} of the card at most", "memory is counted on GPUs only")
+def memory_fits_the_card(tables: Mapping[str, DataFrame]) -> Evidence:
+    """No amount of memory in use is larger than the card."""
+    for where, row in cells(tables, "unit", "MiB"):
+        if row["metric"] == PLANNED:
+            continue
+        share = row["mean"] * MIB / row["gpu_memory"] if row["gpu_memory"] else float("inf")
+        yield float(share)
+        if share > 1:
+            yield f"{where} {row['mean']:.0f} MiB of {row['gpu_memory'] / MIB:.0f}"
+
+
+@check("{n} rates; the closest reaches {most:.0%}")
+def rates_are_below_the_peak(tables: Mapping[str, DataFrame]) -> Evidence:
+    """No copy is faster than the data sheet's memory, and no matmul than its rate."""
+    sheet = peak(tables)
+    ceilings = {"copy_speed": (sheet.bandwidth, 1e9), "matmul_rate": (max(sheet.bf16, sheet.fp32), 1e12)}
+    for metric, (ceiling, unit) in ceilings.items():
+        for where, row in cells(tables, "metric", metric):
+            share = row["median"] * unit / ceiling
+            yield float(share)
+            if share > 1:
+                yield f"{where} {row['median']:.0f} {row['unit']}"
+
+
+@check("{n} steps; the closest reaches {most:.0%}")
+def steps_on_several_gpus_are_below_the_peak(tables: Mapping[str, DataFrame]) -> Evidence:
+    """No training step on several GPUs is faster than its matmuls at the data sheet's dense peak."""
+    timings = [
+        Timing(
+            cell=name_row(EXPERIMENTS[name], row),
+            flops=step_flops(
+                "train_step", parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"]
+            ),
+            milliseconds=row["median"],
+            precision=row["precision"],
+        )
+        for name in SEVERAL
+        for _, row in select(tables[name], metric="step").iterrows()
+    ]
+    yield from under_the_roofline(measured_gpu(tables), timings)
