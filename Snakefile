@@ -2,7 +2,8 @@
 
 `snakemake writeup` rebuilds the PDF from the existing CSV files, and `snakemake web` the page; `snakemake measurements`
 only measures; `snakemake end_to_end` (or another experiment's name) measures that experiment; `snakemake submission`
-packs the code and the report for handing in; `snakemake card` tells whether this machine is as fast as it should be.
+packs the code and the report for handing in; `snakemake card` tells whether this machine is as fast as it should be;
+`snakemake bundle` packs the results for others to check.
 """
 
 from snakemake.utils import min_version
@@ -27,6 +28,7 @@ include: "rules/submission.smk"
 include: "rules/verify.smk"
 include: "rules/compare.smk"
 include: "rules/card.smk"
+include: "rules/bundle.smk"
 
 
 rule all:

@@ -189,9 +189,9 @@ def figures_to_draw(wildcards):
 
 
 def measures_nothing():
-    """Whether `snakemake writeup` or `snakemake web` runs, perhaps with `submission`: they use the existing CSV files."""
+    """Whether `snakemake writeup`, `web` or `bundle` runs, perhaps with `submission`: they use the existing CSV files."""
     targets = set(workflow.dag_settings.targets)
-    made = {"writeup", "web"}
+    made = {"writeup", "web", "bundle"}
     return PLAN.recorded or bool(targets & made) and targets <= made | {"submission"}
 
 
@@ -251,6 +251,11 @@ def something_to_verify(wildcards):
     if not (STUDENTS or any(config["implementations"].values())):
         return ["(implementations names none; allowed: at least one, or a folder of students, see README.md)"]
     return measures_here(wildcards)
+
+
+def a_bundle(wildcards):
+    """Input of what checks a bundle: none, or, where none is named, one that cannot exist, named by the reason."""
+    return [f"(bundle is '{NONE}'; allowed: the path of a bundle)"] if config["bundle"] == NONE else []
 
 
 def trace_source(wildcards):

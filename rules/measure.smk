@@ -68,18 +68,3 @@ rule measurements:
     input:
         measures_here,
         planned_csvs(),
-
-
-rule promote:
-    """Add what was measured here to the recorded results, in place of earlier ones of the same jobs."""
-    input:
-        measures_here,
-    log:
-        f"{RESULTS}/logs/promote.log",
-    localrule: True
-    params:
-        raw=str(PLAN.raw),
-        recorded=f"recorded/{PLAN.machine}/raw",
-    shell:
-        "python -m scripts.promote {params.raw} {params.recorded} 2> {log}"
-        " || python -m cs336_systems.run.failure $? {log}"

@@ -17,6 +17,7 @@ PATTERNS = (
     "profiles/*/config.yaml", "profiles/*/nodes.yaml",
     "recorded/*/constraints.txt", "recorded/*/raw/*/*.csv", "recorded/*/raw/*/*.csv.sha256",
     "recorded/*/traces/*.json.gz", "recorded/*/not_measured.yaml",
+    "recorded/*/same_code.csv", "scripts/renames.yaml",
     "report/contents.yaml", "report/references.bib", "report/*.typ", "report/*.typ.j2", "report/*.html.j2",
     "report/web/*.css", "report/web/*.js",
     "report/captions/*.rst",

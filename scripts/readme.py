@@ -26,42 +26,43 @@ def with_headlines(readme: str) -> str:
     before, _, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     assert end, f"{README} has no lines {BEGIN!r} and {END!r}"
-    return before + BEGIN + HEADER + "".join(_lines()) + end + after
+    return before + BEGIN + HEADER + "".join(headlines(RECORDED)) + end + after
 
 
-def _lines() -> Iterator[str]:
-    calls = rows("flash/leaderboard.csv", metric="forward_backward").set_index("implementation")
+def headlines(raw: Path) -> Iterator[str]:
+    """The rows of the table that a recorded machine has the measurements for."""
+    calls = rows(raw, "flash/leaderboard.csv", metric="forward_backward").set_index("implementation")
     for d in (64, 128):
-        yield line(
+        yield from line(
             f"causal attention, 16 heads × 16 384 tokens, d = {d}: forward + backward",
             calls[calls["d"] == d]["median"],
             ["triton"],
             {"PyTorch’s fastest": PYTORCH_ATTENTION, "FlashAttention-4": ["flash_attention_4"]},
         )
-    yield line(
+    yield from line(
         "2.7B, 4 × 1024 tokens: whole training step with exact AdamW",
-        rows("training_ladder/*.csv", metric="step", size="2.7B", context=1024, batch_size=4, part="steps").set_index(
-            "rung"
-        )["median"],
+        rows(
+            raw, "training_ladder/*.csv", metric="step", size="2.7B", context=1024, batch_size=4, part="steps"
+        ).set_index("rung")["median"],
         ["graph", "overlap"],
         {"bf16 autocast": ["autocast"], "bf16 weights, blocks compiled": ["compiled"]},
     )
     for gpus in (2, 4):
-        yield line(
+        yield from line(
             f"xl (2.0 B parameters), {gpus} GPUs: compiled data-parallel training step",
-            rows(f"data_parallel/compiled-{gpus}_processes.csv", metric="step").set_index("wrapper")["median"],
+            rows(raw, f"data_parallel/compiled-{gpus}_processes.csv", metric="step").set_index("wrapper")["median"],
             ["symmetric_memory"],
             {"tuned DistributedDataParallel": ["ddp", "ddp_view"], "the no-communication baseline": ["none"]},
         )
-    yield line(
+    yield from line(
         "10B, 2 GPUs: fully sharded training step",
-        rows("fsdp/largest-2_processes.csv", metric="step").set_index("wrapper")["median"],
+        rows(raw, "fsdp/largest-2_processes.csv", metric="step").set_index("wrapper")["median"],
         ["fsdp", "fsdp_blocks"],
         {"`fully_shard`": ["fully_shard"]},
     )
-    yield line(
+    yield from line(
         "xl, 2 GPUs: update of the sharded optimizer",
-        rows("optimizer_sharding/bf16-2_processes.csv", metric="optimizer").set_index("contender")["median"],
+        rows(raw, "optimizer_sharding/bf16-2_processes.csv", metric="optimizer").set_index("contender")["median"],
         ["sharded_symmetric_memory"],
         {
             "tuned ZeroRedundancyOptimizer": ["zero_redundancy", "zero_redundancy_view", "zero_redundancy_views"],
@@ -70,20 +71,25 @@ def _lines() -> Iterator[str]:
     )
 
 
-def rows(path: str, metric: str, **parameters: Any) -> DataFrame:
-    """The measured rows of one metric, and of some parameters, in recorded CSV files."""
-    table = pd.concat([pd.read_csv(each) for each in sorted(RECORDED.glob(path))])
-    return select(table, metric=metric, status="ok", **parameters)
+def rows(raw: Path, path: str, metric: str, **parameters: Any) -> DataFrame:
+    """The measured rows of one metric, and of some parameters, in recorded CSV files; none without the files."""
+    columns = ["metric", "status", "median", "d", "implementation", "rung", "wrapper", "contender", *parameters]
+    tables = [pd.read_csv(each) for each in sorted(raw.glob(path))] or [DataFrame(columns=columns)]
+    return select(pd.concat(tables), metric=metric, status="ok", **parameters)
 
 
-def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> str:
-    """A row of the table: the fastest of ours against the fastest of each group of others; medians in ms, by name."""
-    fastest = float(medians[medians.index.isin(ours)].min())
-    against = []
-    for title, names in others.items():
-        other = float(medians[medians.index.isin(names)].min())
-        against.append(f"{title} ({other:.1f} ms): **{other / fastest:.2f}×**")
-    return f"| {what} | {fastest:.1f} ms | {', '.join(against)} |\n"
+def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> Iterator[str]:
+    """A row of the table: the fastest of ours against the fastest of each group of others; medians in ms, by name.
+
+    No row without ours, and no group of which nothing was measured.
+    """
+    fastest = medians[medians.index.isin(ours)].min()
+    slower = {title: medians[medians.index.isin(names)].min() for title, names in others.items()}
+    against = [
+        f"{title} ({other:.1f} ms): **{other / fastest:.2f}×**" for title, other in slower.items() if pd.notna(other)
+    ]
+    if pd.notna(fastest):
+        yield f"| {what} | {fastest:.1f} ms | {', '.join(against)} |\n"
 
 
 if __name__ == "__main__":

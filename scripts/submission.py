@@ -10,37 +10,21 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
+from scripts.archive import MB, pack, unpack
 from scripts.project_files import ProjectFiles, project_files
 
 CODE, WRITEUP = "code.zip", "writeup.pdf"
-MB = 10**6
 LARGEST_MB = 100
 """Gradescope takes no larger file."""
-DATE = (1980, 2, 1, 0, 0, 0)
-"""Of every file, so that the same files give the same bytes; in no time zone before 1980, where zip begins."""
-REGULAR, PROGRAM = 0o100644, 0o100755
-UNIX = 3
 SHOWN = 10
 """So many names stand in a message."""
 
 
-def pack(folder: Path, names: Sequence[str], archive: Path) -> None:
-    """Write the named files of a folder into a zip archive: the same files give the same bytes."""
-    with ZipFile(archive, "w") as packed:
-        for name in sorted(names):
-            entry = ZipInfo(name, DATE)
-            entry.create_system = UNIX
-            entry.external_attr = (PROGRAM if os.access(folder / name, os.X_OK) else REGULAR) << 16
-            packed.writestr(entry, (folder / name).read_bytes(), compress_type=ZIP_DEFLATED)
-
-
-def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a zip archive with its files' modes, as `unzip` does and `ZipFile.extractall` does not."""
-    with ZipFile(archive) as packed:
-        for entry in packed.infolist():
-            Path(packed.extract(entry, folder)).chmod(entry.external_attr >> 16 & 0o777)
+def pack_project(folder: Path, names: Sequence[str], archive: Path) -> None:
+    """Pack the named files of the project's folder, those that may be run as such."""
+    programs = [name for name in names if os.access(folder / name, os.X_OK)]
+    pack(archive, {name: (folder / name).read_bytes() for name in names}, programs=programs)
 
 
 def tests_pass(archive: Path) -> bool:
@@ -83,7 +67,7 @@ def submit(report: Path, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     archive, writeup = folder / CODE, folder / WRITEUP
     shutil.copyfile(report, writeup)
-    pack(project, found.own, archive)
+    pack_project(project, found.own, archive)
     print(f"{archive}: {len(found.own)} files, {archive.stat().st_size / MB:.1f} MB")
     for sentence in told(found):
         print(f"{archive}: {sentence}")

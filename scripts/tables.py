@@ -6,8 +6,9 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import read_plan
+from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.digests import latest, read_later
 from cs336_systems.record.rows import parameters, read_jobs, row_model
 from cs336_systems.record.validation import Row
@@ -40,12 +41,24 @@ def merge(
     kind = EXPERIMENTS[experiment]
     rows = [renamed(row, later or {}) for row in read_jobs(kind, map(Path, csvs), machine)]
     if planned is not None:
-        names, asked = parameters(kind), set(planned)
-        others = [row for row in rows if tuple(getattr(row, name) for name in names) not in asked]
-        rows = [row for row in rows if tuple(getattr(row, name) for name in names) in asked]
+        rows, others = split(kind, rows, planned)
         write(experiment, others, unplanned)
     write(experiment, rows, output)
     keep(experiment, output, rows)
+
+
+def split(kind: type[Experiment], rows: Iterable[Row], planned: Cells) -> tuple[list[Row], list[Row]]:
+    """The rows of planned cells, and the others."""
+    names, asked = parameters(kind), set(planned)
+    found: dict[bool, list[Row]] = {True: [], False: []}
+    for row in rows:
+        found[tuple(getattr(row, name) for name in names) in asked].append(row)
+    return found[True], found[False]
+
+
+def planned_cells(plan: Plan, experiment: str) -> list[tuple[Any, ...]]:
+    """The cells that a plan has of an experiment, by their parameters."""
+    return [astuple(cell) for job in plan.jobs.get(experiment, {}).values() for cell in job.cells]
 
 
 def renamed(row: Row, later: Mapping[str, str]) -> Row:
@@ -81,7 +94,7 @@ def merge_all(
                 "csvs": paths[name],
                 "output": f"{tables}/{name}.csv",
                 "machine": planned.machine,
-                "planned": [astuple(cell) for job in planned.jobs[name].values() for cell in job.cells],
+                "planned": planned_cells(planned, name),
                 "unplanned": f"{unplanned}/{name}.csv",
                 "later": later,
             }

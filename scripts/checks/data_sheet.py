@@ -1,24 +1,20 @@
-"""Self-checks of all experiments against the GPU's data sheet: memory, rates, and steps on several GPUs."""
+"""Self-checks of all experiments against the GPU's data sheet: its memory and rates."""
 
 from collections.abc import Iterator, Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from cs336_systems.sizes import parse_size
-from scripts.checks import Evidence, NotApplicable, Timing, check, name_row, under_the_roofline
-from scripts.views.data import measured_gpu, select
+from scripts.checks import Evidence, NotApplicable, check, name_row
+from scripts.views.data import measured_gpu
 from scripts.views.units import GB, GIB
 
 RESERVED = 0.1
 """Share of a card's memory that its driver keeps for itself at most, as for error correction."""
 PLANNED = "planned_memory"
 """A closed form, which may be more than there is."""
-SEVERAL = ("data_parallel", "optimizer_sharding", "fsdp")
-"""Experiments whose cells are training steps on several GPUs, with a batch for each of them."""
 
 
 def peak(tables: Mapping[str, DataFrame]) -> Gpu:
@@ -76,21 +72,3 @@ def rates_are_below_the_peak(tables: Mapping[str, DataFrame]) -> Evidence:
             yield float(share)
             if share > 1:
                 yield f"{where} {row['median']:.0f} {row['unit']}"
-
-
-@check("{n} steps; the closest reaches {most:.0%}")
-def steps_on_several_gpus_are_below_the_peak(tables: Mapping[str, DataFrame]) -> Evidence:
-    """No training step on several GPUs is faster than its matmuls at the data sheet's dense peak."""
-    timings = [
-        Timing(
-            cell=name_row(EXPERIMENTS[name], row),
-            flops=step_flops(
-                "train_step", parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"]
-            ),
-            milliseconds=row["median"],
-            precision=row["precision"],
-        )
-        for name in SEVERAL
-        for _, row in select(tables[name], metric="step").iterrows()
-    ]
-    yield from under_the_roofline(measured_gpu(tables), timings)

@@ -35,7 +35,7 @@ def test_csvs_with_their_digests_and_traces_are_copied_and_nothing_else(results,
         (results / name).parent.mkdir(exist_ok=True)
         (results / name).touch()
     recorded = tmp_path / "recorded/cpu"
-    assert promote(results / "raw", recorded / "raw") == [recorded / "raw/accumulation/all.csv"]
+    assert promote(results, recorded) == [recorded / "raw/accumulation/all.csv"]
     assert files(recorded) == wanted
     for name in wanted:
         assert (recorded / name).read_bytes() == (results / name).read_bytes()
@@ -43,7 +43,7 @@ def test_csvs_with_their_digests_and_traces_are_copied_and_nothing_else(results,
 
 def test_a_trace_may_say_why_there_is_none(results, tmp_path):
     (results / "traces" / TRACE.name).write_bytes(gzip.compress(NOTE))
-    assert promote(results / "raw", tmp_path / "recorded/cpu/raw")
+    assert promote(results, tmp_path / "recorded/cpu")
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_what_is_no_trace_is_named_and_nothing_is_copied(results, tmp_path, cont
     path = results / "traces/training_step.json.gz"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=f"^{path}: "):
-        promote(results / "raw", tmp_path / "recorded/cpu/raw")
+        promote(results, tmp_path / "recorded/cpu")
     assert not (tmp_path / "recorded").exists()
 
 
@@ -63,21 +63,21 @@ def test_what_is_no_trace_is_named_and_nothing_is_copied(results, tmp_path, cont
 @pytest.mark.parametrize("side", ["results", "recorded"])
 def test_links_are_refused(results, tmp_path, name, side):
     recorded = tmp_path / "recorded/cpu"
-    promote(results / "raw", recorded / "raw")
+    promote(results, recorded)
     linked = (results if side == "results" else recorded) / name
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=f"/{side}/cpu/{name} is a symbolic link; allowed: a file or a folder$"):
-        promote(results / "raw", recorded / "raw")
+        promote(results, recorded)
 
 
 def test_the_folder_of_all_results_may_be_a_link(results, tmp_path):
     (tmp_path / "link").symlink_to("results")
-    assert promote(tmp_path / "link/cpu/raw", tmp_path / "recorded/cpu/raw")
+    assert promote(tmp_path / "link/cpu", tmp_path / "recorded/cpu")
 
 
 def test_nothing_is_not_promoted(results, tmp_path):
     shutil.rmtree(results / "raw")
     with pytest.raises(ValueError, match="cpu/raw has no CSV file of an experiment; allowed: at least one"):
-        promote(results / "raw", tmp_path / "recorded/cpu/raw")
+        promote(results, tmp_path / "recorded/cpu")
     assert not (tmp_path / "recorded").exists()

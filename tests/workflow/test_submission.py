@@ -7,8 +7,9 @@ from zipfile import ZipFile
 
 import pytest
 
+from scripts.archive import unpack
 from scripts.project_files import project_files
-from scripts.submission import pack, told, unpack
+from scripts.submission import pack_project, told
 from tests.workflow.project import copy_project, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -72,7 +73,7 @@ def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout, tmp
     found = project_files(unpacked)
     assert "not a git repository" in found.no_checkout
     assert found.own == names == project_files(checkout).own
-    pack(unpacked, found.own, tmp_path / "again.zip")
+    pack_project(unpacked, found.own, tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == archive.read_bytes()
     programs = {path.name for path in (unpacked / "rules").iterdir() if path.stat().st_mode & 0o100}
     assert programs == {"correctness.sh", "torchrun.sh"}

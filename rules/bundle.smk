@@ -1,0 +1,53 @@
+"""Results as one file that others can check.
+
+Needs the tables' rules and CSV files that are there; makes results/<machine>/<machine>.crate.zip, by name only.
+`snakemake check --config bundle=FILE` checks such a file, and `snakemake promote --config bundle=FILE` adds it to the
+recorded results.
+"""
+
+
+rule bundle:
+    """Pack the existing CSV files, the plan, versions and verdicts as one file. Nothing is measured."""
+    input:
+        csvs=raw_csvs,
+        trace=trace_to_draw,
+        plan=rules.plan.output[0],
+        coverage=rules.tables.output.coverage,
+        checks=rules.checks.output[0],
+    output:
+        f"{RESULTS}/{PLAN.machine}.crate.zip",
+    log:
+        f"{RESULTS}/logs/bundle.log",
+    localrule: True
+    params:
+        source=source_digest("scripts.bundle"),
+    message:
+        "Packing {output}"
+    script:
+        "../scripts/bundle.py"
+
+
+rule check:
+    """Say of a bundle what passed, what failed, and what cannot be told."""
+    input:
+        a_bundle,
+    log:
+        f"{RESULTS}/logs/check.log",
+    localrule: True
+    params:
+        bundle=config["bundle"],
+    shell:
+        "python -m scripts.check_bundle {params.bundle:q} 2> {log} || python -m cs336_systems.run.failure $? {log}"
+
+
+rule promote:
+    """Add what was measured here to the recorded results, in place of earlier ones of the same jobs, or a bundle."""
+    input:
+        [] if config["bundle"] != NONE else measures_here,
+    log:
+        f"{RESULTS}/logs/promote.log",
+    localrule: True
+    params:
+        results=config["bundle"] if config["bundle"] != NONE else str(PLAN.raw.parent),
+    shell:
+        "python -m scripts.promote {params.results:q} recorded 2> {log} || python -m cs336_systems.run.failure $? {log}"
