@@ -16,6 +16,7 @@ import yaml
 
 from cs336_systems.experiments.base import Experiment, combinations, expand, make_cell
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
+from cs336_systems.fit.planned import too_large
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.record.machine import detect, machine_label
 from cs336_systems.record.source import source_digest
@@ -249,10 +250,18 @@ class Plan:
             return "not among the recorded results"
         needed = self.gpus_of(job)
         if needed <= self.gpus or self.nodes_of(job) > 1:
-            return ""
+            return self.too_large(job)
         if self.nodes > 1:
             return f"it needs {needed} GPUs, as many on each node, and there are {self.nodes} nodes of {self.gpus}"
         return f"it needs {needed} GPUs, and {self.gpus} {'is' if self.gpus == 1 else 'are'} visible"
+
+    def too_large(self, job: Job) -> str:
+        """Reason why none of a job's cells fits into this machine's memory; empty if one may."""
+        if device_of(job.cells[0], self.device) != CUDA:
+            return ""
+        reasons = (too_large(cell, self.machine) for cell in job.cells)
+        first = next(reasons)
+        return first if first and all(reasons) else ""
 
 
 def with_switches(config: Mapping[str, Any]) -> dict[str, Any]:

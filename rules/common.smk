@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.fit.planned import told
 from cs336_systems.implementations import family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.plan import (
@@ -87,6 +88,8 @@ onstart:
         check_other_models(pending)
         check_own_implementations(pending)
         test_together(pending)
+    for sentence in told([cell for job in pending for cell in job.cells], PLAN.machine):
+        print(f"Does not fit: {sentence}.", file=sys.stderr)
     PLAN_FILE.write_text(PLAN_JSON, encoding="utf-8")
     PROGRESS.follow(pending)
 

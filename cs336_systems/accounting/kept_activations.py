@@ -1,0 +1,122 @@
+"""Bytes per token that a block and the loss keep for the backward pass, in every setting of a step.
+
+Eager passes over fp32 weights have the exact list of `activations`. torch.compile (min-cut partitioner) differs from it
+by what it recomputes: the norms' normalized inputs, SiLU's result, and casts. All else is counted here, in numbers of
+d_model and d_ff: residual sums and norms' results, q, k, v, attention's result and its log-sum-exp, gate, up, and their
+product.
+"""
+
+from dataclasses import replace
+from itertools import islice
+
+from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.fused_training import LOGITS_BYTES
+from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.units import BYTES, FP32_BYTES
+
+BF16 = BYTES["bf16"]
+
+
+def in_eager_fp32_weights(setting: Setting) -> bool:
+    """Whether the exact list applies: eager or compiled passes over fp32 weights.
+
+    FSDP gathers weights in bf16, so that its passes are those of bf16 weights.
+    """
+    if setting.scheme == "FSDP" and setting.precision == "autocast":
+        return False
+    return setting.precision != "bf16" and setting.passes != "fused"
+
+
+def kept_block(setting: Setting) -> int:
+    """Bytes that one block keeps, without autocast's copies of weights."""
+    if in_eager_fp32_weights(setting):
+        saved = setting.block.saved_bytes
+        return saved - recomputed_by_compiler(setting) if setting.passes == "compiled" else saved
+    per_token = _widths(setting) + FP32_BYTES * setting.shape.num_heads + 2 * FP32_BYTES
+    scores = (BF16 * setting.pairs) if setting.attention == "plain" else 0
+    return setting.tokens * per_token + scores
+
+
+def _widths(setting: Setting) -> int:
+    """Bytes per token that grow with the width of the model."""
+    d, d_ff = setting.shape.d_model, setting.shape.d_ff
+    if setting.fp8:  # Two sums, q, k, v and attention's result; normalized inputs in FP8 once; gate and up.
+        return 13 * d + 4 * d_ff
+    if setting.passes == "fused":  # Two sums (fp32 under autocast), two results of norms, q, k, v, attention's result.
+        sums = 2 * (FP32_BYTES if setting.precision == "autocast" else BF16)
+        return (sums + 6 * BF16) * d + (3 if setting.keep_hidden else 2) * BF16 * d_ff
+    if setting.passes == "compiled":  # As fused, and heads side by side.
+        return 18 * d + 6 * d_ff
+    # Norms keep their input and its normalized form in fp32; attention's result twice; SiLU's too.
+    return (2 * (2 * FP32_BYTES + BF16) + 5 * BF16) * d + 4 * BF16 * d_ff
+
+
+def recomputed_by_compiler(setting: Setting) -> int:
+    """Bytes of an eager block that torch.compile computes again."""
+    d, d_ff = setting.shape.d_model, setting.shape.d_ff
+    norms = 2 * FP32_BYTES * d
+    if setting.precision == "fp32":
+        return setting.tokens * (norms + FP32_BYTES * d_ff)
+    casts = 3 * BF16 * d  # q, k, v share one cast of their input; so do gate and up
+    scores = BF16 * setting.pairs if setting.attention == "plain" else 0
+    return setting.tokens * (norms + BF16 * d_ff + casts) + scores
+
+
+def recomputed_block(setting: Setting) -> int:
+    """Bytes that a checkpointed block of fused passes keeps: its input, and attention's result."""
+    return setting.tokens * (2 * BF16 * setting.shape.d_model + FP32_BYTES * setting.shape.num_heads)
+
+
+def weight_copies(setting: Setting) -> int:
+    """Bytes of autocast's bf16 copies of one block's matrices."""
+    return setting.block.weight_copies if setting.precision == "autocast" and setting.scheme != "FSDP" else 0
+
+
+def head_kept(setting: Setting) -> int:
+    """Bytes that the final norm, the head and the loss keep, the head's copy included."""
+    if in_eager_fp32_weights(setting):
+        whole = replace(step_memory(setting), segment=0)
+        return whole.saved_for_backward - setting.shape.num_layers * _exact_block(setting)
+    tokens, d, vocabulary = setting.tokens, setting.shape.d_model, setting.vocab_size
+    norm = (2 * BF16 * d + FP32_BYTES) * tokens
+    copy = BF16 * vocabulary * d if setting.precision == "autocast" and setting.scheme != "FSDP" else 0
+    if setting.passes == "fused":  # the gradients of the head's input and of its weight
+        return norm + BF16 * d * tokens + setting.weight_bytes * vocabulary * d + copy
+    if setting.passes == "compiled":  # the logits, in bf16
+        return norm + BF16 * vocabulary * tokens
+    return norm + (2 * FP32_BYTES - BF16) * d * tokens + FP32_BYTES * vocabulary * tokens
+
+
+def loss_working(setting: Setting) -> int:
+    """The most bytes that the loss needs besides."""
+    logits = setting.tokens * setting.vocab_size
+    if setting.passes == "fused":
+        rounded = FP32_BYTES * setting.vocab_size * setting.shape.d_model if BF16 * logits > LOGITS_BYTES else 0
+        return min(LOGITS_BYTES, BF16 * logits) + rounded
+    if not in_eager_fp32_weights(setting):
+        return 0 if setting.passes == "compiled" else 2 * FP32_BYTES * logits
+    step = step_memory(setting)
+    _, _, at_the_loss = next(step.turns_of_passes())
+    return at_the_loss - step.saved_for_backward
+
+
+def block_working(setting: Setting) -> int:
+    """The most bytes that a block's backward pass needs besides what the block keeps."""
+    if in_eager_fp32_weights(setting):
+        whole = replace(step_memory(setting), segment=0)
+        _, _, at_the_last_block = next(islice(whole.turns_of_passes(), 1, None))
+        return at_the_last_block - setting.shape.num_layers * _exact_block(setting)
+    d, d_ff, tokens = setting.shape.d_model, setting.shape.d_ff, setting.tokens
+    inner = 2 if setting.passes == "eager" else 3  # gradients of the hidden layer, and of gate and up
+    feed_forward = tokens * BF16 * (d + inner * d_ff) + setting.weight_bytes * d * d_ff
+    scores = 3 * BF16 * setting.pairs if setting.attention == "plain" else 0
+    return max(feed_forward, tokens * BF16 * d + scores)
+
+
+def _exact_block(setting: Setting) -> int:
+    return setting.block.saved_bytes + setting.block.weight_copies
+
+
+def step_memory(setting: Setting) -> StepMemory:
+    """The closed form of an eager step over fp32 weights."""
+    return StepMemory(block=setting.block, vocab_size=setting.vocab_size, segment=setting.segment)

@@ -1,0 +1,93 @@
+"""A training step in all its settings: the argument of the closed forms of memory and time."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from cs336_systems.accounting.activations import BlockActivations
+from cs336_systems.accounting.transformer import parameters
+from cs336_systems.sizes import ModelShape
+
+Precision = Literal["fp32", "autocast", "bf16"]
+"""autocast: bf16 over fp32 weights; bf16: weights in bf16, with fp32 masters in the optimizer."""
+Attention = Literal["plain", "flash"]
+"""flash: any kernel that keeps no scores in memory."""
+Scheme = Literal["alone", "data parallel", "sharded optimizer", "ZeRO-2", "FSDP"]
+"""How ranks share their work: not at all; gradients; the optimizer's state too; ZeRO-2 and FSDP as in the README."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One step of this project's model on one rank."""
+
+    shape: ModelShape
+    vocab_size: int
+    batch_size: int
+    """Sequences of this rank."""
+    context: int
+    precision: Precision = "fp32"
+    attention: Attention = "plain"
+    passes: Literal["eager", "compiled", "fused"] = "eager"
+    """Norms, rotations and activations: op by op; through torch.compile; or fused kernels and linear cross-entropy."""
+    mode: Literal["train_step", "forward_backward", "forward", "inference"] = "train_step"
+    segment: int = 0
+    """Consecutive blocks that keep only their input; 0: no checkpointing. Of eager passes."""
+    recomputed: int = 0
+    """Blocks that keep only their input and attention's result. Of fused passes."""
+    keep_hidden: bool = True
+    """Whether fused passes keep the feed-forward networks' hidden layers, rather than compute them again."""
+    fp8: bool = False
+    graph: bool = False
+    """Whether the step is replayed from a CUDA graph."""
+    overlap: bool = False
+    """Whether parameters are updated, and gradients freed, under the backward pass."""
+    counted: int = 0
+    """Number of weights of another model class; 0: that of TransformerLM, from the shape."""
+    ranks: int = 1
+    scheme: Scheme = "alone"
+    by_block: bool = True
+    """FSDP's unit: a block, or a layer."""
+    bucket_mb: float | None = 100
+    """Of data parallelism; None: gradients stay where they are."""
+    rebuilds: bool = False
+    """Whether buckets are made anew at the second step while the first ones are in memory, as PyTorch's DDP does."""
+    exposed: bool = False
+    """Whether communication follows the backward pass, instead of overlapping with it."""
+    symmetric: bool = False
+    """Whether ranks write into each other's memory instead of calling collectives."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of this rank's batch."""
+        return self.batch_size * self.context
+
+    @cached_property
+    def weights(self) -> int:
+        """Number of weights."""
+        return self.counted or parameters(self.shape, self.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight, and of its gradient."""
+        return 2 if self.precision == "bf16" else 4
+
+    @property
+    def trains(self) -> bool:
+        """Whether the step updates the weights."""
+        return self.mode == "train_step"
+
+    @cached_property
+    def block(self) -> BlockActivations:
+        """Activations of an eager block over fp32 weights."""
+        return BlockActivations(
+            shape=self.shape,
+            batch_size=self.batch_size,
+            context=self.context,
+            precision="fp32" if self.precision == "fp32" else "bf16",
+            attention=self.attention,
+        )
+
+    @property
+    def pairs(self) -> int:
+        """Scores of one block: pairs of tokens in every head."""
+        return self.batch_size * self.shape.num_heads * self.context**2

@@ -1,0 +1,53 @@
+"""Data-sheet rates and memory of GPUs."""
+
+import re
+
+from cs336_systems.accounting.step_work import Rates
+from cs336_systems.fit.recorded import recorded
+from cs336_systems.measure.gpus import GPUS, Gpu, gpu_of
+
+GIB = 2**30
+BINARY = GIB / 1e9
+"""Data sheets round gibibytes and say GB: an H200 of "141 GB" has 140.4 GiB."""
+PCIE = 32e9
+"""Bytes/s of PCIe 4.0 with 16 lanes: the link of GPUs without NVLink."""
+
+
+def rates_of(name: str) -> Rates | None:
+    """Data-sheet rates of a GPU by the driver's name; None if it is not listed."""
+    gpu = gpu_of(name)
+    if gpu is None:
+        return None
+    return Rates(bf16=gpu.bf16, fp32=gpu.fp32, bandwidth=gpu.bandwidth, link=gpu.link or PCIE)
+
+
+def memory_of(name: str) -> float:
+    """Bytes of a listed GPU's memory.
+
+    Raises:
+        ValueError: it is not listed.
+    """
+    gpu = gpu_of(name)
+    if gpu is None:
+        raise ValueError(f"gpu is {name!r}; allowed: {', '.join(names())}")
+    return memory_of_gpu(gpu)
+
+
+def memory_of_gpu(gpu: Gpu) -> float:
+    """Bytes of a GPU model's memory: as its driver reports them, if it is recorded, or else by its data sheet."""
+    known = recorded()
+    return known.memory if gpu is gpu_of(known.gpu) else BINARY * gpu.memory
+
+
+def gpu_of_label(label: str) -> Gpu | None:
+    """The GPU model of a machine's label, as in `nvidia-h200`; None if it is not listed."""
+    for gpu in GPUS:
+        pattern = re.sub(r"[ -]", "-", gpu.names.lower())
+        if re.fullmatch(f"(nvidia-)?({pattern})", label):
+            return gpu
+    return None
+
+
+def names() -> list[str]:
+    """The names of listed GPUs, as a person may type them."""
+    return [re.sub(r"[?()]", "", gpu.names) for gpu in GPUS]

@@ -1,0 +1,42 @@
+"""Planned cells whose memory certainly exceeds the GPU's: told before they are tried."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.fit.cells import settings_of
+from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu
+from cs336_systems.fit.verdict import outcome
+from cs336_systems.sizes import size_name
+
+GB = 1e9
+
+
+@cache
+def too_large(cell: Experiment, machine: str) -> str:
+    """Why a cell cannot be measured on a machine's GPUs, named by its label; empty if it may be.
+
+    A cell with several contenders or rungs cannot if none of them fits. Within the closed form's error it may.
+    """
+    gpu = gpu_of_label(machine)
+    if gpu is None:
+        return ""
+    capacity = memory_of_gpu(gpu)
+    least = float("inf")
+    for _, setting in settings_of(cell.name, cell):
+        memory = peak(setting)
+        if outcome(setting, memory, capacity) != "does not fit":
+            return ""
+        least = min(least, memory.total)
+    if least == float("inf"):
+        return ""
+    return f"its step needs {least / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}"
+
+
+def told(cells: Any, machine: str) -> Iterator[str]:
+    """A sentence on each of some cells that cannot fit."""
+    for cell in cells:
+        if why := too_large(cell, machine):
+            yield f"{cell.name}, {size_name(cell.size)}, context {cell.context}: {why}"

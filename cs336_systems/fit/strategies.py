@@ -1,0 +1,74 @@
+"""Ways to train that `fit` compares: settings of one question, in the order in which one would try them."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.setting import Setting
+from cs336_systems.fit.parameters import Question
+from cs336_systems.sizes import parse_size
+
+
+def strategies(question: Question, capacity: float, counted: int = 0) -> Iterator[tuple[str, Setting]]:
+    """Each way and its name.
+
+    Args:
+        question: the model and the GPUs.
+        capacity: bytes that a rank may use; fused steps compute as few blocks again as it needs.
+        counted: number of weights of another model class; 0: TransformerLM's.
+    """
+    shape = parse_size(question.size)
+    base = Setting(
+        shape=shape,
+        vocab_size=question.vocab_size,
+        batch_size=question.batch_size,
+        context=question.context,
+        precision="fp32" if question.precision == "fp32" else "autocast",
+        attention=question.attention,
+        counted=counted,
+    )
+    segment = max(1, round(math.sqrt(shape.num_layers)))
+    passes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        f"checkpointed, segments of {segment}": {"segment": segment},
+    }
+    several: dict[str, Any] = {"ranks": question.gpus, "scheme": "data parallel"}
+    if question.gpus == 1:
+        for name, options in passes.items():
+            yield name, replace(base, **options)
+        yield "compiled", replace(base, passes="compiled")
+    else:
+        for scheme, title in (
+            ("data parallel", "data parallel"),
+            ("sharded optimizer", "ZeRO-1"),
+            ("ZeRO-2", "ZeRO-2"),
+            ("FSDP", "FSDP"),
+        ):
+            for name, options in passes.items():
+                yield f"{title}, {name}", replace(base, **several | {"scheme": scheme}, **options)
+    if question.precision == "bf16":
+        yield from fused(replace(base, precision="bf16", attention="flash", passes="fused"), question.gpus, capacity)
+
+
+def fused(base: Setting, gpus: int, capacity: float) -> Iterator[tuple[str, Setting]]:
+    """The training ladder's last rung, or the leaderboard's step; with blocks computed again if it needs that."""
+    title = "bf16 weights, fused"
+    whole = replace(base, graph=True, overlap=True)
+    if gpus > 1:
+        title = "bf16 weights, fused, ZeRO-2"
+        whole = replace(base, overlap=True, keep_hidden=False, ranks=gpus, scheme="ZeRO-2")
+    yield title, whole
+    if peak(whole).total <= capacity:
+        return
+    fewest = replace(whole, graph=False, keep_hidden=False)
+    blocks = base.shape.num_layers
+    least, most = 1, blocks  # memory falls with each block that is computed again
+    while least < most:
+        middle = (least + most) // 2
+        if peak(replace(fewest, recomputed=middle)).total <= capacity:
+            most = middle
+        else:
+            least = middle + 1
+    yield f"{title}, {most} of {blocks} blocks recomputed", replace(fewest, recomputed=most)

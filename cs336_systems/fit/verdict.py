@@ -1,0 +1,124 @@
+"""Whether a way to train fits into a GPU's memory, and how long its step takes, each with the closed form's error."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from cs336_systems.accounting.peak_memory import Use, peak
+from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.step_time import step_seconds
+from cs336_systems.accounting.step_work import KERNELS
+from cs336_systems.fit.gpus import memory_of, rates_of
+from cs336_systems.fit.parameters import Question
+from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, Error, expected_error, kind, recorded
+from cs336_systems.fit.strategies import strategies
+from cs336_systems.measure.gpus import gpu_of
+
+CONTEXT = 600 * 2**20
+"""Bytes of a CUDA context with PyTorch's kernels and cuBLAS, about."""
+COLLECTIVES = 1700 * 2**20
+"""Bytes of NCCL's buffers, with which 148.4 of an H200's 150.8 GB are free before training on two."""
+GAPS = 0.03
+"""Share of the memory that gaps between the allocator's blocks may leave unusable."""
+
+Outcome = Literal["fits", "tight", "does not fit"]
+"""tight: it cannot be told within the closed form's error and the allocator's gaps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """One way to train."""
+
+    way: str
+    kind: str
+    """By which its errors are known."""
+    outcome: Outcome
+    memory: Use
+    outside: int
+    """Bytes outside PyTorch's allocator: CUDA's context, NCCL's buffers."""
+    memory_error: Error | None
+    """Of recorded steps of its kind; None if there are none."""
+    seconds: float
+    """Expected time of a step."""
+    time_error: Error | None
+    host_seconds: float
+    """In which the host launches the step, about; where that is longer, `seconds` is a lower bound."""
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the host is likely to pace the step."""
+        return self.host_seconds > self.seconds
+
+
+def outside(setting: Setting) -> int:
+    """Bytes outside PyTorch's allocator."""
+    return CONTEXT + (COLLECTIVES if setting.ranks > 1 else 0)
+
+
+def memory_error_of(setting: Setting) -> float:
+    """The largest error of memory to expect of a setting."""
+    error = expected_error(setting, recorded().memory_errors)
+    return max(MEMORY_WITHIN, error.most if error else 0.0)
+
+
+def outcome(setting: Setting, memory: Use, capacity: float) -> Outcome:
+    """Whether it fits into `capacity` bytes."""
+    error, rest = memory_error_of(setting), outside(setting)
+    if (1 - error) * memory.total + rest > capacity:
+        return "does not fit"
+    if (1 + error) * memory.total + rest > (1 - GAPS) * capacity:
+        return "tight"
+    return "fits"
+
+
+def predict(question: Question, counted: int = 0) -> Iterator[Prediction]:
+    """Predict each way to train, in order; `counted` is the number of weights of another model class, if not 0."""
+    capacity = memory_of(question.gpu)
+    rates = rates_of(question.gpu)
+    assert rates is not None
+    known = recorded()
+    room = (1 - GAPS) * capacity / (1 + MEMORY_WITHIN) - CONTEXT - (COLLECTIVES if question.gpus > 1 else 0)
+    for way, setting in strategies(question, room, counted):
+        memory = peak(setting)
+        yield Prediction(
+            way=way,
+            kind=kind(setting),
+            outcome=outcome(setting, memory, capacity),
+            memory=memory,
+            outside=outside(setting),
+            memory_error=expected_error(setting, known.memory_errors),
+            seconds=step_seconds(setting, rates, known.weights),
+            time_error=expected_error(setting, known.time_errors),
+            host_seconds=launches(setting) * known.launch_seconds,
+        )
+
+
+def launches(setting: Setting) -> int:
+    """Kernels that the host launches one by one, about; none of a step in a CUDA graph."""
+    if setting.graph:
+        return 0
+    forward, backward = KERNELS[setting.passes]
+    runs = 2 if setting.segment else 1
+    return setting.shape.num_layers * (runs * forward + backward)
+
+
+def recorded_on(gpu: str) -> bool:
+    """Whether the errors are those of this GPU model."""
+    return gpu_of(gpu) is gpu_of(recorded().gpu)
+
+
+def as_json(question: Question, found: list[Prediction]) -> dict[str, Any]:
+    """What programs read: bytes and seconds."""
+    return {
+        "question": asdict(question),
+        "capacity": memory_of(question.gpu),
+        "recorded_on_this_gpu": recorded_on(question.gpu),
+        "time_error_elsewhere": None if recorded_on(question.gpu) else ELSEWHERE,
+        "ways": [_entry(each) for each in found],
+    }
+
+
+def _entry(each: Prediction) -> Mapping[str, Any]:
+    entry = asdict(each)
+    entry["memory"]["total"] = each.memory.total
+    return entry | {"host_bound": each.host_bound}

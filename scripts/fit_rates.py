@@ -1,0 +1,138 @@
+"""Fit the time model to the recorded steps, and write its weights with the errors of all closed forms.
+
+Launch: python -m scripts.fit_rates, which writes cs336_systems/fit/recorded.json.
+
+The time is linear in the weights, so they are the least squares of relative errors, each at its least possible value or
+above. Fitted are whole steps, and the parts of a step that were measured alone: matmuls, attention, norms, the update.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+from pandas import DataFrame
+
+from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.step_time import DEFAULT, LEAST, UNKNOWN, weighted
+from cs336_systems.accounting.step_work import Work, part_work, step_work
+from cs336_systems.experiments.training_ladder import TOP
+from cs336_systems.fit.cells import rung_setting
+from cs336_systems.fit.gpus import rates_of
+from cs336_systems.fit.recorded import PATH, Recorded, read
+from scripts.views.data import load_recorded, measured_gpu, select
+from scripts.views.steps import step_table
+from scripts.views.what_fits import measured_steps, predictions, summary
+
+RECORDED = Path("recorded/nvidia-h200/raw")
+KINDS = list(asdict(Work()))
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Some work and the milliseconds that it took."""
+
+    label: str
+    """The size of the model."""
+    work: Work
+    milliseconds: float
+
+
+def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
+    """Whole steps, and parts alone."""
+    for _, row in measured_steps(tables).dropna(subset=["time"]).iterrows():
+        rates = rates_of(row["gpu"])
+        assert rates is not None
+        yield Observation(row["label"], step_work(row["setting"], rates), row["time"])
+    for _, row in select(tables["training_ladder"], metric="floor", status="ok").iterrows():
+        rates = rates_of(row["gpu"])
+        assert rates is not None
+        yield Observation(
+            row["label"], part_work(row["work"], rung_setting(SimpleNamespace(**row), TOP.name), rates), row["median"]
+        )
+
+
+def fit(observed: list[Observation]) -> dict[str, float]:
+    """The weights of least squares, none below its least; those of work that nobody did are assumed."""
+    matrix = numpy.array([[getattr(each.work, kind) for kind in KINDS] for each in observed])
+    times = numpy.array([each.milliseconds / 1e3 for each in observed])
+    relative = matrix / times[:, None]
+    least = numpy.array([LEAST.get(kind, 1.0) for kind in KINDS])
+    free = relative.any(axis=0)
+    extra = at_least_zero(relative[:, free], 1 - relative @ least)
+    weights = least.copy()
+    weights[free] += extra
+    assumed = {kind: UNKNOWN.get(kind, DEFAULT) for kind in KINDS}
+    return {kind: float(weights[at]) if free[at] else assumed[kind] for at, kind in enumerate(KINDS)}
+
+
+def at_least_zero(matrix: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """Least squares with no negative solution: the active set method of Lawson & Hanson 1974, chapter 23."""
+    solution = numpy.zeros(matrix.shape[1])
+    passive = numpy.zeros(matrix.shape[1], dtype=bool)
+    while not passive.all():
+        gradient = matrix.T @ (values - matrix @ solution)
+        gradient[passive] = -numpy.inf
+        if gradient.max() <= 1e-9:
+            break
+        passive[int(gradient.argmax())] = True
+        while True:
+            trial = numpy.zeros_like(solution)
+            trial[passive] = numpy.linalg.lstsq(matrix[:, passive], values, rcond=None)[0]
+            negative = passive & (trial <= 0)
+            if not negative.any():
+                solution = trial
+                break
+            step = (solution[negative] / (solution[negative] - trial[negative])).min()
+            solution += step * (trial - solution)
+            passive &= solution > 1e-12
+    return solution
+
+
+def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+    """What `cs336_systems.fit.recorded` reads."""
+    observed = list(observations(tables))
+    gpu = measured_gpu(tables)
+    memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))
+    content: dict[str, Any] = {"gpu": gpu, "memory": memory, "weights": rounded(fit(observed))}
+    content["launch_seconds"] = launch_seconds(tables["end_to_end"])
+    content |= {"memory_errors": {}, "time_errors": {}, "held_out": {}}
+    found = predictions(tables, read(content))
+    judged = found[found["device_bound"].astype(bool)]
+    for what, rows in (("memory", found), ("time", judged)):
+        by_kind = rows.dropna(subset=[f"{what}_error"]).groupby("kind")[f"{what}_error"]
+        content[f"{what}_errors"] = {kind: rounded(summary(errors)) for kind, errors in by_kind}
+    content["held_out"] = dict(held_out(observed, judged, read(content)))
+    return content
+
+
+def launch_seconds(end_to_end: DataFrame) -> float:
+    """The median of host-bound steps' time per kernel."""
+    steps = step_table(end_to_end)
+    paced = steps[steps["host_bound"].astype(bool) & (steps["launches"] > 0)]
+    return float(f"{(paced['step'] / paced['launches']).median() / 1e3:.2g}")
+
+
+def held_out(observed: list[Observation], judged: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
+    """The errors of each size's steps, if the weights are fitted to the other sizes alone."""
+    for label, rows in judged.dropna(subset=["time"]).groupby("label"):
+        weights = fit([each for each in observed if each.label != label])
+        rates = rates_of(known.gpu)
+        assert rates is not None
+        settings: list[Setting] = list(rows["setting"])
+        times = [1e3 * weighted(step_work(setting, rates), weights) for setting in settings]
+        yield str(label), rounded(summary(numpy.array(times) / rows["time"] - 1))
+
+
+def rounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Numbers of few digits, so that a file's changes can be read."""
+    return {key: value if isinstance(value, int) else float(f"{value:.{DIGITS}g}") for key, value in values.items()}
+
+
+if __name__ == "__main__":
+    PATH.write_text(json.dumps(facts(load_recorded(RECORDED)), indent=1) + "\n", encoding="utf-8")
