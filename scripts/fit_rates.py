@@ -26,7 +26,7 @@ from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import PATH, Recorded, read
 from scripts.views.data import load_recorded, measured_gpu, select
 from scripts.views.steps import step_table
-from scripts.views.what_fits import measured_steps, predictions, summary
+from scripts.views.what_fits import judged, measured_steps, predictions, summary
 
 RECORDED = Path("recorded/nvidia-h200/raw")
 KINDS = list(asdict(Work()))
@@ -103,11 +103,10 @@ def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     content["launch_seconds"] = launch_seconds(tables["end_to_end"])
     content |= {"memory_errors": {}, "time_errors": {}, "held_out": {}}
     found = predictions(tables, read(content))
-    judged = found[found["device_bound"].astype(bool)]
-    for what, rows in (("memory", found), ("time", judged)):
-        by_kind = rows.dropna(subset=[f"{what}_error"]).groupby("kind")[f"{what}_error"]
+    for what in ("memory", "time"):
+        by_kind = judged(found, what).groupby("kind")[f"{what}_error"]
         content[f"{what}_errors"] = {kind: rounded(summary(errors)) for kind, errors in by_kind}
-    content["held_out"] = dict(held_out(observed, judged, read(content)))
+    content["held_out"] = dict(held_out(observed, judged(found, "time"), read(content)))
     return content
 
 
@@ -118,9 +117,9 @@ def launch_seconds(end_to_end: DataFrame) -> float:
     return float(f"{(paced['step'] / paced['launches']).median() / 1e3:.2g}")
 
 
-def held_out(observed: list[Observation], judged: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
+def held_out(observed: list[Observation], found: DataFrame, known: Recorded) -> Iterator[tuple[str, dict[str, float]]]:
     """The errors of each size's steps, if the weights are fitted to the other sizes alone."""
-    for label, rows in judged.dropna(subset=["time"]).groupby("label"):
+    for label, rows in found.groupby("label"):
         weights = fit([each for each in observed if each.label != label])
         rates = rates_of(known.gpu)
         assert rates is not None

@@ -47,8 +47,9 @@ def _widths(setting: Setting) -> int:
         return (sums + 6 * BF16) * d + (3 if setting.keep_hidden else 2) * BF16 * d_ff
     if setting.passes == "compiled":  # As fused, and heads side by side.
         return 18 * d + 6 * d_ff
-    # Norms keep their input and its normalized form in fp32; attention's result twice; SiLU's too.
-    return (2 * (2 * FP32_BYTES + BF16) + 5 * BF16) * d + 4 * BF16 * d_ff
+    # Norms keep their input and its normalized form in fp32; SiLU's result is kept; flash keeps its own result, too.
+    heads = 5 if setting.attention == "flash" else 4
+    return (2 * (2 * FP32_BYTES + BF16) + heads * BF16) * d + 4 * BF16 * d_ff
 
 
 def recomputed_by_compiler(setting: Setting) -> int:

@@ -80,14 +80,16 @@ def counted_weights(question: Question) -> int:
 
     from cs336_systems.model import build_model
 
-    shape = parse_size(question.size)
-    model = build_model(
-        question.model,
-        shape,
-        vocab_size=question.vocab_size,
-        context_length=question.context,
-        device=torch.device("meta"),
-    )
+    try:
+        model = build_model(
+            question.model,
+            parse_size(question.size),
+            vocab_size=question.vocab_size,
+            context_length=question.context,
+            device=torch.device("meta"),
+        )
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f"model {question.model!r} cannot be built: {error}") from None
     return sum(parameter.numel() for parameter in model.parameters())
 
 

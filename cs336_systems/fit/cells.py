@@ -68,7 +68,7 @@ def step_setting(experiment: str, cell: Any) -> Setting:
             passes="fused",
             keep_hidden=False,
             overlap=True,
-            recomputed=parse_size(cell.size).num_layers if cell.recomputed == AUTO else cell.recomputed,
+            recomputed=parse_size(cell.size).num_layers - 1 if cell.recomputed == AUTO else cell.recomputed,
             ranks={"one_card": 1}.get(cell.part, 2),
             scheme="ZeRO-2",
         )

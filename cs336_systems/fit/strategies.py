@@ -64,7 +64,8 @@ def fused(base: Setting, gpus: int, capacity: float) -> Iterator[tuple[str, Sett
         return
     fewest = replace(whole, graph=False, keep_hidden=False)
     blocks = base.shape.num_layers
-    least, most = 1, blocks  # memory falls with each block that is computed again
+    # Memory falls with each block that is computed again, but for the last: it needs all that a block keeps anyway.
+    least, most = 1, max(1, blocks - 1)
     while least < most:
         middle = (least + most) // 2
         if peak(replace(fewest, recomputed=middle)).total <= capacity:

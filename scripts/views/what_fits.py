@@ -7,11 +7,12 @@ from typing import Any
 from numpy import nan
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.peak_memory import peak, workspaces
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST
 from cs336_systems.fit.cells import (
@@ -29,9 +30,14 @@ from scripts.views.cells import in_words
 from scripts.views.data import select
 from scripts.views.steps import HOST_BOUND
 
-MEMORY = {"memory_profile": "peak_allocated"}
-"""The metric of an experiment's peak memory, if it is not `peak_memory`."""
-BEFORE_UPDATE = "before_update"
+PEAKS = {"peak_memory": 1, "peak_allocated": MIB}
+"""Metrics of a step's peak memory, and their units per MiB."""
+METRICS = (*PEAKS, "step", "device_busy", "timeline_length", "recomputed_blocks")
+BEFORE_UPDATE = MOMENTS[1]
+DETAILS = ("rung", "wrapper", "contender", "bucket_mb")
+"""Columns that tell apart the steps of one cell."""
+TOGETHER = ("size", "batch_size", "context", "vocab_size")
+"""Parameters of the ladder's cells whose rungs are alive together or one after another."""
 
 
 def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) -> DataFrame:
@@ -47,77 +53,82 @@ def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) 
         for setting, gpu in zip(found["setting"], found["gpu"], strict=True)
     ]
     for what in ("memory", "time"):
-        found[f"{what}_error"] = found[f"{what}_predicted"] / found[what] - 1
+        found[f"{what}_error"] = found[f"{what}_predicted"].astype(float) / found[what].astype(float) - 1
     return found
 
 
 def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
-    """One row per measured step of each experiment on training.
+    """One row per step that an experiment on training measured on a GPU.
 
     Columns: `experiment`, `label` of the size, `cell` in words, `kind` of step, `setting`, `gpu` and `gpu_memory`, the
     peak `memory` in MiB, and `time` in ms; `device_bound`, whether the device paces the step. Where the host does,
     `time` is for how long the device works in the step, or NaN where ranks wait for each other.
     """
-    rows = [row for name in PREDICTED for row in _steps(name, tables[name], tables)]
-    columns = [
-        "experiment",
-        "label",
-        "cell",
-        "gpu",
-        "gpu_memory",
-        "setting",
-        "memory",
-        "time",
-        "device_bound",
-        "share",
-        "group",
-    ]
-    found = DataFrame(rows, columns=columns)
+    rows = [row for name in PREDICTED for row in _steps(name, tables[name])]
+    columns = ["experiment", "label", "cell", "gpu", "gpu_memory", "setting", "memory", "time", "device_bound"]
+    found = DataFrame(rows, columns=[*columns, "share", "group"])
     found["kind"] = [kind(setting) for setting in found["setting"]]
+    # Of several ranks: the device waits for other ranks too, so that the median of the cell's contenders decides.
     several = found["share"].notna()
-    median = found.groupby("group")["share"].transform("median")
-    found.loc[several, "device_bound"] = ((median >= HOST_BOUND) & (found["share"] >= HOST_BOUND))[several]
-    found.loc[several & ~found["device_bound"].astype(bool), "time"] = nan
+    busy = found["share"].astype(float)
+    paced = (busy.groupby(found["group"]).transform("median") >= HOST_BOUND) & (busy >= HOST_BOUND)
+    found["device_bound"] = found["device_bound"].where(~several, paced).astype(bool)
+    found.loc[several & ~found["device_bound"], "time"] = nan
     return found
 
 
-def _steps(name: str, table: DataFrame, tables: Mapping[str, DataFrame]) -> Iterator[dict[str, Any]]:
+def judged(found: DataFrame, what: str) -> DataFrame:
+    """The predictions whose error counts: of `memory` all, of `time` those of steps that the device paces."""
+    rows = found.dropna(subset=[f"{what}_error"])
+    return rows if what == "memory" else rows[rows["device_bound"]]
+
+
+def summary(errors: Series) -> dict[str, float]:
+    """The number of `cells` with an error, and the `median` and the `most` of its size."""
+    size = errors.abs()
+    return {"cells": len(size), "median": float(size.median()), "most": float(size.max())}
+
+
+def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
     """Each measured step of an experiment, with what was measured of it."""
     experiment = EXPERIMENTS[name]
-    details = [column for column in ("rung", "wrapper", "contender", "bucket_mb") if column in table]
+    details = [column for column in DETAILS if column in table]
     keys = [*parameters(experiment), *details]
-    on_gpu = table[(table["gpu"] != "") & (table["status"] == "ok")]
-    if "model" in table:
-        on_gpu = select(on_gpu, model=EndToEnd.model)
-    for values, rows in on_gpu.groupby(keys, sort=False):
+    together = _together(table) if name == "training_ladder" else set()
+    rows = table[(table["gpu"] != "") & (table["status"] == "ok") & table["metric"].isin(METRICS)]
+    for column, wanted in (("model", [EndToEnd.model]), ("kind", [""]), ("moment", ["", BEFORE_UPDATE])):
+        if column in rows:
+            rows = rows[rows[column].isin(wanted)]
+    for values, of_step in rows.groupby(keys, sort=False):
         cell = dict(zip(keys, values, strict=True))
-        setting = _setting(name, cell, rows)
-        step = _median(rows, "step")
-        memory = _peak(rows, MEMORY.get(name, "peak_memory"))
-        if setting is None or (step != step and memory != memory):
+        median = dict(zip(of_step["metric"], of_step["median"], strict=True))
+        setting = _setting(name, cell, median)
+        if setting is None or not {*PEAKS, "step"} & set(median):
             continue
-        busy = _median(rows, "device_busy")
-        share = busy / _median(rows, "timeline_length")
+        mean = dict(zip(of_step["metric"], of_step["mean"], strict=True))
+        memory = next((mean[metric] / unit for metric, unit in PEAKS.items() if metric in mean), nan)
+        step, busy = median.get("step", nan), median.get("device_busy", nan)
+        share = busy / median.get("timeline_length", nan)
         bound = not busy < HOST_BOUND * step
         words = in_words(experiment, tuple(cell[key] for key in parameters(experiment)))
-        detail = " ".join(str(cell[key]) for key in details if cell[key])
+        first = of_step.iloc[0]
         yield {
             "experiment": name,
-            "label": rows["label"].iloc[0],
-            "cell": f"{words} {detail}".strip(),
-            "gpu": rows["gpu"].iloc[0],
-            "gpu_memory": rows["gpu_memory"].iloc[0],
+            "label": first["label"],
+            "cell": " ".join([words, *(str(cell[key]) for key in details if cell[key])]),
+            "gpu": first["gpu"],
+            "gpu_memory": first["gpu_memory"],
             "setting": setting,
-            "memory": memory + _uncounted(name, cell, setting, rows, tables),
-            "time": step if bound or share == share else busy,
+            "memory": memory + _uncounted(name, cell, setting, together),
+            "time": step if bound or name in OF_EXPERIMENT else busy,
             "device_bound": bound,
             "share": share if name in OF_EXPERIMENT else nan,
             "group": str((name, *(cell[key] for key in parameters(experiment)))),
         }
 
 
-def _setting(name: str, row: Mapping[str, Any], rows: DataFrame) -> Setting | None:
-    """The setting of a row; None of parts, and of a reader's own contender, which has no closed form."""
+def _setting(name: str, row: Mapping[str, Any], median: Mapping[str, float]) -> Setting | None:
+    """The setting of a step; None of parts, and of a reader's own contender, which has no closed form."""
     cell = SimpleNamespace(**row)
     if name == "training_ladder":
         return rung_setting(cell, cell.rung) if cell.rung and cell.part == "steps" else None
@@ -128,13 +139,17 @@ def _setting(name: str, row: Mapping[str, Any], rows: DataFrame) -> Setting | No
                 return contender_setting(name, cell, declared)
         return None
     if name == "leaderboard":
-        cell.recomputed = int(_median(rows, "recomputed_blocks"))
+        cell.recomputed = int(median["recomputed_blocks"])
     return step_setting(name, cell)
 
 
-def _uncounted(
-    name: str, cell: Mapping[str, Any], setting: Setting, rows: DataFrame, tables: Mapping[str, DataFrame]
-) -> float:
+def _together(ladder: DataFrame) -> set[tuple[Any, ...]]:
+    """The cells whose rungs were alive together."""
+    orders = select(ladder, metric="order", value="interleaved")
+    return set(orders[list(TOGETHER)].itertuples(index=False, name=None))
+
+
+def _uncounted(name: str, cell: Mapping[str, Any], setting: Setting, together: set[tuple[Any, ...]]) -> float:
     """MiB of a step that its measured peak leaves out.
 
     Symmetric memory is not the allocator's: the weights of `sharded_optimizer` in the experiment on FSDP. Where rungs
@@ -142,32 +157,6 @@ def _uncounted(
     """
     if name == "fsdp" and setting.scheme == "sharded optimizer":
         return setting.weight_bytes * setting.weights / MIB
-    if name == "training_ladder" and cell["rung"] != FIRST.name:
-        same = {key: cell[key] for key in ("size", "batch_size", "context", "vocab_size", "part")}
-        if len(select(tables[name], metric="order", value="interleaved", **same)):
-            return 64.0
+    if together and cell["rung"] != FIRST.name and tuple(cell[key] for key in TOGETHER) in together:
+        return workspaces(setting) / (2 if setting.graph else 1) / MIB
     return 0.0
-
-
-def _median(rows: DataFrame, metric: str) -> float:
-    found = select(rows, metric=metric)
-    if "kind" in found:
-        found = select(found, kind="")
-    return float(found["median"].iloc[0]) if len(found) else nan
-
-
-def _peak(rows: DataFrame, metric: str) -> float:
-    """The peak of a step, MiB; of several ranks and moments that before the update, on average."""
-    found = select(rows, metric=metric)
-    if "moment" in found:
-        found = select(found, moment=BEFORE_UPDATE)
-    if not len(found):
-        return nan
-    row: Series = found.iloc[0]
-    return float(row["mean"]) / (MIB if row["unit"] == "B" else 1)
-
-
-def summary(errors: Series) -> dict[str, float]:
-    """The number of `cells` with an error, and the `median` and the `most` of its size."""
-    size = errors.abs().dropna()
-    return {"cells": len(size), "median": float(size.median()), "most": float(size.max())}

@@ -1,0 +1,79 @@
+"""Self-checks of the predictions of `python -m cs336_systems.fit`."""
+
+from collections.abc import Mapping
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.fit.cells import PREDICTED, settings_of
+from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
+from cs336_systems.fit.verdict import outcome, recorded_on
+from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.rows import parameters
+from scripts.checks import Evidence, check
+from scripts.views.cells import in_words
+from scripts.views.what_fits import judged, predictions
+
+FAR = 0.04
+"""The most by which any peak may differ: of models so small that the allocator's blocks matter."""
+SHARE = 0.95
+"""Share of the peaks within MEMORY_WITHIN."""
+REBUILT = "PyTorch's DDP"
+"""Not judged: its first buckets may or may not be in memory when it has made new ones."""
+ON_GPUS = "peak memory is counted on GPUs only"
+
+
+def found(tables: Mapping[str, DataFrame]) -> DataFrame:
+    """A row per measured step, with its predictions."""
+    return predictions(tables)
+
+
+@check("{n} steps; {most:.1%} at most", ON_GPUS)
+def memory_is_predicted(found: DataFrame) -> Evidence:
+    """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}.
+
+    PyTorch's data parallelism is left out, which may hold two sets of buckets.
+    """
+    rows = judged(found[found["kind"] != REBUILT], "memory")
+    for _, row in rows.iterrows():
+        error = float(abs(row["memory_error"]))
+        yield error
+        if error > FAR:
+            yield f"{row['cell']}: {row['memory']:.0f} MiB, {row['memory_predicted']:.0f} predicted"
+    share = (rows["memory_error"].abs() <= MEMORY_WITHIN).mean() if len(rows) else 1.0
+    if share < SHARE:
+        yield f"{share:.0%} are within {MEMORY_WITHIN:.0%}"
+
+
+@check("{n} steps; {most:.1%} at most", "no step of a GPU with listed rates was timed that the device paces")
+def time_is_predicted(found: DataFrame) -> Evidence:
+    """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record."""
+    for _, row in judged(found, "time").iterrows():
+        error = float(abs(row["time_error"]))
+        yield error
+        if error > (TIME_WITHIN if recorded_on(row["gpu"]) else ELSEWHERE):
+            yield f"{row['cell']}: {row['time']:.1f} ms, {row['time_predicted']:.1f} predicted"
+
+
+@check("{n} cells", "no step was measured on a GPU")
+def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence:
+    """No step that ran is predicted not to fit into the GPU's memory, and none that ran out of memory to fit."""
+    for _, row in found.iterrows():
+        yield 1
+        if outcome(row["setting"], peak(row["setting"]), row["gpu_memory"]) == "does not fit":
+            yield f"{row['cell']}: it ran"
+    for name in PREDICTED:
+        lost = tables[name]
+        lost = lost[(lost["metric"] == WHOLE_CELL) & (lost["status"] == "oom") & (lost["gpu"] != "")]
+        for _, row in lost.iterrows():
+            yield 1
+            values = tuple(row[parameters(EXPERIMENTS[name])])
+            cell = EXPERIMENTS[name](**dict(zip(parameters(EXPERIMENTS[name]), values, strict=True)))
+            fitting = [
+                setting
+                for _, setting in settings_of(name, cell)
+                if outcome(setting, peak(setting), row["gpu_memory"]) == "fits"
+            ]
+            if fitting:
+                yield f"{in_words(EXPERIMENTS[name], values)}: it ran out of memory"

@@ -1,0 +1,70 @@
+"""The predictions of memory and time in the report, and the self-checks on them."""
+
+import json
+
+import pytest
+
+from cs336_systems.fit.recorded import PATH
+from scripts.answers import what_fits as section
+from scripts.checks import checks_of
+from scripts.checks import what_fits as checks
+from scripts.fit_rates import facts
+from scripts.views.data import load_recorded
+from scripts.views.what_fits import predictions
+from tests.samples import ROOT
+
+
+@pytest.fixture(scope="module")
+def tables():
+    """The recorded tables. Not to be changed."""
+    return load_recorded(ROOT / "recorded/nvidia-h200/raw")
+
+
+def doctored(tables, experiment, metric, **values):
+    """The tables with other values in the rows of a metric: of 2.7B at its longest context."""
+    table = tables[experiment].copy()
+    rows = (table["metric"] == metric) & (table["label"] == "2.7B")
+    rows &= table["context"] == table.loc[rows, "context"].max()
+    for column, change in values.items():
+        table.loc[rows, column] = change(table.loc[rows, column])
+    return tables | {experiment: table}
+
+
+def outcomes(tables):
+    return [check.outcome for check in checks_of(checks, tables)]
+
+
+def test_recorded_steps_are_as_predicted(tables):
+    assert outcomes(tables) == ["passed"] * 3
+    found = predictions(tables)
+    assert len(found) > 300
+    assert {"small", "2.7B", "10B"} <= set(found["label"])
+
+
+def test_the_facts_of_fit_are_those_of_the_recorded_steps(tables):
+    written, found = json.loads(PATH.read_text()), facts(tables)
+    assert written.keys() == found.keys()
+    for key, value in found.items():
+        assert written[key] == (pytest.approx(value, rel=1e-2) if key == "weights" else value), key
+
+
+def test_what_is_off_is_told(tables):
+    more = doctored(tables, "end_to_end", "peak_memory", mean=lambda mean: 1.1 * mean)
+    slower = doctored(tables, "checkpointing", "step", median=lambda median: 1.4 * median)
+    small = doctored(tables, "end_to_end", "step", gpu_memory=lambda memory: memory // 4)
+    assert outcomes(more) == ["failed", "passed", "passed"]
+    assert outcomes(slower) == ["passed", "failed", "passed"]
+    assert outcomes(small) == ["passed", "passed", "failed"]
+
+
+def test_a_step_that_should_have_fitted_is_told(tables):
+    table = tables["end_to_end"].copy()
+    rows = (table["metric"] == "cell") & (table["status"] == "oom")
+    table.loc[rows, "size"] = "small"
+    assert outcomes(tables | {"end_to_end": table})[2] == "failed"
+
+
+def test_without_a_gpu_nothing_is_predicted(tables):
+    empty = {name: table.iloc[:0] for name, table in tables.items()}
+    assert outcomes(empty) == ["not applicable"] * 3
+    assert section.answers(empty)["error"].verdict == ""
