@@ -86,7 +86,8 @@ def rung_setting(cell: Any, name: str) -> Setting:
     """The setting of a rung of the training ladder."""
     rung = RUNGS[name]
     shared = {key: getattr(rung, key) for key in ("precision", "attention", "passes", "fp8", "graph", "overlap")}
-    return Setting(**_batch(cell), **shared)
+    recomputed = parse_size(cell.size).num_layers if rung.checkpoint else 0
+    return Setting(**_batch(cell), **shared, recomputed=recomputed)
 
 
 def contender_setting(experiment: str, cell: Any, declared: Declared) -> Setting:

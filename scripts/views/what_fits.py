@@ -139,6 +139,8 @@ def _setting(name: str, row: Mapping[str, Any], median: Mapping[str, float]) -> 
                 return contender_setting(name, cell, declared)
         return None
     if name == "leaderboard":
+        if "recomputed_blocks" not in median:
+            return None
         cell.recomputed = int(median["recomputed_blocks"])
     return step_setting(name, cell)
 
