@@ -19,6 +19,8 @@ LOOKS: Mapping[str, tuple[str, str, float]] = {
 """Colour, mark and size of each verdict, those that matter most on top."""
 SPREAD = 0.32
 """Half the height of an experiment's marks, in the distance of two experiments."""
+TICKS = ((1.8, (1.5, 2.0, 3.0)), (1.25, (1.1, 1.25, 1.5)), (0.0, (1.05, 1.1, 1.2)))
+"""Ratios above 1 that are written on the axis, by the largest one that is shown."""
 WIDEST = 3.0
 """Ratios beyond this are drawn at the edge."""
 
@@ -48,12 +50,11 @@ def draw(comparison: Mapping[str, Any], output: Path) -> None:
     axes.set_xscale("log")
     reach = max(1.1, *axes.get_xlim(), *(1 / edge for edge in axes.get_xlim()))
     axes.set_xlim(1 / reach, reach)
-    ticks = [
-        tick for tick in (1 / 3, 0.5, 0.7, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.25, 1.5, 2, 3) if 1 / reach <= tick <= reach
-    ]
+    ticks = next(found for least, found in TICKS if reach >= least)
+    ticks = [tick for tick in (*ticks, 1.0, *(1 / tick for tick in ticks)) if 1 / reach <= tick <= reach]
     axes.set_xticks(ticks, minor=False)
     axes.set_xticks([], minor=True)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:.3g}"))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:.2f}"))
     axes.set_yticks(range(len(experiments)), experiments)
     axes.set_ylim(len(experiments) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)

@@ -12,6 +12,7 @@ from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.accounting.units import BYTES
 from cs336_systems.compare.cells import Cell
 from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.experiments.card import Card
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.validation import Row
@@ -40,6 +41,14 @@ METRIC_BOUND: Mapping[str, Bound] = {
     "copy_speed": "memory",
     "matmul_rate": "matmul",
 }
+CARD_BOUND: Mapping[str, Bound] = {
+    "matmul": "matmul",
+    "attention": "matmul",
+    "memory": "memory",
+    "transfers": "communication",
+    "all_reduce": "communication",
+}
+"""By the card's instruments."""
 ON_DEVICE = ("kernel", "graph", "handout", "floor", "copy_speed", "matmul_rate")
 """Metrics that hold the device's time alone."""
 
@@ -50,6 +59,8 @@ def bound(cell: Cell, row: Row) -> Bound:
         return "unknown"
     if cell.experiment is AllReduce:
         return "communication"
+    if cell.experiment is Card and device_bound(cell, row):
+        return CARD_BOUND.get(getattr(row, "instrument", ""), "unknown")
     if not device_bound(cell, row):
         return "host" if device_bound(cell, row) is False else "unknown"
     if row.metric in METRIC_BOUND:
@@ -66,8 +77,10 @@ def bound(cell: Cell, row: Row) -> Bound:
 
 def device_bound(cell: Cell, row: Row) -> bool | None:
     """Whether the device sets a row's pace, not the host; None where no instrument tells."""
-    if row.metric == "host":
+    if row.metric in ("host", "launch_rate"):
         return False
+    if cell.experiment is Card:
+        return True
     if cell.experiment is AllReduce:
         return bool(row.gpu)
     if row.metric in ON_DEVICE or row.metric.endswith("_busy"):

@@ -8,20 +8,21 @@ from typing import Any
 from cs336_systems.compare.statistics import Time, time_of
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.measurement import ORDERED_SAMPLES, SM_CLOCK, parse_samples
 from cs336_systems.record.rows import parameters
 from cs336_systems.record.validation import Row
 from cs336_systems.sizes import size_name
 
 ALSO_COMPARED: Mapping[str, tuple[str, ...]] = {
+    "card": ("rate", "bandwidth", "launch_rate", "token_rate"),
     "checkpointing": ("forward", "backward"),
     "end_to_end": ("forward", "backward", "optimizer", "device_busy"),
     "kernel_profile": ("kernel",),
     "training_ladder": ("device_busy", "floor", "copy_speed", "matmul_rate"),
 }
 """Metrics that are compared, of those that are not timed by themselves."""
-RATES = ("GB/s", "TFLOP/s")
+RATES = ("GB/s", "TFLOP/s", "1/s")
 LARGE_KERNEL = 0.01
 """Kernels with a smaller share of their step's kernel time are not compared one by one."""
 TOGETHER = "others ("
@@ -114,9 +115,9 @@ def cells_of(rows: Iterable[Row]) -> dict[Key, Cell]:
     """The measured cells of a run by their key."""
     grouped: dict[Key, list[Row]] = {}
     for row in rows:
-        kind = EXPERIMENTS[row.experiment]
-        grouped.setdefault((row.experiment, *(getattr(row, name) for name in parameters(kind))), []).append(row)
-    cells = [Cell(EXPERIMENTS[found[0].experiment], tuple(found)) for found in grouped.values()]
+        names = parameters(KINDS[row.experiment])
+        grouped.setdefault((row.experiment, *(getattr(row, name) for name in names)), []).append(row)
+    cells = [Cell(KINDS[found[0].experiment], tuple(found)) for found in grouped.values()]
     return {cell.key: cell for cell in cells if any(row.status == "ok" for row in cell.rows)}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.digests import latest, read_later
 from cs336_systems.record.machine import machine_label
 from cs336_systems.record.rows import digest_path, read_jobs
@@ -48,9 +48,7 @@ def read_results(name: str, root: Path = Path()) -> Results:
         by_experiment.setdefault(experiment_of(path), []).append(path)
     later = read_later(raw.parent.glob("same_code.csv"))
     rows = tuple(
-        with_latest_digest(row, later)
-        for kind, paths in by_experiment.items()
-        for row in read_jobs(EXPERIMENTS[kind], paths)
+        with_latest_digest(row, later) for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], paths)
     )
     if not rows:
         raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
@@ -83,13 +81,13 @@ def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
         raise ValueError(
             f"{folders[0]} holds no results; allowed: a folder with raw/EXPERIMENT/JOB.csv, or with such CSV files"
         )
-    return csvs[0].parent.parent if csvs[0].parent.name in EXPERIMENTS else csvs[0].parent, csvs
+    return csvs[0].parent.parent if csvs[0].parent.name in KINDS else csvs[0].parent, csvs
 
 
 def raw_csvs(folder: Path) -> list[Path]:
     """The CSV files of jobs in a result folder or its raw folder: by experiment, or side by side with their digests."""
     bases = (folder / "raw", folder)
-    by_experiment = [path for base in bases for path in sorted(base.glob("*/*.csv")) if path.parent.name in EXPERIMENTS]
+    by_experiment = [path for base in bases for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
     side_by_side = [path for base in bases for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
     return by_experiment or side_by_side
 
@@ -100,11 +98,11 @@ def experiment_of(path: Path) -> str:
     Raises:
         ValueError: there is no such experiment.
     """
-    if path.parent.name in EXPERIMENTS:
+    if path.parent.name in KINDS:
         return path.parent.name
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         first = next(csv.DictReader(file), {})
     found = first.get("experiment")
-    if found not in EXPERIMENTS:
-        raise ValueError(f"{path}: experiment is {found!r}; allowed: {', '.join(EXPERIMENTS)}")
+    if not isinstance(found, str) or found not in KINDS:
+        raise ValueError(f"{path}: experiment is {found!r}; allowed: {', '.join(KINDS)}")
     return found

@@ -9,7 +9,7 @@ from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import KINDS
 from scripts.compare_evidence import slowed
 from tests.support.planted_runs import copy_of
 
@@ -121,8 +121,8 @@ def test_tokens_have_a_price_and_an_energy(recorded, tmp_path):
 def test_times_of_each_experiment_are_compared():
     """But for those that measure none."""
     without = {"block_memory", "memory_profile", "accumulation", "autocast_dtypes"}
-    assert {name for name, kind in EXPERIMENTS.items() if not compared_metrics(kind)} == without
-    for kind in EXPERIMENTS.values():
+    assert {name for name, kind in KINDS.items() if not compared_metrics(kind)} == without
+    for kind in KINDS.values():
         assert compared_metrics(kind) <= set(kind.metrics)
 
 
