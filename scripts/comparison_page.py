@@ -1,10 +1,9 @@
 """A comparison as a PDF and as a page of the web edition, with one figure.
 
 Launch: python -m scripts.comparison_page COMPARISON.json FOLDER, with the file that `python -m cs336_systems.compare
---json` wrote; makes comparison.pdf, .html, .svg and .typ in the folder, which is inside the project's.
+--json` wrote; makes comparison.pdf, .html, .svg and .typ in the folder.
 """
 
-import base64
 import json
 import math
 import re
@@ -14,15 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
 from scripts.rendering.answer import say
 from scripts.rendering.markup import Table, Typst, escape
+from scripts.rendering.short_page import REPORT, write_page
 from scripts.typeset import typeset
-from scripts.web import FOLDER as WEB
-from scripts.web import typeset as typeset_for_the_web
 from scripts.writeup import environment
 
 NAMES = {
@@ -43,8 +38,8 @@ MOST_NAMED = 10
 Comparison = Mapping[str, Any]
 
 
-def page(comparison: Comparison, folder: str) -> str:
-    """The comparison as Typst source; `folder` has its figure, from the project's."""
+def page(comparison: Comparison, picture: str) -> str:
+    """The comparison as Typst source, with its figure as SVG."""
     cells = comparison["cells"]
     changed = {
         f"The {len(found)} times that are {verdict}{f', the first {SHOWN}' if len(found) > SHOWN else ''}.": ratios(
@@ -57,10 +52,10 @@ def page(comparison: Comparison, folder: str) -> str:
     with_costs.sort(key=lambda cell: not cell["cost_a"]["by_counter"])
     widened = comparison["widened"]
     return (
-        environment(Path("report"))
+        environment(REPORT)
         .get_template("comparison.typ.j2")
         .render(
-            folder=folder,
+            picture=picture,
             a=comparison["a"],
             b=comparison["b"],
             verdict=headline(comparison),
@@ -191,40 +186,20 @@ def only(comparison: Comparison) -> Typst:
     return escape(" ".join(sentences) or "Each cell is in both runs.")
 
 
-def with_picture(body: str, svg: str) -> Markup:
-    """The body with the figure in place of its name."""
-    data = base64.b64encode(svg.encode()).decode()
-    return Markup(re.sub(r'(<img data-figure="[^"]*")', rf'\1 src="data:image/svg+xml;base64,{data}"', str(body)))
-
-
 def write(comparison_file: Path, folder: Path) -> None:
-    """Write the figure, the PDF and the page.
-
-    Raises:
-        ValueError: the folder is not inside the project's, where Typst finds its files.
-    """
+    """Write the figure, the PDF and the page."""
     from scripts.comparison_figure import draw  # here, since it imports matplotlib
 
-    if not folder.absolute().is_relative_to(Path.cwd()):
-        raise ValueError(f"the folder is {folder}; allowed: one inside {Path.cwd()}")
     comparison = json.loads(comparison_file.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
-    draw(comparison, folder / "comparison.svg")
-    source = folder / "comparison.typ"
-    source.write_text(page(comparison, str(folder.absolute().relative_to(Path.cwd()))), encoding="utf-8")
+    picture, source = folder / "comparison.svg", folder / "comparison.typ"
+    draw(comparison, picture)
+    # As text, since Typst reads no file outside the project's folder, where results may be.
+    drawn = picture.read_text(encoding="utf-8").replace("\n", " ")
+    source.write_text(page(comparison, drawn), encoding="utf-8")
     typeset(source, folder / "comparison.pdf")
-    title, style, body = typeset_for_the_web(source)
-    jinja = jinja2.Environment(loader=jinja2.FileSystemLoader(WEB), autoescape=True, undefined=jinja2.StrictUndefined)
-    html = jinja.get_template("comparison.html.j2").render(
-        title=title,
-        styles=[style, *(Markup(path.read_text(encoding="utf-8")) for path in sorted(WEB.glob("*.css")))],
-        content=with_picture(body, (folder / "comparison.svg").read_text(encoding="utf-8")),
-    )
-    (folder / "comparison.html").write_text(html, encoding="utf-8")
+    write_page(source, folder / "comparison.html", text_columns=1)
 
 
 if __name__ == "__main__":
-    try:
-        write(Path(sys.argv[1]), Path(sys.argv[2]))
-    except ValueError as error:
-        sys.exit(str(error))
+    write(Path(sys.argv[1]), Path(sys.argv[2]))

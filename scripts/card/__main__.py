@@ -8,19 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from cs336_systems.experiments.card import Card
 from cs336_systems.record.rows import read_jobs
 from scripts.card.document import card_of, check, references_of
 from scripts.card.figure import draw
 from scripts.card.page import context
+from scripts.rendering.short_page import REPORT, write_page
 from scripts.typeset import typeset
-from scripts.web import typeset as typeset_page
 from scripts.writeup import environment
 
-REPORT = Path("report")
 RECORDED = Path("recorded")
 
 
@@ -45,16 +41,6 @@ def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> dic
     write_page(source, folder / "card.html")
     (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return card
-
-
-def write_page(source: Path, output: Path) -> None:
-    """Write the card's source as a page that works offline."""
-    title, style, content = typeset_page(source)
-    loader = jinja2.FileSystemLoader(REPORT)
-    jinja = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    styles = [style, Markup((REPORT / "web/style.css").read_text(encoding="utf-8"))]
-    page = jinja.get_template("card.html.j2").render(title=title, styles=styles, content=content)
-    output.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The page of a comparison: a PDF, a page without scripts, and a figure that shows what has changed."""
+"""The page of a comparison: a PDF, a page of the web edition, and a figure that shows what has changed."""
 
 import json
 
@@ -10,7 +10,6 @@ from cs336_systems.compare.output import to_json
 from cs336_systems.compare.results import read_results
 from scripts.compare_evidence import slowed
 from scripts.comparison_page import headline, page, write
-from tests.samples import ROOT
 from tests.support.planted_runs import copy_of
 
 JOBS = ("flash/leaderboard", "training_ladder/ends-small")
@@ -26,9 +25,7 @@ def comparison(tmp_path_factory):
     return json.loads(json.dumps(to_json(found)))
 
 
-def test_the_pdf_the_page_and_the_figure_are_made(comparison, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "report").symlink_to(ROOT / "report")
+def test_the_pdf_the_page_and_the_figure_are_made(comparison, tmp_path):
     file = tmp_path / "comparison.json"
     file.write_text(json.dumps(comparison))
     write(file, tmp_path / "out")
@@ -37,8 +34,7 @@ def test_the_pdf_the_page_and_the_figure_are_made(comparison, tmp_path, monkeypa
     assert headline(comparison) in " ".join(text.split())
     assert "price of" in text
     html = (tmp_path / "out/comparison.html").read_text()
-    assert 'data-figure="comparison" src="data:image/svg+xml;base64,' in html
-    assert "<script" not in html
+    assert html.count("data:image/svg+xml") == 1
     assert html.count("<tr>") > len(comparison["cells"])  # All times, not only those that have changed.
     assert (tmp_path / "out/comparison.svg").read_text().count("slower") >= 1
 
@@ -59,8 +55,3 @@ def test_what_differs_is_said(comparison):
     assert "PyTorch" in text
     assert "2.12.0" in text
     assert "The measured code differs in" in text
-
-
-def test_a_folder_elsewhere_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"the folder is /elsewhere; allowed: one inside"):
-        write(tmp_path / "comparison.json", type(tmp_path)("/elsewhere"))
