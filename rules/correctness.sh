@@ -24,7 +24,7 @@ log="$passed/last.log"
 status=0
 # GPUs are not shared out; a processor's cores are, by file, as a file's tests share what takes long to make.
 workers=()
-if [ "$machine" = cpu ]; then workers=(--numprocesses=auto --maxprocesses=4 --dist=loadfile); fi
+if [ "$machine" = cpu ] && [ "${#tests[@]}" -gt 1 ]; then workers=(--numprocesses=auto --maxprocesses=4 --dist=loadfile); fi
 # One thread per process, since several ranks share the processor.
 OMP_NUM_THREADS=1 python -m pytest -q -m numeric -p no:cacheprovider "${workers[@]}" "${tests[@]}" >"$log" 2>&1 || status=$?
 if [ "$status" -ne 0 ]; then

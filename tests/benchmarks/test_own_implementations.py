@@ -21,7 +21,9 @@ CELL = {
     "steps": 2,
 }
 OFF = r"not timed: after 3 steps \S+ is off from one process's by [\d.]+ of its way"
-RIGHT = {"data_parallel": "DDP", "optimizer_sharding": "ShardedOptimizer", "fsdp": "FSDP"}
+RIGHT = {"data_parallel": ["DDP"], "optimizer_sharding": ["ShardedOptimizer"], "fsdp": ["FSDP", "MyFSDP"]}
+EXAMPLES = {"MyFSDP": "examples.my_systems.fsdp:FSDP", "EvenFSDP": "examples.my_systems.fsdp:EvenFSDP"}
+"""Those that are not in `tests.support.own`."""
 WRONG = {
     "data_parallel": {
         "SummingDDP": OFF,
@@ -35,15 +37,16 @@ WRONG = {
     "optimizer_sharding": {"LonelyOptimizer": OFF},
     "fsdp": {
         "StaleFSDP": OFF,
+        "EvenFSDP": OFF,
         "ShapelessFSDP": r"not timed: after 3 steps \S+ has the shape \(1952,\), and one process's \(61, 32\)",
     },
 }
 
 
 def own_rows(experiment, device, names):
-    """The rows of some of `tests.support.own`, by name, which take part with the first contender of an experiment."""
+    """The rows of some implementations, by name, which take part with the first contender of an experiment."""
     kind = EXPERIMENTS[experiment]
-    text = ",".join(f"{name}=tests.support.own:{name}" for name in names)
+    text = ",".join(f"{name}={EXAMPLES.get(name, f'tests.support.own:{name}')}" for name in names)
     cell = make_cell(kind, CELL | {"implementation": text})
     with mock.patch.object(kind, "contenders", kind.contenders[:1]):
         rows = measure(cell, device)
@@ -56,11 +59,12 @@ def own_rows(experiment, device, names):
 @on_all_ranks
 def test_right_ones_are_timed_and_wrong_ones_refused(device, experiment):
     right, wrong = RIGHT[experiment], WRONG[experiment]
-    found = own_rows(experiment, device, [right, *wrong])
-    measured = {row.metric: row for row in found.pop(right) if row.status == "ok"}
-    assert {"step", *PHASES, "tokens"} <= measured.keys()
-    assert measured["step"].n == 4
-    assert measured["collectives"].mean > 0
+    found = own_rows(experiment, device, [*right, *wrong])
+    for name in right:
+        measured = {row.metric: row for row in found.pop(name) if row.status == "ok"}
+        assert {"step", *PHASES, "tokens"} <= measured.keys()
+        assert measured["step"].n == 4
+        assert measured["collectives"].mean > 0
     for name, rows in found.items():
         assert [(row.metric, row.status) for row in rows] == [("step", "skipped")], name
         assert re.fullmatch(wrong[name], rows[0].message), (name, rows[0].message)

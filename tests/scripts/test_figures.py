@@ -16,6 +16,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS
@@ -105,7 +106,9 @@ def figure_of(name: str, tables) -> Figure:
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
     rows = mock.patch("scripts.views.data.read_table", lambda kind, path: kind.name)
     loaded = mock.patch("scripts.views.data.frame", lambda experiment, rows: tables[experiment].copy())
-    with contextlib.chdir(ROOT), kept, rows, loaded:
+    # Where panels stand, which takes the longest, changes nothing that is looked at.
+    placed = mock.patch.object(ConstrainedLayoutEngine, "execute")
+    with contextlib.chdir(ROOT), kept, rows, loaded, placed:
         draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(tables, ""), ""))
     return drawn.pop()
 
