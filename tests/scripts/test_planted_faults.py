@@ -279,7 +279,8 @@ def cases():
         yield pytest.param(name, marks=pytest.mark.xfail(reason=why, strict=True) if why else ())
 
 
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.slow  # a sweep over all kinds of faults
+@pytest.mark.parametrize("name", list(cases()))
 def test_a_planted_fault_is_noticed(plan, sound, name):
     plant = FAULTS[name]
     doctored = {table: rows.copy() for table, rows in sound.items()}
