@@ -14,6 +14,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
 from scripts.bundle import SOFTWARE
+from scripts.card.document import read_card
 from scripts.data_dictionary import table
 from scripts.readme import headlines
 
@@ -49,6 +50,10 @@ def section(machine: Path) -> Iterator[str]:
             *([title, found] for column, title in SOFTWARE.items() if (found := listed(values(rows, column)))),
             ["measured", f"{day(rows['utc'], 'min')} to {day(rows['utc'], 'max')}"],
             ["code", f"{len(values(rows, 'git_commit'))} commits"],
+            *(
+                [f"card of {card['utc'][:10]}", listed([card["verdict"]["sentence"]])]
+                for card in map(read_card, sorted(machine.glob("card/*.json")))
+            ),
         ],
     )
     if found := "".join(headlines(machine / "raw")):
@@ -85,7 +90,7 @@ def values(rows: DataFrame, column: str) -> list[str]:
 
 def listed(found: Iterable[str]) -> str:
     """Values that anybody may have written, without what Markdown or a browser would act on."""
-    return ", ".join(re.sub(r"[^\w .,()+@:/-]", "?", value) for value in found)
+    return ", ".join(re.sub(r"[^\w .,;()+@:/%×-]", "?", value) for value in found)
 
 
 if __name__ == "__main__":

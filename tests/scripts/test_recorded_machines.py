@@ -1,10 +1,26 @@
 """The page of recorded machines is that of their rows, and holds nothing that a browser would act on."""
 
+import json
+
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row, write_job
 from scripts.recorded_machines import PAGE, RECORDED, page
 from tests.samples import ROOT, provenance
+
+NO_LINE = {
+    **dict.fromkeys(["value", "expected", "margin", "share", "of_others"]),
+    **{"instrument": "memory", "work": "copy", "gpu": "", "unit": "GB/s", "status": "skipped", "message": "no memory"},
+    **{"spread": 0, "samples": 0, "wrong": 0, "state": {}, "throttled": {}, "slow": False},
+}
+CARD = {
+    **dict.fromkeys(["driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python"], ""),
+    **{"version": 1, "machine": "cpu", "gpu": "", "gpu_memory": 0, "cpu": "A", "utc": "2026-01-02T03:04:05+00:00"},
+    **{"commit": "", "source_digest": "", "dirty": False, "seconds": 1.0, "reference": {"source": "none", "cards": 0}},
+    "verdict": {"outcome": "healthy", "sentence": "As fast as the [data sheet] says.", "findings": []},
+    "gpus": [{"gpu": "", "outcome": "healthy", "facts": {}, "unknown": {}}],
+    "lines": [NO_LINE],
+}
 
 
 def test_it_is_up_to_date():
@@ -16,8 +32,11 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     origin = provenance(cpu="A | <script>[x](javascript:y)`", utc="2026-01-02T23:04:05-02:00")
     row = make_row(Accumulation(), summarize("sum", "", [10.0]), origin)
     write_job(tmp_path / "cpu/raw/accumulation/all.csv", Accumulation, [row])
+    (tmp_path / "cpu/card").mkdir()
+    (tmp_path / "cpu/card/1.json").write_text(json.dumps(CARD))
     text = page(tmp_path)
     assert "\n## A ? ?script??x?(javascript:y)?\n" in text
     assert "\n| `accumulation` | 1 | 1 | 1 | 0 | 2026-01-03 |\n" in text
+    assert "\n| card of 2026-01-02 | As fast as the ?data sheet? says. |\n" in text
     assert "GPUs" not in text
     assert "speed relative to" not in text
