@@ -117,8 +117,15 @@ def each(rows: Rows) -> Iterator[Row]:
 
 
 def measured_at(row: Row) -> datetime:
-    """When a row's job ended, in UTC."""
-    return datetime.fromisoformat(row.utc).astimezone(UTC)
+    """When a row's job ended, in UTC.
+
+    Raises:
+        ValueError: no calendar has that time.
+    """
+    try:
+        return datetime.fromisoformat(row.utc).astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"utc is {row.utc!r}; allowed: a time in the years 1 to 9999 in UTC too") from None
 
 
 def constraints(folder: Path, last: Row) -> bytes:

@@ -318,6 +318,7 @@ NO_BUNDLES = {
         f"{CSV}: changed since it was written: its SHA-256 is",
     ),
     "one number": (edited(CSV, b",10.000133514404297,,", b",10.5,,"), "line 2: mean is 10.5; allowed: within 0"),
+    "a time before all": (edited(CSV, b",2026-11-21T18:53:06+00:00", b",0001-01-01T00:00:00+10:00"), "utc is '0001-"),
     "a column": (edited(CSV, b"metric,", b"metrics,"), f"{CSV}, line 1: column 'metric' is missing"),
     "not UTF-8": (edited(CSV, b"NVIDIA", b"\xff\xfe"), f"{CSV}, line .*: 'utf-8' codec can't decode byte 0xff"),
     "verdicts not UTF-8": (lambda files: files | {CHECKS: b"\xff"}, f"{CHECKS}: .* allowed: UTF-8"),
