@@ -4,7 +4,9 @@ Only instruments and closed forms decide: how long the device is busy in a step,
 exposed, the categories of its kernels, and its FLOPs over its bytes against the GPU's peaks.
 """
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 from cs336_systems.accounting.attention import flash_flops
@@ -12,6 +14,7 @@ from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.accounting.units import BYTES
 from cs336_systems.compare.cells import Cell
 from cs336_systems.experiments.all_reduce import AllReduce
+from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.card import Card
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
@@ -49,12 +52,23 @@ CARD_BOUND: Mapping[str, Bound] = {
     "all_reduce": "communication",
 }
 """By the card's instruments."""
+STAGES_OF: Mapping[str, tuple[str, ...]] = {
+    "forward": ("forward", "loss"),
+    "backward": ("backward",),
+    "step": ("forward", "loss", "backward", "optimizer"),
+}
+"""The stages of a profile that a metric times."""
+PROGRAM = ("size", "context", "batch_size", "vocab_size", "precision", "compiled", "attention", "model")
+Profiles = Mapping[tuple[Any, ...], Bound]
 ON_DEVICE = ("kernel", "graph", "handout", "floor", "copy_speed", "matmul_rate")
 """Metrics that hold the device's time alone."""
 
 
-def bound(cell: Cell, row: Row) -> Bound:
-    """The resource that bounds a row's time; unknown where no instrument tells, and on a CPU."""
+def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bound:
+    """The resource that bounds a row's time; unknown where no instrument tells, and on a CPU.
+
+    `profiles` are those of the run, as `profiles_of` gives them.
+    """
     if not row.gpu:
         return "unknown"
     if cell.experiment is AllReduce:
@@ -69,10 +83,34 @@ def bound(cell: Cell, row: Row) -> Bound:
         return CATEGORY_BOUND.get(getattr(row, "category", ""), "unknown")
     if exposed_communication(cell, row) > EXPOSED:
         return "communication"
-    if cell.experiment is Flash:
+    if cell.experiment in (Flash, Attention):
         return attention_bound(row)
     share = utilization(row)
-    return "matmul" if share is not None and share > WELL_USED else "unknown"
+    if share is not None and share > WELL_USED:
+        return "matmul"
+    return profiles.get((*program(row), "step" if row.metric == "device_busy" else row.metric), "unknown")
+
+
+def profiles_of(cells: Iterable[Cell]) -> Profiles:
+    """What bounds the passes of the training steps that `kernel_profile` has profiled: the kernels with most time."""
+    found: dict[tuple[Any, ...], Bound] = {}
+    for cell in cells:
+        kernels = [row for row in cell.rows if row.metric == "kernel" and row.status == "ok"]
+        if not kernels or getattr(kernels[0], "mode", "") != "train_step":
+            continue
+        for metric, stages in STAGES_OF.items():
+            spent: dict[Bound, float] = defaultdict(float)
+            for row in kernels:
+                if getattr(row, "stage", "") in stages:
+                    spent[CATEGORY_BOUND.get(getattr(row, "category", ""), "unknown")] += (row.mean or 0.0) * row.n
+            if spent:
+                found[*program(kernels[0]), metric] = max(spent, key=lambda kind: spent[kind])
+    return found
+
+
+def program(row: Any) -> tuple[Any, ...]:
+    """What makes two training steps of a model the same program, whichever experiment runs it."""
+    return tuple(getattr(row, name, None) for name in PROGRAM)
 
 
 def device_bound(cell: Cell, row: Row) -> bool | None:
@@ -125,9 +163,11 @@ def attention_bound(row: Any) -> Bound:
     gpu = gpu_of(row.gpu)
     if gpu is None:
         return "unknown"
-    rows, size = row.batch_size * row.heads * row.sequence, BYTES[row.precision]
-    numbers = 4 * rows * row.d + (4 * rows * row.sequence if row.implementation.startswith("plain") else 0)
-    flops = flash_flops("forward", row.batch_size, row.heads, row.sequence, row.d, causal=row.causal)
+    heads, causal = getattr(row, "heads", 1), getattr(row, "causal", False)
+    plain = getattr(row, "implementation", "plain").startswith("plain")
+    rows, size = row.batch_size * heads * row.sequence, BYTES[row.precision]
+    numbers = 4 * rows * row.d + (4 * rows * row.sequence if plain else 0)
+    flops = flash_flops("forward", row.batch_size, heads, row.sequence, row.d, causal=causal)
     return "matmul" if flops / (size * numbers) > gpu.flops(row.precision) / gpu.bandwidth else "memory"
 
 

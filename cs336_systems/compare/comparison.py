@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cs336_systems.compare.bounds import Bound, bound, device_bound
+from cs336_systems.compare.bounds import Bound, Profiles, bound, device_bound, profiles_of
 from cs336_systems.compare.cells import Cell, cells_of, top_clock
 from cs336_systems.compare.cost import Cost, cost
 from cs336_systems.compare.results import Results
@@ -125,7 +125,8 @@ def compare(
     tops = top_clock(cells_a.values()), top_clock(cells_b.values())
     on_gpu = bool(a.rows[0].gpu)
     model = run_to_run("gpu" if on_gpu else "cpu")
-    rough = [compared(*pair, tops, model) for pair in pairs]
+    profiles = profiles_of(cells_a.values()), profiles_of(cells_b.values())
+    rough = [compared(*pair, tops, profiles, model) for pair in pairs]
     judged = [cell for cell in rough if cell.judged]
     honest = [cell.difference for cell, pair in zip(rough, pairs, strict=True) if cell.judged and unchanged(*pair)]
     widened = max(1.0, widening(honest)) if on_gpu else max(QUIET, CPU_TAIL * widening(honest, CPU_SHARES))
@@ -160,10 +161,16 @@ def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
 
 
 def compared(
-    a: Cell, row_a: Row, b: Cell, row_b: Row, tops: tuple[float | None, float | None], model: RunToRun
+    a: Cell,
+    row_a: Row,
+    b: Cell,
+    row_b: Row,
+    tops: tuple[float | None, float | None],
+    profiles: tuple[Profiles, Profiles],
+    model: RunToRun,
 ) -> Compared:
     """A time of a cell in both runs, with the reason why it cannot be judged, if there is one."""
-    bounds = bound(a, row_a), bound(b, row_b)
+    bounds = bound(a, row_a, profiles[0]), bound(b, row_b, profiles[1])
     paced = [device_bound(cell, row) for cell, row in ((a, row_a), (b, row_b)) if row.gpu]
     reason = HOST_SETS_PACE if False in paced else NOT_KNOWN if None in paced else ""
     if not reason and "communication" in bounds:

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from cs336_systems.compare.bounds import bound, profiles_of
 from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, compare
 from cs336_systems.compare.results import read_results
@@ -73,6 +74,22 @@ def test_the_bound_is_told_by_instruments(recorded, tmp_path):
     assert cells[f"{ladder}copy_speed"].bound == "memory"
     assert {cell.bound for cell in cells.values() if cell.metric == "matmul_rate"} == {"matmul"}
     assert cells[f"{ladder}autocast: step"].bound == "host"
+
+
+def test_a_profile_tells_what_bounds_a_step(tmp_path):
+    """Of two steps of which utilization tells nothing, by the kernels of the same program."""
+    cells = cells_of(results(tmp_path, ["end_to_end/eager-small", "kernel_profile/eager-small"]).rows)
+    profiles = profiles_of(cells.values())
+    busy = [
+        (cell, row)
+        for cell in cells.values()
+        for row in cell.compared()
+        if row.metric == "device_busy" and "train_step" in row.mode
+    ]
+    told = {(row.precision, row.context): bound(cell, row, profiles) for cell, row in busy}
+    assert told["bf16", 1024] == "memory"  # Scores, their mask and softmax.
+    assert told["fp32", 128] == "matmul"
+    assert "unknown" in {bound(cell, row) for cell, row in busy}
 
 
 @pytest.mark.parametrize(
