@@ -13,7 +13,7 @@ Precision = Literal["fp32", "autocast", "bf16"]
 Attention = Literal["plain", "flash"]
 """flash: any kernel that keeps no scores in memory."""
 Scheme = Literal["alone", "data parallel", "sharded optimizer", "ZeRO-2", "FSDP"]
-"""How ranks share their work: not at all; gradients; the optimizer's state too; ZeRO-2 and FSDP as in the README."""
+"""What ranks share: nothing; gradients; the optimizer's state too; gradients sharded too; and weights sharded too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +37,7 @@ class Setting:
     keep_hidden: bool = True
     """Whether fused passes keep the feed-forward networks' hidden layers, rather than compute them again."""
     fp8: bool = False
+    """Whether the blocks' matmuls compute in FP8. Of compiled passes."""
     graph: bool = False
     """Whether the step is replayed from a CUDA graph."""
     overlap: bool = False

@@ -103,8 +103,8 @@ def as_table(question: Question, found: Sequence[Prediction]) -> str:
     lines = [_line(each, here) for each in found]
     table = pandas.DataFrame(lines).to_string(index=False)
     source = (
-        "±: largest error of the same closed forms over the recorded steps of such kinds on this GPU; tight: cannot\n"
-        "be told within it and the allocator's gaps; ≥: the host is likely slower, so that a step takes longer."
+        "±: largest error of the same closed forms over so many recorded steps of this kind on this GPU;\n"
+        "tight: cannot be told within it and the allocator's gaps; ≥: the host is likely slower than the device."
         if here
         else f"Nothing is recorded on this GPU: memory is as off as on an H200, time by up to {ELSEWHERE:.0%} or more."
     )
@@ -126,7 +126,7 @@ def _line(each: Prediction, here: bool) -> dict[str, str]:
 
 
 def _within(error: Error | None) -> str:
-    return "–" if error is None else f"{error.most:.1%}"
+    return "–" if error is None else f"{error.most:.1%} of {error.cells}"
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ class Question:
     """Rows of the embedding and of the output head."""
     precision: Literal["fp32", "bf16"] = "bf16"
     """fp32 with TF32 off, or bf16: autocast over fp32 weights, and bf16 weights with fp32 masters."""
-    attention: Literal["plain", "flash"] = "flash"
-    """plain materializes the score matrix; flash is any FlashAttention. Fused steps are shown with flash alone."""
+    attention: Literal["plain", "flash", "sdpa"] = "flash"
+    """plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are shown with flash alone."""
     gpus: Positive = 1
     """GPUs that train together."""
     gpu: Annotated[str, AfterValidator(_listed)] = recorded().gpu

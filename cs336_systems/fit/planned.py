@@ -39,4 +39,6 @@ def told(cells: Any, machine: str) -> Iterator[str]:
     """A sentence on each of some cells that cannot fit."""
     for cell in cells:
         if why := too_large(cell, machine):
-            yield f"{cell.name}, {size_name(cell.size)}, context {cell.context}: {why}"
+            precision = getattr(cell, "precision", "")
+            where = [cell.name, size_name(cell.size), f"context {cell.context}", *([precision] if precision else [])]
+            yield f"{', '.join(where)}: {why}"

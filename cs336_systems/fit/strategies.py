@@ -7,6 +7,7 @@ from typing import Any
 
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Setting
+from cs336_systems.fit.cells import PRECISIONS, WITHOUT_SCORES
 from cs336_systems.fit.parameters import Question
 from cs336_systems.sizes import parse_size
 
@@ -25,8 +26,8 @@ def strategies(question: Question, capacity: float, counted: int = 0) -> Iterato
         vocab_size=question.vocab_size,
         batch_size=question.batch_size,
         context=question.context,
-        precision="fp32" if question.precision == "fp32" else "autocast",
-        attention=question.attention,
+        precision=PRECISIONS[question.precision],
+        attention=WITHOUT_SCORES[question.attention],
         counted=counted,
     )
     segment = max(1, round(math.sqrt(shape.num_layers)))

@@ -42,6 +42,7 @@ def test_recorded_steps_are_as_predicted(tables):
 
 
 def test_the_facts_of_fit_are_those_of_the_recorded_steps(tables):
+    """If not: python -m scripts.fit_rates."""
     written, found = json.loads(PATH.read_text()), facts(tables)
     assert written.keys() == found.keys()
     for key, value in found.items():
