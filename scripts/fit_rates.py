@@ -29,6 +29,8 @@ from scripts.views.steps import step_table
 from scripts.views.what_fits import judged, measured_steps, predictions, summary
 
 RECORDED = Path("recorded/nvidia-h200/raw")
+HELD_BACK = "kernel_profile"
+"""The experiment whose steps are not fitted: they tell what the weights are worth elsewhere."""
 KINDS = list(asdict(Work()))
 DIGITS = 4
 
@@ -45,7 +47,8 @@ class Observation:
 
 def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
     """Whole steps, and parts alone."""
-    for _, row in measured_steps(tables).dropna(subset=["time"]).iterrows():
+    steps = measured_steps(tables).dropna(subset=["time"])
+    for _, row in steps[steps["experiment"] != HELD_BACK].iterrows():
         rates = rates_of(row["gpu"])
         assert rates is not None
         yield Observation(row["label"], step_work(row["setting"], rates), row["time"])

@@ -31,15 +31,21 @@ OF_EXPERIMENT: dict[str, Scheme] = {
     "optimizer_sharding": "sharded optimizer",
 }
 """Schemes of all other contenders."""
-PREDICTED = ("end_to_end", "checkpointing", "memory_profile", "training_ladder", "leaderboard", *OF_EXPERIMENT)
+PREDICTED = (
+    "end_to_end",
+    "kernel_profile",
+    "checkpointing",
+    "memory_profile",
+    "training_ladder",
+    "leaderboard",
+    *OF_EXPERIMENT,
+)
 """Experiments on training steps, whose memory or time is predicted."""
-ONLY_PLANNED = ("kernel_profile",)
-"""Experiments whose cells run a step that others measure."""
 
 
 def settings_of(experiment: str, cell: Any) -> Iterator[tuple[str, Setting]]:
     """Each setting that a cell measures, by the name of its rung or contender; none that has no closed form."""
-    if experiment not in (*PREDICTED, *ONLY_PLANNED) or getattr(cell, "model", EndToEnd.model) != EndToEnd.model:
+    if experiment not in PREDICTED or getattr(cell, "model", EndToEnd.model) != EndToEnd.model:
         return
     if experiment == "training_ladder":
         for rung in rungs_of(cell.rungs) if cell.part == "steps" else ():

@@ -8,6 +8,7 @@ from pandas import DataFrame
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN, recorded
 from cs336_systems.fit.verdict import recorded_on
 from scripts.checks.what_fits import REBUILT
+from scripts.fit_rates import HELD_BACK
 from scripts.rendering.answer import Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
@@ -90,6 +91,7 @@ def reason(found: DataFrame, gpu: str) -> Typst:
         return Typst("")
     known = recorded()
     kinds = judged(found, "memory").groupby("kind")["memory_error"].agg(lambda errors: float(errors.abs().max()))
+    times = judged(found, "time")
     held_out = [error.most for error in known.held_out.values()]
     return paragraph(
         say(
@@ -104,6 +106,10 @@ def reason(found: DataFrame, gpu: str) -> Typst:
         )
         if recorded_on(gpu)
         else say("On another GPU times may be off by {most:percent}.", most=ELSEWHERE),
+        say(
+            "The times of `kernel_profile` were not fitted: they are off by up to {most:percent}.",
+            most=times[times["experiment"] == HELD_BACK]["time_error"].abs().max(),
+        ),
         say(
             "Memory is farthest off, by up to {most:percent}, in PyTorch's data parallelism, which makes its buckets "
             "anew in the second step and may hold the first ones longer; other peaks by {others:percent} at most.",

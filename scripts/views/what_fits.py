@@ -32,7 +32,9 @@ from scripts.views.steps import HOST_BOUND
 
 PEAKS = {"peak_memory": 1, "peak_allocated": MIB}
 """Metrics of a step's peak memory, and their units per MiB."""
-METRICS = (*PEAKS, "step", "device_busy", "timeline_length", "recomputed_blocks")
+STAGES = "stage_busy"
+"""The metric whose sum over stages is for how long the device works, where there is no `device_busy`."""
+METRICS = (*PEAKS, "step", "device_busy", STAGES, "timeline_length", "recomputed_blocks")
 BEFORE_UPDATE = MOMENTS[1]
 DETAILS = ("rung", "wrapper", "contender", "bucket_mb")
 """Columns that tell apart the steps of one cell."""
@@ -107,7 +109,8 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
             continue
         mean = dict(zip(of_step["metric"], of_step["mean"], strict=True))
         memory = next((mean[metric] / unit for metric, unit in PEAKS.items() if metric in mean), nan)
-        step, busy = median.get("step", nan), median.get("device_busy", nan)
+        stages = of_step.loc[of_step["metric"] == STAGES, "median"]
+        step, busy = median.get("step", nan), median.get("device_busy", stages.sum() if len(stages) else nan)
         share = busy / median.get("timeline_length", nan)
         bound = not busy < HOST_BOUND * step
         words = in_words(experiment, tuple(cell[key] for key in parameters(experiment)))
