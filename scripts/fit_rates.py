@@ -26,11 +26,9 @@ from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import PATH, Recorded, read
 from scripts.views.data import load_recorded, measured_gpu, select
 from scripts.views.steps import step_table
-from scripts.views.what_fits import judged, measured_steps, predictions, summary
+from scripts.views.what_fits import HELD_BACK, judged, measured_steps, predictions, summary
 
 RECORDED = Path("recorded/nvidia-h200/raw")
-HELD_BACK = "kernel_profile"
-"""The experiment whose steps are not fitted: they tell what the weights are worth elsewhere."""
 KINDS = list(asdict(Work()))
 DIGITS = 4
 

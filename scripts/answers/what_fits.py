@@ -8,12 +8,11 @@ from pandas import DataFrame
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN, recorded
 from cs336_systems.fit.verdict import recorded_on
 from scripts.checks.what_fits import REBUILT
-from scripts.fit_rates import HELD_BACK
 from scripts.rendering.answer import Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.data import first, measured_gpu
-from scripts.views.what_fits import judged, predictions, summary
+from scripts.views.what_fits import HELD_BACK, judged, predictions, summary
 
 WITHIN = {"memory": MEMORY_WITHIN, "time": TIME_WITHIN}
 UNITS = {"memory": "MiB", "time": "ms"}

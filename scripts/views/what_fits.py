@@ -36,6 +36,8 @@ STAGES = "stage_busy"
 """The metric whose sum over stages is for how long the device works, where there is no `device_busy`."""
 METRICS = (*PEAKS, "step", "device_busy", STAGES, "timeline_length", "recomputed_blocks")
 BEFORE_UPDATE = MOMENTS[1]
+HELD_BACK = "kernel_profile"
+"""The experiment whose steps are not fitted: they tell what the weights are worth elsewhere."""
 DETAILS = ("rung", "wrapper", "contender", "bucket_mb")
 """Columns that tell apart the steps of one cell."""
 TOGETHER = ("size", "batch_size", "context", "vocab_size")
