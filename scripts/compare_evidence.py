@@ -24,7 +24,7 @@ from cs336_systems.compare.comparison import Compared, Comparison, compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import CHANGED, FASTER, SLOWER, VERDICTS, Difference, difference, judge
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.record.measurement import parse_samples, summarize
+from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.record.rows import read_jobs, write_job
 from cs336_systems.record.validation import Row
 from scripts.honest_pairs import Pair, from_history
@@ -145,27 +145,24 @@ def rows(folders: dict[str, Path]) -> Iterator[str]:
 
 def slowed(row: Row, factor: float) -> Row:
     """A row all of whose samples took longer by a factor."""
-    samples = parse_samples(row.samples) or [row.mean or 0.0]
-    found = summarize(row.metric, row.unit, [factor * sample for sample in samples])
-    kept = ("mean", "std", "median", "p20", "p80", "samples")
-    return row.model_copy(update={name: getattr(found, name) for name in kept})
+    times = {name: getattr(row, name) for name in ("mean", "std", "median", "p20", "p80")}
+    scaled = {name: None if value is None else factor * value for name, value in times.items()}
+    samples = format_samples([factor * sample for sample in parse_samples(row.samples)])
+    return row.model_copy(update={**scaled, "samples": samples})
 
 
 def planted_copy(folder: Path) -> None:
-    """Write the record into a folder, with a tenth of the kept times slowed down."""
+    """Write the record into a folder, with a tenth of the times slowed down."""
     generator = numpy.random.default_rng(0)
     for name, kind in EXPERIMENTS.items():
         for path in sorted((RECORDED / "raw" / name).glob("*.csv")):
             rows = [
-                slowed(row, 1 + SLOWDOWN) if kept_times(row) and generator.random() < CHANGED else row
+                slowed(row, 1 + SLOWDOWN)
+                if row.status == "ok" and row.unit in ("ms", "us") and generator.random() < CHANGED
+                else row
                 for row in read_jobs(kind, [path])
             ]
             write_job(folder / "raw" / name / path.name, kind, rows)
-
-
-def kept_times(row: Row) -> bool:
-    """Whether a row is a time whose samples are known."""
-    return row.status == "ok" and row.unit in ("ms", "us") and (row.n == 1 or bool(row.samples))
 
 
 def whole_comparisons(folder: Path) -> Iterator[str]:

@@ -156,8 +156,9 @@ def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
 
 
 def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
-    """Whether nothing that is known differs between two rows: their differences are those of honest runs."""
-    return all(getattr(row_a, name) == getattr(row_b, name) for name in ("source_digest", *VERSIONS))
+    """Whether two rows are of two runs of one program on one kind of machine: they tell how far honest runs differ."""
+    same = all(getattr(row_a, name) == getattr(row_b, name) for name in ("source_digest", *VERSIONS))
+    return same and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
 
 
 def compared(

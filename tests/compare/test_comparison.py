@@ -56,6 +56,20 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
     assert not found.slower_by(0.06)
 
 
+@pytest.mark.parametrize(("utc", "widened"), [("2026-11-24T07:00:00+00:00", True), ("", False)])
+def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(recorded, tmp_path, utc, widened):
+    """By times that scatter twice as far as calibrated; a copy of the rows is no other run."""
+    choose = random.Random(0)
+
+    def noisy(row):
+        row = row.model_copy(update={"utc": utc}) if utc else row
+        return slowed(row, math.exp(choose.gauss(0, 0.016))) if row.status == "ok" and row.unit == "ms" else row
+
+    found = compare(recorded, results(tmp_path, JOBS, noisy))
+    assert (found.widened > 1.3) == widened
+    assert not widened or found.count(FASTER) + found.count(SLOWER) <= 1
+
+
 def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
     """Honest runs of eager bf16 steps differ by a factor of two."""
     found = compare(recorded, results(tmp_path, JOBS, lambda row: slowed(row, 2) if row.metric == "host" else row))
