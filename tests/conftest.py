@@ -8,6 +8,7 @@ import torch
 from cs336_systems.lifeline import end_with_the_run
 from tests.support.ranks import four_ranks, groups, ranks, two_and_four_ranks  # noqa: F401 - fixtures of all tests
 
+gc.disable()  # Until all tests are collected: modules and test items are no garbage.
 end_with_the_run()  # The tests that a run has to pass before it measures end with it, like its jobs.
 
 
@@ -26,6 +27,7 @@ def pytest_collection_finish():
     """Leave modules and test items out of collections of garbage: those of benchmarks, and Python's own."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure():
