@@ -247,7 +247,7 @@ class Plan:
     def obstacle(self, job: Job) -> str:
         """Reason why a job is not measured in this run; empty if it is."""
         if self.recorded:
-            return "not among the recorded results"
+            return self.too_large(job) or "not among the recorded results"
         needed = self.gpus_of(job)
         if needed <= self.gpus or self.nodes_of(job) > 1:
             return self.too_large(job)
