@@ -90,16 +90,19 @@ def deterministic() -> Iterator[None]:
 
 def identical(rung: Rung, cell: TrainingLadder, device: torch.device) -> bool:
     """Whether two trainings from one seed end with the same bits in all weights."""
-    with deterministic():
-        first, second = (train(rung, cell, device, seed=0, steps=REPRODUCED)[0] for _ in range(2))
+    first, second = (train(rung, cell, device, seed=0, steps=REPRODUCED)[0] for _ in range(2))
     weights = zip(first.model.parameters(), second.model.parameters(), strict=True)
     return all(torch.equal(one, other) for one, other in weights)
 
 
+@deterministic()
 def measure_learning(
     rung: Rung, cell: TrainingLadder, device: torch.device, reference: Callable[[], Tensor]
 ) -> list[Measurement]:
-    """Measure a rung's loss after training, its gradients' error against fp32's, and whether bits are reproduced."""
+    """Measure a rung's loss after training, its gradients' error against fp32's, and whether bits are reproduced.
+
+    All with deterministic algorithms: for others the compiler would compile again.
+    """
     details = {"rung": rung.name}
     losses = losses_after(rung, cell, device, seeds=SEEDS if rung is FIRST else 1)
     rows = [summarize("loss_after", "nat", losses, details=details)]
