@@ -20,7 +20,7 @@ LOWER_LIMIT = 0.99
 ENDED = ("CUDA error", "NCCL error", "its process", "it took longer")
 """Parts of messages of a GPU that fails, not of a library that does not support it."""
 COMPUTE = ("matmul", "attention", "training")
-HOST, LINK = "host", "link to the other GPU"
+HOST, LINK = "host", "link to other GPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,19 +96,36 @@ def neighbour(gpu: str, facts: Facts) -> Iterator[Finding]:
 
 
 def explain(gpu: str, facts: Facts, slow: Sequence["Judged"]) -> Iterator[Finding]:
-    """Explain slow lines of a GPU: each cause once, by the line that is farthest from what is expected."""
-    if not slow:
+    """Explain slow lines of a GPU: one cause for all that computes and one for each other instrument.
+
+    It is the one that most of the lines have, by the evidence of the line that is farthest from what is expected.
+    """
+    if slow and (found := list(neighbour(gpu, facts))):
+        yield from found
         return
-    found = list(neighbour(gpu, facts))
-    if found:
-        yield found[0]
-        return
-    named: set[str] = set()
+    groups: dict[str, dict[str, list[Judged]]] = {}
     for each in sorted(slow, key=lowest_share):
-        cause = cause_of(each, facts)
-        if cause not in named:
-            named.add(cause)
-            yield Finding(outcome="slowed", cause=cause, gpu=gpu, evidence=evidence(each, facts))
+        group = "compute" if each.line.instrument in COMPUTE else each.line.instrument
+        groups.setdefault(group, {}).setdefault(cause_of(each, facts), []).append(each)
+    said: set[str] = set()
+    for causes in groups.values():
+        cause, lines = max(causes.items(), key=lambda pair: len(pair[1]))
+        if cause not in said:
+            said.add(cause)
+            yield Finding(outcome="slowed", cause=cause, gpu=gpu, evidence=evidence(lines[0], facts))
+
+
+def slow_links(slow: Sequence["Judged"]) -> Iterator[Finding]:
+    """Explain slow pairs of GPUs: by the one GPU that is in all of them, or else pair by pair."""
+    pairs = {each.line.gpu: each for each in sorted(slow, key=lowest_share)}
+    common = set.intersection(*(set(pair.split("-")) for pair in pairs)) if pairs else set()
+    if len(common) == 1:
+        first = next(iter(pairs.values()))
+        text = f"{evidence(first, Facts())}, on GPUs {first.line.gpu}; slow with {len(pairs)} other GPUs"
+        yield Finding(outcome="slowed", cause=LINK, gpu=common.pop(), evidence=text)
+        return
+    for pair, each in pairs.items():
+        yield Finding(outcome="slowed", cause=LINK, gpu=pair, evidence=evidence(each, Facts()))
 
 
 def lowest_share(each: "Judged") -> float:
@@ -135,7 +152,7 @@ def cause_of(each: "Judged", facts: Facts) -> str:
     if line.instrument == "memory":
         own, highest = line.state.get("memory_clock"), facts.number("max_memory_clock")
         return "memory clock" if own and highest and own < LOWER_MEMORY_CLOCK * highest else "memory"
-    return {"transfers": HOST, "launches": HOST, "all_reduce": LINK}.get(line.instrument, "something else")
+    return HOST if line.instrument in ("transfers", "launches") else "unknown cause"
 
 
 def expected_clock(each: "Judged", facts: Facts) -> float | None:

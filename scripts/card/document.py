@@ -40,7 +40,7 @@ def card_of(rows: Sequence[Any], references: Sequence[Mapping[str, Any]]) -> dic
     expected = expectations(first.gpu, lines, facts, references)
     verdict = judge(lines, facts, expected, tf32=first.tf32, cuda=first.cuda if first.gpu else "")
     gpus = [gpu for gpu in dict.fromkeys([*facts, *(line.gpu for line in lines)]) if "-" not in gpu]
-    sources = sorted({each.source for each in expected.values()})
+    sources = sorted({each.source for each in expected.values()}, reverse=True)  # recorded before data sheet
     return {
         "version": VERSION,
         "machine": machine_label(first.gpu),
@@ -67,10 +67,8 @@ def expectations(
     gpu: str, lines: Sequence[Line], facts: Mapping[str, Facts], references: Sequence[Mapping[str, Any]]
 ) -> dict[Key, Expected]:
     """What each work should reach: by recorded cards of the model, or else by its data sheet; nothing of a CPU."""
-    if references:
-        return recorded(references)
     model = gpu_of(gpu)
-    return by_sheet(model, lines, facts) if model else {}
+    return (by_sheet(model, lines, facts) if model else {}) | recorded(references)
 
 
 def of_gpu(gpu: str, facts: Facts, verdict: Verdict) -> dict[str, Any]:

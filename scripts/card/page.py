@@ -139,21 +139,25 @@ def rates(card: Mapping[str, Any]) -> Table:
 def row_of(work: str, line: Mapping[str, Any], *, several: bool) -> list[str]:
     """A row of the table of rates."""
     divisor, _ = shown_in(line)
-    state, share = line["state"], percent_of(line["share"])
+    state, share, of_others = line["state"], percent_of(line["share"]), percent_of(line["of_others"])
     reasons = ", ".join(f"{reason} {percent(part)}" for reason, part in line["throttled"].items())
-    of_others = [line["gpu"], percent_of(line["of_others"])] if several else []
     if line["slow"]:
-        share = Typst(f'#text(fill: failed-colour, weight: "bold")[{escape(share)}]')
+        share, of_others = in_red(share), in_red(of_others)
     return [
         with_crosses(work),
         reasons,
-        *of_others,
+        *([line["gpu"], of_others] if several else []),
         significant(line["value"] / divisor),
         fixed_point(100 * line["spread"]),
         significant(line["expected"] / divisor) if line["expected"] else "–",
         share,
         *(fixed_point(state.get(name), 0) for name in ("sm_clock", "power", "temperature")),
     ]
+
+
+def in_red(text: str) -> Typst:
+    """What is wrong in a table."""
+    return Typst(f'#text(fill: failed-colour, weight: "bold")[{escape(text)}]')
 
 
 def percent_of(share: float | None) -> str:

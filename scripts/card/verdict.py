@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from scripts.card.causes import Finding, explain, faults, misconfigurations, neighbour, percent
+from scripts.card.causes import Finding, explain, faults, misconfigurations, neighbour, percent, slow_links
 from scripts.card.expected import Expected, Key, margin_of
 from scripts.card.lines import Facts, Line
 
@@ -71,7 +71,8 @@ def judge(
         slow = [each for each in own if each.slow]
         if not any(each.slow is not None for each in own):
             findings += neighbour(gpu, known)
-        findings += explain(gpu, known, slow)
+        findings += explain(gpu, known, [each for each in slow if each.line.instrument != "all_reduce"])
+    findings += slow_links([each for each in judged if each.slow and each.line.instrument == "all_reduce"])
     outcome = worst(finding.outcome for finding in findings)
     if not outcome:
         outcome = HEALTHY if any(each.slow is not None for each in judged) else UNTOLD
@@ -90,7 +91,9 @@ def judge_line(line: Line, expected: Expected | None, lines: Iterable[Line]) -> 
     share = line.value / expected.value if expected else None
     of_others = line.value / statistics.median(others) if others else None
     below = [share < 1 - expected.margin] if expected and share else []
-    below += [of_others < 1 - margin_of(line.instrument, line.work)] if of_others else []
+    # Pairs of GPUs may be linked differently, unless the data sheet or a recorded card has a link for all.
+    if of_others and (expected or line.instrument != "all_reduce"):
+        below.append(of_others < 1 - margin_of(line.instrument, line.work))
     return Judged(line=line, expected=expected, share=share, of_others=of_others, slow=any(below) if below else None)
 
 
