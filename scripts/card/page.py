@@ -87,7 +87,7 @@ def reference(used: Mapping[str, Any], model: str) -> str:
     """What the rates are compared with, in a sentence."""
     if used["source"] == "recorded":
         number = used["cards"]
-        return f"The reference is the median of {number} recorded {model}{'s' if number > 1 else ''}."
+        return f"The reference is the median of {number} recorded card{'s' if number > 1 else ''} of {model}."
     if used["source"] == "data sheet":
         return "The reference is the share of the data sheet's peak that GPUs usually reach; none is recorded."
     return "There is no reference: no card of this model is recorded, and no data sheet of it is listed."

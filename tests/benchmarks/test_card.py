@@ -124,3 +124,13 @@ def works_of_unpatched():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(attention.SHAPES, "cpu", ((1, 4, 128, 32), (1, 4, 256, 64), (1, 4, 512, 64)))
         return works_of(Card(instrument="attention"), CPU)
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr("cs336_systems.benchmarks.instruments.worker.TIMEOUT_S", 0.2)
+    worker = Worker()
+    (row,) = worker.measure(Card(instrument="launches", milliseconds=1), CPU)
+    assert (row.status, row.message) == ("failed", "it took longer than 0.2 s")
+    assert row.details["about"] == "launches"
+    assert worker._process is None
