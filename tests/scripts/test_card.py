@@ -134,7 +134,7 @@ FAULTS = {
         {("slowed", "PCIe width")},
         ["PCIe x4 of 16 lanes"],
     ),
-    "host": ({"rates": {("launches", "by the host"): 0.4}}, {("slowed", "host")}, ["launches, by the host: 40 % of"]),
+    "host": ({"rates": {("launches", "by the host"): 0.4}}, {("slowed", "host")}, ["launches, by the host: "]),
     "MIG": ({"rates": {"all": 0.2}, "facts": {"mig": "on"}}, {("misconfigured", "MIG")}, ["MIG"]),
     "persistence mode": (
         {"facts": {"persistence_mode": "off", "display": "off"}},
