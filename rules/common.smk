@@ -261,6 +261,11 @@ def a_bundle(wildcards):
     return [f"(bundle is '{NONE}'; allowed: the path of a bundle)"] if config["bundle"] == NONE else []
 
 
+def something_to_compare(wildcards):
+    """Input of what compares: none, or, where no other results are named, one that cannot exist, named by the reason."""
+    return [] if config["with"] != NONE else ["(with is 'none'; allowed: a label in results/ or recorded/, or a folder)"]
+
+
 def trace_source(wildcards):
     """The same of the code that decides what is traced."""
     return PLAN.trace.source_digest("cs336_systems.artifacts.kernel_trace")

@@ -10,11 +10,6 @@ COMPARED_WITH = str(config["with"])
 COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
 
 
-def something_to_compare(wildcards):
-    """Input of what compares: none, or, where no other results are named, one that cannot exist, named by the reason."""
-    return [] if COMPARED_WITH != NONE else ["(with is 'none'; allowed: a label in results/ or recorded/, or a folder)"]
-
-
 # Without output, so that it runs whenever it is asked for, and what it has written stays when a time is slower.
 rule compare:
     """Compare these results with others: verdicts on all times together, a page and a figure."""

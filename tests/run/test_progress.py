@@ -30,6 +30,7 @@ def plan(tmp_path, monkeypatch):
         recorded=False,
         scale="smoke",
         jobs={"accumulation": jobs},
+        on_request={},
         trace=job("trace"),
     )
 
