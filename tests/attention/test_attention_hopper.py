@@ -60,8 +60,10 @@ def always_these_kernels(monkeypatch):
 CORE = [  # part of the gate before measuring
     ((2, 3, 128, 128, 64), (BF16, FP16)),
     ((2, 3, 128, 128, 128), (BF16, FP16)),
+    ((2, 3, 128, 128, 96), (BF16, FP16)),
     ((1, 2, 257, 1000, 64), (BF16,)),
     ((1, 2, 1000, 257, 128), (BF16,)),
+    ((1, 2, 257, 390, 80), (BF16,)),
     ((2, 2, 300, 310, 40), (BF16,)),
 ]
 MORE = [
@@ -70,6 +72,8 @@ MORE = [
     ((1, 2, 300, 1, 64), (BF16,)),
     ((1, 2, 1, 300, 128), (BF16,)),
     ((1, 2, 300, 1, 128), (BF16, FP16)),
+    ((1, 2, 1, 300, 96), (BF16,)),
+    ((1, 2, 300, 1, 72), (BF16,)),
     ((2, 2, 63, 65, 64), (BF16,)),
     ((2, 2, 65, 63, 128), (BF16,)),
     ((1, 2, 192, 129, 64), (BF16,)),
@@ -83,11 +87,16 @@ MORE = [
     ((3, 5, 333, 333, 64), (BF16,)),
     ((3, 5, 333, 333, 128), (BF16,)),
     ((2, 2, 300, 300, 8), (BF16,)),
-    ((2, 2, 310, 300, 72), (BF16,)),
+    ((2, 2, 310, 300, 72), (BF16, FP16)),
+    ((2, 2, 193, 127, 80), (FP16,)),
+    ((1, 2, 1000, 257, 88), (BF16,)),
     ((2, 2, 130, 390, 96), (FP16,)),
+    ((2, 2, 310, 300, 104), (BF16,)),
     ((2, 4, 2048, 2048, 64), (BF16,)),
+    ((2, 4, 2048, 2048, 80), (BF16,)),
     ((2, 4, 2048, 2048, 128), (BF16,)),
     ((1, 3, 4099, 4097, 64), (BF16,)),
+    ((1, 3, 4097, 4099, 96), (BF16,)),
     ((1, 3, 4097, 4099, 128), (BF16,)),
 ]
 CASES = [
@@ -100,6 +109,8 @@ CASES = [
 FORWARD_TILES = [
     (64, ForwardTiles(consumers=1, group=4)),
     (64, ForwardTiles(consumers=3, group=1)),
+    (96, ForwardTiles(consumers=1, group=2)),
+    (80, ForwardTiles(consumers=2, group=3)),
     (128, ForwardTiles(consumers=2, group=3)),
 ]
 
@@ -126,7 +137,7 @@ def test_forward_tiles(d, tiles, n_queries, n_keys, is_causal):
 @on_gpu
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("group", [1, 2, 6])
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 80, 128])
 def test_backward_groups(d, group, is_causal):
     inputs = make_inputs((2, 3, 650, d), 700, BF16, "cuda")
     q, k, v, grad_o = inputs
@@ -136,7 +147,7 @@ def test_backward_groups(d, group, is_causal):
 
 
 @on_gpu
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 96, 128])
 def test_large_scores(d):
     """Scores of some hundreds, which only a running maximum survives; zero keys beyond the end would exceed them."""
     inputs = make_inputs((16, 333, d), 333, BF16, "cuda", scale=6.0)
@@ -145,7 +156,7 @@ def test_large_scores(d):
 
 
 @on_gpu
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 80, 128])
 def test_scores_far_below_zero(d):
     """exp(0 - L) overflows, as a key beyond the end would have it."""
     inputs = make_inputs((4, 200, d), 200, BF16, "cuda")
@@ -158,7 +169,9 @@ def test_scores_far_below_zero(d):
 
 @on_gpu
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize(("n_queries", "n_keys", "d"), [(100, 170, 64), (170, 100, 128), (90, 90, 40)])
+@pytest.mark.parametrize(
+    ("n_queries", "n_keys", "d"), [(100, 170, 64), (170, 100, 128), (90, 90, 40), (90, 170, 72), (170, 90, 80)]
+)
 def test_nothing_beyond_the_end_is_read(n_queries, n_keys, d, is_causal):
     inputs = make_inputs((2, 3, n_queries, d), n_keys, BF16, "cuda")
     surrounded = []
@@ -170,7 +183,7 @@ def test_nothing_beyond_the_end_is_read(n_queries, n_keys, d, is_causal):
 
 
 @on_gpu
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 80, 128])
 @pytest.mark.parametrize("n", [70, 1100])
 def test_strided_inputs_and_a_gradient_of_stride_zero(n, d):
     """Heads out of one projection, as models have them, and the gradient of o.sum()."""
@@ -196,7 +209,9 @@ def test_what_a_tensor_map_does_not_take_is_copied():
 
 
 @on_gpu
-@pytest.mark.parametrize(("n_queries", "n_keys", "d"), [(515, 390, 64), (390, 515, 128), (1024, 1024, 64)])
+@pytest.mark.parametrize(
+    ("n_queries", "n_keys", "d"), [(515, 390, 64), (515, 390, 80), (390, 515, 128), (1024, 1024, 64)]
+)
 def test_two_hundred_runs_agree(n_queries, n_keys, d):
     """All but dQ to the bit: a race or a lost wait would show in some run, a deadlock as a timeout."""
     q, k, v, grad_o = make_inputs((4, 8, n_queries, d), n_keys, BF16, "cuda")
@@ -306,7 +321,7 @@ def test_operators_keep_their_contract(shape):
 
 @on_gpu
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize(("d", "d_v"), [(64, 64), (128, 128), (40, 64), (96, 64), (64, 128)])
+@pytest.mark.parametrize(("d", "d_v"), [(64, 64), (128, 128), (72, 72), (40, 64), (96, 64), (64, 128)])
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)], ids=str)
 def test_shared_heads_scale_width_of_values_and_the_gradient_of_l(heads, d, d_v, is_causal):
     inputs = make_inputs((2, heads[0], 333, d), 300, BF16, "cuda", kv_heads=heads[1], d_v=d_v)
@@ -316,7 +331,7 @@ def test_shared_heads_scale_width_of_values_and_the_gradient_of_l(heads, d, d_v,
 
 
 @on_gpu
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("d", [64, 80, 128])
 def test_shared_heads_as_models_call_them(d):
     """Heads out of projections, eager and compiled, without L."""
     q = torch.randn(2, 1100, 8, d, device="cuda", dtype=BF16).transpose(1, 2)
@@ -375,10 +390,13 @@ def test_an_untested_triton_is_warned_of_once(monkeypatch):
     assert len(warned) == 1
 
 
+WIDTHS = ((64, (1, 3)), (80, (1, 2)), (96, (1, 2)), (128, (2,)))  # d, consumers in the forward pass
+
+
 def launches() -> dict[str, Launch]:
     """Of each kernel, causal, in bf16, at a length that no tile divides, with shared heads of keys and without."""
     result = {}
-    for (d, kinds), (kv_heads, shared) in itertools.product(((64, (1, 3)), (128, (2,))), ((3, ""), (1, ", shared"))):
+    for (d, kinds), (kv_heads, shared) in itertools.product(WIDTHS, ((3, ""), (1, ", shared"))):
         shape, k_shape = torch.Size((2, 3, 1000, d)), torch.Size((2, kv_heads, 1000, d))
         strides = (torch.empty(shape, device="meta").stride(),) * 8
         for consumers in kinds:
@@ -423,24 +441,32 @@ def test_kernels_are_valid_gluon(name):
     assert module.verify()
 
 
-@pytest.mark.parametrize("shared", ["", pytest.param(", shared", marks=pytest.mark.slow)])
-def test_products_of_the_kernel_with_the_fewest_free_registers_stay_asynchronous(tmp_path, shared):
+@pytest.mark.parametrize(
+    ("name", "products", "saved"),
+    [
+        ("backward, d 64", 16, 40),
+        pytest.param("backward, d 64, shared", 16, 40, marks=pytest.mark.slow),
+        pytest.param("backward, d 80", 26, 40, marks=pytest.mark.slow),
+        pytest.param("backward, d 96", 28, 64, marks=pytest.mark.slow),
+    ],
+)
+def test_products_of_the_kernels_with_the_fewest_free_registers_stay_asynchronous(tmp_path, name, products, saved):
     """Elsewhere ptxas would wait for each product at once, ignore the registers asked for, or spill in the main loops.
 
-    40 bytes are what warpgroups save around all their work, and in the few steps that need a mask.
+    Some bytes are what warpgroups save around all their work, and in the few steps that need a mask.
     """
-    each = launches()[f"backward, d 64{shared}"]
+    each = launches()[name]
     compiled = compile_kernel(source(each), target=HOPPER, options=each.options)
     assert compiled.metadata.shared <= 227 * 1024
     cubin = tmp_path / "kernel.cubin"
     command = [get_ptxas(90).path, "-arch=sm_90a", "-v", "-o", str(cubin), "-"]
     log = subprocess.run(command, input=compiled.asm["ptx"], capture_output=True, text=True, check=True).stderr
     assert not re.search(r"C75\d\d", log), log
-    assert int(re.search(r"(\d+) bytes spill stores", log)[1]) <= 40, log
+    assert int(re.search(r"(\d+) bytes spill stores", log)[1]) <= saved, log
     command = [knobs.nvidia.nvdisasm.path, "-c", str(cubin)]
     loops = innermost_loops(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     # Of each of the two warpgroups for dK and dV: one with a mask, which is longer, and one without.
-    main = sorted((loop for loop in loops if loop.count("HGMMA") == 16), key=len)[:2]
+    main = sorted((loop for loop in loops if loop.count("HGMMA") == products), key=len)[:2]
     assert len(main) == 2
     assert not re.search(r"\b(STL|LDL)\b", "".join(main))
 

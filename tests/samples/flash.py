@@ -8,7 +8,7 @@ from tests.samples import NEEDS_GPU, NO_CPU_MEMORY, OOM, PEAK, jittered
 
 LEAST, MOST = 0.1, 0.45
 """The shares of an H200's peak that the last implementation of the registry and the first one reach."""
-KERNELS = {"triton": "attention_forward_kernel, attention_prepare_kernel, attention_backward_d64_kernel"}
+KERNELS = {"triton": "attention_forward_kernel, attention_preprocess_kernel, attention_backward_d64_kernel"}
 
 
 def measure(cell: Flash, *, on_gpu: bool) -> list[Measurement]:

@@ -15,7 +15,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
-from cs336_systems.attention.hopper.copies import async_store, store_wait
+from cs336_systems.attention.hopper.copies import store_wait
+from cs336_systems.attention.hopper.head_tiles import store_matrix
 
 NEVER = gl.constexpr(2**31 - 1)  # beyond all queries
 
@@ -95,23 +96,24 @@ def probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED:
 
 
 @gluon.jit
-def store_gradient(gradient, x, tile, heads, start_n):
-    """Write x, [64, BLOCK_D] fp32, to 64 rows of a gradient, a descriptor, by way of a tile in shared memory."""
-    tile.store(x.to(tile.dtype))
+def store_gradient(gradient, sums, factor, matrix, heads, start_n):
+    """Write sums times a factor to 64 rows of a gradient, a descriptor, by way of a matrix in shared memory."""
+    for i in gl.static_range(len(sums)):
+        matrix[i].store((sums[i] * factor).to(matrix[0].dtype))
     fence_async_shared()
     batch_head = locate_head()
-    async_store(gradient, [batch_head // heads, batch_head % heads, start_n, 0], tile)
+    store_matrix(gradient, batch_head // heads, batch_head % heads, start_n, matrix)
     store_wait(0)
 
 
 @gluon.jit
-def add_dq(dq, x, tile):
-    """Add x, [64, 64] fp32, to a tile of the buffer, in the order in which the registers of a warpgroup hold it.
+def add_dq(dq, x, tile, COLUMNS: gl.constexpr):
+    """Add x, 64 rows in fp32, to the buffer from a tile on, in the order in which registers of a warpgroup hold it.
 
-    Four numbers of a thread are neighbours there, so each addition is one of 16 bytes. attention_dq_kernel undoes the
-    order.
+    Four numbers of a thread are neighbours there, so each addition is one of 16 bytes. attention_postprocess_kernel
+    undoes the order. Tiles are of COLUMNS columns; x may be as wide as several.
     """
     # [warp, row half, lane / 4, column / 8, lane % 4, pair] -> [column / 8, warp, lane / 4, lane % 4, row half, pair]
-    flat = x.reshape([4, 2, 8, 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * 64])
-    offsets = gl.arange(0, 64 * 64, layout=flat.type.layout)
-    gl.atomic_add(dq + tile.to(gl.int64) * (64 * 64) + offsets, flat, sem="relaxed")
+    flat = x.reshape([4, 2, 8, x.shape[1] // 8, 4, 2]).permute((3, 0, 2, 4, 1, 5)).reshape([64 * x.shape[1]])
+    offsets = gl.arange(0, 64 * x.shape[1], layout=flat.type.layout)
+    gl.atomic_add(dq + tile.to(gl.int64) * (64 * COLUMNS) + offsets, flat, sem="relaxed")

@@ -1,7 +1,8 @@
-"""The backward kernel for head dimensions up to 128: S^T and dP^T one after the other, in the same registers.
+"""The backward kernel for head dimensions above 64: S^T and dP^T one after the other, in the same registers.
 
-dK and dV of 64 keys occupy 128 registers per thread here, which leaves no room for S^T and dP^T together, nor for a
-warp that only loads: the warpgroup that computes dQ loads too. It refills a stage when both others have released it.
+dK and dV of 64 keys occupy up to 128 registers per thread here, which leaves no room for S^T and dP^T together, nor for
+a warp that only loads: the warpgroup that computes dQ loads too. It refills a stage when both others have released it.
+Narrower heads leave room for values, and for keys, as register operands.
 
 The two warpgroups that sum dK and dV alternate in computing scores, so that one has the tensor cores to itself while
 the other computes exponentials.
@@ -36,6 +37,17 @@ from cs336_systems.attention.hopper.barriers import (
     wait_full,
 )
 from cs336_systems.attention.hopper.copies import async_load
+from cs336_systems.attention.hopper.head_tiles import (
+    add_product,
+    allocate_tiles,
+    box_columns,
+    load_matrix,
+    load_operand,
+    matrix_of,
+    multiply_transposed,
+    sum_layout,
+    zero_sums,
+)
 from cs336_systems.attention.hopper.registers import pack, unpack
 
 STAGES = gl.constexpr(2)  # of the rings of queries and output gradients
@@ -45,11 +57,11 @@ class Shared(NamedTuple):
     """Shared memory and barriers of a program's partitions."""
 
     k: Any
-    """Keys as [4, 64, 64]: for each warpgroup the first and the second half of the head dimension."""
+    """Keys of each warpgroup, 2 x [64, BLOCK_D] in tiles of at most 64 columns."""
     v: Any
-    """Values, [2, 64, 128]; staging area of the gradients at the end."""
+    """Values, likewise but in tiles of the head dimension; staging area of the gradients at the end."""
     q: Any
-    """Ring of queries, [STAGES, 64, 128]."""
+    """Ring of queries, STAGES x [64, BLOCK_D]."""
     do: Any
     """Ring of output gradients, likewise."""
     lse: Any
@@ -79,34 +91,35 @@ class Sources(NamedTuple):
 
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
 def attention_backward_d128_kernel(
-    q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, 128]
-    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in tiles of [1, 1, 64, 64]
-    v,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in tiles of [1, 1, 64, 128]
+    q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
+    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d], likewise, but in boxes of at most 64 columns
+    v,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] like that of q
     do,  # descriptor like that of q
-    dk,  # descriptor of [batch, heads, n_keys, d] in tiles of [1, 1, 64, 128], out
+    dk,  # descriptor of [batch, heads, n_keys, d] like that of q, out
     dv,  # descriptor like that of dk, out
     lse_delta,  # descriptor of [batch x heads x query tiles x 2 x 64] fp32 in tiles of 64: L in units of log2, then D
-    dq,  # pointer, [batch x heads x query tiles x 2, 64 x 64] fp32: dQ / softmax_scale is added to it, see add_dq
+    dq,  # pointer, [batch x heads x query tiles, 64 x BLOCK_D] fp32: dQ / softmax_scale is added to it, see add_dq
     heads,
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
+    BLOCK_D: gl.constexpr,  # d, padded to 80, 96 or 128
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
     DKDV_REGISTERS: gl.constexpr,  # per thread
 ):
     """Compute dK, dV and a share of dQ for 128 keys; the grid is (heads in a group, key tiles, groups of heads)."""
-    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
+    K_COLUMNS: gl.constexpr = 64 if BLOCK_D == 128 else BLOCK_D
     shared = Shared(
-        gl.allocate_shared_memory(q.dtype, [4, 64, 64], TILE),
-        gl.allocate_shared_memory(q.dtype, [2, 64, 128], TILE),
-        gl.allocate_shared_memory(q.dtype, [STAGES, 64, 128], TILE),
-        gl.allocate_shared_memory(q.dtype, [STAGES, 64, 128], TILE),
+        allocate_tiles(q.dtype, 2 * BLOCK_D // K_COLUMNS, 64, K_COLUMNS),
+        allocate_tiles(q.dtype, 2, 64, BLOCK_D),
+        allocate_tiles(q.dtype, STAGES, 64, BLOCK_D),
+        allocate_tiles(q.dtype, STAGES, 64, BLOCK_D),
         gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 64], lse_delta.layout),
-        gl.allocate_shared_memory(q.dtype, [2, 64, 64], TILE),
+        allocate_tiles(q.dtype, 2, 64, 64),
         allocate_barriers(2, 1),
         allocate_barriers(STAGES, 1),
         allocate_barriers(STAGES, 2),
@@ -117,9 +130,9 @@ def attention_backward_d128_kernel(
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     gl.warp_specialize(
         [
-            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD, IS_CAUSAL)),
-            (sum_dkdv, (dk, dv, inputs, 0, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, 1, IS_CAUSAL, RAGGED)),
+            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL)),
+            (sum_dkdv, (dk, dv, inputs, 0, BLOCK_D, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, 1, BLOCK_D, IS_CAUSAL, RAGGED)),
         ],
         [4, 4],
         [DKDV_REGISTERS, DKDV_REGISTERS],
@@ -127,61 +140,108 @@ def attention_backward_d128_kernel(
 
 
 @gluon.jit
-def load_and_sum_dq(q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """Load tiles for all partitions, and sum this program's share of dQ, tile by tile, in two halves of 64 columns."""
+def load_and_sum_dq(
+    q,
+    k,
+    v,
+    do,
+    lse_delta,
+    dq,
+    inputs,
+    HEADS_PER_KV_HEAD: gl.constexpr,
+    BLOCK_D: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+):
+    """Load tiles for all partitions, and sum this program's share of dQ, tile by tile, in two parts."""
     shared, heads, n_queries, _, _, _ = inputs
-    DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
     work = locate(n_queries, IS_CAUSAL)
     batch_head = locate_head()
     batch, head = batch_head // heads, batch_head % heads
     sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
-    load_keys(k, v, batch, head // HEADS_PER_KV_HEAD, work.start_n, shared)
+    load_keys(k, v, batch, head // HEADS_PER_KV_HEAD, work.start_n, shared, BLOCK_D)
     for j in range(gl.minimum(STAGES, work.steps)):
-        load_step(j, sources, shared, work, IS_CAUSAL)
-    zero = gl.zeros([64, 64], gl.float32, DQ)
+        load_step(j, sources, shared, work, BLOCK_D, IS_CAUSAL)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
-    for i in range(2 * work.steps):
-        j = i // 2
-        half = i % 2
-        mbarrier.wait(shared.ds_full.index(0), j & 1)
-        ds = shared.ds.index(0).permute((1, 0))
-        share = warpgroup_mma(ds, shared.k.index(half), zero, use_acc=False, is_async=True)
-        mbarrier.wait(shared.ds_full.index(1), j & 1)
-        ds = shared.ds.index(1).permute((1, 0))
-        share = warpgroup_mma(ds, shared.k.index(2 + half), share, is_async=True)
-        share = warpgroup_mma_wait(0, deps=(share,))
-        mbarrier.arrive(shared.ds_empty.index(0), pred=half == 1)
-        add_dq(dq, share, (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * 2 + half)
-        if (half == 1) & (j + STAGES < work.steps):
-            wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
-            load_step(j + STAGES, sources, shared, work, IS_CAUSAL)
+    if BLOCK_D == 128:
+        zero = zero_sums(64)[0]
+        for i in range(2 * work.steps):
+            j = i // 2
+            half = i % 2
+            share = share_of_dq(shared, j, half, zero, BLOCK_D)
+            mbarrier.arrive(shared.ds_empty.index(0), pred=half == 1)
+            add_dq(dq, share, (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * 2 + half, 64)
+            if (half == 1) & (j + STAGES < work.steps):
+                wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
+                load_step(j + STAGES, sources, shared, work, BLOCK_D, IS_CAUSAL)
+    else:
+        COLUMNS: gl.constexpr = box_columns(BLOCK_D)
+        wide, narrow = zero_sums(BLOCK_D)
+        for j in range(work.steps):
+            tile = (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * (BLOCK_D // COLUMNS)
+            share = share_of_dq(shared, j, 0, wide, BLOCK_D)
+            add_dq(dq, share, tile, COLUMNS)
+            rest = share_of_dq(shared, j, 1, narrow, BLOCK_D)
+            mbarrier.arrive(shared.ds_empty.index(0))
+            add_dq(dq, rest, tile + 64 // COLUMNS, COLUMNS)
+            if j + STAGES < work.steps:
+                wait_full(shared.empty, j, STAGES)
+                load_step(j + STAGES, sources, shared, work, BLOCK_D, IS_CAUSAL)
 
 
 @gluon.jit
-def load_keys(k, v, batch, head, start_n, shared):
+def share_of_dq(shared, j, part, zero, BLOCK_D: gl.constexpr):
+    """Multiply dS of step j with one of two parts of the keys."""
+    mbarrier.wait(shared.ds_full.index(0), j & 1)
+    ds = shared.ds[0].index(0).permute((1, 0))
+    share = warpgroup_mma(ds, part_of_keys(shared, 0, part, BLOCK_D), zero, use_acc=False, is_async=True)
+    mbarrier.wait(shared.ds_full.index(1), j & 1)
+    ds = shared.ds[0].index(1).permute((1, 0))
+    share = warpgroup_mma(ds, part_of_keys(shared, 1, part, BLOCK_D), share, is_async=True)
+    return warpgroup_mma_wait(0, deps=(share,))
+
+
+@gluon.jit
+def part_of_keys(shared, INDEX: gl.constexpr, part, BLOCK_D: gl.constexpr):
+    """One of two parts of the keys of a warpgroup; of d = 128 it need not be known at compile time."""
+    if BLOCK_D == 128:
+        return shared.k[0].index(2 * INDEX + part)
+    else:
+        return shared.k[part].index(INDEX)
+
+
+@gluon.jit
+def keys_of(shared, INDEX: gl.constexpr, BLOCK_D: gl.constexpr, none=0):
+    """The keys of a warpgroup in two parts; none is zero, see step."""
+    if BLOCK_D == 128:
+        return (shared.k[0].index(2 * INDEX + none), shared.k[0].index(2 * INDEX + 1 + none))
+    else:
+        return matrix_of(shared.k, INDEX + none)
+
+
+@gluon.jit
+def load_keys(k, v, batch, head, start_n, shared, BLOCK_D: gl.constexpr):
     """Copy the keys and values of both warpgroups."""
     for i in gl.static_range(2):
         full = shared.kv_full.index(i)
-        mbarrier.expect(full, 2 * k.block_type.nbytes + v.block_type.nbytes)
-        for half in gl.static_range(2):
-            columns = [batch, head, start_n + i * 64, half * 64]
-            async_load(k, columns, full, shared.k.index(2 * i + half))
-        async_load(v, [batch, head, start_n + i * 64, 0], full, shared.v.index(i))
+        mbarrier.expect(full, 2 * 64 * BLOCK_D * 2)
+        row = start_n + i * 64
+        load_matrix(k, batch, head, row, full, keys_of(shared, i, BLOCK_D))
+        load_matrix(v, batch, head, row, full, matrix_of(shared.v, i))
 
 
 @gluon.jit
-def load_step(j, sources, shared, work, IS_CAUSAL: gl.constexpr):
+def load_step(j, sources, shared, work, BLOCK_D: gl.constexpr, IS_CAUSAL: gl.constexpr):
     """Copy the queries, output gradients, L and D of a step; what lies beyond the tensors' ends reads as zero."""
     stage = j % STAGES
     full = shared.full.index(stage)
     tile = query_tile(work, j, IS_CAUSAL)
-    rows = [sources.batch, sources.head, tile * 64, 0]
+    batch, head, start_m = sources.batch, sources.head, tile * 64
     statistics = (sources.first_tile + tile) * 128
-    mbarrier.expect(full, sources.q.block_type.nbytes + sources.do.block_type.nbytes + 2 * 64 * 4)
-    async_load(sources.q, rows, full, shared.q.index(stage))
+    mbarrier.expect(full, 2 * 64 * BLOCK_D * 2 + 2 * 64 * 4)
+    load_matrix(sources.q, batch, head, start_m, full, matrix_of(shared.q, stage))
     async_load(sources.lse_delta, [statistics], full, shared.lse.index(stage))
-    async_load(sources.do, rows, full, shared.do.index(stage))
+    load_matrix(sources.do, batch, head, start_m, full, matrix_of(shared.do, stage))
     async_load(sources.lse_delta, [statistics + 64], full, shared.delta.index(stage))
 
 
@@ -191,38 +251,41 @@ def sum_dkdv(
     dv,
     inputs,  # what the partitions share, and the numbers of the problem
     INDEX: gl.constexpr,  # which of the two warpgroups this is
+    BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
 ):
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
-    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    D: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 16])
+    S: gl.constexpr = sum_layout(64)
     work = locate(n_queries, IS_CAUSAL)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
     zero = gl.zeros([64, 64], gl.float32, S)
-    dk_sum = gl.zeros([64, 128], gl.float32, D)
-    dv_sum = gl.zeros([64, 128], gl.float32, D)
+    dk_sum = zero_sums(BLOCK_D)
+    dv_sum = zero_sums(BLOCK_D)
     mbarrier.wait(shared.kv_full.index(INDEX), 0)
+    # Operands that fit into registers: values up to d = 96, keys up to d = 80. Others are in shared memory, see step.
+    k_tile = load_operand(shared.k, INDEX, S) if BLOCK_D <= 80 else ()
+    v_tile = load_operand(shared.v, INDEX, S) if BLOCK_D <= 96 else ()
     if INDEX == 1:
         give_turn(0)  # the first turn, which nobody else gives
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
         start_m = query_tile(work, j, IS_CAUSAL) * 64
         dk_sum, dv_sum = step(
-            *(j, start_m, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, True),
+            *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
+            *(INDEX, BLOCK_D, True),
         )
     for j in range(masked, work.steps):
         dk_sum, dv_sum = step(
-            *(j, 0, dk_sum, dv_sum, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, False),
+            *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
+            *(INDEX, BLOCK_D, False),
         )
     if INDEX == 0:
         wait_for_turn(0)  # the last turn given, which nobody else takes
-    store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
-    store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
+    store_gradient(dv, dv_sum, 1.0, matrix_of(shared.v, INDEX), heads, start_n)
+    store_gradient(dk, dk_sum, softmax_scale, matrix_of(shared.v, INDEX), heads, start_n)
 
 
 @gluon.jit
@@ -231,44 +294,57 @@ def step(
     start_m,  # first query, needed where MASKED
     dk,
     dv,
+    k_tile,  # register operand, if it fits
+    v_tile,  # register operand, if it fits
     zero,
     shared,
     first_query,
     softmax_scale_log2,
     INDEX: gl.constexpr,
+    BLOCK_D: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV."""
     S: gl.constexpr = zero.type.layout
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, dk.type.layout, 2)
-    DTYPE: gl.constexpr = shared.q.dtype
+    DTYPE: gl.constexpr = shared.q[0].dtype
     stage = j % STAGES
     # Zero, which the compiler cannot know: it would keep addresses of tiles that never change in registers all the
     # time, and spill others.
     none = j >> 24
-    q_tile = shared.q.index(stage)
-    do_tile = shared.do.index(stage)
+    q_tile = matrix_of(shared.q, stage)
+    do_tile = matrix_of(shared.do, stage)
     wait_full(shared.full, j, STAGES)
     lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))  # before the scores, which then need not wait for it
     wait_for_turn(INDEX)
-    k_half = shared.k.index(2 * INDEX + none)
-    scores = warpgroup_mma(k_half, q_tile.slice(0, 64, 1).permute((1, 0)), zero, use_acc=False, is_async=True)
-    k_half = shared.k.index(2 * INDEX + 1 + none)
-    scores = warpgroup_mma(k_half, q_tile.slice(64, 64, 1).permute((1, 0)), scores, is_async=True)
+    if BLOCK_D > 80:
+        k_tile = keys_of(shared, INDEX, BLOCK_D, none)
+    scores = multiply_transposed(k_tile, q_tile, zero)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     give_turn(1 - INDEX)
     p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED)
-    v_tile = shared.v.index(INDEX + none)
-    dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
+    if BLOCK_D > 96:
+        v_tile = matrix_of(shared.v, INDEX + none)
+    dp = multiply_transposed(v_tile, do_tile, zero)
     dp = warpgroup_mma_wait(0, deps=(dp,))
     ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
-    dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
-    ds_operand = unpack(pack(ds, DTYPE), DTYPE, OPERAND)
-    dk = warpgroup_mma(ds_operand, q_tile, dk, is_async=True)
+    dv = add_product(dv, pack(p, DTYPE), do_tile)
+    packed_ds = pack(ds, DTYPE)
+    dk = add_product(dk, packed_ds, q_tile)
     wait_empty(shared.ds_empty, j, 1)
-    shared.ds.index(INDEX).store(gl.convert_layout(ds_operand, S, assert_trivial=True))
+    shared.ds[0].index(INDEX).store(unpack(packed_ds, DTYPE, S))
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(INDEX))
-    dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
+    dk, dv = wait_for_all(dk, dv)
     mbarrier.arrive(shared.empty.index(stage))
     return dk, dv
+
+
+@gluon.jit
+def wait_for_all(dk, dv):
+    """Wait until dK and dV of all products are there."""
+    if len(dk) == 1:
+        dv_sum, dk_sum = warpgroup_mma_wait(0, deps=(dv[0], dk[0]))
+        return (dk_sum,), (dv_sum,)
+    else:
+        dv_wide, dv_narrow, dk_wide, dk_narrow = warpgroup_mma_wait(0, deps=(dv[0], dv[1], dk[0], dk[1]))
+        return (dk_wide, dk_narrow), (dv_wide, dv_narrow)

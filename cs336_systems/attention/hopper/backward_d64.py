@@ -183,8 +183,8 @@ def sum_dkdv(
             *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
             *(INDEX, False),
         )
-    store_gradient(dv, dv_sum, shared.v.index(INDEX), heads, start_n)
-    store_gradient(dk, dk_sum * softmax_scale, shared.v.index(INDEX), heads, start_n)
+    store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, start_n)
+    store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, start_n)
 
 
 @gluon.jit
@@ -255,4 +255,4 @@ def sum_dq(dq, inputs, IS_CAUSAL: gl.constexpr):
         share = warpgroup_mma(ds, shared.k.index(1), share, is_async=True)
         share = warpgroup_mma_wait(0, deps=(share,))
         mbarrier.arrive(shared.ds_empty.index(stage))
-        add_dq(dq, share, first_tile + query_tile(work, j, IS_CAUSAL))
+        add_dq(dq, share, first_tile + query_tile(work, j, IS_CAUSAL), 64)

@@ -16,7 +16,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -27,8 +26,21 @@ from cs336_systems.attention.hopper.barriers import (
     wait_for_turn,
     wait_full,
 )
-from cs336_systems.attention.hopper.copies import async_load, async_store, store_wait
-from cs336_systems.attention.hopper.registers import pack, unpack
+from cs336_systems.attention.hopper.copies import store_wait
+from cs336_systems.attention.hopper.head_tiles import (
+    add_product,
+    allocate_tiles,
+    load_matrix,
+    matrix_of,
+    multiply_transposed,
+    scale_rows,
+    store_matrix,
+    sum_layout,
+    wait_for_sums,
+    wide_columns,
+    zero_sums,
+)
+from cs336_systems.attention.hopper.registers import pack
 
 STAGES = gl.constexpr(2)  # of the ring
 BLOCK_N = gl.constexpr(128)  # keys per step
@@ -40,11 +52,11 @@ class Shared(NamedTuple):
     """Shared memory and barriers of a program's partitions."""
 
     q: Any
-    """Queries, [CONSUMERS, 64, BLOCK_D]; staging area of the output at the end."""
+    """Queries, CONSUMERS x [64, BLOCK_D] by parts; staging area of the output at the end."""
     k: Any
-    """Ring of keys, [STAGES, BLOCK_N, BLOCK_D]."""
+    """Ring of keys, STAGES x [BLOCK_N, BLOCK_D], likewise."""
     v: Any
-    """Ring of values, [STAGES, BLOCK_N, BLOCK_D]."""
+    """Ring of values, likewise."""
     q_full: Any
     """Barrier of each consumer: its queries have been written."""
     full: Any
@@ -55,8 +67,8 @@ class Shared(NamedTuple):
 
 @gluon.jit(do_not_specialize=["heads", "n_queries", "n_keys"])
 def attention_forward_kernel(
-    q,  # descriptor of [batch, heads, n_queries, d] in tiles of [1, 1, 64, BLOCK_D]
-    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in tiles of [1, 1, BLOCK_N, BLOCK_D]
+    q,  # descriptor of [batch, heads, n_queries, d] in boxes of [1, 1, 64, columns], see box_columns
+    k,  # descriptor of [batch, heads / HEADS_PER_KV_HEAD, n_keys, d] in boxes of [1, 1, BLOCK_N, columns]
     v,  # descriptor like that of k
     o,  # descriptor like that of q, out
     lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
@@ -65,18 +77,17 @@ def attention_forward_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
-    BLOCK_D: gl.constexpr,  # d, padded to 64 or 128
+    BLOCK_D: gl.constexpr,  # d, padded to 64, 80, 96 or 128
     CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
     IS_CAUSAL: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr,  # per thread
     LOADER_REGISTERS: gl.constexpr,
 ):
     """Compute attention of one tile of queries; the grid is (heads in a group, query tiles, groups of heads)."""
-    TILE: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16)
     shared = Shared(
-        gl.allocate_shared_memory(q.dtype, [CONSUMERS, 64, BLOCK_D], TILE),
-        gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, BLOCK_D], TILE),
-        gl.allocate_shared_memory(q.dtype, [STAGES, BLOCK_N, BLOCK_D], TILE),
+        allocate_tiles(q.dtype, CONSUMERS, 64, BLOCK_D),
+        allocate_tiles(q.dtype, STAGES, BLOCK_N, BLOCK_D),
+        allocate_tiles(q.dtype, STAGES, BLOCK_N, BLOCK_D),
         allocate_barriers(CONSUMERS, 1),
         allocate_barriers(STAGES, 1),
         allocate_barriers(STAGES, CONSUMERS),
@@ -87,7 +98,7 @@ def attention_forward_kernel(
         gl.warp_specialize(
             [
                 (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -97,7 +108,7 @@ def attention_forward_kernel(
             [
                 (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
                 (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -108,7 +119,7 @@ def attention_forward_kernel(
                 (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
                 (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
                 (consumer, (o, lse, inputs, 2, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -137,6 +148,7 @@ def loader(
     v,
     inputs,  # what the partitions share, and the numbers of the problem
     HEADS_PER_KV_HEAD: gl.constexpr,
+    BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
 ):
@@ -144,24 +156,28 @@ def loader(
     shared, heads, _, n_keys, _ = inputs
     batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, IS_CAUSAL)
     kv_head = head // HEADS_PER_KV_HEAD
+    TILE_BYTES: gl.constexpr = BLOCK_N * BLOCK_D * 2
     for i in gl.static_range(CONSUMERS):
-        mbarrier.expect(shared.q_full.index(i), q.block_type.nbytes)
-        async_load(q, [batch, head, start_m + i * 64, 0], shared.q_full.index(i), shared.q.index(i))
+        mbarrier.expect(shared.q_full.index(i), 64 * BLOCK_D * 2)
+        q_tile = matrix_of(shared.q, i)
+        load_matrix(q, batch, head, start_m + i * 64, shared.q_full.index(i), q_tile)
         if i == 0:
-            mbarrier.expect(shared.full.index(0), k.block_type.nbytes)
-            last = [batch, kv_head, (steps - 1) * BLOCK_N, 0]
-            async_load(k, last, shared.full.index(0), shared.k.index(0))
+            mbarrier.expect(shared.full.index(0), TILE_BYTES)
+            last = (steps - 1) * BLOCK_N
+            load_matrix(k, batch, kv_head, last, shared.full.index(0), matrix_of(shared.k, 0))
     for t in range(1, steps):
         stage = t % STAGES
         start_n = (steps - 1 - t) * BLOCK_N
         wait_empty(shared.empty, t, STAGES)
-        mbarrier.expect(shared.full.index(stage), k.block_type.nbytes + v.block_type.nbytes)
-        async_load(k, [batch, kv_head, start_n, 0], shared.full.index(stage), shared.k.index(stage))
-        async_load(v, [batch, kv_head, start_n + BLOCK_N, 0], shared.full.index(stage), shared.v.index(stage))
+        full = shared.full.index(stage)
+        mbarrier.expect(full, 2 * TILE_BYTES)
+        load_matrix(k, batch, kv_head, start_n, full, matrix_of(shared.k, stage))
+        load_matrix(v, batch, kv_head, start_n + BLOCK_N, full, matrix_of(shared.v, stage))
     stage_of_last = steps % STAGES
     wait_empty(shared.empty, steps, STAGES)
-    mbarrier.expect(shared.full.index(stage_of_last), v.block_type.nbytes)
-    async_load(v, [batch, kv_head, 0, 0], shared.full.index(stage_of_last), shared.v.index(stage_of_last))
+    mbarrier.expect(shared.full.index(stage_of_last), TILE_BYTES)
+    v_tile = matrix_of(shared.v, stage_of_last)
+    load_matrix(v, batch, kv_head, 0, shared.full.index(stage_of_last), v_tile)
 
 
 @gluon.jit
@@ -176,9 +192,8 @@ def consumer(
 ):
     """Compute attention of 64 queries."""
     shared, heads, n_queries, n_keys, softmax_scale_log2 = inputs
-    S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    OUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_D, 16])
-    ROWS: gl.constexpr = gl.SliceLayout(1, OUT)
+    S: gl.constexpr = sum_layout(BLOCK_N)
+    ROWS: gl.constexpr = gl.SliceLayout(1, sum_layout(wide_columns(BLOCK_D)))
     DTYPE: gl.constexpr = o.dtype
     NEXT: gl.constexpr = (INDEX + 1) % CONSUMERS
     if CONSUMERS > 1 and INDEX == CONSUMERS - 1:
@@ -190,9 +205,9 @@ def consumer(
     if IS_CAUSAL:
         last_key = gl.minimum(last_key, start_m + gl.arange(0, 64, layout=gl.SliceLayout(1, S)))
 
-    q_tile = shared.q.index(INDEX)
+    q_tile = matrix_of(shared.q, INDEX)
     zero = gl.zeros([64, BLOCK_N], gl.float32, S)
-    acc = gl.zeros([64, BLOCK_D], gl.float32, OUT)  # unnormalized output
+    acc = zero_sums(BLOCK_D)  # unnormalized output
     row_max = gl.full([64], LOWEST, gl.float32, ROWS)  # of the scores, in units of log2
     row_sum = lane_sums(zero)  # of the exponentials
 
@@ -200,7 +215,7 @@ def consumer(
     mbarrier.wait(shared.full.index(0), 0)
     if CONSUMERS > 1:
         wait_for_turn(INDEX)
-    scores = warpgroup_mma(q_tile, shared.k.index(0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    scores = multiply_transposed(q_tile, matrix_of(shared.k, 0), zero)
     if CONSUMERS > 1:
         give_turn(NEXT)
     scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -215,22 +230,22 @@ def consumer(
         for t in range(1, steps - unmasked):
             packed, acc, row_max, row_sum = step(
                 *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
-                *(INDEX, NEXT, CONSUMERS, True),
+                *(INDEX, NEXT, BLOCK_D, CONSUMERS, True),
             )
     for t in range(steps - unmasked, steps):
         packed, acc, row_max, row_sum = step(
             *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
-            *(INDEX, NEXT, CONSUMERS, False),
+            *(INDEX, NEXT, BLOCK_D, CONSUMERS, False),
         )
 
     wait_full(shared.full, steps, STAGES)
-    p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, OUT, 2))
-    product = warpgroup_mma(p_tile, shared.v.index(steps % STAGES), acc, is_async=True)
+    acc = add_product(acc, packed, matrix_of(shared.v, steps % STAGES))
     total = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
-    acc = warpgroup_mma_wait(0, deps=(product,))
-    q_tile.store((acc * (1.0 / total)[:, None]).to(DTYPE))
+    acc = scale_rows(wait_for_sums(0, acc), 1.0 / total)
+    for i in gl.static_range(len(acc)):
+        q_tile[i].store(acc[i].to(DTYPE))
     fence_async_shared()
-    async_store(o, [batch, head, start_m, 0], q_tile)
+    store_matrix(o, batch, head, start_m, q_tile)
     offs_m = start_m + gl.arange(0, 64, layout=ROWS)
     row = (batch * heads + head).to(gl.int64) * n_queries
     gl.store(lse + row + offs_m, (row_max + gl.log2(total)) * LN_2, mask=offs_m < n_queries)
@@ -254,28 +269,27 @@ def step(
     softmax_scale_log2,
     INDEX: gl.constexpr,
     NEXT: gl.constexpr,
+    BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Compute scores and softmax of this step's keys while the last step's probabilities multiply their values."""
-    DTYPE: gl.constexpr = q_tile.dtype
     stage = t % STAGES
     wait_full(shared.full, t, STAGES)
-    p_tile = unpack(packed, DTYPE, gl.DotOperandLayout(0, acc.type.layout, 2))
     if CONSUMERS > 1:
         wait_for_turn(INDEX)
-    scores = warpgroup_mma(q_tile, shared.k.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True)
-    product = warpgroup_mma(p_tile, shared.v.index(stage), acc, is_async=True)
+    scores = multiply_transposed(q_tile, matrix_of(shared.k, stage), zero)
+    acc = add_product(acc, packed, matrix_of(shared.v, stage))
     if CONSUMERS > 1:
         give_turn(NEXT)
-    scores = warpgroup_mma_wait(1, deps=(scores,))
+    scores = warpgroup_mma_wait(len(acc), deps=(scores,))
     start_n = (steps - 1 - t) * BLOCK_N
     p, row_max, row_sum, correction = online_softmax(
         scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, MASKED
     )
-    acc = warpgroup_mma_wait(0, deps=(product,))
+    acc = wait_for_sums(0, acc)
     mbarrier.arrive(shared.empty.index(stage))
-    return pack(p, DTYPE), acc * correction[:, None], row_max, row_sum
+    return pack(p, shared.q[0].dtype), scale_rows(acc, correction), row_max, row_sum
 
 
 @gluon.jit

@@ -10,14 +10,16 @@ from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
+import triton
 from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from cs336_systems.attention.hopper.backward_d64 import attention_backward_d64_kernel
 from cs336_systems.attention.hopper.backward_d128 import attention_backward_d128_kernel
-from cs336_systems.attention.hopper.backward_edges import attention_dq_kernel, attention_prepare_kernel
+from cs336_systems.attention.hopper.backward_edges import attention_postprocess_kernel, attention_preprocess_kernel
 from cs336_systems.attention.hopper.forward import BLOCK_N, attention_forward_kernel
+from cs336_systems.attention.hopper.head_tiles import box_columns, tile_layout
 from cs336_systems.attention.hopper.tile_config import BACKWARD_REGISTERS, ForwardTiles, backward_group, forward_tiles
 from cs336_systems.attention.launcher import (
     CACHE_SIZE,
@@ -37,17 +39,16 @@ from cs336_systems.attention.operators import empty_output, softmax_scale
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
-MAX_HEAD_DIM = 128
 MIN_QUERIES = 2**15  # batch x heads x n_queries: two programs of 128 queries for each SM
 MIN_LENGTH = 512  # queries, and keys, of a sequence
-MIN_WORK = 2**34  # batch x heads x n_queries x n_keys x padded head dimension: with less, calls are host-bound
+MIN_WORK = 2**34  # batch x heads x n_queries x n_keys x d as the Triton kernels pad it: with less, calls are host-bound
 MIN_HEAD_DIM = 40  # up to 32 are padded to 64 here, and to 32 at most by the Triton kernels
 MAX_GRID = 65535  # in the second and third dimension
 QUERIES = 64  # per warpgroup in the forward pass, per step in the backward pass
 KEYS = 128  # per program in the backward pass
+BLOCKS_D = (64, 80, 96, 128)  # what head dimensions are padded to
 UNIT = 8  # 16-bit numbers in the 16 bytes of which a tensor map's strides are multiples
 
-TILE_LAYOUT = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
 ROW_LAYOUT = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
 
 
@@ -56,8 +57,8 @@ def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> st
     d = q_shape[-1]
     if dtype not in DTYPES:
         return "they accept bf16 and fp16"
-    if d > MAX_HEAD_DIM or d % UNIT:
-        return f"they accept head dimensions up to {MAX_HEAD_DIM} that are multiples of {UNIT}"
+    if d > BLOCKS_D[-1] or d % UNIT:
+        return f"they accept head dimensions up to {BLOCKS_D[-1]} that are multiples of {UNIT}"
     if math.prod(q_shape[:-2]) > MAX_GRID or max(q_shape[-2], k_shape[-2]) > MAX_GRID * QUERIES:
         return "there are more or longer sequences than they accept"
     return "" if is_faster(q_shape, k_shape) else "the Triton kernels are faster for these shapes"
@@ -71,7 +72,7 @@ def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
     n_queries, d = q_shape[-2:]
     n_keys = k_shape[-2]
     queries = math.prod(q_shape[:-1])
-    many = queries >= MIN_QUERIES and queries * n_keys * _block_d(d) >= MIN_WORK
+    many = queries >= MIN_QUERIES and queries * n_keys * triton.next_power_of_2(d) >= MIN_WORK
     return many and min(n_queries, n_keys) >= MIN_LENGTH and d >= MIN_HEAD_DIM
 
 
@@ -116,16 +117,16 @@ def attention_backward(
     launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
-    launches.prepare(o, do, lse, lse_delta, dq_sums)
+    launches.preprocess(o, do, lse, lse_delta, dq_sums)
     if grad_lse is not None:
         _subtract_from_delta(lse_delta, grad_lse)
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums)
-    launches.finish(dq_sums, dq)
+    launches.postprocess(dq_sums, dq)
     return dq, *sum_shared(dk, dv, *inputs)
 
 
 def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
-    """Replace D by D - dL in the tiles of 64 queries that attention_prepare_kernel has written."""
+    """Replace D by D - dL in the tiles of 64 queries that attention_preprocess_kernel has written."""
     n_queries = grad_lse.shape[-1]
     tiles = cdiv(n_queries, QUERIES)
     padded = torch.nn.functional.pad(grad_lse, (0, tiles * QUERIES - n_queries))
@@ -166,9 +167,9 @@ def _forward_launch(
 class BackwardLaunches(NamedTuple):
     """The three kernels of a backward pass, and the lengths of the fp32 buffers that they share."""
 
-    prepare: Launch
+    preprocess: Launch
     main: Launch
-    finish: Launch
+    postprocess: Launch
     lse_delta_size: int
     dq_size: int
 
@@ -191,23 +192,25 @@ def _backward_launches(
     query_tiles = batch * heads * cdiv(n_queries, QUERIES)
     lse_delta_size = query_tiles * 2 * QUERIES
     q, k, v, do, dk, dv, o, dq = strides
-    prepare = Launch(
-        attention_prepare_kernel,
+    preprocess = Launch(
+        attention_preprocess_kernel,
         (query_tiles, 1, 1),
         (*outer_strides(o), *outer_strides(do), heads, n_queries),
-        (d, block_d),
+        (d, block_d, triton.next_power_of_2(block_d)),
         num_stages=1,
     )
     group = largest_group(group or backward_group(block_d, n_queries), batch * heads)
+    dq_columns = min(box_columns(block_d), 64)
     row = {"shape": [lse_delta_size], "strides": [1], "block_shape": [QUERIES], "layout": ROW_LAYOUT}
+    widths = () if block_d == 64 else (block_d,)
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
         (group, cdiv(n_keys, KEYS), batch * heads // group),
         (heads, n_queries, n_keys, LOG2_E * scale, scale),
-        (heads // shape_4d(k_shape)[1], is_causal, n_keys % KEYS != 0, *BACKWARD_REGISTERS[block_d]),
+        (heads // shape_4d(k_shape)[1], *widths, is_causal, n_keys % KEYS != 0, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
             _tiles_of(q_shape, q, 64, block_d),
-            _tiles_of(k_shape, k, 64, 64),
+            _tiles_of(k_shape, k, 64, dq_columns),
             _tiles_of(k_shape, v, 64, block_d),
             _tiles_of(q_shape, do, 64, block_d),
             _tiles_of(dk_shape, dk, 64, block_d),
@@ -215,22 +218,23 @@ def _backward_launches(
             partial(TensorDescriptor, **row),
         ],
     )
-    finish = Launch(
-        attention_dq_kernel,
-        (query_tiles * (block_d // 64), 1, 1),
+    postprocess = Launch(
+        attention_postprocess_kernel,
+        (query_tiles * block_d // dq_columns, 1, 1),
         (*outer_strides(dq), heads, n_queries, scale),
-        (d, block_d),
+        (d, block_d, dq_columns),
         num_stages=1,
     )
-    return BackwardLaunches(prepare, main, finish, lse_delta_size, query_tiles * QUERIES * block_d)
+    return BackwardLaunches(preprocess, main, postprocess, lse_delta_size, query_tiles * QUERIES * block_d)
 
 
 def _tiles_of(shape: torch.Size, strides: tuple[int, ...], block: int, block_d: int) -> MakeDescriptor:
-    """Make descriptors for [block, block_d] tiles, with zeros beyond the tensor's end."""
-    blocks = [1, 1, block, block_d]
-    return partial(TensorDescriptor, **described_as(shape, strides), block_shape=blocks, layout=TILE_LAYOUT)
+    """Make descriptors for tiles of block rows and block_d columns, with zeros beyond the tensor's end."""
+    blocks = [1, 1, block, box_columns(block_d)]
+    layout = tile_layout(block_d, 4)
+    return partial(TensorDescriptor, **described_as(shape, strides), block_shape=blocks, layout=layout)
 
 
 def _block_d(d: int) -> int:
-    """The head dimension padded to 64 or 128."""
-    return 64 if d <= 64 else 128
+    """The head dimension padded to the next one of BLOCKS_D."""
+    return next(block_d for block_d in BLOCKS_D if d <= block_d)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 L2_SHARE = 32 * 2**20  # bytes; what the tiles that a group of heads reads again and again may take of the 50 MiB
-BACKWARD_REGISTERS = {64: (208, 24), 128: (216,)}
+BACKWARD_REGISTERS = {64: (208, 24), 80: (216,), 96: (216,), 128: (216,)}
 """Registers per thread, by padded head dimension: of the warpgroups for dK and dV, and of the loader. The warpgroup for
 dQ gets the rest, 72: with less than 64 ptxas ignores all requests."""
 
@@ -29,9 +29,9 @@ class ForwardTiles:
 
 
 def forward_tiles(block_d: int, batch_heads: int, n_queries: int, n_keys: int) -> ForwardTiles:
-    """Choose the forward kernel's tiles for a head dimension padded to 64 or 128."""
+    """Choose the forward kernel's tiles for a head dimension padded to 64, 80, 96 or 128."""
     keys_and_values = n_keys * block_d * 4  # bytes of a head
-    if block_d == 128:
+    if block_d > 64:
         return ForwardTiles(consumers=2, group=max(1, L2_SHARE // 4 // keys_and_values))
     # Small tiles compute less beyond the diagonal and the end, and are enough for all SMs; large ones load
     # less.
@@ -40,5 +40,5 @@ def forward_tiles(block_d: int, batch_heads: int, n_queries: int, n_keys: int) -
 
 
 def backward_group(block_d: int, n_queries: int) -> int:
-    """Choose the heads in a group of the backward kernel for a head dimension padded to 64 or 128."""
+    """Choose the heads in a group of the backward kernel for a head dimension padded to 64, 80, 96 or 128."""
     return max(1, L2_SHARE // (n_queries * block_d * 8))  # queries, output gradients, and the sums of dQ in fp32
