@@ -263,7 +263,9 @@ def a_bundle(wildcards):
 
 def something_to_compare(wildcards):
     """Input of what compares: none, or, where no other results are named, one that cannot exist, named by the reason."""
-    return [] if config["with"] != NONE else ["(with is 'none'; allowed: a label in results/ or recorded/, or a folder)"]
+    return (
+        [] if config["with"] != NONE else ["(with is 'none'; allowed: a label in results/ or recorded/, or a folder)"]
+    )
 
 
 def trace_source(wildcards):
