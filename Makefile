@@ -35,8 +35,8 @@ test-all: .venv/installed
 	$(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check --editable '.[test]' 'torch<2.14'
 	touch $@
 
-# Files that rules make in results/<machine>/ and results/recorded/<machine>/. Measurements take a machine's time, and what
-# is called otherwise is somebody's: both stay.
+# Files that rules make in results/<machine>/, results/quick/<machine>/ and results/recorded/<machine>/. Measurements take a
+# machine's time, and what is called otherwise is somebody's: both stay.
 MADE := plan.json coverage.csv checks.csv verdict.txt verify.html verify.csv verify/*.html *.crate.zip writeup.pdf writeup.typ report.html charts.js \
 	progress.log tables/*.csv tables/*.csv.pickle answers.pickle unplanned/*.csv figures/*.svg correctness/test_*.txt correctness/last.log logs/*.log kept/*.jsonl raw/*/.*.partial
 
@@ -46,7 +46,7 @@ clean:
 	rm -f report.html
 	find . -path '*/__pycache__/*.pyc' -type f -delete
 	find . -name __pycache__ -type d -empty -delete
-	for machine in results/recorded/* results/*; do \
+	for machine in results/recorded/* results/quick/* results/*; do \
 		if [ -d "$$machine" ] && [ ! -L "$$machine" ]; then \
 			find "$$machine" -type f \( -false $(MADE:%=-o -path "$$machine/%") \) -delete; \
 			find "$$machine" -depth -type d -empty -delete; \

@@ -24,7 +24,11 @@ from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, p
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
 OWN_MODEL = "cs336_systems.model:TransformerLM"
-JOB_KEY, RECORDED_KEY = "one_job_per", "recorded_only"
+SMOKE, HANDOUT, QUICK = "smoke", "handout", "quick"
+"""Scales; `quick` has no grids of its own, but measures cells of the handout's."""
+JOB_KEY, RECORDED_KEY, QUICK_KEY = "one_job_per", "recorded_only", "quick"
+GRID_KEYS = (JOB_KEY, RECORDED_KEY, QUICK_KEY)
+"""Keys of a grid that are no parameters."""
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters with a single value per launch."""
 SWITCHES = {"true": True, "false": False}
@@ -186,7 +190,7 @@ class Plan:
     recorded: bool
     """Whether the report is made of recorded results, so that nothing is measured."""
     scale: str
-    """smoke or handout."""
+    """smoke, quick or handout."""
     jobs: dict[str, dict[str, Job]]
     """Jobs of the report by experiment, then by name."""
     on_request: dict[str, dict[str, Job]]
@@ -202,7 +206,7 @@ class Plan:
     @property
     def raw(self) -> Path:
         """The folder of the jobs' CSV files."""
-        return Path("recorded" if self.recorded else "results", self.machine, "raw")
+        return Path("recorded", self.machine, "raw") if self.recorded else self.results / "raw"
 
     @property
     def traces(self) -> Path:
@@ -211,8 +215,11 @@ class Plan:
 
     @property
     def results(self) -> Path:
-        """The folder of tables, figures and report."""
-        return Path("results", "recorded" if self.recorded else "", self.machine)
+        """The folder of tables, figures and report, and of the jobs' CSV files if this run measures.
+
+        Scale `quick` has its own, since its jobs have fewer cells than those of the same name at scale `handout`.
+        """
+        return Path("results", "recorded" if self.recorded else QUICK if self.scale == QUICK else "", self.machine)
 
     @property
     def reference(self) -> Path | None:
@@ -317,7 +324,7 @@ def _make_plan(config: Mapping[str, Any], recorded: Path) -> Plan:
             raise Mistake(["recorded"], f"recorded is {machine!r}; allowed: {', '.join([NONE, *labels])}")
     scale = config["scale"]
     if scale == AUTO:
-        scale = "smoke" if machine == CPU else "handout"
+        scale = SMOKE if machine == CPU else HANDOUT
     jobs = {name: plan_jobs(name, config, scale, recorded=not measures) for name in config["experiments"]}
     plan = Plan(
         machine=machine,
@@ -444,7 +451,8 @@ def check_sizes(plan: Plan) -> None:
     """
     seen: dict[str, ModelShape] = {}
     for job in (*plan.all_jobs(), plan.trace):
-        path = ["experiments", job.experiment, plan.scale, job.grid] if job is not plan.trace else ["trace", plan.scale]
+        scale = grids_of(plan.scale)
+        path = ["experiments", job.experiment, scale, job.grid] if job is not plan.trace else ["trace", scale]
         for size in dict.fromkeys(cell.size for cell in job.cells if hasattr(cell, "size")):
             name, shape = size_name(size), parse_size(size)
             for other, its_shape in seen.items():
@@ -510,12 +518,13 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorde
     owner: dict[Experiment, str] = {}
     of_record: set[Experiment] = set()
     own = own_texts(experiment, config["implementations"])
-    for grid_name, grid in config["experiments"][experiment][scale].items():
-        if grid.get(RECORDED_KEY) and not recorded:
+    for grid_name, whole in config["experiments"][experiment][grids_of(scale)].items():
+        path = ("experiments", experiment, grids_of(scale), grid_name)
+        grid = at_scale(whole, scale, path)
+        if not grid or (grid.get(RECORDED_KEY) and not recorded):
             continue
-        path = ("experiments", experiment, scale, grid_name)
         try:
-            values = {key: items for key, items in grid.items() if key not in (JOB_KEY, RECORDED_KEY)}
+            values = {key: items for key, items in grid.items() if key not in GRID_KEYS}
             values = with_own(kind, values, own, owner)
             for job in _grid_jobs(kind, grid_name, values, grid.get(JOB_KEY, []), sizes, config["model"]):
                 if of_record.issuperset(job.cells):
@@ -536,12 +545,43 @@ def plan_jobs(experiment: str, config: Mapping[str, Any], scale: str, *, recorde
     return jobs
 
 
+def grids_of(scale: str) -> str:
+    """The scale that has the grids of a scale."""
+    return HANDOUT if scale == QUICK else scale
+
+
+def at_scale(grid: Mapping[str, Any], scale: str, path: tuple[str, ...]) -> Mapping[str, Any]:
+    """A grid as a scale measures it: at `quick` with fewer values of some parameters, or empty.
+
+    Raises:
+        Mistake: its values for `quick` are not among its own, or it is not one of the handout's.
+    """
+    if QUICK_KEY not in grid:
+        return grid
+    where = (*path, QUICK_KEY)
+    if grids_of(scale) != HANDOUT:
+        raise Mistake(where, f"{'.'.join(path)} has the key {QUICK_KEY!r}; allowed: only in grids of {HANDOUT}")
+    fewer: Mapping[str, Any] = {} if grid[QUICK_KEY] == NONE else grid[QUICK_KEY]
+    known = {key: values for key, values in grid.items() if key not in (RECORDED_KEY, QUICK_KEY)}
+    for key, values in fewer.items():
+        if key not in known:
+            raise Mistake((*where, key), f"{'.'.join(where)} has the key {key!r}; allowed: {', '.join(known)}")
+        for value in values:
+            if value not in known[key]:
+                allowed = ", ".join(map(repr, known[key]))
+                raise Mistake((*where, key), f"{'.'.join(where)}.{key} has {value!r}; allowed: {allowed}")
+    if scale != QUICK:
+        return grid
+    return {} if grid[QUICK_KEY] == NONE else {**grid, **fewer}
+
+
 def plan_trace(config: Mapping[str, Any], scale: str) -> Job:
     """The step that is traced, as a job of one cell.
 
     Raises:
         Mistake: a parameter that the experiment does not have, or a value it does not allow.
     """
+    scale = grids_of(scale)
     values = {key: [value] for key, value in config["trace"][scale].items()}
     try:
         (job,) = _grid_jobs(EXPERIMENTS[TRACED], "trace", values, [], own_sizes(config["sizes"]), config["model"])

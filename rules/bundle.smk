@@ -43,7 +43,7 @@ rule check:
 rule promote:
     """Add what was measured here to the recorded results, in place of earlier ones of the same jobs, or a bundle."""
     input:
-        [] if config["bundle"] != NONE else measures_here,
+        [] if config["bundle"] != NONE else [measures_here, whole_jobs],
     log:
         f"{RESULTS}/logs/promote.log",
     localrule: True

@@ -19,6 +19,7 @@ from cs336_systems.lifeline import announce_run
 from cs336_systems.plan import (
     AUTO,
     NONE,
+    QUICK,
     make_plan,
     other_models,
     plan_to_json,
@@ -139,6 +140,12 @@ def measures_here(wildcards):
     """Input of what only measures: none, or, where results are recorded, one that cannot exist, named by the reason."""
     reason = f"(nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or figures)"
     return [reason] if PLAN.recorded else []
+
+
+def whole_jobs(wildcards):
+    """Input of what replaces recorded jobs: none, or, where this run's have fewer cells, the reason in its place."""
+    reason = "(scale is 'quick', which measures parts of jobs; allowed: smoke or handout)"
+    return [reason] if PLAN.scale == QUICK else []
 
 
 def planned_csvs(*experiments):

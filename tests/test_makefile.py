@@ -10,10 +10,11 @@ MADE = [
     "results/cpu/writeup.pdf", "results/cpu/tables/x.csv", "results/cpu/logs/x/a.log", "results/cpu/logs/plan.log",
     "results/cpu/raw/x/.a.csv.partial", "results/cpu/kept/x/a.jsonl", "results/cpu/correctness/test_x-1-2.txt",
     "results/recorded/nvidia-h200/writeup.pdf", "results/recorded/nvidia-h200/tables/x.csv",
-    "results/cpu/verify.csv", "results/cpu/verify/x.html", "results/cpu/cpu.crate.zip",
+    "results/quick/cpu/writeup.pdf", "results/cpu/verify.csv", "results/cpu/verify/x.html", "results/cpu/cpu.crate.zip",
 ]  # fmt: skip
 MEASURED = [
     "recorded/nvidia-h200/raw/x/a.csv", "recorded/nvidia-h200/traces/step.json.gz", "results/cpu/raw/x/a.csv",
+    "results/quick/cpu/raw/x/a.csv",
     "results/cpu/raw/x/a.csv.sha256", "results/cpu/traces/step.json.gz", "results/cpu/artifacts/snapshot.pickle",
 ]  # fmt: skip
 OF_OTHERS = [

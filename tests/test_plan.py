@@ -1,10 +1,12 @@
 """The plan: allowed values in config.yaml, the answer to each mistake, and commands that reproduce a job's cells."""
 
+import csv
 import dataclasses
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import mean
 from typing import ClassVar
 
 import pytest
@@ -24,8 +26,9 @@ from cs336_systems.plan import (
     unused_modules,
     with_switches,
 )
+from cs336_systems.run.progress import read_walls, wall_key
 from cs336_systems.sizes import SIZES, format_size, parse_size
-from tests.samples import config
+from tests.samples import ROOT, config
 
 GRID = {"size": ["nano"], "context": [8]}
 MINE = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
@@ -102,7 +105,7 @@ def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
     ("changes", "complaint"),
     [
         ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, nodes, recorded"),
-        ({"scale": "large"}, "scale is 'large'; allowed: auto, smoke or handout"),
+        ({"scale": "large"}, "scale is 'large'; allowed: auto, smoke, quick or handout"),
         ({"strict": "yes"}, "strict is 'yes'; allowed: true or false"),
         ({"trace": {"smoke": {}}}, "'handout' is a required property in trace"),
         (
@@ -165,7 +168,7 @@ def test_a_wrong_setting_is_answered_in_a_sentence(tmp_path, changes, complaint)
         ({"speed": 1}, {}, "nodes.yaml: unknown key 'speed' in the top level"),
         ({"sizes": {"mine": {"d_model": 8}}}, {}, "nodes.yaml: 'd_ff' is a required property in sizes.mine"),
         ({"nodes": 1}, {"seed": -1}, "--config: seed is -1; allowed: a whole number"),
-        ({"nodes": 1}, {}, "config.yaml: scale is 'large'; allowed: auto, smoke or handout"),
+        ({"nodes": 1}, {}, "config.yaml: scale is 'large'; allowed: auto, smoke, quick or handout"),
     ],
 )
 def test_a_mistake_is_blamed_on_the_source_that_made_it(tmp_path, nodes, given, complaint):
@@ -185,7 +188,7 @@ def test_a_launch_of_too_many_processes_is_refused(tmp_path):
         make_plan(config(experiments=experiments, scale="smoke"), tmp_path)
 
 
-@pytest.mark.parametrize("scale", ["smoke", "handout"])
+@pytest.mark.parametrize("scale", ["smoke", "quick", "handout"])
 def test_a_jobs_command_means_its_cells(scale):
     plan = make_plan(config(scale=scale))
     for experiment, jobs in plan.jobs.items():
@@ -193,6 +196,57 @@ def test_a_jobs_command_means_its_cells(scale):
         for job in jobs.values():
             cells, _ = parse_command_line(EXPERIMENTS[experiment], shlex.split(job.arguments))
             assert tuple(cells) == job.cells
+
+
+def quick(tmp_path, chosen, scale="quick"):
+    """The plan of a configuration whose only end-to-end grid of the handout has these values for `quick`."""
+    grid = {"one_job_per": ["size"], "size": ["nano", "micro"], "context": [8, 16], "quick": chosen}
+    experiments = config()["experiments"] | {"end_to_end": {"smoke": {"only": GRID}, "handout": {"only": grid}}}
+    return make_plan(config(experiments=experiments, scale=scale, machine="1 x NVIDIA H200"), tmp_path)
+
+
+def test_quick_measures_some_of_the_handouts_cells(tmp_path):
+    jobs = quick(tmp_path, {"context": [16]}).jobs["end_to_end"]
+    assert {name: [cell.context for cell in job.cells] for name, job in jobs.items()} == {
+        "only-nano": [16],
+        "only-micro": [16],
+    }
+    assert list(quick(tmp_path, {"context": [16], "one_job_per": []}).jobs["end_to_end"]) == ["only"]
+    assert not quick(tmp_path, "none").jobs["end_to_end"]
+    whole = quick(tmp_path, "none", "handout")
+    assert sum(len(job.cells) for job in whole.jobs["end_to_end"].values()) == 4
+    # The two write jobs of one name with different cells.
+    assert quick(tmp_path, "none").raw != whole.raw
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"context": [32]}, "handout.only.quick.context has 32; allowed: 8, 16"),
+        ({"mode": ["forward"]}, "only.quick has the key 'mode'; allowed: one_job_per, size, context"),
+        ({"context": []}, "handout.only: context has no value; allowed: at least one"),
+        ("some", "only.quick is 'some'; allowed: none, or a mapping"),
+    ],
+)
+def test_quick_has_only_values_of_its_grid(tmp_path, chosen, complaint):
+    with pytest.raises(ValueError, match=complaint) as error:
+        quick(tmp_path, chosen)
+    assert str(error.value).startswith("config.yaml: experiments.end_to_end.handout.only")
+
+
+def test_quick_measures_for_17_minutes_on_an_h200():
+    """By recorded times, with starting processes; the tests of the code, the trace and the report have three more."""
+    raw = ROOT / "recorded/nvidia-h200/raw"
+    walls = read_walls(raw)
+    plan = make_plan(config(machine="1 x NVIDIA H200", scale="quick"))
+    expected = 0.0
+    for job in (job for job in plan.all_jobs() if not plan.obstacle(job)):
+        files = [path.read_text().splitlines() for path in (raw / job.experiment).glob("*.csv")]
+        expected += mean(float(next(csv.DictReader(lines))["startup_seconds"]) for lines in files)
+        # A cell that was not recorded counts as the slowest of its experiment.
+        slowest = max(wall for key, wall in walls.items() if key[0] == job.experiment)
+        expected += sum(walls.get(wall_key(cell), slowest) for cell in job.cells)
+    assert 300 < expected < 17 * 60
 
 
 def test_the_model_and_own_sizes_reach_the_jobs(tmp_path):
