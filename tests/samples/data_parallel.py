@@ -1,9 +1,11 @@
 """Made-up data-parallel training."""
 
 from cs336_systems.accounting.contenders import total
+from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.transformer import parameters, state_bytes, step_flops
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS, DataParallelTraining
+from cs336_systems.fit.cells import contender_setting
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
@@ -67,7 +69,8 @@ def contender_rows(
     backend = "nccl" if on_gpu else "gloo"
     ring = 2 * (cell.processes - 1) / cell.processes
     key = f"{wrapper} {bucket}".strip()
-    (messages, _), _ = total(next(each for each in cell.contenders if each.key == key).sends(cell))
+    declared = next(each for each in cell.contenders if each.key == key)
+    (messages, _), _ = total(declared.sends(cell))
     sent = size / 2 if wrapper == "bf16_wire" else size
     communication = messages * OVERHEAD_MS[backend] + 1e9 * ring * sent / BUS[backend] if exposed else 0.0
 
@@ -99,7 +102,7 @@ def contender_rows(
         rows.append(summarize("gradient_error", "", [2.4e-3], details=details))
     if on_gpu:
         rows += device_rows(cell, details, baseline, communication, waits)
-        memory = 1.3 * state_bytes("train_step", shape, cell.vocab_size) + (1e6 * size if bucket else 0)
+        memory = peak(contender_setting(cell.name, cell, declared)).total
         rows.append(summarize("peak_memory", "MiB", [memory / MIB], details=details))
         if wrapper != "none":
             outside = 1e6 * size if wrapper == "symmetric_memory" else 0

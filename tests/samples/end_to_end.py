@@ -1,10 +1,10 @@
 """Made-up training steps."""
 
-from cs336_systems.accounting.activations import BlockActivations
-from cs336_systems.accounting.checkpointing import StepMemory
-from cs336_systems.accounting.transformer import adamw_bytes, state_bytes, step_flops, weight_copy_bytes
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.transformer import state_bytes, step_flops
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.fit.cells import step_setting
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import PHASES_OF_MODE
@@ -70,35 +70,14 @@ CPU_ROWS = [
 
 
 def device_rows(busy: dict[str, float], cell: EndToEnd) -> list[Measurement]:
-    """The metrics of a GPU: 2 % more memory than the closed form, and the launches of the kernel profile."""
+    """The metrics of a GPU: the closed form's memory, and the launches of the kernel profile."""
     from tests.samples.kernel_profile import kernels  # which is made of this module's steps
 
     busy = {phase: jittered(cell, f"{phase} busy", milliseconds, 1)[0] for phase, milliseconds in busy.items()}
     return [
-        summarize("peak_memory", "MiB", [1.02 * derived_memory(cell) / MIB]),
+        summarize("peak_memory", "MiB", [peak(step_setting(cell.name, cell)).total / MIB]),
         summarize("device_allocations", "", [max(0, 200 - 99 * cell.warmup)]),
         *(summarize(f"{phase}_busy", "ms", [milliseconds]) for phase, milliseconds in busy.items()),
         summarize("device_busy", "ms", [sum(busy.values())]),
         summarize("launches", "", [sum(calls for stage in STAGES[cell.mode] for *_, calls, _ in kernels(cell, stage))]),
     ]
-
-
-def derived_memory(cell: EndToEnd) -> int:
-    """Bytes at the peak of a step, by the closed forms."""
-    shape = parse_size(cell.size)
-    block = BlockActivations(
-        shape=shape,
-        batch_size=cell.batch_size,
-        context=cell.context,
-        precision=cell.precision,
-        attention="plain" if cell.attention == "plain" else "flash",
-    )
-    step = StepMemory(block=block, vocab_size=cell.vocab_size, segment=0)
-    weights = state_bytes("forward", shape, cell.vocab_size)
-    copies = weight_copy_bytes(shape, cell.vocab_size) if cell.precision == "bf16" else 0
-    return {
-        "inference": weights + copies,
-        "forward": weights + step.saved_for_backward,
-        "forward_backward": step.peak - adamw_bytes(shape, cell.vocab_size),
-        "train_step": step.peak,
-    }[cell.mode]

@@ -1,18 +1,15 @@
 """Made-up training, sharded and not."""
 
-from pandas import Series
-
 from cs336_systems.accounting.accelerators import Accelerator
-from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.fsdp import FullySharded, waiting_seconds
-from cs336_systems.accounting.fsdp_memory import peak_bytes
+from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.transformer import parameters, step_flops
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS
 from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.fit.cells import contender_setting
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
-from scripts.views.closed_forms import block_of
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered, observed
 
 BANDWIDTH = {True: 300e9, False: 1e9}
@@ -122,17 +119,13 @@ def memory_rows(
 ) -> list[Measurement]:
     """The closed forms' bytes."""
     weights = FP32_BYTES * parameters(model.shape, cell.vocab_size)
-    row = {name: getattr(cell, name) for name in ("size", "batch_size", "context", "precision")}
-    step = StepMemory(
-        block=block_of(Series(row | {"attention": "plain", "gpu": "made up"})), vocab_size=cell.vocab_size, segment=0
-    )
-    peak, kept = step.peak, 3 * weights
-    if wrapper in SHARDED:
-        peak, kept = peak_bytes(model, step), model.weights + model.moments
+    (declared,) = [each for each in cell.contenders if each.name == wrapper]
+    known = peak(contender_setting(cell.name, cell, declared)).total
+    kept = model.weights + model.moments if wrapper in SHARDED else 3 * weights
     if wrapper == "sharded_optimizer":
-        spared = 2 * weights * (cell.processes - 1) // cell.processes
-        peak, kept = peak - spared, kept - spared
-    sizes = {"peak_memory": peak, "between_steps": kept}
+        known -= weights  # in symmetric memory, which is not the allocator's
+        kept -= 2 * weights * (cell.processes - 1) // cell.processes
+    sizes = {"peak_memory": known, "between_steps": kept}
     if wrapper != "none":
         sizes["outside_memory"] = weights if wrapper in WHOLE else 0
     if cell.size == "10B":

@@ -2,15 +2,16 @@
 
 from pandas import Series
 
+from cs336_systems.accounting.peak_memory import peak as step_peak
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, residual_bytes, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.memory_profile import MemoryProfile
+from cs336_systems.fit.cells import step_setting
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import step_of
-from tests.samples import H200, NEEDS_GPU, OOM, end_to_end
+from tests.samples import H200, NEEDS_GPU, OOM
 
 STAGES = {
     "inference": [of.FORWARD],
@@ -42,15 +43,13 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
         row = Series({**vars(cell), "gpu": "NVIDIA H200", "segment": 0})
         most[of.ACTIVATIONS] = step_of(row).saved_for_backward - most[of.WEIGHT_COPIES]
     most = {category: size for category, size in most.items() if size}
-    at_peak = dict(most)
-    if (known := step_peak(cell)) is not None:
-        # As in the other experiment's sample, whatever that leaves for the rest.
-        stays = {name: most[name] for name in (of.PARAMETERS, of.OPTIMIZER_STATE) if name in most}
-        share = (known - sum(stays.values())) / (sum(most.values()) - sum(stays.values()))
-        at_peak = {category: round(share * size) for category, size in most.items()} | stays
-        if share > 1:  # Nothing but activations and the like may be more than its closed form.
-            at_peak = most | {of.ROUNDING: most[of.ROUNDING] + known - sum(most.values())}
-        most = {category: max(size, at_peak[category]) for category, size in most.items()}
+    known = step_peak(step_setting(cell.name, cell)).total
+    stays = {name: most[name] for name in (of.PARAMETERS, of.OPTIMIZER_STATE) if name in most}
+    share = (known - sum(stays.values())) / (sum(most.values()) - sum(stays.values()))
+    at_peak = {category: round(share * size) for category, size in most.items()} | stays
+    if share > 1:  # Nothing but activations and the like may be more than its closed form.
+        at_peak = most | {of.ROUNDING: most[of.ROUNDING] + known - sum(most.values())}
+    most = {category: max(size, at_peak[category]) for category, size in most.items()}
     peak = sum(at_peak.values())
     if peak > H200["gpu_memory"]:
         return [OOM]
@@ -73,22 +72,6 @@ def measure(cell: MemoryProfile, *, on_gpu: bool) -> list[Measurement]:
             rows.append(summarize("active", "MiB", ramp, details=details))
             rows.append(summarize("stage_end", "B", [size], details=details))
     return rows + allocations(cell, scores, residual)
-
-
-def step_peak(cell: MemoryProfile) -> int | None:
-    """The peak that the end-to-end sample makes up for the same step, if it has such a step."""
-    if cell.attention != "plain" or cell.context == 2048:
-        return None
-    same = EndToEnd(
-        size=cell.size,
-        context=cell.context,
-        batch_size=cell.batch_size,
-        vocab_size=cell.vocab_size,
-        precision=cell.precision,
-        mode=cell.mode,
-    )
-    peaks = [row.mean for row in end_to_end.measure(same, on_gpu=True) if row.metric == "peak_memory"]
-    return round(peaks[0] * MIB) if peaks else None
 
 
 def allocations(cell: MemoryProfile, scores: int, residual: int) -> list[Measurement]:

@@ -2,15 +2,17 @@
 
 import dataclasses
 
+from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.training_ladder import (
-    Load,
     load_of,
     matmul_flops,
     pass_bytes,
     step_flops,
     update_bytes,
 )
-from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.training_ladder import FIRST, TrainingLadder, rungs_of
+from cs336_systems.fit.cells import rung_setting
 from cs336_systems.record.measurement import Measurement, summarize
 from tests.samples import NO_CPU_MEMORY, PEAK, jittered
 
@@ -70,7 +72,7 @@ def measure(cell: TrainingLadder, *, on_gpu: bool) -> list[Measurement]:
                 summarize("device_busy", "ms", [step * (0.99 if rung.graph else 0.9)], details=details),
                 summarize("launches", "", [1000 if rung.graph else 3000], details=details),
                 summarize("energy", "J", [0.6 * step], details=details),
-                summarize("peak_memory", "MiB", [peak(rung, load)], details=details),
+                summarize("peak_memory", "MiB", [peak(rung_setting(cell, rung.name)).total / MIB], details=details),
             ]
         else:
             rows.append(dataclasses.replace(NO_CPU_MEMORY, details=details))
@@ -92,11 +94,6 @@ def measure(cell: TrainingLadder, *, on_gpu: bool) -> list[Measurement]:
         summarize("matmul_rate", "TFLOP/s", jittered(cell, "rate", 51, 5), details={"work": "fp32"}),
         Measurement(metric="order", unit="order", n=1, value="interleaved"),
     ]
-
-
-def peak(rung: Rung, load: Load) -> float:
-    """The state of all weights, and activations, of which a recomputing rung has a third; MiB."""
-    return 16 * load.weights / 2**20 + (1000 if rung.checkpoint else 3000)
 
 
 def learning(cell, rung) -> list[Measurement]:

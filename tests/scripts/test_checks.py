@@ -51,6 +51,10 @@ def where(table, **wanted):
 
 CELL = {"size": "small", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5}
 
+FITTED = "a device-bound step's time is predicted"
+"""Not held to made-up steps: its rates are fitted to a real H200's, and a made-up step runs at a share of the peak that
+its sample chooses. test_what_fits_report.py holds it to the recorded steps."""
+
 
 @pytest.fixture(scope="module")
 def found(sound):
@@ -59,7 +63,9 @@ def found(sound):
 
 
 def test_sound_gpu_tables_pass_every_check(found):
-    assert {check.outcome for check in found} == {"passed"}, found
+    judged = [check for check in found if not check.check.startswith(FITTED)]
+    assert {check.outcome for check in judged} == {"passed"}, [check for check in judged if check.outcome != "passed"]
+    assert len(judged) == len(found) - 1
     assert len({check.check for check in found}) == len(found)
 
 

@@ -100,7 +100,7 @@ def test_recomputed_blocks_are_next_to_the_fastest_step(h200):
     }
     assert found["saved"]["2.7B"] == pytest.approx(peaks["overlap"] - peaks["checkpoint"])
     assert found["slower"]["2.7B"] == pytest.approx(1.3 / 1.08, rel=0.05)
-    assert "save 1.95 GiB at 1.20× the time" in plain(section.answers({NAME: h200})["memory"].verdict)
+    assert "save 10.4 GiB at 1.20× the time" in plain(section.answers({NAME: h200})["memory"].verdict)
     assert not len(recomputed_table(rung_table(h200[h200["rung"] != "checkpoint"])))
 
 
