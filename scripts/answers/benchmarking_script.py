@@ -53,10 +53,11 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
 
 
 def tiles(found: Mapping[str, Any]) -> list[Tile]:
-    """The best utilization in each precision, where the peak rate is known."""
+    """The best utilization in fp32, where the peak rate is known; in bf16 the training ladder has it."""
     return [
-        Tile(percent(best["share"]), f"of {best['of']}: the best step in {best['precision']}", best["precision"])
+        Tile(percent(best["share"]), f"of {best['of']}: the best step in fp32", "fp32")
         for best in found["best"]
+        if best["precision"] == "fp32"
     ]
 
 

@@ -139,7 +139,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
     return Answer(
         asked="How fast, and how far from the floor",
         verdict=say(
-            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its floor.",
+            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its parts alone.",
             machine=measured_machine({"": table}),
             best=best,
         ),
@@ -216,7 +216,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     return Answer(
         asked="All sizes",
         verdict=say(
-            "The fastest steps take {over:span times} their floors ({cells}).",
+            "The fastest steps take {over:span times} the time of their parts alone ({cells}).",
             over=[told["over"].min(), told["over"].max()],
             cells=count(len(told), "cell"),
         ),
@@ -409,19 +409,20 @@ def learning(table: DataFrame) -> Answer:
             ),
             rungs=len(others),
         ),
-        evidence=[
-            Captioned(
-                grid(shown, LEARNING),
-                "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
-                "against fp32; whether two trainings end with the same bits.",
-            )
-        ],
         reason=say(
             "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "
             "deviations over {exact[n]:whole} seeds in fp32. Gradients of a first step are compared with fp32's.",
             scatter=SCATTER,
             exact=exact,
         ),
+        details=[
+            Captioned(
+                grid(shown, LEARNING),
+                "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
+                "against fp32; whether two trainings end with the same bits.",
+                long=True,
+            )
+        ],
     )
 
 

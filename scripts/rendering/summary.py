@@ -14,7 +14,6 @@ from cs336_systems.record.measurement import WALL
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.rendering.markup import Table, Typst, finalize
-from scripts.views.attention_calls import our_attention_kernels
 from scripts.views.data import at_one_setting, measured_gpu, measured_machine, select
 
 VERSIONS = {
@@ -121,7 +120,6 @@ def versions_table(rows: DataFrame) -> Table:
         if column == "git_commit":
             values = [commit[:SHORT_COMMIT] for commit in values]
         body.append([title, ", ".join(values)])
-    body.append(["our attention kernels", ", ".join(our_attention_kernels(rows))])
     return Table(["what", "value"], [line for line in body if line[1]], text_columns=2)
 
 

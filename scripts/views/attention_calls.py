@@ -5,7 +5,6 @@ from typing import Any
 from pandas import DataFrame, MultiIndex, Series
 
 from cs336_systems.experiments.flash import Flash, contender_of
-from cs336_systems.measure.kernel_names import categorize
 from cs336_systems.record.rows import parameters
 from scripts.views.data import select
 from scripts.views.own import own_rows
@@ -46,15 +45,6 @@ def with_kernels_for_hopper(table: DataFrame) -> DataFrame:
     cells = MultiIndex.from_frame(table[columns])
     found = {"for_hopper": launched, "told": told}
     return table.assign(**{name: cells.isin(MultiIndex.from_frame(rows[columns])) for name, rows in found.items()})
-
-
-def our_attention_kernels(table: DataFrame) -> list[str]:
-    """The names of the attention kernels that ours launched in some rows of `flash`."""
-    if "kernels" not in table:
-        return []
-    launched = select(table, metric="launches", implementation=OURS)["kernels"]
-    names = {name for text in launched for name in text.split(", ")}
-    return sorted(name for name in names if categorize(name) == "attention")
 
 
 def kind_of_call(table: DataFrame) -> Series:
