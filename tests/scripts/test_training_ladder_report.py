@@ -77,7 +77,7 @@ def test_a_gain_is_over_the_rung_before_and_that_of_fused_passes_over_eager_ones
 def test_the_section_says_how_fast_how_far_and_what_first(h200):
     found = section.answers({NAME: h200})
     best = fastest(ends(rung_table(h200))[-1])
-    assert f"One NVIDIA H200 trains 2.7B in {best['step']:.0f} ms per step, 1.08× its floor." in plain(
+    assert f"One NVIDIA H200 trains 2.7B in {best['step']:.0f} ms per step, 1.08× its parts alone." in plain(
         found["fastest"].verdict
     )
     assert "For 2.7B do first: bf16 autocast and our attention." in plain(found["advice"].verdict)
