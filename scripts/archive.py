@@ -23,7 +23,7 @@ LARGEST_TOTAL_MB = 200
 LARGEST_RATIO = 100
 """The most bytes that one packed byte may stand for: four times what rows of measurements reach."""
 RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
-"""What Windows takes for a device, whatever its suffix."""
+"""Names that Windows reads as devices, whatever their suffix."""
 
 
 def pack(
@@ -86,7 +86,7 @@ def read_archive(archive: Path, fault_of: Callable[[str], str]) -> dict[str, byt
 
 
 def _fault(entries: Collection[ZipInfo], fault_of: Callable[[str], str]) -> str:
-    """What of an archive's directory is not allowed, in one sentence; empty if nothing is."""
+    """The reason why an archive's directory is not allowed, in one sentence; empty if it is."""
     if len(entries) > MOST_ENTRIES:
         return f"it has {len(entries)} entries; allowed: at most {MOST_ENTRIES}"
     seen: dict[str, str] = {}

@@ -59,7 +59,7 @@ Rows = Mapping[str, Sequence[Row]]
 
 
 def fault_of_name(name: str) -> str:
-    """What is wrong with a name in a bundle; empty if it may be there."""
+    """The fault of a name in a bundle; empty if it may be there."""
     return "" if NAMES.fullmatch(name) else f"is none of a bundle's; allowed: {ALLOWED}"
 
 
@@ -181,7 +181,7 @@ def metadata(files: Files, rows: Rows) -> bytes:
 
 
 def entities(files: Files, rows: Rows) -> list[dict[str, Any]]:
-    """What the description says of the files and of the rows: whoever has both can tell whether it is right."""
+    """The description's claims about files and rows, which anyone with both can verify."""
     times = [measured_at(row).isoformat() for row in each(rows)]
     machine = sorted({row.gpu or vars(row)["cpu"] for row in each(rows)})
     software = [

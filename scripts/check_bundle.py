@@ -76,7 +76,7 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one aspect of a bundle."""
+    """The outcome of one aspect of a bundle."""
 
     aspect: str
     outcome: str
@@ -402,7 +402,7 @@ ASPECTS = (archive, rows, metadata, machine, code, coverage, self_checks, data_s
 
 
 def findings(bundle: Bundle) -> list[Finding]:
-    """What became of each aspect of a bundle, in the order of the table."""
+    """Outcomes of a bundle's aspects, in the order of the table."""
     return [Finding(judge.__name__.replace("_", " "), *judge(bundle)) for judge in ASPECTS]
 
 

@@ -37,7 +37,7 @@ RECORDED = Path("recorded/nvidia-h200")
 EARLIER = "2233caf^"
 """A commit whose record has attention of FlashAttention-4 b12, and this project's kernels of then."""
 EARLIER_EXPERIMENTS = ("flash", "end_to_end", "checkpointing", "kernel_profile")
-"""What of it can still be read: other experiments have other parameters now."""
+"""Experiments that can still be read: others have other parameters now."""
 COLUMNS = (
     "honest runs",
     "comparisons",
@@ -57,7 +57,7 @@ PLANTINGS = 200
 
 @dataclass(frozen=True)
 class Evidence:
-    """What comparisons of honest runs said, and what they found of a planted slow-down."""
+    """Verdicts on honest runs, and the planted slow-downs that were found."""
 
     comparisons: int
     judged: int

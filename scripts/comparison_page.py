@@ -98,7 +98,7 @@ def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:
 
 
 def differing(differs: Mapping[str, Sequence[str]]) -> Typst:
-    """What differs between the two runs, as a table, or that nothing does."""
+    """A table of differences between the two runs, or the sentence that there are none."""
     if not differs:
         return escape("Both runs have the same hardware, driver, versions and commit.")
     return Table(["", "A", "B"], [[NAMES.get(name, name), *both] for name, both in differs.items()], 3).markup()
@@ -160,7 +160,7 @@ def costs(cells: Sequence[Comparison]) -> Table:
 
 
 def costs_caption(cells: Sequence[Comparison]) -> str:
-    """What the energies are."""
+    """A sentence about the energies."""
     first = f"Cost of tokens{f', the first {SHOWN} of {len(cells)} steps' if len(cells) > SHOWN else ''}. "
     return first + "Energy is the driver's counter where a cell read it; else the cell's median power times the step."
 

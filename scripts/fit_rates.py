@@ -96,7 +96,7 @@ def at_least_zero(matrix: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
 
 
 def facts(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
-    """What `cs336_systems.fit.recorded` reads."""
+    """Contents of the file that `cs336_systems.fit.recorded` reads."""
     observed = list(observations(tables))
     gpu = measured_gpu(tables)
     memory = int(max(table["gpu_memory"].max() for table in tables.values() if len(table)))

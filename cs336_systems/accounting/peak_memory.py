@@ -39,7 +39,7 @@ class Use:
     weight_copies: int = 0
     """Autocast's bf16 copies of weights; of FSDP, gathered weights."""
     temporaries: int = 0
-    """What one operator or one message needs while it runs."""
+    """Bytes that one operator or one message needs while it runs."""
     workspaces: int = 0
     """cuBLAS's."""
     rounding: int = 0
@@ -83,7 +83,7 @@ def workspaces(setting: Setting) -> int:
 
 
 def rounding(setting: Setting, most: Use) -> int:
-    """What the allocator rounds up: weights, activations, and gradients and moments.
+    """Tensors that the allocator rounds up: weights, activations, and gradients and moments.
 
     In the first step gradients and moments are carved out of what the forward pass has left, and only the rest comes
     from new segments.

@@ -13,7 +13,7 @@ Precision = Literal["fp32", "autocast", "bf16"]
 Attention = Literal["plain", "flash"]
 """flash: any kernel that keeps no scores in memory."""
 Scheme = Literal["alone", "data parallel", "sharded optimizer", "ZeRO-2", "FSDP"]
-"""What ranks share: nothing; gradients; the optimizer's state too; gradients sharded too; and weights sharded too."""
+"""State shared by ranks: none; gradients; also the optimizer's; ZeRO-2's; FSDP's."""
 
 
 @dataclass(frozen=True, kw_only=True)

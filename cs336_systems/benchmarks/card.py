@@ -17,7 +17,7 @@ from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement
 
 WORKER = Worker()
-"""What measures on GPUs, for all cells of this process: to start PyTorch anew takes seconds."""
+"""The process that measures on GPUs, for all cells: to start PyTorch anew takes seconds."""
 
 
 def measure(cell: Card, device: torch.device) -> list[Measurement]:

@@ -92,7 +92,7 @@ def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bo
 
 
 def profiles_of(cells: Iterable[Cell]) -> Profiles:
-    """What bounds the passes of the training steps that `kernel_profile` has profiled: the kernels with most time."""
+    """The bound of each pass of a step that `kernel_profile` has profiled: the kernels with most time."""
     found: dict[tuple[Any, ...], Bound] = {}
     for cell in cells:
         kernels = [row for row in cell.rows if row.metric == "kernel" and row.status == "ok"]
@@ -109,7 +109,7 @@ def profiles_of(cells: Iterable[Cell]) -> Profiles:
 
 
 def program(row: Any) -> tuple[Any, ...]:
-    """What makes two training steps of a model the same program, whichever experiment runs it."""
+    """The columns in which two training steps are the same program, whichever experiment runs it."""
     return tuple(getattr(row, name, None) for name in PROGRAM)
 
 

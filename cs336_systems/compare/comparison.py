@@ -71,7 +71,7 @@ class Compared:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What two runs have in common, and how they differ."""
+    """Two runs: the cells that they share, and how they differ."""
 
     a: str
     b: str
@@ -80,7 +80,7 @@ class Comparison:
     """Names of the cells that only the first run has."""
     only_b: tuple[str, ...]
     stated: Mapping[str, tuple[str, str]]
-    """What differs between the runs: by column the values of both."""
+    """Columns that differ between the runs, with the values of both."""
     code: Mapping[str, bool]
     """By experiment, whether both runs measured it with one digest of the code."""
     widened: float

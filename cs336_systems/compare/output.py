@@ -67,7 +67,7 @@ def to_csv(comparison: Comparison) -> str:
 
 
 def to_text(comparison: Comparison) -> str:
-    """What a terminal shows: what differs, the counts, and the cells that changed most."""
+    """Format a comparison for a terminal: differences, counts, and the cells that changed most."""
     lines = [f"B, {comparison.b}, against A, {comparison.a}: {len(comparison.cells)} times of common cells", ""]
     lines += [f"  {name}: {a} -> {b}" for name, (a, b) in comparison.stated.items()] or ["  Same machine and versions."]
     changed = ", ".join(name for name, same in comparison.code.items() if not same)

@@ -17,7 +17,7 @@ PARENTS = ("results", "recorded")
 
 @dataclass(frozen=True)
 class Results:
-    """What one machine measured."""
+    """The measurements of one machine."""
 
     name: str
     """The text that named the folder."""

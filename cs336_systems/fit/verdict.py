@@ -108,7 +108,7 @@ def recorded_on(gpu: str) -> bool:
 
 
 def as_json(question: Question, found: list[Prediction]) -> dict[str, Any]:
-    """What programs read: bytes and seconds."""
+    """The verdict for programs: bytes and seconds."""
     return {
         "question": asdict(question),
         "capacity": memory_of(question.gpu),

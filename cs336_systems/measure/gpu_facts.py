@@ -13,7 +13,7 @@ IDLE_SAMPLES, IDLE_INTERVAL_S = 10, 0.1
 COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 OFF_ON = {0: "off", 1: "on"}
 DRIVER_LACKS = (AttributeError, pynvml.NVMLError)
-"""What a fact raises that a driver, its Python package, or a user's permissions do not give."""
+"""Exceptions of a fact that the driver, its Python package or a user's permissions do not give."""
 
 Fact = Callable[[Any], object]
 
@@ -118,4 +118,4 @@ FACTS: Mapping[str, Fact] = {
     "max_link_width": pynvml.nvmlDeviceGetMaxPcieLinkWidth,
     "other_processes": other_processes,
 }
-"""What the driver is asked, by name: W, MHz, °C, percent, counts, and modes by name."""
+"""Queries to the driver, by name: W, MHz, °C, percent, counts, and modes by name."""

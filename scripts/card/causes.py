@@ -134,7 +134,7 @@ def lowest_share(each: "Judged") -> float:
 
 
 def cause_of(each: "Judged", facts: Facts) -> str:
-    """What slows a line, by its GPU's state meanwhile."""
+    """The cause that slows a line, by its GPU's state meanwhile."""
     line = each.line
     clock, expected = line.state.get("sm_clock"), expected_clock(each, facts)
     lower = bool(clock and expected and clock < LOWER_CLOCK * expected)
@@ -209,5 +209,5 @@ def percent(share: float) -> str:
 
 
 def of(most: float | None) -> str:
-    """What a number is at most, if it is known."""
+    """The upper bound of a number, if it is known."""
     return f" of {most:.0f}" if most else ""

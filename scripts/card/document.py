@@ -66,7 +66,7 @@ def card_of(rows: Sequence[Any], references: Sequence[Mapping[str, Any]]) -> dic
 def expectations(
     gpu: str, lines: Sequence[Line], facts: Mapping[str, Facts], references: Sequence[Mapping[str, Any]]
 ) -> dict[Key, Expected]:
-    """What each work should reach: by recorded cards of the model, or else by its data sheet; nothing of a CPU."""
+    """The expected rate of each work: by recorded cards of the model, or else by its data sheet; nothing of a CPU."""
     model = gpu_of(gpu)
     return (by_sheet(model, lines, facts) if model else {}) | recorded(references)
 

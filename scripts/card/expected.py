@@ -1,4 +1,4 @@
-"""What a work is expected to reach: by the recorded cards of the same model, or else by its data sheet."""
+"""Expected rates of a work: by the recorded cards of the same model, or else by its data sheet."""
 
 import statistics
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ WIDEST = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a work is expected to reach."""
+    """The expected rate of a work."""
 
     value: float
     margin: float

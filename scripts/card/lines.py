@@ -10,7 +10,7 @@ RATES = ("rate", "bandwidth", "launch_rate", "token_rate")
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What a work reached on a GPU."""
+    """The rate of a work on a GPU."""
 
     instrument: str
     work: str
@@ -35,11 +35,11 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the driver, or the operating system, reports of one GPU or CPU."""
+    """Facts that the driver or the operating system reports of one GPU or CPU."""
 
     known: Mapping[str, str] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """What is not reported, and why."""
+    """Facts that are not reported, and why."""
 
     def number(self, name: str) -> float | None:
         """A fact that is a number; None if it is unknown."""

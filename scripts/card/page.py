@@ -1,4 +1,4 @@
-"""What the card's template prints: tiles, and tables of rates, facts and reasons."""
+"""Contents of the card's template: tiles, and tables of rates, facts and reasons."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ TITLES = {
     "all_reduce": "All-reduce",
 }
 UNITS = {"launches": (1e6, "M/s"), "training": (1e3, "k tokens/s")}
-"""What rates of an instrument are shown in: a divisor, and the unit then."""
+"""Units in which an instrument's rates are shown: a divisor, and the unit then."""
 CPU_UNITS = UNITS | {"matmul": (1e-3, "GFLOP/s"), "attention": (1e-3, "GFLOP/s")}
 FACTS = {
     "name": "name",
@@ -84,7 +84,7 @@ def title_of(card: Mapping[str, Any]) -> str:
 
 
 def reference(used: Mapping[str, Any], model: str) -> str:
-    """What the rates are compared with, in a sentence."""
+    """The reference of the rates, in a sentence."""
     if used["source"] == "recorded":
         number = used["cards"]
         return f"The reference is the median of {number} recorded card{'s' if number > 1 else ''} of {model}."
@@ -156,7 +156,7 @@ def row_of(work: str, line: Mapping[str, Any], *, several: bool) -> list[str]:
 
 
 def in_red(text: str) -> Typst:
-    """What is wrong in a table."""
+    """A table of findings."""
     return Typst(f'#text(fill: failed-colour, weight: "bold")[{escape(text)}]')
 
 
@@ -166,7 +166,7 @@ def percent_of(share: float | None) -> str:
 
 
 def facts(gpus: Iterable[Mapping[str, Any]]) -> Table:
-    """What the driver reports of each GPU; equal values of all GPUs stand once."""
+    """A table of the driver's facts of each GPU; equal values of all GPUs stand once."""
     gpus = list(gpus)
     rows = []
     for name, words in FACTS.items():
@@ -177,7 +177,7 @@ def facts(gpus: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def unmeasured(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What was not measured, and why, in sentences."""
+    """Works that were not measured, and why, in sentences."""
     found = []
     for line in lines:
         if not line["value"]:

@@ -1,4 +1,4 @@
-"""What a driver says of a GPU, by a stand-in for it: values, what it does not support, and throttle reasons."""
+"""A driver's answers about a GPU, by a stand-in for it: values, what it does not support, and throttle reasons."""
 
 import itertools
 import time

@@ -106,7 +106,7 @@ def test_anything_more_is_refused(compare, change):
 
 
 def test_two_names_never_become_one(compare):
-    """What is assigned to one of them, the other would read."""
+    """A value assigned to one of them would be read by the other."""
     old = OLD | {"other": "class Base:\n    first, both = 1, 2\n    base = first\n"}
     new = NEW | {"other": "class Base:\n    both, both = 1, 2\n    base = both\n"}
     with pytest.raises(ValueError, match="'first' and 'both' have become 'both'"):

@@ -1,4 +1,4 @@
-"""What the driver reports of a GPU, and the operating system of a CPU, before anything runs."""
+"""Facts that the driver reports of a GPU, and the operating system of a CPU, before anything runs."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +21,7 @@ CPU_FACTS: Mapping[str, Callable[[], object]] = {
         for count in Path("/sys/devices/system/cpu").glob("cpu*/thermal_throttle/core_throttle_count")
     ),
 }
-"""What a CPU's card knows: percent of the time in which other processes compute, counts, and MHz."""
+"""Facts of a CPU: percent of the time in which other processes compute, counts, and MHz."""
 
 
 def facts(device: torch.device, gpu: str) -> list[Measurement]:

@@ -30,7 +30,7 @@ def works_of(cell: Card, device: torch.device) -> list[Work]:
 
 
 def details_of(work: Work, device: torch.device) -> dict[str, str]:
-    """What tells a work's rows from others of its cell."""
+    """The columns that tell a work's rows from others of its cell."""
     return {"device": work.gpus or name_of(device), "work": work.name}
 
 

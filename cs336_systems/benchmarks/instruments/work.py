@@ -38,7 +38,7 @@ class Work:
     metric: str
     """The metric of its rate."""
     amount: float
-    """What one call comes to: TFLOP, GB, launches or tokens."""
+    """The work of one call: TFLOP, GB, launches or tokens."""
     build: Callable[[torch.device], Call]
     """Make the function that is timed. It may raise `Unavailable` or `WrongResults`, or run out of memory."""
     replayed: bool = True

@@ -21,7 +21,7 @@ GRACE_S = 1.0
 
 
 class Begun(NamedTuple):
-    """What a process says before each work: the row that there is if it does not come back."""
+    """The row that a process announces before each work, kept if it does not come back."""
 
     metric: str
     details: dict[str, str]
