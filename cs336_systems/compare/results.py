@@ -85,11 +85,13 @@ def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
 
 
 def raw_csvs(folder: Path) -> list[Path]:
-    """The CSV files of jobs in a result folder or its raw folder: by experiment, or side by side with their digests."""
-    bases = (folder / "raw", folder)
-    by_experiment = [path for base in bases for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
-    side_by_side = [path for base in bases for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
-    return by_experiment or side_by_side
+    """The CSV files of jobs in a folder's raw folder or else in itself: by experiment, or side by side with digests."""
+    for base in (folder / "raw", folder):
+        by_experiment = [path for path in sorted(base.glob("*/*.csv")) if path.parent.name in KINDS]
+        side_by_side = [path for path in sorted(base.glob("*.csv")) if digest_path(path).exists()]
+        if found := by_experiment or side_by_side:
+            return found
+    return []
 
 
 def experiment_of(path: Path) -> str:
