@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from cs336_systems.fit.recorded import PATH
+from cs336_systems.fit.recorded import PATH, TIME_WITHIN
 from scripts.answers import what_fits as section
 from scripts.checks import checks_of
 from scripts.checks import what_fits as checks
 from scripts.fit_rates import facts
 from scripts.views.data import load_recorded
-from scripts.views.what_fits import predictions
+from scripts.views.what_fits import judged, predictions
 from tests.samples import ROOT
 
 
@@ -39,6 +39,7 @@ def test_recorded_steps_are_as_predicted(tables):
     found = predictions(tables)
     assert len(found) > 300
     assert {"small", "2.7B", "10B"} <= set(found["label"])
+    assert judged(found, "time")["time_error"].abs().max() <= TIME_WITHIN
 
 
 def test_the_facts_of_fit_are_those_of_the_recorded_steps(tables):
