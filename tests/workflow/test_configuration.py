@@ -20,7 +20,7 @@ pytestmark = pytest.mark.workflow
             "config.yaml",
             "seed: 0",
             "seed: 0\nseed: 1",
-            "config.yaml, line 14, column 1: the key 'seed' is",
+            "config.yaml, line 18, column 1: the key 'seed' is",
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -76,7 +76,7 @@ def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout, tmp
     pack_project(unpacked, found.own, tmp_path / "again.zip")
     assert (tmp_path / "again.zip").read_bytes() == archive.read_bytes()
     programs = {path.name for path in (unpacked / "rules").iterdir() if path.stat().st_mode & 0o100}
-    assert programs == {"correctness.sh", "torchrun.sh"}
+    assert programs == {"compare.sh", "correctness.sh", "torchrun.sh"}
 
 
 def test_a_repository_around_the_project_does_not_count(tmp_path):
