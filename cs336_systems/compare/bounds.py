@@ -24,7 +24,10 @@ from cs336_systems.sizes import parse_size
 Bound = Literal["matmul", "memory", "communication", "host", "unknown"]
 
 HOST_BOUND = 0.9
-"""A device that works for a smaller share of a step waits for the host; as in scripts/views/steps.py."""
+"""A device that works for a smaller share of a step or stage than this waits for the host: it is host-bound.
+
+Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
+"""
 EXPOSED = 0.1
 """Communication with a larger share of a step, not hidden behind compute, bounds it."""
 WELL_USED = 0.5

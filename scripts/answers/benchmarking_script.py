@@ -8,6 +8,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import parameters
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
@@ -15,7 +16,7 @@ from scripts.rendering.markup import Table, Tile, mean_std, percent
 from scripts.views.cells import name_cell
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
 from scripts.views.spread import WIDE
-from scripts.views.steps import HOST_BOUND, most_complete, steady, step_table, utilization
+from scripts.views.steps import most_complete, steady, step_table, utilization
 
 WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
 """The peak that a utilization is relative to."""

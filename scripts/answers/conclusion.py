@@ -7,6 +7,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
@@ -17,7 +18,7 @@ from scripts.views.data import HANDOUT_CONTEXT, PRECISIONS, first, last, select
 from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.scaling import PYTORCHS, scaling
-from scripts.views.steps import HOST_BOUND, step_table, utilization
+from scripts.views.steps import step_table, utilization
 from scripts.views.training_ladder import ends, rung_table
 from scripts.views.training_ladder import fastest as fastest_rung
 

@@ -5,12 +5,12 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOT_HERE, Answer, Captioned, count, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import first, last, measured_gpu, reference_context, select, size_order
 from scripts.views.host import busy_shares, host_table, per_launch, same_step
-from scripts.views.steps import HOST_BOUND
 
 LAUNCHES: Columns = {
     "": {"": "{label}"},

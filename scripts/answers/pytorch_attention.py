@@ -7,6 +7,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.attention import Attention
 from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
@@ -14,7 +15,6 @@ from scripts.rendering.markup import Table
 from scripts.views.cells import side_by_side
 from scripts.views.compiled_attention import grid_table
 from scripts.views.data import first, last, one, select
-from scripts.views.steps import HOST_BOUND
 
 EVERY: Columns = {
     "": {"sequence": "{sequence}", "d": "{d}"},

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from pandas import DataFrame, Series, isna
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Evidence, check
@@ -11,7 +12,6 @@ from scripts.checks.attention import name_flash
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
 from scripts.views.data import measured_gpu, select
-from scripts.views.steps import HOST_BOUND
 
 DEVICE_BOUND_MS = 1.0
 """If a call takes this long, it is device-bound, unless the host is seen to take nearly as long."""

@@ -3,6 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.accounting.transformer import forward_products
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.record.rows import parameters
@@ -11,7 +12,6 @@ from scripts.checks import Check, Evidence, NotApplicable, between_cells, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import measured_gpu, select
 from scripts.views.kernels import FORWARD, kernels, products, total
-from scripts.views.steps import HOST_BOUND
 
 CELL = parameters(KernelProfile)
 

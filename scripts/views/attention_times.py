@@ -7,6 +7,7 @@ from typing import Any
 
 from pandas import DataFrame
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from cs336_systems.record.rows import parameters
@@ -16,7 +17,6 @@ from scripts.rendering.answer import NOTHING, say
 from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
-from scripts.views.steps import HOST_BOUND
 from scripts.views.verdicts import speed
 
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]

@@ -12,6 +12,7 @@ from numpy import array, float64, median, nan, percentile
 from numpy.typing import NDArray
 from pandas import DataFrame, Series
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
@@ -21,7 +22,6 @@ from scripts.rendering.answer import paragraph
 from scripts.rendering.markup import Typst
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
 from scripts.views.data import PRECISIONS, one, select, size_order
-from scripts.views.steps import HOST_BOUND
 from scripts.views.verdicts import Speed
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from pandas import DataFrame
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.attention import Attention
 from scripts.rendering.markup import Table, significant
 from scripts.views.cells import side_by_side
 from scripts.views.data import reason, select, statistic
-from scripts.views.steps import HOST_BOUND
 
 PASSES = ("forward", "backward")
 

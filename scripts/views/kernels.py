@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import forward_flops, softmax_flops
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
 from cs336_systems.sizes import parse_size
 from scripts.rendering.markup import percent
 from scripts.views.data import MODES, PRECISIONS, one, reference_context, select, size_order, statistic
-from scripts.views.steps import HOST_BOUND, steady, step_table
+from scripts.views.steps import steady, step_table
 
 MODES_PROFILED = {mode: MODES[mode] for mode in ("inference", "train_step")}
 """The kinds of step, and what readers call them."""

@@ -5,6 +5,7 @@ from math import nan
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import step_flops
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import parse_samples
@@ -14,11 +15,6 @@ from scripts.views.data import MODES, PHASES, select, size_order
 
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
 """The first phases of a training step, by what readers call them."""
-HOST_BOUND = 0.9
-"""A device that works for a smaller share of a step or stage than this waits for the host: it is host-bound.
-
-Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
-"""
 OUTLIER = 1.2
 """A step that takes more than this many medians of its cell stands out."""
 

@@ -11,6 +11,7 @@ from cs336_systems.accounting.peak_memory import peak, workspaces
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -28,7 +29,6 @@ from cs336_systems.fit.recorded import Recorded, kind, recorded
 from cs336_systems.record.rows import parameters
 from scripts.views.cells import in_words
 from scripts.views.data import select
-from scripts.views.steps import HOST_BOUND
 
 PEAKS = {"peak_memory": 1, "peak_allocated": MIB}
 """Metrics of a step's peak memory, and their units per MiB."""

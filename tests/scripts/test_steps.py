@@ -2,10 +2,11 @@
 
 import pytest
 
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.record.measurement import parse_samples
 from scripts.views.data import load, select
 from scripts.views.precisions import precision_pairs
-from scripts.views.steps import HOST_BOUND, most_complete, steady, step_table
+from scripts.views.steps import most_complete, steady, step_table
 from tests.samples import H200, PEAK, planned_cells, provenance, rows_of, write_raw
 
 
