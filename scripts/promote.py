@@ -81,7 +81,8 @@ def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
         ValueError: the check found one, or as `promote` and `opened`; nothing is copied then.
     """
     # Here, since a machine's own results are promoted without the library of bundles.
-    from scripts.check_bundle import FAILED, findings, opened
+    from scripts.check_bundle import FAILED, findings
+    from scripts.read_bundle import opened
 
     with opened(bundle) as found:
         if failed := [str(finding) for finding in findings(found) if finding.outcome == FAILED]:

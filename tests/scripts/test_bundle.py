@@ -19,9 +19,10 @@ from cs336_systems.plan import make_plan, plan_to_json
 from cs336_systems.record.rows import digest_path
 from scripts import archive
 from scripts.bundle import CHECKS, METADATA, PLAN, bundle
-from scripts.check_bundle import CANNOT_TELL, FAILED, PASSED, check, main, opened
+from scripts.check_bundle import CANNOT_TELL, FAILED, PASSED, check, main
 from scripts.limits import TooExpensive, limited
 from scripts.promote import promote, promote_bundle
+from scripts.read_bundle import opened
 from scripts.self_checks import write_checks
 from scripts.tables import merge_all
 from tests.samples import ROOT, config
@@ -149,124 +150,108 @@ def promote_opened(path, recorded):
         return promote(found.folder, recorded, overwrite=False)
 
 
-# What is no zip archive of plain files, within limits.
+# What is no zip archive of plain files, within limits: made of the bytes and the files of a good bundle.
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (lambda path, good: None, "there is no such file; allowed: a zip archive"),
-        (lambda path, good: path.mkdir(), "there is no such file; allowed: a zip archive"),
-        (lambda path, good: path.write_bytes(b""), r"not a whole zip archive \(File is not a zip file\)"),
-        (lambda path, good: path.write_bytes(good[: len(good) // 2]), "not a whole zip archive"),
-        (lambda path, good: path.write_bytes(good[:500] + bytes([good[500] ^ 1]) + good[501:]), "not a whole zip"),
-        (lambda path, good: path.write_bytes(bytes(21 * 10**6)), "it has 21 MB; allowed: at most 20"),
-    ],
-    ids=["nothing", "folder", "empty", "cut", "bit", "large"],
-)
-def test_what_is_no_archive_is_refused(good, tmp_path, make, sentence):
-    make(tmp_path / "x.zip", good.read_bytes())
-    with pytest.raises(ValueError, match=rf"/x\.zip: {sentence}"):
-        check(tmp_path / "x.zip")
+def with_entry(name, content=b"", **attributes):
+    """A bundle with one more entry, whose name and attributes stay as they are."""
+
+    def make(path, good):
+        path.write_bytes(good)
+        entry = ZipInfo("x")
+        for attribute, value in {"filename": name, **attributes}.items():
+            setattr(entry, attribute, value)
+        with ZipFile(path, "a") as packed:
+            packed.writestr(entry, content)
+
+    return make
+
+
+def with_files(**changed):
+    """A bundle in which some files have another content."""
+
+    def make(path, good):
+        zipped(path, contents(io.BytesIO(good)) | changed)
+
+    return make
+
+
+def encrypted(path, good):
+    with_only_a_plan(path, zipfile.ZIP_STORED)
+    packed = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        packed[packed.index(signature) + flags] |= 1
+    path.write_bytes(packed)
+
+
+def with_only_a_plan(path, compression):
+    with ZipFile(path, "w", compression=compression) as packed:
+        packed.writestr(PLAN, "{}")
+
+
+def lying(path, good):
+    """An archive whose directory tells that its plan has 20 bytes."""
+    files = contents(io.BytesIO(good))
+    told, held = (struct.pack("<I", size) for size in (len(files[PLAN]), 20))
+    path.write_bytes(zipped(path, files).read_bytes().replace(told, held))
+
+
+def with_large_trace(path, good):
+    """An archive with a trace that is not packed again, and unpacks to more than a file may have."""
+    files = contents(io.BytesIO(good))
+    with ZipFile(zipped(path, {name: files[name] for name in files if name != TRACE}), "a") as packed:
+        packed.writestr(TRACE, gzip.compress(bytes(51 * archive.MB)))
 
 
 OUTSIDE = ["../x.csv", "raw/../../x.csv", "/etc/x.csv", r"raw\accumulation\x.csv", "C:x.csv", "raw/accumulation/.x.csv"]
 STRANGE = ["raw/accumulation/", "raw/accumulation/x.csv.pickle", "raw/accumulation/ü.csv", "raw/mine/x.csv",
            "raw/accumulation/x.csv\x00.exe", "inner.zip", "traces/x.json", "not_measured.yaml"]  # fmt: skip
+DEVICE, SAME = "is a device's name", f"is on some disks the same file as '{CSV}'"
+MANY = {f"raw/accumulation/{number}.csv": b"" for number in range(2001)}
+LINK = {"external_attr": (stat.S_IFLNK | 0o777) << 16}
+NO_ARCHIVES = {
+    "nothing": (lambda path, good: None, "there is no such file; allowed: a zip archive"),
+    "a folder": (lambda path, good: path.mkdir(), "there is no such file; allowed: a zip archive"),
+    "an empty file": (lambda path, good: path.touch(), r"not a whole zip archive \(File is not a zip file\)"),
+    "cut": (lambda path, good: path.write_bytes(good[: len(good) // 2]), "not a whole zip archive"),
+    "a bit": (lambda path, good: path.write_bytes(good[:500] + bytes([good[500] ^ 1]) + good[501:]), "not a whole zip"),
+    "large": (lambda path, good: path.write_bytes(bytes(21 * 10**6)), "it has 21 MB; allowed: at most 20"),
+    **{
+        f"the name {name!r}": (with_entry(name), "its entry .* is none of a bundle's; allowed: raw/EXPERIMENT/JOB.csv")
+        for name in [*OUTSIDE, *STRANGE]
+    },
+    "con": (with_entry("raw/accumulation/con.csv"), f"its entry 'raw/accumulation/con.csv' {DEVICE}"),
+    "LPT1": (with_entry("raw/accumulation/LPT1.x.csv"), f"its entry 'raw/accumulation/LPT1.x.csv' {DEVICE}"),
+    "a file twice": (with_entry(CSV), f"its entry '{CSV}' {SAME}"),
+    "a capital": (with_entry(CSV.replace("all", "All")), f"its entry 'raw/accumulation/All.csv' {SAME}"),
+    "a link": (
+        with_entry("raw/accumulation/x.csv", "/etc/passwd", **LINK),
+        r"its entry 'raw/accumulation/x\.csv' is a link, a folder or a device",
+    ),
+    "encrypted": (encrypted, r"its entry 'plan\.json' is encrypted; allowed: what anybody can read"),
+    "LZMA": (
+        lambda path, good: with_only_a_plan(path, zipfile.ZIP_LZMA),
+        r"its entry 'plan\.json' is packed by method 14; allowed: stored or deflated",
+    ),
+    "a large file": (
+        with_files(**{PLAN: bytes(60 * archive.MB)}),
+        r"its entry 'plan\.json' has 60 MB; allowed: at most 50",
+    ),
+    "zeros": (with_files(**{PLAN: bytes(10**6)}), r"its entry 'plan\.json' unpacks to over 100 times its size"),
+    "many files": (with_files(**MANY), r"it has 20\d\d entries; allowed: at most 2000"),
+    "a lie": (lying, r"not a whole zip archive \(Bad CRC-32 for file 'plan\.json'\)"),
+    "a large trace": (
+        with_large_trace,
+        r"traces/training_step\.json\.gz: it unpacks to more than 50 MB; allowed: up to that",
+    ),
+}
 
 
-@pytest.mark.parametrize("name", [*OUTSIDE, *STRANGE])
-def test_names_that_no_bundle_has_are_refused(good, tmp_path, name):
-    path = shutil.copyfile(good, tmp_path / "x.zip")
-    with ZipFile(path, "a") as packed:
-        entry = ZipInfo("x")
-        entry.filename = name  # as it is, which ZipInfo would change
-        packed.writestr(entry, b"")
-    with pytest.raises(
-        ValueError, match=r"x\.zip: its entry .* is none of a bundle's; allowed: raw/EXPERIMENT/JOB.csv"
-    ):
-        check(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("raw/accumulation/con.csv", "is a device's name"),
-        ("raw/accumulation/LPT1.x.csv", "is a device's name"),
-        (CSV, f"is on some disks the same file as '{CSV}'"),
-        (CSV.replace("all", "All"), f"is on some disks the same file as '{CSV}'"),
-    ],
-)
+@pytest.mark.parametrize("case", NO_ARCHIVES)
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_names_that_some_disks_take_for_others_are_refused(good, tmp_path, name, sentence):
-    path = shutil.copyfile(good, tmp_path / "x.zip")
-    with ZipFile(path, "a") as packed:
-        packed.writestr(name, b"")
-    with pytest.raises(ValueError, match=rf"its entry '{name}' {sentence}"):
-        check(path)
-
-
-def test_links_are_refused(good, tmp_path):
-    path = shutil.copyfile(good, tmp_path / "x.zip")
-    link = ZipInfo("raw/accumulation/x.csv")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with ZipFile(path, "a") as packed:
-        packed.writestr(link, "/etc/passwd")
-    with pytest.raises(ValueError, match=r"its entry 'raw/accumulation/x\.csv' is a link, a folder or a device"):
-        check(path)
-
-
-def test_what_is_encrypted_or_packed_otherwise_is_refused(good, tmp_path):
-    packed = io.BytesIO()
-    with ZipFile(packed, "w") as made:
-        made.writestr(PLAN, "{}")
-    encrypted = bytearray(packed.getvalue())
-    for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
-        encrypted[encrypted.index(signature) + flags] |= 1
-    (tmp_path / "x.zip").write_bytes(encrypted)
-    with pytest.raises(ValueError, match="is encrypted; allowed: what anybody can read"):
-        check(tmp_path / "x.zip")
-    with ZipFile(tmp_path / "x.zip", "w", compression=zipfile.ZIP_LZMA) as made:
-        made.writestr(PLAN, "{}")
-    with pytest.raises(ValueError, match="is packed by method 14; allowed: stored or deflated"):
-        check(tmp_path / "x.zip")
-
-
-def lying(path, files):
-    """An archive whose directory tells that its plan has 20 bytes."""
-    told, held = (struct.pack("<I", size) for size in (len(files[PLAN]), 20))
-    path.write_bytes(zipped(path, files).read_bytes().replace(told, held))
-
-
-def with_large_trace(path, files):
-    """An archive with a trace that is not packed again, and unpacks to more than a file may have."""
-    with ZipFile(zipped(path, {name: files[name] for name in files if name != TRACE}), "a") as packed:
-        packed.writestr(TRACE, gzip.compress(bytes(51 * archive.MB)))
-
-
-def of_many(path, files):
-    zipped(path, files | {f"raw/accumulation/{number}.csv": b"" for number in range(2013 - len(files))})
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (
-            lambda path, files: zipped(path, files | {PLAN: bytes(60 * archive.MB)}),
-            r"its entry 'plan\.json' has 60 MB; allowed: at most 50",
-        ),
-        (
-            lambda path, files: zipped(path, files | {PLAN: bytes(10**6)}),
-            r"its entry 'plan\.json' unpacks to over 100 times its size",
-        ),
-        (of_many, "it has 2013 entries; allowed: at most 2000"),
-        (lying, r"not a whole zip archive \(Bad CRC-32 for file 'plan\.json'\)"),
-        (with_large_trace, r"traces/training_step\.json\.gz: it unpacks to more than 50 MB; allowed: up to that"),
-    ],
-    ids=["file", "ratio", "entries", "lying", "trace"],
-)
-def test_bombs_are_refused(good, tmp_path, make, sentence):
-    make(tmp_path / "x.zip", contents(good))
+def test_what_is_no_archive_of_plain_files_is_refused(good, tmp_path, case):
+    make, sentence = NO_ARCHIVES[case]
+    make(tmp_path / "x.zip", good.read_bytes())
     with pytest.raises(ValueError, match=rf"/x\.zip: {sentence}"):
         check(tmp_path / "x.zip")
 

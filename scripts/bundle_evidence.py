@@ -1,0 +1,90 @@
+"""Tables, coverage, self-checks and digests that this clone's code makes of a bundle's rows."""
+
+import dataclasses
+import importlib
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas
+from pandas import DataFrame
+
+from cs336_systems.discovery import modules
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.plan import Plan, recorded_modules
+from cs336_systems.record.digests import read_later
+from cs336_systems.record.rows import Provenance
+from cs336_systems.record.source import source_digest
+from scripts.bundle import each
+from scripts.checks import Check, checks_of
+from scripts.coverage import cover
+from scripts.limits import TooExpensive
+from scripts.read_bundle import Bundle
+from scripts.tables import planned_cells, renamed, split
+from scripts.views.data import frame
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A bundle, and what this clone's code makes of its rows: computed once, when an aspect asks for it."""
+
+    bundle: Bundle
+
+    @cached_property
+    def provenance(self) -> DataFrame:
+        """The columns that a job's rows share, a line for each row."""
+        names = [field.name for field in dataclasses.fields(Provenance)]
+        return DataFrame([[getattr(row, name) for name in names] for row in each(self.bundle.rows)], columns=names)
+
+    @cached_property
+    def frames(self) -> dict[str, list[DataFrame]]:
+        """Two tables of each experiment, as the report has them: of planned cells, and of the others."""
+        later = read_later(sorted(Path("recorded").glob("*/same_code.csv")))
+        return {
+            name: [
+                frame(name, part)
+                for part in split(
+                    EXPERIMENTS[name], [renamed(row, later) for row in rows], planned_cells(self.bundle.plan, name)
+                )
+            ]
+            for name, rows in self.bundle.rows.items()
+        }
+
+    @cached_property
+    def tables(self) -> dict[str, DataFrame]:
+        """The table of each experiment's planned cells."""
+        return {name: planned for name, (planned, _) in self.frames.items()}
+
+    @cached_property
+    def coverage(self) -> DataFrame:
+        """Planned against measured cells."""
+        return cover(self.bundle.plan, {name: pandas.concat(frames) for name, frames in self.frames.items()})
+
+    @cached_property
+    def checks(self) -> dict[str, list[Check]]:
+        """The outcomes of each module's self-checks."""
+        return {module: outcomes(module, self.tables) for module in modules("scripts.checks")}
+
+
+def outcomes(module: str, tables: Mapping[str, DataFrame]) -> list[Check]:
+    """The self-checks of a module, or a failed one if rows that are valid one by one make no sense together."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return list(checks_of(importlib.import_module(module), tables))
+    except (MemoryError, TooExpensive):
+        raise
+    except Exception as error:
+        return [Check(f"{module} can be computed", "failed", f"{type(error).__name__}: {error}")]
+
+
+def digests(plan: Plan, experiment: str) -> dict[tuple[Any, ...], str]:
+    """The digest that this clone's code gives each planned cell of an experiment."""
+    known = cache(lambda modules, unused: source_digest(*modules, without=unused))
+    return {
+        dataclasses.astuple(cell): known(*recorded_modules(job.cells, None))
+        for job in plan.jobs.get(experiment, {}).values()
+        for cell in job.cells
+    }
