@@ -10,6 +10,7 @@ rule bundle:
     """Pack the existing CSV files, the plan, versions and verdicts as one file. Nothing is measured."""
     input:
         csvs=raw_csvs,
+        cards=cards_to_pack,
         trace=trace_to_draw,
         plan=rules.plan.output[0],
         coverage=rules.tables.output.coverage,

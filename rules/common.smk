@@ -167,6 +167,12 @@ def raw_csvs(wildcards):
     return [csv for csv in csvs if csv in coming or os.path.exists(csv)]
 
 
+def cards_to_pack(wildcards):
+    """The files of the machine's cards that exist."""
+    folder = PLAN.raw.parent
+    return sorted(map(str, [*folder.glob("card/*"), *folder.glob("card.json"), *folder.glob("raw/card/*.csv")]))
+
+
 def scripts_of(package):
     """The modules of a package of scripts by name, none of them imported."""
     return [f"scripts.{package}.{found.name}" for found in pkgutil.iter_modules([f"scripts/{package}"])]

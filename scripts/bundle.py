@@ -1,7 +1,7 @@
 """Pack a machine's results as one file that others can check: an RO-Crate 1.1 (https://w3id.org/ro/crate/1.1), zipped.
 
-It holds the rows with their SHA-256, the plan, the versions, the verdicts, and how to cite them. The same results give
-the same bytes: every time in it is from the rows.
+It holds the rows with their SHA-256, the machine's cards, the plan, the versions, the verdicts, and how to cite them.
+The same results give the same bytes: every time in it is from the rows.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from cs336_systems.record.rows import digest_path, read_jobs
 from cs336_systems.record.validation import Row
 from cs336_systems.yaml_file import read_mapping
 from scripts.archive import DATE, pack
+from scripts.card.record import card_files, read_cards, recorded_content
 from scripts.log import log_to
 
 SUFFIX = ".crate.zip"
@@ -34,10 +35,19 @@ REQUIRED = (METADATA, PLAN, COVERAGE, CHECKS, CITATION, LICENSE)
 STEM = r"\w[\w.,=+-]{0,120}"
 NAMES = re.compile(
     rf"{'|'.join(map(re.escape, (*REQUIRED, CONSTRAINTS)))}"
-    rf"|raw/({'|'.join(EXPERIMENTS)})/{STEM}\.csv(\.sha256)?|traces/{STEM}\.json\.gz",
+    rf"|raw/({'|'.join(EXPERIMENTS)})/{STEM}\.csv(\.sha256)?|traces/{STEM}\.json\.gz"
+    rf"|card/\d{{8}}T\d{{6}}(\.json|-{STEM}\.csv(\.sha256)?)",
     re.ASCII,
 )
-ALLOWED = "raw/EXPERIMENT/JOB.csv and its .sha256, traces/NAME.json.gz, " + ", ".join((*REQUIRED, CONSTRAINTS))
+ALLOWED = ", ".join(
+    [
+        "raw/EXPERIMENT/JOB.csv and its .sha256",
+        "card/TIME.json, card/TIME-JOB.csv and its .sha256",
+        "traces/NAME.json.gz",
+        *REQUIRED,
+        CONSTRAINTS,
+    ]
+)
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 """A line of constraints: a package with its version, and nothing that an installer would fetch from elsewhere."""
 SOFTWARE = {
@@ -67,7 +77,7 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, trace: st
     """Write a bundle.
 
     Args:
-        csvs: the jobs' CSV files, each with its SHA-256 next to it.
+        csvs: the jobs' CSV files, each with its SHA-256 next to it, in the machine's folder, where its cards are too.
         plan: the plan of the run.
         coverage: planned against measured cells.
         checks: outcomes of the self-checks.
@@ -86,8 +96,11 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, trace: st
     traces = {f"traces/{Path(trace).name}": Path(trace)} if trace else {}
     others = {PLAN: plan, COVERAGE: coverage, CHECKS: checks, CITATION: CITATION, LICENSE: LICENSE}
     files = {name: Path(path).read_bytes() for name, path in (raw | traces | others).items()}
+    folder = paths[0].parents[2]
+    read_cards(folder, machine)
+    files |= {name: recorded_content(path, name) for name, path in card_files(folder).items()}
     last = max(each(rows), key=measured_at)
-    if pins := constraints(paths[0].parents[2], last):
+    if pins := constraints(folder, last):
         files[CONSTRAINTS] = pins
     for name in files:
         if fault := fault_of_name(name):

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from cs336_systems.record.digests import read_later
 from cs336_systems.record.rows import Provenance
 from cs336_systems.record.source import source_digest
 from scripts.bundle import each
+from scripts.card.checks import possible
 from scripts.checks import Check, checks_of
 from scripts.coverage import cover
 from scripts.limits import TooExpensive
@@ -66,18 +67,26 @@ class Evidence:
     @cached_property
     def checks(self) -> dict[str, list[Check]]:
         """The outcomes of each module's self-checks."""
-        return {module: outcomes(module, self.tables) for module in modules("scripts.checks")}
+        return {
+            module: outcomes(module, checks_of, importlib.import_module(module), self.tables)
+            for module in modules("scripts.checks")
+        }
+
+    @cached_property
+    def card_checks(self) -> list[Check]:
+        """The outcomes of the checks of cards."""
+        return outcomes("scripts.card.checks", possible, self.bundle.cards)
 
 
-def outcomes(module: str, tables: Mapping[str, DataFrame]) -> list[Check]:
-    """The self-checks of a module, or a failed one if rows that are valid one by one make no sense together."""
+def outcomes(name: str, make: Callable[..., Iterable[Check]], *args: Any) -> list[Check]:
+    """Make some checks, or a failed one if rows that are valid one by one make no sense together."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            return list(checks_of(importlib.import_module(module), tables))
+            return list(make(*args))
     except (MemoryError, TooExpensive):
         raise
     except Exception as error:
-        return [Check(f"{module} can be computed", "failed", f"{type(error).__name__}: {error}")]
+        return [Check(f"{name} can be computed", "failed", f"{type(error).__name__}: {error}")]
 
 
 def digests(plan: Plan, experiment: str) -> dict[tuple[Any, ...], str]:

@@ -166,6 +166,15 @@ def data_sheet(evidence: Evidence) -> tuple[str, str]:
     return judged(evidence.checks[DATA_SHEET], f"applicable limits of {gpu} kept")
 
 
+def cards(evidence: Evidence) -> tuple[str, str]:
+    """Judge the cards by the data sheet; that they have their rows and say what those give was checked in reading."""
+    if not (cards := evidence.bundle.cards):
+        return CANNOT_TELL, "none, which `snakemake card` makes"
+    outcome, detail = judged(evidence.card_checks, "applicable limits of the data sheet kept")
+    called = [f"{each.name} ({each.card['verdict']['outcome']})" for each in cards]
+    return outcome, f"{', '.join(shortened(called))}: {detail}"
+
+
 def verdicts(evidence: Evidence) -> tuple[str, str]:
     """Compare the verdicts in the bundle with those of this clone's code on its rows."""
     claimed = [(row.get("check"), row.get("outcome")) for row in csv.DictReader(io.StringIO(evidence.bundle.checks))]
@@ -181,7 +190,7 @@ def origin(evidence: Evidence) -> tuple[str, str]:
     return CANNOT_TELL, "nothing is signed: rows that are made up consistently pass all of this"
 
 
-ASPECTS = (archive, rows, metadata, machine, code, coverage, self_checks, data_sheet, verdicts, origin)
+ASPECTS = (archive, rows, metadata, machine, code, coverage, self_checks, data_sheet, cards, verdicts, origin)
 
 
 def findings(bundle: Bundle) -> list[Finding]:

@@ -7,7 +7,6 @@ Every file is read and checked first; recorded files of other jobs stay. A folde
 ones; a bundle's never do.
 """
 
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.trace_file import read_trace
 from cs336_systems.record.rows import digest_path, read_jobs
+from scripts.card.record import card_files, read_cards, recorded_content
 from scripts.limits import TooExpensive
 from scripts.log import printable
 
@@ -22,7 +22,7 @@ CONSTRAINTS = "constraints.txt"
 
 
 def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Path]:
-    """Copy a machine's CSV files, their digests and the traces to its recorded ones; returns the copies of CSV files.
+    """Copy a machine's CSV files, digests, cards and traces to its recorded ones; returns the copies of CSV files.
 
     Args:
         results: the folder of the machine's results, which is named by its label.
@@ -42,8 +42,9 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     }
     traces = {path: recorded / path.relative_to(results) for path in sorted((results / "traces").glob("*.json.gz"))}
     digests = {digest_path(path): digest_path(copy) for path, copy in csvs.items()}
+    cards = {path: recorded / name for name, path in card_files(results).items()}
     # A digest before its CSV: no CSV ever exists without one.
-    copies = digests | csvs | traces
+    copies = digests | csvs | traces | cards
     for path in [*inside(results, copies), *inside(recorded, copies.values())]:
         if path.is_symlink():
             raise ValueError(f"{path} is a symbolic link; allowed: a file or a folder")
@@ -54,7 +55,7 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
         if pins.exists() and not recorded.exists():
             copies[pins] = recorded / CONSTRAINTS
         for path, copy in copies.items():
-            if copy.exists() and copy.read_bytes() != path.read_bytes():
+            if copy.exists() and copy.read_bytes() != recorded_content(path, copy.name):
                 raise ValueError(
                     f"{copy} is there already, with other content; allowed: files that are not recorded yet"
                 )
@@ -62,11 +63,12 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
         there = [] if overwrite else sorted((recorded / "raw" / name).glob("*.csv"))
         new = [path for path, copy in csvs.items() if path.parent.name == name and copy not in there]
         read_jobs(experiment, [*there, *new], machine=results.name)
+    read_cards(results, results.name)
     for trace in traces:
         read_trace(trace)
     for path, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, copy)
+        copy.write_bytes(recorded_content(path, copy.name))
     return list(csvs.values())
 
 

@@ -19,6 +19,7 @@ from cs336_systems.record.rows import digest_path
 from cs336_systems.record.validation import Row
 from scripts.archive import LARGEST_ENTRY_MB, MB, read_archive
 from scripts.bundle import CHECKS, CONSTRAINTS, COVERAGE, METADATA, PIN, PLAN, REQUIRED, ROOT, fault_of_name, read_rows
+from scripts.card.record import RecordedCard, read_cards
 from scripts.limits import limited
 
 MOST_SECONDS = 300
@@ -43,6 +44,7 @@ class Bundle:
     """The jobs' CSV files."""
     rows: Mapping[str, Sequence[Row]]
     """The rows of each experiment."""
+    cards: Sequence[RecordedCard]
     checks: str
     """What the bundle says of the self-checks, as CSV."""
     coverage: str
@@ -83,11 +85,14 @@ def read(files: Mapping[str, bytes], folder: Path) -> Bundle:
     if not csvs or sorted(results.glob("raw/*/*.csv.sha256")) != [digest_path(path) for path in csvs]:
         raise ValueError("it has no CSV file, or not one for each SHA-256; allowed: what `snakemake bundle` wrote")
     rows = read_rows(csvs, plan.machine)
+    cards = read_cards(results, plan.machine)
     for trace in results.glob("traces/*"):
         check_trace(trace)
     check_pins(decoded(files.get(CONSTRAINTS, b""), CONSTRAINTS))
     claims = {"checks": decoded(files[CHECKS], CHECKS), "coverage": decoded(files[COVERAGE], COVERAGE)}
-    return Bundle(files=files, folder=results, entities=entities, plan=plan, csvs=csvs, rows=rows, **claims)
+    return Bundle(
+        files=files, folder=results, entities=entities, plan=plan, csvs=csvs, rows=rows, cards=cards, **claims
+    )
 
 
 def decoded(content: bytes, name: str) -> str:

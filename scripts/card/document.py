@@ -12,13 +12,15 @@ from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.machine import machine_label
 from scripts.card.expected import Expected, Key, by_sheet, recorded
 from scripts.card.lines import Facts, Line, facts_of, lines_of
-from scripts.card.verdict import Judged, Verdict, judge
+from scripts.card.verdict import ORDER, Judged, Verdict, judge
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = Path("report/card.schema.json")
 VERSION = 1
 ORIGIN = ("gpu", "gpu_memory", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "utc")
 """Provenance columns that a card quotes."""
+MOST_LETTERS = 200
+"""Of a complaint, which may quote anybody's card."""
 DIGITS = 5
 """Significant digits of a number."""
 
@@ -93,6 +95,23 @@ def of_line(judged: Judged) -> dict[str, Any]:
     }
 
 
+def is_of(card: Mapping[str, Any], rows: Sequence[Any]) -> bool:
+    """Whether a card says what its rows give; what was expected, and so the verdict, depends on other cards too."""
+    try:
+        made = card_of(rows, [])
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # rows that are valid only one by one
+        return False
+    return without_references(card) == without_references(made)
+
+
+def without_references(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a card that its rows alone determine."""
+    kept = {key: value for key, value in card.items() if key not in ("verdict", "reference")}
+    for group, judged in (("gpus", ("outcome",)), ("lines", ("expected", "margin", "share", "slow"))):
+        kept[group] = [{key: value for key, value in part.items() if key not in judged} for part in card[group]]
+    return kept
+
+
 def rounded(value: float | None) -> float | None:
     """A number with as many digits as mean anything."""
     return None if value is None else float(f"{value:.{DIGITS}g}")
@@ -107,7 +126,7 @@ def check(card: Any, source: str) -> None:
     validator = jsonschema.Draft202012Validator(json.loads((ROOT / SCHEMA).read_text(encoding="utf-8")))
     if error := jsonschema.exceptions.best_match(validator.iter_errors(card)):
         where = ".".join(str(part) for part in error.absolute_path) or "it"
-        raise ValueError(f"{source}: {where}: {error.message}; allowed: a card by {SCHEMA}")
+        raise ValueError(f"{source}: {where}: {error.message[:MOST_LETTERS]}; allowed: a card by {SCHEMA}")
 
 
 def read_card(path: Path) -> dict[str, Any]:
@@ -118,14 +137,18 @@ def read_card(path: Path) -> dict[str, Any]:
     """
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}; allowed: a card by {SCHEMA}") from None
     check(card, str(path))
     return dict(card)
 
 
 def references_of(gpu: str, cpu: str, recorded_folder: Path) -> list[dict[str, Any]]:
-    """Read the recorded cards of a GPU model or, without one, of a CPU model, oldest first."""
+    """Read the recorded cards of a GPU model or, without one, of a CPU model, oldest first: those without a fault."""
     folder = recorded_folder / machine_label(gpu) / "card"
     cards = [read_card(path) for path in sorted(folder.glob("*.json"))]
-    return [card for card in cards if card["gpu"] == gpu and (gpu or card["cpu"] == cpu)]
+    return [
+        card
+        for card in cards
+        if card["gpu"] == gpu and (gpu or card["cpu"] == cpu) and card["verdict"]["outcome"] not in ORDER
+    ]

@@ -85,7 +85,7 @@ def by_sheet(gpu: Gpu, lines: Iterable[Line], facts: Mapping[str, Facts]) -> dic
     """Expect the usual share of the data sheet's peak, of the works for which it has one."""
     found = {}
     for line in lines:
-        peak, usual = _peak(gpu, line, facts), _usual(line)
+        peak, usual = sheet_peak(gpu, line, facts), _usual(line)
         if peak and usual:
             expected = Expected(value=peak * usual, margin=SHEET_MARGIN, source=SHEET)
             found[(line.instrument, line.work)] = expected
@@ -98,7 +98,7 @@ def _usual(line: Line) -> float | None:
     return USUAL.get(line.instrument)
 
 
-def _peak(gpu: Gpu, line: Line, facts: Mapping[str, Facts]) -> float | None:
+def sheet_peak(gpu: Gpu, line: Line, facts: Mapping[str, Facts]) -> float | None:
     """The data sheet's peak for a work in its unit; None if it has none."""
     if line.instrument == "matmul":
         precision = line.work.split()[0]

@@ -35,18 +35,23 @@ def cells(tables: Mapping[str, DataFrame], column: str, value: str) -> Iterator[
             yield f"{name_row(EXPERIMENTS[name], row)}: {row['metric']}", row
 
 
+def memory_of_a_card(sheet: Gpu, where: str, found: int) -> Evidence:
+    """Evidence that a card has the memory of its data sheet; `found` in bytes."""
+    yield 1
+    low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
+    if not low <= found <= high:
+        yield f"{where}: {found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+
+
 @check("{n} jobs")
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
     """The card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
     sheet = peak(tables)
-    low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
     for name, table in tables.items():
         for found in table.loc[table["gpu"] != "", ["gpu_memory", "source_digest", "utc"]].drop_duplicates()[
             "gpu_memory"
         ]:
-            yield 1
-            if not low <= found <= high:
-                yield f"{name}: {found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+            yield from memory_of_a_card(sheet, name, found)
 
 
 @check("{n} amounts; {most:.0%} of the card at most", "memory is counted on GPUs only")

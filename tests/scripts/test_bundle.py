@@ -31,6 +31,7 @@ RECORDED = ROOT / "recorded/nvidia-h200"
 SMALL = ("accumulation", "autocast_dtypes")
 TRACE = "traces/training_step.json.gz"
 CSV = "raw/accumulation/all.csv"
+CARD = "card/20261124T070031"
 
 
 def results_of(experiments, folder):
@@ -42,6 +43,7 @@ def results_of(experiments, folder):
     }
     for name in filter(lambda name: (RECORDED / "raw" / name).exists(), experiments):
         shutil.copytree(RECORDED / "raw" / name, folder / "raw" / name)
+    shutil.copytree(RECORDED / "card", folder / "card")
     (folder / "plan.json").write_text(plan_to_json(make_plan(planned, recorded=ROOT / "recorded")))
     csvs = [str(path) for path in sorted(folder.glob("raw/*/*.csv"))]
     tables = {name: f"{folder}/tables/{name}.csv" for name in EXPERIMENTS}
@@ -52,7 +54,7 @@ def results_of(experiments, folder):
 
 
 def bundle_of(folder, output):
-    csvs = [str(path) for path in sorted(folder.glob("raw/*/*.csv"))]
+    csvs = [str(path) for path in sorted(folder.glob("raw/*/*.csv")) if path.parent.name in EXPERIMENTS]
     made = (f"{folder}/{name}" for name in ("plan.json", "coverage.csv", "checks.csv"))
     bundle(csvs, *made, trace=str(RECORDED / TRACE), output=str(output))
     return output
@@ -108,7 +110,9 @@ def test_recorded_rows_are_packed_checked_and_promoted(results, good, tmp_path):
     copies = promote_bundle(good, tmp_path / "recorded")
     recorded = tmp_path / "recorded/nvidia-h200"
     assert copies == sorted(recorded.glob("raw/*/*.csv"))
-    for path in [*copies, *map(digest_path, copies)]:
+    cards = sorted(recorded.glob("card/*"))
+    assert [path.name for path in cards] == sorted(path.name for path in RECORDED.glob("card/*"))
+    for path in [*copies, *map(digest_path, copies), *cards]:
         assert path.read_bytes() == (results / path.relative_to(recorded)).read_bytes()
     assert (recorded / TRACE).read_bytes() == (RECORDED / TRACE).read_bytes()
 
@@ -122,6 +126,25 @@ def test_the_same_results_give_the_same_bytes(results, good, tmp_path):
     with ZipFile(good) as packed:
         (date,) = {entry.date_time[:3] for entry in packed.infolist()}
     assert "-".join(f"{part:02}" for part in date) == described["./"]["datePublished"][:10]
+
+
+def test_the_card_of_a_run_is_packed_as_it_is_recorded(results, good, tmp_path):
+    ours = shutil.copytree(results, tmp_path / "nvidia-h200", ignore=lambda folder, names: {"card"} & set(names))
+    (ours / "raw/card").mkdir()
+    shutil.copyfile(RECORDED / f"{CARD}.json", ours / "card.json")
+    csv = RECORDED / f"{CARD}-all.csv"
+    shutil.copyfile(csv, ours / "raw/card/all.csv")
+    digest_path(ours / "raw/card/all.csv").write_bytes(
+        digest_path(csv).read_bytes().replace(csv.name.encode(), b"all.csv")
+    )
+    packed = contents(bundle_of(ours, tmp_path / "x.zip"))
+    cards = {name: content for name, content in contents(good).items() if name.startswith(CARD)}
+    assert {name: content for name, content in packed.items() if name.startswith("card/")} == cards
+    (ours / "card.json").write_bytes((ours / "card.json").read_bytes().replace(b'"samples": 49', b'"samples": 50'))
+    with pytest.raises(
+        ValueError, match=r"card\.json: not the card of its rows; allowed: as `snakemake card` wrote it"
+    ):
+        bundle_of(ours, tmp_path / "x.zip")
 
 
 def test_recorded_files_are_never_replaced(good, tmp_path):
@@ -311,6 +334,17 @@ NO_BUNDLES = {
         lambda files: files | {"constraints.txt": b"torch @ https://example.org/torch.whl\n"},
         "constraints.txt: has the line 'torch @ https://example.org/torch.whl'; allowed: package==version",
     ),
+    "no card": (lambda files: files | {f"{CARD}.json": b"{}"}, f"{CARD}.json: it: .*; allowed: a card by"),
+    "a card of nested lists": (lambda files: files | {f"{CARD}.json": NESTED}, f"{CARD}.json: .*; allowed: a card by"),
+    "a faster card": (edited(f"{CARD}.json", b'"value": 5', b'"value": 6'), f"{CARD}.json: not the card of its rows"),
+    "a card's one byte": (
+        lambda files: files | {f"{CARD}-all.csv": files[f"{CARD}-all.csv"] + b"\n"},
+        f"{CARD}-all.csv: changed since it was written",
+    ),
+    "rows of no card": (
+        lambda files: {name: content for name, content in files.items() if name != f"{CARD}.json"},
+        f"{CARD}-all.csv belongs to no card",
+    ),
     "a trace of nothing": (
         lambda files: files | {TRACE: gzip.compress(b"{}")},
         f"{TRACE}: it has no list 'traceEvents'",
@@ -389,7 +423,9 @@ def test_a_whole_recorded_machine_passes_and_so_does_what_agrees_with_itself(tmp
     results = results_of(EXPERIMENTS, tmp_path / "whole" / "nvidia-h200")
     found = outcomes(bundle_of(results, tmp_path / "x.zip"))
     assert FAILED not in found.values()
-    assert {found[aspect] for aspect in ("rows", "metadata", "machine", "self checks", "data sheet")} == {PASSED}
+    assert {found[aspect] for aspect in ("rows", "metadata", "machine", "self checks", "data sheet", "cards")} == {
+        PASSED
+    }
     lie = doctored(results, tmp_path / "nvidia-h200", ("*.csv", b",580.159.04,", b",580.159.05,"))
     assert outcomes(bundle_of(lie, tmp_path / "x.zip")) == found
     assert found["origin"] == CANNOT_TELL

@@ -11,9 +11,10 @@ from cs336_systems.experiments.card import Card
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row, read_jobs
 from scripts.card.__main__ import write_card
+from scripts.card.checks import possible
 from scripts.card.document import SCHEMA, card_of, check, read_card, references_of
 from scripts.card.lines import RATES
-from scripts.card.record import record
+from scripts.card.record import RecordedCard, record
 from tests.samples import ROOT, provenance
 
 FOLDER = ROOT / "recorded/nvidia-h200/card"
@@ -250,6 +251,25 @@ def test_without_recorded_cards_the_data_sheet_is_the_reference():
     assert {"matmul", "memory", "transfers"} <= compared
     slow = card_of(planted(rates={"memory": 0.5}), [])
     assert causes(slow["verdict"]) == {("slowed", "memory")}
+
+
+def test_rates_and_memory_that_no_such_gpu_has_are_noticed():
+    def failed(rows):
+        checks = possible([RecordedCard(name="card/1.json", card=card_of(rows, []), rows=rows)])
+        return [check.detail for check in checks if check.outcome == "failed"]
+
+    assert failed(ROWS) == []
+    assert "memory, copy: " in "".join(failed(planted(rates={"memory": 2.0})))
+    (found,) = failed([row.model_copy(update={"gpu_memory": 80 * 10**9}) for row in ROWS])
+    assert found.startswith("card/1.json: 74.5 GiB, not between")
+
+
+def test_a_card_with_a_fault_is_no_reference(tmp_path):
+    folder = tmp_path / "nvidia-h200/card"
+    folder.mkdir(parents=True)
+    for name, rows in {"1.json": ROWS, "2.json": planted(rates={"memory": 0.5})}.items():
+        (folder / name).write_text(json.dumps(card_of(rows, [])))
+    assert references_of("NVIDIA H200", "", tmp_path) == [read_card(folder / "1.json")]
 
 
 def test_an_unknown_gpu_cannot_be_told_about():
