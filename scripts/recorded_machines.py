@@ -90,7 +90,7 @@ def values(rows: DataFrame, column: str) -> list[str]:
 
 def listed(found: Iterable[str]) -> str:
     """Values that anybody may have written, without what Markdown or a browser would act on."""
-    return ", ".join(re.sub(r"[^\w .,;()+@:/%×-]", "?", value) for value in found)
+    return ", ".join(re.sub(r"[^\w \u202f.,;()+@:/%×-]", "?", value) for value in found)
 
 
 if __name__ == "__main__":

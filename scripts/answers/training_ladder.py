@@ -326,7 +326,9 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
                 for size, each in shares.items()
                 if size != largest
             ),
-            say("Taken out of the last rung, alone, each would cost: {left:listing}.", left=left),
+            say(
+                "Taken out of the last rung of {size}, alone, each would cost: {left:listing}.", size=largest, left=left
+            ),
         ),
     )
 

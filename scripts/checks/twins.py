@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy
 from numpy.typing import NDArray
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -40,21 +40,33 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
 
 @check("{n} pairs; the closest differ by {least:.1%}", "there are no two such cells")
 def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Cells that differ in implementation, compilation or length differ by more than {APART:.1%} in some time."""
+    """Cells of the same kernels, apart in implementation, compilation or length, differ by {APART:.1%} in some time."""
     for experiment, table in tables.items():
         kind = EXPERIMENTS[experiment]
         times = side_by_side(table[table["unit"] == "ms"], kind, "median")
         times = times.drop(columns=[name for name, of in metrics_of(kind).items() if of.unaffected and name in times])
         keys = parameters(kind)
+        kernels = kernels_of(table, keys)
         for differs in set(SETS_APART) & set(keys):
             for _, group in times.groupby([name for name in keys if name != differs]):
-                cells = group.to_numpy()
+                cells, ran = group.to_numpy(), kernels.reindex(group.index, fill_value="").to_numpy(dtype=str)
                 ones, others = numpy.triu_indices(len(cells), 1)
+                # Where two libraries are equally fast, the kernels that ran tell them apart.
+                same = ran[ones] == ran[others]
+                ones, others = ones[same], others[same]
                 differences = largest_differences(cells[ones], cells[others])
                 yield from differences[~numpy.isnan(differences)].tolist()
                 for place in numpy.flatnonzero(differences <= APART):
                     cell = in_words(kind, group.index[int(ones[place])])
                     yield f"{cell}: another {differs}, all times within {differences[place]:.2%}"
+
+
+def kernels_of(table: DataFrame, keys: list[str]) -> "Series[str]":
+    """The kernels that each cell ran, by its parameters, where its rows name them."""
+    if "kernels" not in table:
+        return Series(dtype=str)
+    named = table[table["kernels"] != ""]
+    return named.drop_duplicates(keys).set_index(keys)["kernels"]
 
 
 def largest_differences(firsts: NDArray[numpy.float64], seconds: NDArray[numpy.float64]) -> NDArray[numpy.float64]:

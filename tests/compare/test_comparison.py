@@ -15,7 +15,7 @@ from scripts.compare_evidence import slowed
 from tests.samples import ROOT
 from tests.support.planted_runs import copy_of
 
-JOBS = ("flash/leaderboard", "flash/tiled", "end_to_end/compiled", "training_ladder/earlier_small")
+JOBS = ("flash/leaderboard", "flash/tiled", "end_to_end/compiled", "training_ladder/large")
 
 
 def results(folder, jobs, change=lambda row: row):
@@ -45,7 +45,7 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
 
     def change(row):
         times = row.status == "ok" and row.unit == "ms" and row.n > 0
-        return slowed(row, 1.05) if times and choose.random() < 0.25 else row
+        return slowed(row, 1.05) if times and choose.random() < 0.4 else row
 
     found = compare(recorded, results(tmp_path, JOBS, change))
     changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
@@ -86,10 +86,10 @@ def test_the_bound_is_told_by_instruments(recorded, tmp_path):
     cells = {cell.name: cell for cell in compare(recorded, results(tmp_path, JOBS)).cells}
     flash = "flash (sequence 16384, d 64, heads 16, precision bf16, compiled_call True, rep 300): forward_backward"
     assert cells[flash].bound == "matmul"
-    ladder = "training_ladder (size small, context 1024, rungs all): "
+    ladder = "training_ladder (size 2.7B, context 1024, rungs all): "
     assert cells[f"{ladder}copy_speed"].bound == "memory"
     assert {cell.bound for cell in cells.values() if cell.metric == "matmul_rate"} == {"matmul"}
-    assert cells[f"{ladder}autocast: step"].bound == "host"
+    assert cells[f"{ladder}no_graph: step"].bound == "host"
 
 
 def test_a_profile_tells_what_bounds_a_step(tmp_path):

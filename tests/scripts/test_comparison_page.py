@@ -12,7 +12,7 @@ from scripts.compare_evidence import slowed
 from scripts.comparison_page import headline, page, write
 from tests.support.planted_runs import copy_of
 
-JOBS = ("flash/leaderboard", "training_ladder/earlier_small")
+JOBS = ("flash/leaderboard", "training_ladder/small")
 
 
 @pytest.fixture(scope="module")
