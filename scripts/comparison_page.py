@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
 from scripts.rendering.answer import say
 from scripts.rendering.markup import Table, Typst, escape
@@ -66,6 +67,7 @@ def page(comparison: Comparison, picture: str) -> str:
             widened=Typst(
                 "" if widened == 1 else f", times {widened:.2f}, as far as cells of unchanged code differ here"
             ),
+            uncalibrated=uncalibrated(cells),
             differs=differing(comparison["differs"]),
             code=code(comparison["same_code"]),
             by_experiment=by_experiment(cells).markup(),
@@ -89,6 +91,13 @@ def headline(comparison: Comparison) -> str:
             subject = "1 time is" if counts[verdict] == 1 else f"{counts[verdict]} times are"
             return f"{subject} {verdict} in B, and none the other way."
     return "No time is faster or slower." if counts[SAME] else "Nothing can be told."
+
+
+def uncalibrated(cells: Sequence[Comparison]) -> str:
+    """The sentence about times that communication bounds; empty if there are none."""
+    count = sum(cell["reason"] == NOT_CALIBRATED for cell in cells)
+    subject = "1 time is" if count == 1 else f"{count} times are"
+    return f"{subject} {NOT_CALIBRATED}, and not judged." if count else ""
 
 
 def most_changed(cells: Sequence[Comparison], verdict: str) -> list[Comparison]:

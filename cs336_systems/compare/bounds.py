@@ -74,12 +74,12 @@ def bound(cell: Cell, row: Row, profiles: Profiles = MappingProxyType({})) -> Bo
     """
     if not row.gpu:
         return "unknown"
-    if cell.experiment is AllReduce:
-        return "communication"
     if cell.experiment is Card and device_bound(cell, row):
         return CARD_BOUND.get(getattr(row, "instrument", ""), "unknown")
     if not device_bound(cell, row):
         return "host" if device_bound(cell, row) is False else "unknown"
+    if cell.experiment is AllReduce:
+        return "communication"
     if row.metric in METRIC_BOUND:
         return METRIC_BOUND[row.metric]
     if row.metric == "kernel":
@@ -122,8 +122,8 @@ def device_bound(cell: Cell, row: Row) -> bool | None:
         return False
     if cell.experiment is Card:
         return True
-    if cell.experiment is AllReduce:
-        return bool(row.gpu)
+    if cell.experiment is AllReduce:  # Gloo's are the processor's, next to whichever GPU.
+        return bool(row.gpu_count)
     if row.metric in ON_DEVICE or row.metric.endswith("_busy"):
         return True
     share = busy_share(cell, row)

@@ -32,7 +32,7 @@ COMMIT_CHARACTERS, MOST_LISTED = 10, 3
 CPU_SHARES, CPU_TAIL, QUIET = (0.5, 0.9), 2.0, 0.02
 """On a CPU, honest cells alone decide: the calibrated one was loaded by others, and most are not. Loads that come and
 go spare most cells, so the tail counts, and twice what it shows; the factor is 0.02 at least."""
-NOT_CALIBRATED = "bound by communication, of which no honest runs have been recorded to calibrate with"
+NOT_CALIBRATED = "bound by communication, of which no two honest runs are recorded to calibrate with"
 NOT_KNOWN = "no instrument tells whether the host or the device sets its pace"
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from cs336_systems.compare.bounds import bound, profiles_of
 from cs336_systems.compare.cells import cells_of, compared_metrics
-from cs336_systems.compare.comparison import HOST_SETS_PACE, compare
+from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
 from cs336_systems.compare.results import raw_csvs, read_results
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
 from cs336_systems.experiments.registry import KINDS
@@ -106,6 +106,14 @@ def test_a_profile_tells_what_bounds_a_step(tmp_path):
     assert told["bf16", 1024] == "memory"  # Scores, their mask and softmax.
     assert told["fp32", 128] == "matmul"
     assert "unknown" in {bound(cell, row) for cell, row in busy}
+
+
+def test_only_collectives_between_gpus_are_bound_by_communication(tmp_path):
+    """Those of Gloo run on the host, next to whichever GPU."""
+    jobs = ("all_reduce/all-gloo-2_processes", "all_reduce/all-nccl-2_processes")
+    found = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs))
+    reasons = {("nccl" in cell.cell, cell.bound, cell.reason) for cell in found.cells}
+    assert reasons == {(True, "communication", NOT_CALIBRATED), (False, "host", HOST_SETS_PACE)}
 
 
 @pytest.mark.parametrize(

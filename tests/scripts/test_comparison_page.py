@@ -5,7 +5,7 @@ import json
 import pypdfium2
 import pytest
 
-from cs336_systems.compare.comparison import compare
+from cs336_systems.compare.comparison import NOT_CALIBRATED, compare
 from cs336_systems.compare.output import to_json
 from cs336_systems.compare.results import read_results
 from scripts.compare_evidence import slowed
@@ -46,6 +46,13 @@ def test_the_verdict_comes_first(comparison):
     none = comparison | {"counts": {"faster": 0, "slower": 0, "same": 3, "cannot be told": 1}}
     assert headline(none) == "No time is faster or slower."
     assert headline(comparison | {"counts": dict.fromkeys(none["counts"], 0)}) == "Nothing can be told."
+
+
+def test_what_communication_bounds_is_counted(comparison):
+    cells = [cell | {"reason": NOT_CALIBRATED, "verdict": "cannot be told"} for cell in comparison["cells"][:2]]
+    sentence = "2 times are bound by communication, of which no two honest runs are recorded to calibrate with"
+    assert sentence in page(comparison | {"cells": cells}, "out")
+    assert "bound by communication" not in page(comparison, "out")
 
 
 def test_what_differs_is_said(comparison):
