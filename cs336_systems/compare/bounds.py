@@ -123,7 +123,7 @@ def device_bound(cell: Cell, row: Row) -> bool | None:
     if cell.experiment is Card:
         return True
     if cell.experiment is AllReduce:  # Gloo's are the processor's, next to whichever GPU.
-        return bool(row.gpu_count)
+        return bool(getattr(row, "gpu_count", 0))
     if row.metric in ON_DEVICE or row.metric.endswith("_busy"):
         return True
     share = busy_share(cell, row)
