@@ -59,7 +59,7 @@ def section(machine: Path) -> Iterator[str]:
     if found := "".join(headlines(machine / "raw")):
         yield "| medians | this project | speed relative to |\n| --- | ---: | --- |\n" + found
     yield from table(
-        ["experiment", "jobs", "cells", "measured", "not measured", "last"],
+        ["experiment", "jobs", "cells", "measured", "not measured", "minutes", "last"],
         [[f"`{name}`", *summary(name, found)] for name, found in tables.items()],
     )
 
@@ -71,11 +71,14 @@ def read(csvs: Iterable[Path]) -> DataFrame:
 
 
 def summary(experiment: str, rows: DataFrame) -> list[str]:
-    """Number of an experiment's jobs, cells, measured cells and others, and when it was last measured."""
+    """An experiment's number of jobs, cells, measured cells and others, its minutes, and its last day."""
     cell = [name for name in parameters(EXPERIMENTS[experiment]) if name in rows]
     lost = len(rows[rows["metric"] == WHOLE_CELL].drop_duplicates(cell))
     cells = len(rows.drop_duplicates(cell))
-    return [*map(str, (rows["job"].nunique(), cells, cells - lost, lost)), day(rows["utc"], "max")]
+    starting = pandas.to_numeric(rows["startup_seconds"]).groupby(rows["job"]).max()
+    seconds = pandas.to_numeric(rows.loc[rows["metric"] == "wall", "median"]).sum() + starting.sum()
+    counts = (rows["job"].nunique(), cells, cells - lost, lost)
+    return [*map(str, counts), f"{seconds / 60:.1f}", day(rows["utc"], "max")]
 
 
 def day(times: Series, which: str) -> str:

@@ -28,6 +28,7 @@ from scripts.coverage import cover
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.self_checks import all_checks
+from scripts.tables import planned_cells, split
 from scripts.views.data import frame
 from scripts.writeup import compute, fill
 from tests.samples import ROOT, config, planned_rows
@@ -78,7 +79,9 @@ def machine(name: str) -> Machine:
         return Machine(plan, {key: planned_rows(key, plan.scale) for key in EXPERIMENTS})
     plan = make_plan(config(recorded=RECORDED), ROOT / "recorded")
     rows = {
-        key: read_jobs(kind, sorted((ROOT / plan.raw / key).glob("*.csv")), RECORDED)
+        key: split(
+            kind, read_jobs(kind, sorted((ROOT / plan.raw / key).glob("*.csv")), RECORDED), planned_cells(plan, key)
+        )[0]
         for key, kind in EXPERIMENTS.items()
     }
     return Machine(plan, rows)
