@@ -7,7 +7,7 @@ what the allocator rounds up come on top.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from cs336_systems.accounting import kept_activations as kept
 from cs336_systems.accounting.allocator_rounding import LARGE, fresh_excess, reused_excess
@@ -64,6 +64,13 @@ def peak(setting: Setting) -> Use:
     """The moment of a step at which most memory is in use."""
     most = max(moments(setting), key=lambda use: use.total)
     return Use(**vars(most) | {"workspaces": workspaces(setting), "rounding": rounding(setting, most)})
+
+
+def possible_peaks(setting: Setting) -> tuple[Use, ...]:
+    """The peaks that a step may have, the largest first: several where not the program alone decides."""
+    if setting.rebuilds:
+        return peak(setting), peak(replace(setting, first_buckets=False))
+    return (peak(setting),)
 
 
 def moments(setting: Setting) -> Iterator[Use]:
@@ -183,7 +190,7 @@ def _held_gradients(setting: Setting, so_far: int, whole: int) -> int:
             return math.ceil(so_far / setting.ranks)
         case "data parallel" | "sharded optimizer":
             if setting.rebuilds:
-                return 2 * whole
+                return (1 + setting.first_buckets) * whole
             buckets = bucketed_bytes(setting)
             return min(whole, buckets + round(so_far * (1 - buckets / whole)))
     return so_far

@@ -51,7 +51,11 @@ class Setting:
     bucket_mb: float | None = 100
     """Of data parallelism; None: gradients stay where they are."""
     rebuilds: bool = False
-    """Whether buckets are made anew at the second step while the first ones are in memory, as PyTorch's DDP does."""
+    """Whether buckets are made anew at the second step, as PyTorch's DDP does."""
+    first_buckets: bool = True
+    """Whether the first buckets are still in memory then. Recorded launches of one program differ in that, likely since
+    PyTorch's ProcessGroupNCCL holds a collective's tensors until its watchdog, which looks ten times a second, has seen
+    the collective end, and another one is called."""
     exposed: bool = False
     """Whether communication follows the backward pass, instead of overlapping with it."""
     symmetric: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.peak_memory import possible_peaks
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.fit.cells import settings_of
 from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu
@@ -26,10 +26,9 @@ def too_large(cell: Experiment, machine: str) -> str:
     capacity = memory_of_gpu(gpu)
     least = float("inf")
     for _, setting in settings_of(cell.name, cell):
-        memory = peak(setting)
-        if outcome(setting, memory, capacity) != "does not fit":
+        if outcome(setting, capacity) != "does not fit":
             return ""
-        least = min(least, memory.total)
+        least = min(least, *(use.total for use in possible_peaks(setting)))
     if least == float("inf"):
         return ""
     return f"its step needs {least / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from cs336_systems.accounting.peak_memory import Use, peak
+from cs336_systems.accounting.peak_memory import Use, peak, possible_peaks
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.step_work import KERNELS
@@ -61,12 +61,13 @@ def memory_error_of(setting: Setting) -> float:
     return max(MEMORY_WITHIN, error.most if error else 0.0)
 
 
-def outcome(setting: Setting, memory: Use, capacity: float) -> Outcome:
+def outcome(setting: Setting, capacity: float) -> Outcome:
     """Whether it fits into `capacity` bytes."""
+    peaks = [use.total for use in possible_peaks(setting)]
     error, rest = memory_error_of(setting), outside(setting)
-    if (1 - error) * memory.total + rest > capacity:
+    if (1 - error) * min(peaks) + rest > capacity:
         return "does not fit"
-    if (1 + error) * memory.total + rest > (1 - GAPS) * capacity:
+    if (1 + error) * max(peaks) + rest > (1 - GAPS) * capacity:
         return "tight"
     return "fits"
 
@@ -83,7 +84,7 @@ def predict(question: Question, counted: int = 0) -> Iterator[Prediction]:
         yield Prediction(
             way=way,
             kind=kind(setting),
-            outcome=outcome(setting, memory, capacity),
+            outcome=outcome(setting, capacity),
             memory=memory,
             outside=outside(setting),
             memory_error=expected_error(setting, known.memory_errors),

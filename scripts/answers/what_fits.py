@@ -7,13 +7,13 @@ from pandas import DataFrame
 
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN, recorded
 from cs336_systems.fit.verdict import recorded_on
-from scripts.checks.what_fits import REBUILT
 from scripts.rendering.answer import Answer, Captioned, paragraph, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.data import first, measured_gpu
 from scripts.views.what_fits import HELD_BACK, judged, predictions, summary
 
+REBUILT = "PyTorch's DDP"
 WITHIN = {"memory": MEMORY_WITHIN, "time": TIME_WITHIN}
 UNITS = {"memory": "MiB", "time": "ms"}
 BY_EXPERIMENT: Columns = {
@@ -110,8 +110,9 @@ def reason(found: DataFrame, gpu: str) -> Typst:
             most=times[times["experiment"] == HELD_BACK]["time_error"].abs().max(),
         ),
         say(
-            "Memory is farthest off, by up to {most:percent}, in PyTorch's data parallelism, which makes its buckets "
-            "anew in the second step and may hold the first ones longer; other peaks by {others:percent} at most.",
+            "PyTorch's data parallelism makes its buckets anew in the second step, when the first ones may or may not "
+            "be in memory: each measured peak is within {most:percent} of one of the two possible ones. Other peaks "
+            "are off by {others:percent} at most.",
             most=kinds.get(REBUILT),
             others=kinds.drop(REBUILT, errors="ignore").max(),
         ),

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.cells import PREDICTED, settings_of
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
@@ -19,8 +18,6 @@ FAR = 0.04
 """The most by which any peak may differ: of models so small that the allocator's blocks matter."""
 SHARE = 0.95
 """Share of the peaks within MEMORY_WITHIN."""
-REBUILT = "PyTorch's DDP"
-"""Not judged: its first buckets may or may not be in memory when it has made new ones."""
 ON_GPUS = "peak memory is counted on GPUs only"
 
 
@@ -31,11 +28,8 @@ def found(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 @check("{n} steps; {most:.1%} at most", ON_GPUS)
 def memory_is_predicted(found: DataFrame) -> Evidence:
-    """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}.
-
-    PyTorch's data parallelism is left out, which may hold two sets of buckets.
-    """
-    rows = judged(found[found["kind"] != REBUILT], "memory")
+    """A step's peak memory is predicted within {FAR:.0%}, and {SHARE:.0%} of the steps' within {MEMORY_WITHIN:.0%}."""
+    rows = judged(found, "memory")
     for _, row in rows.iterrows():
         error = float(abs(row["memory_error"]))
         yield error
@@ -65,7 +59,7 @@ def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence
     """No step that ran is predicted not to fit into the GPU's memory, and none that ran out of memory to fit."""
     for _, row in found.iterrows():
         yield 1
-        if outcome(row["setting"], peak(row["setting"]), row["gpu_memory"]) == "does not fit":
+        if outcome(row["setting"], row["gpu_memory"]) == "does not fit":
             yield f"{row['cell']}: it ran"
     for name in PREDICTED:
         lost = tables[name]
@@ -75,9 +69,7 @@ def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence
             values = tuple(row[parameters(EXPERIMENTS[name])])
             cell = EXPERIMENTS[name](**dict(zip(parameters(EXPERIMENTS[name]), values, strict=True)))
             fitting = [
-                setting
-                for _, setting in settings_of(name, cell)
-                if outcome(setting, peak(setting), row["gpu_memory"]) == "fits"
+                setting for _, setting in settings_of(name, cell) if outcome(setting, row["gpu_memory"]) == "fits"
             ]
             if fitting:
                 yield f"{in_words(EXPERIMENTS[name], values)}: it ran out of memory"

@@ -7,7 +7,7 @@ from typing import Any
 from numpy import nan
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.peak_memory import peak, workspaces
+from cs336_systems.accounting.peak_memory import possible_peaks, workspaces
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
@@ -47,11 +47,15 @@ TOGETHER = ("size", "batch_size", "context", "vocab_size")
 def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) -> DataFrame:
     """The rows of `measured_steps` with `memory_predicted` and `time_predicted`, `memory_error` and `time_error`.
 
-    Errors are relative to what was measured, and NaN where nothing was, or the GPU has no listed rates.
+    Of several possible peaks the nearest is taken. Errors are relative to what was measured, and NaN where nothing was,
+    or the GPU has no listed rates.
     """
     known = known or recorded()
     found = measured_steps(tables)
-    found["memory_predicted"] = [peak(setting).total / MIB for setting in found["setting"]]
+    found["memory_predicted"] = [
+        min((use.total / MIB for use in possible_peaks(setting)), key=lambda peak: abs(peak - measured))
+        for setting, measured in zip(found["setting"], found["memory"], strict=True)
+    ]
     found["time_predicted"] = [
         nan if (rates := rates_of(gpu)) is None else 1e3 * step_seconds(setting, rates, known.weights)
         for setting, gpu in zip(found["setting"], found["gpu"], strict=True)

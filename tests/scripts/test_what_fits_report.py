@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from cs336_systems.accounting.peak_memory import possible_peaks
+from cs336_systems.accounting.units import MIB
 from cs336_systems.fit.recorded import PATH, TIME_WITHIN
 from scripts.answers import what_fits as section
 from scripts.checks import checks_of
@@ -57,6 +59,19 @@ def test_what_is_off_is_told(tables):
     assert outcomes(more) == ["failed", "passed", "passed"]
     assert outcomes(slower) == ["passed", "failed", "passed"]
     assert outcomes(small) == ["passed", "passed", "failed"]
+
+
+def test_pytorchs_ddp_has_its_first_buckets_or_not_and_nothing_between(tables):
+    """Both are recorded; half a set of gradients more is neither."""
+    table = tables["data_parallel"].copy()
+    rows = (table["metric"] == "peak_memory") & table["wrapper"].str.startswith("ddp")
+    settings = {setting for setting in predictions(tables)["setting"] if setting.rebuilds}
+    assert len({round(peak) for peak in table.loc[rows & (table["precision"] == "fp32"), "mean"] / 1000}) == 2
+    for setting in settings:
+        more, less = possible_peaks(setting)
+        assert more.total - less.total == pytest.approx(4 * setting.weights, rel=0.02)
+    table.loc[rows, "mean"] += 4 * settings.pop().weights / 2 / MIB
+    assert outcomes(tables | {"data_parallel": table})[0] == "failed"
 
 
 def test_a_step_that_should_have_fitted_is_told(tables):
