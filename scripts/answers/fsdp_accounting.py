@@ -18,10 +18,11 @@ from scripts.answers.fsdp import fewest_ranks
 from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant, with_unit
+from scripts.views.closed_forms import step_of
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, marked
 from scripts.views.comparison_tables import contender_table, missing, setting
 from scripts.views.data import select
-from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of, unsharded, whole_weights
+from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of, whole_weights
 from scripts.views.units import memory_unit
 
 MEMORY: dict[str, dict[str, str]] = {
@@ -54,7 +55,7 @@ def expected(row: Series) -> dict[str, float]:
     """The closed forms of a contender's memory, bytes; none is known of the reader's own."""
     if row["family"] == OWN:
         return dict.fromkeys(("kept", "passing", "expected_peak"), nan)
-    step, weights = unsharded(row), whole_weights(row)
+    step, weights = step_of(row), whole_weights(row)
     if row["contender"] == BASELINE:
         kept = weights + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
         return {"kept": kept, "passing": 0, "expected_peak": step.peak}

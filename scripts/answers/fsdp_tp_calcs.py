@@ -8,8 +8,7 @@ from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.markup import Table, Typst, finalize
-from scripts.views.meshes import example_answers
-from scripts.views.parallelism import EXAMPLE
+from scripts.views.parallelism import EXAMPLE, example_answers
 
 LIMITS = [
     ("data parallel", "backward", "12 B D F", "12 D F (N - 1)", "1 + a", EXAMPLE.batch_limit),

@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, say
 from scripts.rendering.markup import Typst
-from scripts.views.meshes import example_answers
+from scripts.views.parallelism import example_answers
 
 
 def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getdoc, getmodule, signature
 from types import ModuleType
@@ -44,20 +44,6 @@ def name_row(kind: type[Experiment], row: Series) -> str:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """A timed computation."""
-
-    cell: str
-    """The cell in words."""
-    flops: float
-    """Operations of its matrix multiplies."""
-    milliseconds: float
-    """Its median."""
-    precision: str
-    """fp32 or bf16."""
-
-
-@dataclass(frozen=True)
 class Check:
     """The outcome of one self-check."""
 
@@ -71,16 +57,6 @@ class Check:
 
 class NotApplicable(Exception):
     """Raised by a check that cannot be made, with the reason."""
-
-
-def conclude(check: str, complaints: list[str], examined: int, summary: str) -> Check:
-    """A check's outcome from the complaints of the cases it examined."""
-    if not examined:
-        return Check(check, "not applicable", summary)
-    if complaints:
-        more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
-        return Check(check, "failed", "; ".join(complaints[:3]) + more)
-    return Check(check, "passed", summary)
 
 
 def check(
@@ -118,8 +94,11 @@ def check(
             detail = summary if isinstance(summary, str) else summary(*args, **kwargs)
             if not cases and otherwise is not None:
                 detail = otherwise
-            complaints = [each for each in found if isinstance(each, str)]
-            return conclude(name, complaints, cases, detail.format_map({**constants, "n": cases, **extremes}))
+            detail = detail.format_map({**constants, "n": cases, **extremes})
+            if cases and (complaints := [each for each in found if isinstance(each, str)]):
+                more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
+                return Check(name, "failed", "; ".join(complaints[:3]) + more)
+            return Check(name, "passed" if cases else "not applicable", detail)
 
         concluded.__signature__ = signature(examine).replace(return_annotation=Check)  # type: ignore[attr-defined]
         return concluded
@@ -144,9 +123,23 @@ def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[C
 
 
 def under_the_roofline(
-    gpu: str, timings: Iterable[Timing], ceiling: Callable[[Gpu, str], float] = Gpu.flops
+    gpu: str,
+    rows: DataFrame,
+    named: Callable[[Series], str],
+    flops: Callable[[Series], float],
+    *,
+    time: str = "median",
+    ceiling: Callable[[Gpu, str], float] = Gpu.flops,
 ) -> Evidence:
-    """Evidence that no timing is faster than its matrix multiplies at the GPU's peak: `ceiling` by precision, FLOP/s.
+    """Evidence that no timing is faster than its matrix multiplies at the GPU's peak.
+
+    Args:
+        gpu: the GPU's name.
+        rows: the timings.
+        named: the words for one of them.
+        flops: the operations of its matrix multiplies.
+        time: the column of their times, ms.
+        ceiling: the peak by precision, FLOP/s.
 
     Raises:
         NotApplicable: the GPU's peak is not listed.
@@ -154,11 +147,11 @@ def under_the_roofline(
     peak = gpu_of(gpu)
     if peak is None:
         raise NotApplicable(f"no peak rate is listed for {gpu or 'a CPU'}")
-    for timing in timings:
-        share = timing.flops / (timing.milliseconds / 1e3) / ceiling(peak, timing.precision)
+    for _, row in rows.iterrows():
+        share = flops(row) / (row[time] / 1e3) / ceiling(peak, row["precision"])
         yield share
         if share > 1:
-            yield f"{timing.cell}: {share:.0%} of the peak"
+            yield f"{named(row)}: {share:.0%} of the peak"
 
 
 def within_memory(row: Series, cell: str, least: int, digits: int = 0) -> Evidence:

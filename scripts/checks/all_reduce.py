@@ -29,7 +29,7 @@ def sums_are_right(all_reduce: DataFrame) -> Evidence:
 @check("{n} pairs of neighbouring sizes, p20 against p80")
 def larger_messages_take_longer(all_reduce: DataFrame) -> Evidence:
     """The larger message never has the faster all-reduce."""
-    for _, group in select(all_reduce, metric="time", status="ok").groupby(CONDITIONS):
+    for _, group in select(all_reduce, metric="time").groupby(CONDITIONS):
         rows = [row for _, row in group.sort_values("megabytes").iterrows()]
         for small, large in itertools.pairwise(rows):
             yield 1
@@ -45,7 +45,7 @@ def nothing_beats_the_link(all_reduce: DataFrame) -> Evidence:
     a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
     """
     peak = gpu_of(measured_gpu({"": all_reduce}))
-    rows = select(all_reduce, metric="bus_bandwidth", status="ok", backend="nccl")
+    rows = select(all_reduce, metric="bus_bandwidth", backend="nccl")
     if peak is None or peak.link is None or not len(rows):
         raise NotApplicable("no GPU's link was measured, or no peak rate is listed for it")
     for _, row in rows.iterrows():

@@ -51,8 +51,8 @@ def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
     coefficients no single cell can differ unseen. Ours has two, one of them for the kernels that sum dQ in memory; a
     user's may have any.
     """
-    attention = select(attention, metric="peak_memory", status="ok")
-    flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory", status="ok")
+    attention = select(attention, metric="peak_memory")
+    flash = select(with_kernels_for_hopper(without_own(flash)), metric="peak_memory")
     flash = flash[flash["sequence"] > flash["implementation"].map(lambda name: contender_of(name).other_peak_up_to)]
     # Those for Hopper take 16-bit numbers; of rows of earlier code it is not known which kernels ran.
     flash = flash[flash["told"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]

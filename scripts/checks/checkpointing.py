@@ -22,7 +22,7 @@ MOMENT_TOLERANCE = 0.01
 @check("{n} cells, to the byte")
 def saved_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
     """What a step saves between its passes is the closed form."""
-    for _, row in select(checkpointing, metric="saved_for_backward", status="ok").iterrows():
+    for _, row in select(checkpointing, metric="saved_for_backward").iterrows():
         yield 1
         expected = step_of(row).saved_for_backward / MIB
         if abs(row["mean"] - expected) > BYTE:
@@ -32,7 +32,7 @@ def saved_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "peak memory is counted on GPUs only")
 def peak_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
     """The peak memory of a checkpointed step is that of the closed form."""
-    for _, row in select(checkpointing, metric="peak_memory", status="ok").iterrows():
+    for _, row in select(checkpointing, metric="peak_memory").iterrows():
         error = row["mean"] / (step_of(row).peak / MIB) - 1
         yield abs(error)
         if abs(error) > PEAK_TOLERANCE:
@@ -65,7 +65,7 @@ def moments_agree(checkpointing: DataFrame) -> Evidence:
 @check("{n} cells")
 def blocks_run_again(checkpointing: DataFrame) -> Evidence:
     """Checkpointed blocks run twice in a step, others once."""
-    for _, row in select(checkpointing, metric="block_calls", status="ok").iterrows():
+    for _, row in select(checkpointing, metric="block_calls").iterrows():
         yield 1
         layers = parse_size(row["size"]).num_layers
         if row["mean"] != (2 if row["segment"] else 1) * layers:
@@ -78,7 +78,7 @@ def recomputation_takes_time(checkpointing: DataFrame) -> Evidence:
     if not measured_gpu({"": checkpointing}):
         raise NotApplicable("judged on GPUs only: so few steps on a CPU are disturbed too much")
     tolerance = TOLERANCE["GPU"]
-    steps = select(checkpointing, metric="step", status="ok")
+    steps = select(checkpointing, metric="step")
     for _, row in steps[steps["segment"] > 0].iterrows():
         # The 20th percentile: what disturbs a step only ever adds to its time.
         without = {name: row[name] for name in parameters(Checkpointing)} | {"segment": 0}

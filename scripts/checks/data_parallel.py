@@ -5,8 +5,8 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.rows import parameters
-from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Evidence, check, within_memory
+from scripts.views.closed_forms import model_of
 from scripts.views.data import measured_gpu, select, statistic
 
 CELL = parameters(DataParallelTraining)
@@ -30,7 +30,7 @@ def name_contender(row: Series) -> str:
 @check("{n} wrappers, p80 against p20 less {most:.0%}", "no step was timed with and without communication")
 def nothing_beats_the_baseline(data_parallel: DataFrame) -> Evidence:
     """No training step with communication is shorter than without."""
-    steps = select(data_parallel, metric="step", status="ok")
+    steps = select(data_parallel, metric="step")
     baselines = select(steps, wrapper=BASELINE).set_index(CELL)["p20"].rename("baseline")
     slack = ROUNDING if measured_gpu({"": data_parallel}) else TOLERANCE["CPU"]
     for _, row in steps[steps["wrapper"] != BASELINE].join(baselines, on=CELL, how="inner").iterrows():
@@ -48,8 +48,8 @@ def nothing_beats_the_link(data_parallel: DataFrame, all_reduce: DataFrame) -> E
 
     It takes no less per byte, while nothing else runs.
     """
-    rates = select(all_reduce, metric="algorithm_bandwidth", status="ok", backend="nccl")
-    rows = select(data_parallel, metric="synchronization", status="ok")
+    rates = select(all_reduce, metric="algorithm_bandwidth", backend="nccl")
+    rows = select(data_parallel, metric="synchronization")
     for _, row in rows[rows["wrapper"].isin(AFTER_BACKWARD) & (rows["gpu"] != "")].iterrows():
         best = select(rates, processes=row["processes"])["median"].max()
         size = statistic(data_parallel, "mean", metric="communicated", wrapper=row["wrapper"], **row[CELL])
@@ -68,7 +68,7 @@ def bf16_rounds(data_parallel: DataFrame) -> Evidence:
     n ranks' gradients are rounded once each, and n times while they are added and divided, by at most 2^-8 of
     themselves; where they have nothing in common, their mean's norm is that of the mean of their norms over sqrt(n).
     """
-    for _, row in select(data_parallel, metric="gradient_error", status="ok").iterrows():
+    for _, row in select(data_parallel, metric="gradient_error").iterrows():
         yield float(row["mean"])
         if not 0 < row["mean"] <= BF16_ROUNDING * (row["processes"] + 1) * row["processes"] ** 0.5:
             yield f"{name_contender(row)}: {row['mean']:.1e}"
@@ -77,6 +77,6 @@ def bf16_rounds(data_parallel: DataFrame) -> Evidence:
 @check("{n} wrappers", "peak memory is counted on GPUs only")
 def memory_holds_the_state(data_parallel: DataFrame) -> Evidence:
     """The peak memory of data-parallel training is between the closed form of the state and the device's memory."""
-    for _, row in select(data_parallel, metric="peak_memory", status="ok").iterrows():
-        least = state_bytes("train_step", parse_size(row["size"]), row["vocab_size"])
+    for _, row in select(data_parallel, metric="peak_memory").iterrows():
+        least = state_bytes("train_step", *model_of(row))
         yield from within_memory(row, name_contender(row), least)

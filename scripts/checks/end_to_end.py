@@ -4,21 +4,13 @@ import itertools
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import state_bytes, step_flops
+from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from cs336_systems.sizes import parse_size, size_name
-from scripts.checks import (
-    TOLERANCE,
-    Check,
-    Evidence,
-    Timing,
-    between_cells,
-    check,
-    under_the_roofline,
-    within_memory,
-)
+from cs336_systems.sizes import size_name
+from scripts.checks import TOLERANCE, Check, Evidence, between_cells, check, under_the_roofline, within_memory
 from scripts.views.cells import name_cell, side_by_side
+from scripts.views.closed_forms import flops_of, model_of
 from scripts.views.data import PHASES, measured_gpu, one, select, size_order, statistic
 from scripts.views.steps import step_table
 
@@ -170,23 +162,13 @@ def precision_is_what_it_says(end_to_end: DataFrame) -> Evidence:
 @check("{n} timings; the closest reaches {most:.0%}")
 def nothing_beats_the_roofline(end_to_end: DataFrame) -> Evidence:
     """No step is faster than its matrix multiplies at the data sheet's dense peak."""
-    timings = [
-        Timing(
-            cell=name_cell(row),
-            flops=step_flops(
-                row["mode"], parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"]
-            ),
-            milliseconds=row["median"],
-            precision=row["precision"],
-        )
-        for _, row in select(end_to_end, metric="step").iterrows()
-    ]
-    yield from under_the_roofline(measured_gpu({"": end_to_end}), timings)
+    steps = select(end_to_end, metric="step")
+    yield from under_the_roofline(measured_gpu({"": steps}), steps, name_cell, lambda row: flops_of(row, row["mode"]))
 
 
 @check("{n} cells", "peak memory is counted on GPUs only")
 def memory_holds_the_state(end_to_end: DataFrame) -> Evidence:
     """Peak memory is between the closed form of weights, gradients and moments and the device's memory."""
-    for _, row in select(end_to_end, metric="peak_memory", status="ok").iterrows():
-        least = state_bytes(row["mode"], parse_size(row["size"]), row["vocab_size"])
+    for _, row in select(end_to_end, metric="peak_memory").iterrows():
+        least = state_bytes(row["mode"], *model_of(row))
         yield from within_memory(row, name_cell(row), least)

@@ -8,10 +8,10 @@ from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.sizes import parse_size
 from scripts.checks import Evidence, NotApplicable, check, within_memory
 from scripts.checks.contenders import ON_GPUS
 from scripts.checks.data_parallel import ROUNDING
+from scripts.views.closed_forms import model_of
 from scripts.views.comparison import contenders, series
 from scripts.views.data import measured_gpu, select
 from scripts.views.fsdp import SERIES, SHARDED, forward_pass, sharded, whole_weights
@@ -78,7 +78,7 @@ def kept_is_the_closed_form(rows: DataFrame) -> Evidence:
     for row, whole in with_closed_form(rows, "between_steps"):
         yield 1
         if whole:
-            kept = whole_weights(row) + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
+            kept = whole_weights(row) + adamw_bytes(*model_of(row))
         else:
             kept = sharded(row).weights + sharded(row).moments
         expected = kept / MIB

@@ -72,7 +72,7 @@ def agrees_with_end_to_end(kernel_profile: DataFrame, end_to_end: DataFrame) -> 
         # The host's clock has forward pass and loss together.
         stages = FORWARD if row["mode"] == "inference" else [*FORWARD, "loss"]
         busy, idle = total(rows, "stage_busy", stages), total(rows, "stage_idle", stages)
-        others = select(end_to_end, metric="forward", status="ok", **{name: row[name] for name in compared})
+        others = select(end_to_end, metric="forward", **{name: row[name] for name in compared})
         if busy is None or idle is None or busy < HOST_BOUND * (busy + idle) or not len(others):
             continue
         elsewhere = float(others.sort_values("warmup")["median"].iloc[-1])
@@ -85,7 +85,7 @@ def agrees_with_end_to_end(kernel_profile: DataFrame, end_to_end: DataFrame) -> 
 @check("{n} cells; at most {most:.2%}", NO_KERNEL)
 def kernels_are_attributed(kernel_profile: DataFrame) -> Evidence:
     """Under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module."""
-    rows = select(kernel_profile, metric="unattributed", status="ok")
+    rows = select(kernel_profile, metric="unattributed")
     launched = kernels(kernel_profile)
     unknown = launched["ms"].where((launched["stage"] == "") | (launched["range"] == ""), 0.0)
     keys = [launched[name] for name in CELL]

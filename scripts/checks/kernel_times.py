@@ -35,7 +35,7 @@ def kernels_fill_their_stages(kernel_profile: DataFrame) -> Evidence:
     """
     keys = [*CELL, "stage"]
     sums = kernels(kernel_profile).groupby(keys)["ms"].sum()
-    busy = select(kernel_profile, metric="stage_busy", status="ok").set_index(keys)["mean"]
+    busy = select(kernel_profile, metric="stage_busy").set_index(keys)["mean"]
     for _, row in busy.to_frame("busy").join(sums, how="outer").fillna(0).reset_index().iterrows():
         yield 1
         if not (1 - ROUNDING) * row["busy"] <= row["ms"] <= (1 + OVERLAP) * row["busy"]:
@@ -53,8 +53,8 @@ def stages_make_up_the_step(kernel_profile: DataFrame) -> Evidence:
     for part, metric in metrics_of(KernelProfile).items():
         if not (whole := metric.part_of):
             continue
-        steps = select(kernel_profile, metric=whole, status="ok").set_index(CELL)["mean"]
-        stages = select(kernel_profile, metric=part, status="ok").groupby(CELL)["mean"].sum().reindex(steps.index)
+        steps = select(kernel_profile, metric=whole).set_index(CELL)["mean"]
+        stages = select(kernel_profile, metric=part).groupby(CELL)["mean"].sum().reindex(steps.index)
         for cell, share in (stages / steps).dropna().items():
             yield 1
             if abs(share - 1) > max(metric.between, disturbed):
@@ -70,9 +70,7 @@ def stages_hold_their_kernels(kernel_profile: DataFrame) -> Evidence:
     if not measured_gpu({"": kernel_profile}):
         return
     keys = [*CELL, "stage"]
-    busy, stages = (
-        select(kernel_profile, metric=name, status="ok").set_index(keys)["mean"] for name in ("stage_busy", "stage")
-    )
+    busy, stages = (select(kernel_profile, metric=name).set_index(keys)["mean"] for name in ("stage_busy", "stage"))
     for _, row in (busy / stages).dropna().reset_index().iterrows():
         yield float(row["mean"])
         if row["mean"] > 1 + BUSY_TOLERANCE:
@@ -81,7 +79,7 @@ def stages_hold_their_kernels(kernel_profile: DataFrame) -> Evidence:
 
 def matched(profiled: Series, end_to_end: DataFrame, metric: str) -> DataFrame:
     """Each cell's number that was `profiled`, with that of warm processes of `end_to_end` as `timed`."""
-    warm = select(end_to_end, metric=metric, status="ok", cold_start=False)
+    warm = select(end_to_end, metric=metric, cold_start=False)
     timed = warm.sort_values("warmup").drop_duplicates(SHARED, keep="last").set_index(SHARED)["mean"].rename("timed")
     return profiled.rename("profiled").reset_index().join(timed, on=SHARED, how="inner")
 
@@ -98,7 +96,7 @@ def compare(pairs: DataFrame, tolerance: float, unit: str) -> Evidence:
 @check(COMPARED, GPUS_ONLY)
 def busy_time_is_the_same_elsewhere(kernel_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
     """The device's time in a phase agrees with `end_to_end` within {INSTRUMENTS:.0%}, host-bound or not."""
-    busy = select(kernel_profile, metric="stage_busy", status="ok")
+    busy = select(kernel_profile, metric="stage_busy")
     for metric, stages in STAGES.items():
         profiled = busy[busy["stage"].isin(stages)].groupby(CELL)["mean"].sum()
         yield from compare(matched(profiled, end_to_end, metric), INSTRUMENTS, " ms")

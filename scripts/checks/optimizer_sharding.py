@@ -7,8 +7,8 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.transformer import parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from cs336_systems.sizes import parse_size
 from scripts.checks import Evidence, check, told
+from scripts.views.closed_forms import model_of
 from scripts.views.comparison import OWN
 from scripts.views.optimizer_sharding import HELD, REST, UNSHARDED, memory, peaks, predicted
 
@@ -37,10 +37,10 @@ def name(row: Series) -> str:
 def held_is_the_closed_form(rows: DataFrame) -> Evidence:
     """Parameters, gradients and optimizer state on a rank are the closed form, but for padding and whole tensors."""
     for _, row in rows.iterrows():
-        shape = parse_size(row["size"])
-        largest = FP32_BYTES * shape.d_model * max(shape.d_ff, int(row["vocab_size"])) / MIB
+        shape, vocabulary = model_of(row)
+        largest = FP32_BYTES * shape.d_model * max(shape.d_ff, vocabulary) / MIB
         alignment = ALIGNMENT * parameter_tensors(shape) / MIB
-        whole = fp32_adamw(shape, int(row["vocab_size"]))
+        whole = fp32_adamw(shape, vocabulary)
         for part, expected in predicted(row).items():
             yield 1
             sharded = expected * MIB < getattr(whole, part)
@@ -55,7 +55,7 @@ def state_adds_up(rows: DataFrame) -> Evidence:
     """The ranks' shards make up the whole optimizer state."""
     for _, row in rows[(rows["whole_state"] > 0) & (rows["family"] != OWN)].iterrows():
         yield 1
-        state = fp32_adamw(parse_size(row["size"]), int(row["vocab_size"])).optimizer_state / MIB
+        state = fp32_adamw(*model_of(row)).optimizer_state / MIB
         copies = row["processes"] if row["contender"] == UNSHARDED else 1
         if abs(row["whole_state"] / (copies * state) - 1) > ROUNDING:
             yield f"{name(row)}: {row['whole_state']:.1f} of {copies * state:.1f} MiB"

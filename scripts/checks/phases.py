@@ -1,15 +1,17 @@
 """Self-checks of the phases and precisions of training on several ranks, on GPUs."""
 
 from collections.abc import Mapping
+from functools import partial
 
+import pandas
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
-from cs336_systems.sizes import parse_size, size_name
-from scripts.checks import Evidence, Timing, check, under_the_roofline
+from cs336_systems.sizes import size_name
+from scripts.checks import Evidence, check, under_the_roofline
+from scripts.views.closed_forms import flops_of
 from scripts.views.completeness import contenders_of
 from scripts.views.data import measured_gpu, select
 
@@ -53,19 +55,10 @@ def named(row: Series) -> str:
 @check("{n} steps; the closest reaches {most:.0%}", ON_GPUS)
 def nothing_beats_the_roofline(tables: Mapping[str, DataFrame], steps: list[DataFrame]) -> Evidence:
     """No training step on several GPUs is faster than its matmuls at the data sheet's dense peak."""
-    timings = [
-        Timing(
-            cell=f"{row['cell']}, {row['contender']}",
-            flops=step_flops(
-                "train_step", parse_size(row["size"]), row["vocab_size"], row["batch_size"], row["context"]
-            ),
-            milliseconds=row["step"],
-            precision=row["precision"],
-        )
-        for rows in steps
-        for _, row in rows.dropna(subset="step").iterrows()
-    ]
-    yield from under_the_roofline(measured_gpu(tables), timings)
+    timed = pandas.concat(steps).dropna(subset="step") if steps else DataFrame()
+    name = "{cell}, {contender}".format_map
+    work = partial(flops_of, mode="train_step")
+    yield from under_the_roofline(measured_gpu(tables), timed, name, work, time="step")
 
 
 @check("{n} steps, {LEAST} to {MOST} times", ON_GPUS)

@@ -2,13 +2,12 @@
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.checkpointing import StepMemory
-from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.measure.memory_timeline import OPTIMIZER_STATE, PARAMETERS, WEIGHT_COPIES
 from scripts.checks import Evidence, check
 from scripts.views.cells import name_cell
-from scripts.views.closed_forms import block_of
+from scripts.views.closed_forms import held_by_training, step_of
 from scripts.views.data import select
 
 SHORT = 0.01
@@ -24,7 +23,7 @@ UNDERIVED = "sdpa"
 @check("{n} cells, {SHORT:.0%} less to {ABOVE:.0%} and {WORKSPACES} MiB more", "peak memory is counted on GPUs only")
 def peak_is_the_closed_form(end_to_end: DataFrame) -> Evidence:
     """The peak memory of a timed step is that of the closed form; of a compiled one no more."""
-    peaks = select(end_to_end, metric="peak_memory", status="ok", model=EndToEnd.model)
+    peaks = select(end_to_end, metric="peak_memory", model=EndToEnd.model)
     for _, row in peaks[peaks["attention"] != UNDERIVED].iterrows():
         yield 1
         least, most = (bound / MIB for bound in bounds(row))
@@ -34,14 +33,14 @@ def peak_is_the_closed_form(end_to_end: DataFrame) -> Evidence:
 
 def bounds(row: Series) -> tuple[int, int]:
     """The least and the most that a step's closed form allows at its peak, bytes."""
-    step = StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=0)
-    weights = FP32_BYTES * parameters(step.block.shape, step.vocab_size)
-    copies = weight_copy_bytes(step.block.shape, step.vocab_size) if row["precision"] == "bf16" else 0
+    step, held = step_of(row), held_by_training(row)
+    weights = held[PARAMETERS]
+    copies = held[WEIGHT_COPIES] if row["precision"] == "bf16" else 0
     match row["mode"]:
         case "train_step":
             least = most = step.peak
         case "forward_backward":
-            least = most = step.peak - adamw_bytes(step.block.shape, step.vocab_size)
+            least = most = step.peak - held[OPTIMIZER_STATE]
         case "forward":
             least = most = weights + step.saved_for_backward
         case "inference":

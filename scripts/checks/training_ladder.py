@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import step_flops
 from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS
-from scripts.checks import HONEST, Evidence, Timing, check, under_the_roofline, within_memory
+from scripts.checks import HONEST, Evidence, check, under_the_roofline, within_memory
 from scripts.views.data import measured_gpu, select
 from scripts.views.training_ladder import load_of_row, losses, rung_table
 
@@ -43,16 +43,10 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Evidence:
 @check("{n} timings; the closest reaches {most:.0%}")
 def nothing_beats_the_roofline(rungs: DataFrame) -> Evidence:
     """No step of the ladder is faster than its matmuls at the data sheet's dense peak."""
-    timings = [
-        Timing(
-            cell=named(row),
-            flops=step_flops(load_of_row(row)),
-            milliseconds=row["step"],
-            precision="fp32" if row["rung"] == FIRST.name else "bf16",
-        )
-        for _, row in rungs[rungs["rung"] != FP8.name].iterrows()
-    ]
-    yield from under_the_roofline(measured_gpu({"": rungs}), timings)
+    rows = rungs[rungs["rung"] != FP8.name]
+    rows = rows.assign(precision=rows["rung"].map(lambda rung: "fp32" if rung == FIRST.name else "bf16"))
+    gpu = measured_gpu({"": rungs})
+    yield from under_the_roofline(gpu, rows, named, lambda row: step_flops(load_of_row(row)), time="step")
 
 
 @check("{n} steps; {most:.1%} at most, allowed {BUSIER:.0%} more", "busy time is measured on GPUs only")
@@ -88,7 +82,7 @@ def memory_holds_the_state(training_ladder: DataFrame) -> Evidence:
 
     An update under the backward pass frees gradients as it goes.
     """
-    for _, row in select(training_ladder, metric="peak_memory", status="ok", part="steps").iterrows():
+    for _, row in select(training_ladder, metric="peak_memory", part="steps").iterrows():
         if not row["rung"]:
             continue
         rung = RUNGS[row["rung"]]

@@ -37,7 +37,7 @@ def draw(table: str, output: str) -> None:
 
 def draw_memory(axes: Axes, data: DataFrame) -> None:
     """Measured memory as marks; the closed form as lines, a dash without checkpointing, also where memory ran out."""
-    counted = len(select(data, metric="peak_memory", status="ok")) > 0
+    counted = len(select(data, metric="peak_memory")) > 0
     metric, quantity = ("peak_memory", "peak memory") if counted else ("saved_for_backward", "saved for backward")
     cells = data.drop_duplicates(["attention", "segment"]).sort_values("segment")
     expected = {index: step_of(cell) for index, cell in cells.iterrows()}
@@ -69,7 +69,7 @@ def draw_memory(axes: Axes, data: DataFrame) -> None:
 def draw_time(axes: Axes, data: DataFrame) -> None:
     """Median step times, bars from the 20th to the 80th percentile."""
     for index, attention in enumerate(["plain", "flash"]):
-        rows = select(data, metric="step", attention=attention, status="ok").sort_values("segment")
+        rows = select(data, metric="step", attention=attention).sort_values("segment")
         for shown in (rows[rows["segment"] == 0], rows[rows["segment"] > 0]):
             axes.errorbar(
                 [segment or NONE for segment in shown["segment"]],

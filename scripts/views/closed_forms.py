@@ -4,11 +4,11 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.activations import BlockActivations, Saved
 from cs336_systems.accounting.checkpointing import StepMemory
-from cs336_systems.accounting.transformer import adamw_bytes, parameters, weight_copy_bytes
+from cs336_systems.accounting.transformer import adamw_bytes, parameters, step_flops, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.block_memory import BlockMemory
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.sizes import parse_size
+from cs336_systems.sizes import ModelShape, parse_size
 from scripts.views.data import select
 from scripts.views.units import BYTE
 
@@ -23,14 +23,24 @@ def block_of(row: Series) -> BlockActivations:
         batch_size=int(row["batch_size"]),
         context=int(row["context"]),
         precision=row["precision"],
-        attention=row["attention"],
+        attention=row.get("attention", "plain"),
         on_gpu=bool(row["gpu"]),
     )
 
 
 def step_of(row: Series) -> StepMemory:
-    """The memory of a row's training step."""
-    return StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=int(row["segment"]))
+    """The memory of a row's training step, unsharded."""
+    return StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=int(row.get("segment", 0)))
+
+
+def model_of(row: Series) -> tuple[ModelShape, int]:
+    """The shape and the vocabulary of a row's model."""
+    return parse_size(row["size"]), int(row["vocab_size"])
+
+
+def flops_of(row: Series, mode: str) -> int:
+    """The operations of the matmuls in a kind of step of a row's model and batch."""
+    return step_flops(mode, *model_of(row), int(row["batch_size"]), int(row["context"]))
 
 
 def held_by_training(row: Series) -> dict[str, int]:
@@ -38,13 +48,12 @@ def held_by_training(row: Series) -> dict[str, int]:
 
     The copies of weights are those that autocast makes.
     """
-    shape, vocabulary = parse_size(row["size"]), int(row["vocab_size"])
-    weights = FP32_BYTES * parameters(shape, vocabulary)
+    weights = FP32_BYTES * parameters(*model_of(row))
     return {
         of.PARAMETERS: weights,
         of.GRADIENTS: weights,
-        of.OPTIMIZER_STATE: adamw_bytes(shape, vocabulary),
-        of.WEIGHT_COPIES: weight_copy_bytes(shape, vocabulary),
+        of.OPTIMIZER_STATE: adamw_bytes(*model_of(row)),
+        of.WEIGHT_COPIES: weight_copy_bytes(*model_of(row)),
     }
 
 

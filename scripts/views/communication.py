@@ -76,7 +76,7 @@ def all_reduce_table(table: DataFrame) -> DataFrame:
     `algorithm_bandwidth` and `bus_bandwidth`, GB/s; `size`, bytes.
     """
     keys = parameters(AllReduce)
-    times = select(table, metric="time", status="ok").set_index(keys)[STATISTICS]
+    times = select(table, metric="time").set_index(keys)[STATISTICS]
     others = ["rank_spread", "algorithm_bandwidth", "bus_bandwidth"]
     numeric = table[table["metric"].isin(others)]
     medians = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=others)

@@ -78,7 +78,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     """
     table = compared(kind, table)
     keys = [*parameters(kind), "label", "contender", "bucket_mb"]
-    steps = select(table, metric="step", status="ok").set_index(keys)
+    steps = select(table, metric="step").set_index(keys)
     numeric = table[table["median"].notna() & (table["metric"] != "step") & (table["moment"] == "")]
     metrics = [name for name in dict.fromkeys([*kind.metrics, *OTHERS]) if name != "step"]
     wide = select(numeric, kind="").pivot(index=keys, columns="metric", values="median")

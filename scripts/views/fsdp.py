@@ -1,16 +1,14 @@
 """The closed forms of sharded training, and its profiled forward pass: what figures, answers and checks share."""
 
-import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.accelerators import Accelerator
-from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.transformer import parameters as numbers_of
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.sizes import parse_size
-from scripts.views.closed_forms import block_of
+from scripts.views.closed_forms import model_of
 from scripts.views.comparison import backend_of, series
 from scripts.views.data import select
 
@@ -54,18 +52,9 @@ def sharded(row: Series) -> FullySharded:
     )
 
 
-def unsharded(row: Series) -> StepMemory:
-    """The memory of the same training with the whole state on every rank."""
-    return StepMemory(
-        block=block_of(pandas.concat([row, Series({"attention": "plain"})])),
-        vocab_size=int(row["vocab_size"]),
-        segment=0,
-    )
-
-
 def whole_weights(row: Series) -> int:
     """Bytes of all weights in fp32."""
-    return FP32_BYTES * numbers_of(parse_size(row["size"]), int(row["vocab_size"]))
+    return FP32_BYTES * numbers_of(*model_of(row))
 
 
 def measured_rates(all_reduces: DataFrame, baseline: Series) -> Accelerator | None:
@@ -73,7 +62,7 @@ def measured_rates(all_reduces: DataFrame, baseline: Series) -> Accelerator | No
 
     The rate of products is that of the baseline's whole forward pass, the rest of which so counts as products too.
     """
-    rates = select(all_reduces, metric="bus_bandwidth", status="ok", backend=backend_of(baseline))
+    rates = select(all_reduces, metric="bus_bandwidth", backend=backend_of(baseline))
     best = select(rates, processes=baseline["processes"])["median"].max()
     if not (best > 0 and baseline["forward"] > 0):
         return None

@@ -52,7 +52,7 @@ def readable(kernel: str) -> str:
 
 def kernels(table: DataFrame, stages: Sequence[str] = (), **wanted: object) -> DataFrame:
     """The kernels of the selected cells with `ms`, their time in a step, and `calls`, their launches in a step."""
-    rows = select(table, metric="kernel", status="ok", **wanted)
+    rows = select(table, metric="kernel", **wanted)
     if stages:
         rows = rows[rows["stage"].isin(stages)]
     return rows.assign(ms=rows["mean"] * rows["n"] / rows["steps"] / 1e3, calls=rows["n"] / rows["steps"])

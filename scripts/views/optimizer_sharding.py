@@ -8,8 +8,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from cs336_systems.sizes import parse_size
-from scripts.views.closed_forms import step_of
+from scripts.views.closed_forms import model_of, step_of
 from scripts.views.comparison import CELL as CELLS
 from scripts.views.comparison import OURS, compared, described
 from scripts.views.data import select
@@ -70,7 +69,7 @@ def predicted(row: Series) -> dict[str, float]:
     """The closed form of what a rank holds at a row's moment, MiB, by part; nothing of the reader's own."""
     if row["contender"] not in SCHEME:
         return {}
-    whole = forms.fp32_adamw(parse_size(row["size"]), int(row["vocab_size"]))
+    whole = forms.fp32_adamw(*model_of(row))
     own = forms.SCHEMES[SCHEME[row["contender"]]].memory(whole, int(row["processes"]))
     trained = row["moment"] != INITIALIZED
     return {
@@ -84,8 +83,7 @@ def predicted_peak(row: Series) -> float:
     """The closed form of the most that a rank of ours has in use in a step, MiB; NaN for others, with other buckets."""
     if row["family"] != OURS:
         return nan
-    step = step_of(Series({**row, "attention": "plain", "segment": 0}))
-    return forms.peak(forms.SCHEMES[SCHEME[row["contender"]]], step, int(row["processes"])) / MIB
+    return forms.peak(forms.SCHEMES[SCHEME[row["contender"]]], step_of(row), int(row["processes"])) / MIB
 
 
 def peaks(rows: DataFrame) -> DataFrame:

@@ -4,13 +4,12 @@ from math import nan
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from cs336_systems.sizes import parse_size
+from scripts.views.closed_forms import flops_of
 from scripts.views.data import MODES, PHASES, select, size_order
 
 PASSES = {"forward": PHASES[:1], "forward + backward": PHASES[:2], "training step": PHASES}
@@ -61,5 +60,4 @@ def most_complete(steps: DataFrame) -> DataFrame:
 def utilization(row: Series, mode: str, milliseconds: float) -> float:
     """FLOPs of the matmuls in a row's step over its time and the GPU's dense peak; NaN where no peak is known."""
     peak = gpu_of(row["gpu"])
-    work = (parse_size(row["size"]), int(row["vocab_size"]), int(row["batch_size"]), int(row["context"]))
-    return step_flops(mode, *work) / (milliseconds / 1e3) / peak.flops(row["precision"]) if peak else nan
+    return flops_of(row, mode) / (milliseconds / 1e3) / peak.flops(row["precision"]) if peak else nan
