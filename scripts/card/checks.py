@@ -20,7 +20,7 @@ def cards_have_their_memory(cards: Sequence[RecordedCard]) -> Evidence:
     """Each card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
     for each in cards:
         if sheet := gpu_of(each.card["gpu"]):
-            yield from memory_of_a_card(sheet, each.name, each.card["gpu_memory"])
+            yield memory_of_a_card(sheet, each.name, each.card["gpu_memory"])
 
 
 @check("{n} rates; the closest reaches {most:.0%}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import getdoc, getmodule, signature
 from types import ModuleType
-from typing import Any, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 from pandas import DataFrame, Series
 
@@ -18,9 +18,6 @@ from scripts.rendering.markup import NOT_MEASURED, fixed_point
 from scripts.views.cells import in_words
 
 P = ParamSpec("P")
-Evidence = Iterator[int | float | str]
-"""An int: so many cases were examined. A float: one case was, of whose figures the summary gives the extreme. A str: a
-complaint about a case."""
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
 """Relative difference between two measurements of one thing that needs no explanation; a CPU does other work too."""
 HONEST = 0.03
@@ -40,7 +37,24 @@ def told(value: float | None, decimals: int = 0) -> str:
 
 def name_row(kind: type[Experiment], row: Series) -> str:
     """The cell of a row of any experiment, in words."""
-    return in_words(kind, tuple(row[parameters(kind)]))
+    return in_words(kind, tuple(row[name] for name in parameters(kind)))
+
+
+class Case(NamedTuple):
+    """One of the cases that a check examines."""
+
+    where: object
+    """The case; its text names it in a complaint."""
+    wrong: bool
+    """Whether the check fails by it."""
+    complaint: str
+    """What is said then behind these words."""
+    figure: float | None = None
+    """A number of which the check's summary gives the extremes."""
+
+
+Evidence = Iterator[Case | int | float | str]
+"""An int: so many cases without a complaint. A float: the figure of one. A str: a complaint next to them."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +96,33 @@ def check(
         def concluded(*args: P.args, **kwargs: P.kwargs) -> Check:
             constants = vars(getmodule(examine))
             name = sentence.format_map(constants)
-            found: list[int | float | str] = []
+            number, figures, complaints = 0, list[float](), list[str]()
             try:
-                found.extend(examine(*args, **kwargs))
+                for found in examine(*args, **kwargs):
+                    match found:
+                        case Case(where, wrong, complaint, figure):
+                            number += 1
+                            figures += [] if figure is None else [figure]
+                            complaints += [f"{where}: {complaint}"] if wrong else []
+                        case int():
+                            number += found
+                        case float():
+                            number += 1
+                            figures.append(found)
+                        case str():
+                            complaints.append(found)
             except NotApplicable as reason:
                 return Check(name, "not applicable", str(reason))
-            figures = [each for each in found if isinstance(each, float)]
-            cases = len(figures) + sum(int(each) for each in found if isinstance(each, int))
+            if number and complaints:
+                more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
+                return Check(name, "failed", "; ".join(complaints[:3]) + more)
             known = [figure for figure in figures if not math.isnan(figure)]
             extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
             detail = summary if isinstance(summary, str) else summary(*args, **kwargs)
-            if not cases and otherwise is not None:
+            if not number and otherwise is not None:
                 detail = otherwise
-            detail = detail.format_map({**constants, "n": cases, **extremes})
-            if cases and (complaints := [each for each in found if isinstance(each, str)]):
-                more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
-                return Check(name, "failed", "; ".join(complaints[:3]) + more)
-            return Check(name, "passed" if cases else "not applicable", detail)
+            detail = detail.format_map({**constants, "n": number, **extremes})
+            return Check(name, "passed" if number else "not applicable", detail)
 
         concluded.__signature__ = signature(examine).replace(return_annotation=Check)  # type: ignore[attr-defined]
         return concluded
@@ -149,14 +173,11 @@ def under_the_roofline(
         raise NotApplicable(f"no peak rate is listed for {gpu or 'a CPU'}")
     for _, row in rows.iterrows():
         share = flops(row) / (row[time] / 1e3) / ceiling(peak, row["precision"])
-        yield share
-        if share > 1:
-            yield f"{named(row)}: {share:.0%} of the peak"
+        yield Case(named(row), share > 1, f"{share:.0%} of the peak", share)
 
 
-def within_memory(row: Series, cell: str, least: int, digits: int = 0) -> Evidence:
-    """Evidence that a row's memory is between `least` bytes and what the device has."""
-    yield 1
+def within_memory(row: Series, cell: str, least: float, digits: int = 0) -> Case:
+    """The case that a row's memory must be between `least` bytes and what the device has."""
     low, high = least / MIB, row["gpu_memory"] / MIB
-    if not low <= row["mean"] <= high:
-        yield f"{cell}: {row['mean']:.{digits}f} MiB, not between {low:.{digits}f} and {high:.0f}"
+    limits = f"{row['mean']:.{digits}f} MiB, not between {low:.{digits}f} and {high:.0f}"
+    return Case(cell, not low <= row["mean"] <= high, limits)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy
 from pandas import DataFrame, Series
 
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.rendering.markup import NOT_MEASURED
 from scripts.views.data import select, statistic
 
@@ -31,15 +31,13 @@ ROUND: Mapping[str, Rounding] = {
 def sums_are_right(accumulation: DataFrame) -> Evidence:
     """The accumulated sums, their errors and last steps are those that NumPy computes."""
     for _, row in select(accumulation, metric="sum").iterrows():
-        yield 1
         cell = {name: row[name] for name in PARAMETERS}
         differing = [
             f"{metric} {NOT_MEASURED if found is None else found} (expected {value})"
             for metric, value in expected(row).items()
             if (found := statistic(accumulation, "mean", metric=metric, **cell)) != value
         ]
-        if differing:
-            yield f"{row['addend']} added to {row['accumulator']}: {', '.join(differing)}"
+        yield Case(f"{row['addend']} added to {row['accumulator']}", bool(differing), ", ".join(differing))
 
 
 def expected(row: Series) -> dict[str, float]:

@@ -5,7 +5,7 @@ import itertools
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.checks import Evidence, NotApplicable, check
+from scripts.checks import Case, Evidence, NotApplicable, check
 from scripts.views.communication import BACKENDS
 from scripts.views.data import measured_gpu, select
 
@@ -32,9 +32,8 @@ def larger_messages_take_longer(all_reduce: DataFrame) -> Evidence:
     for _, group in select(all_reduce, metric="time").groupby(CONDITIONS):
         rows = [row for _, row in group.sort_values("megabytes").iterrows()]
         for small, large in itertools.pairwise(rows):
-            yield 1
-            if small["p20"] >= large["p80"]:
-                yield f"{name_cell(small)}: p20 {small['p20']:.3f} ms, {name_cell(large)}: p80 less"
+            found = f"p20 {small['p20']:.3f} ms, {name_cell(large)}: p80 less"
+            yield Case(name_cell(small), small["p20"] >= large["p80"], found)
 
 
 @check("{n} cells; the closest reaches {most:.0%}")
@@ -51,6 +50,4 @@ def nothing_beats_the_link(all_reduce: DataFrame) -> Evidence:
     for _, row in rows.iterrows():
         ring, switch = (2 * (row["processes"] - 1), row["processes"] + 1)
         share = float(1e9 * row["median"] / (peak.link * max(1, ring / switch)))
-        yield share
-        if share > 1:
-            yield f"{name_cell(row)}: {share:.0%} of it"
+        yield Case(name_cell(row), share > 1, f"{share:.0%} of it", share)

@@ -39,11 +39,11 @@ def memory_holds_the_tensors(attention: DataFrame, flash: DataFrame) -> Evidence
     before_backward = select(attention, metric="memory_before_backward", compiled=False, precision="fp32")
     for _, row in before_backward.iterrows():
         least = plain_bytes_before_backward(row["batch_size"], row["sequence"], row["d"])
-        yield from within_memory(row, name_plain(row), least, digits=2)
+        yield within_memory(row, name_plain(row), least, digits=2)
     for _, row in select(flash, metric="peak_memory").iterrows():
         heads = row["batch_size"] * row["heads"]
         least = inputs_and_gradients_bytes(heads, row["sequence"], row["d"], row["precision"])
-        yield from within_memory(row, name_flash(row), least, digits=2)
+        yield within_memory(row, name_flash(row), least, digits=2)
 
 
 def name_pass(name: Callable[[Series], str], row: Series) -> str:

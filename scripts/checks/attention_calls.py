@@ -7,7 +7,7 @@ from pandas import DataFrame, Series, isna
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Evidence, check
+from scripts.checks import TOLERANCE, Case, Evidence, check
 from scripts.checks.attention import name_flash
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
@@ -61,9 +61,7 @@ def phases_add_up(cells: DataFrame) -> Evidence:
     for _, row in cells[cells["forward_backward"] >= needed_for_device_bound(cells)].iterrows():
         parts, whole = row["forward"] + row["backward"], row["forward_backward"]
         error = abs(parts - whole) / whole
-        yield error
-        if error > TOLERANCE["GPU"]:
-            yield f"{name_flash(row)}: {parts:.2f} ms against {whole:.2f} ms"
+        yield Case(name_flash(row), error > TOLERANCE["GPU"], f"{parts:.2f} ms against {whole:.2f} ms", error)
 
 
 @check("{n} cells; {most:.2f} times as long at most", NOT_APPLICABLE)
@@ -71,9 +69,8 @@ def replays_are_no_slower(cells: DataFrame) -> Evidence:
     """No replay of a CUDA graph takes longer than the calls it holds."""
     for _, row in cells[cells["graph"].notna()].iterrows():
         ratio = row["graph"] / row["forward_backward"]
-        yield ratio
-        if ratio > 1 + TOLERANCE["GPU"]:
-            yield f"{name_flash(row)}: {row['graph']:.3f} ms, called {row['forward_backward']:.3f} ms"
+        found = f"{row['graph']:.3f} ms, called {row['forward_backward']:.3f} ms"
+        yield Case(name_flash(row), ratio > 1 + TOLERANCE["GPU"], found, ratio)
 
 
 @check("{n} cells, of which {total:.0f} are host-bound", NOT_APPLICABLE)
@@ -82,10 +79,9 @@ def short_phases_add_up(cells: DataFrame) -> Evidence:
     call costs the host explains.
     """
     for _, row in cells[cells["forward_backward"] < needed_for_device_bound(cells)].iterrows():
-        yield float(paced_by_host(row))
-        if not adds_up(row):
-            parts, whole = row["forward"] + row["backward"], row["forward_backward"]
-            yield f"{name_flash(row)}: {parts:.3f} ms, in one call {whole:.3f} ms"
+        parts, whole = row["forward"] + row["backward"], row["forward_backward"]
+        found = f"{parts:.3f} ms, in one call {whole:.3f} ms"
+        yield Case(name_flash(row), not adds_up(row), found, float(host_bound(row)))
 
 
 @check("{n} cells", "seen on GPUs only")
@@ -97,7 +93,7 @@ def kernels_are_its_own(flash: DataFrame) -> Evidence:
             yield f"{name_flash(row)} launched {row['kernels']}"
 
 
-def paced_by_host(row: Series) -> bool:
+def host_bound(row: Series) -> bool:
     """Whether a replay, which costs the host nothing, is faster, or the call takes no longer than it costs the host."""
     limit = HOST_BOUND * row["forward_backward"]
     return bool(row["graph"] < limit or row["host"] >= limit)
@@ -107,6 +103,6 @@ def adds_up(row: Series) -> bool:
     """Whether both passes in one call take about what their parts do, or what the host's shares and scatter explain."""
     tolerance = TOLERANCE["GPU"]
     parts, whole = row["forward"] + row["backward"], row["forward_backward"]
-    host = row["host"] if isna(row["graph"]) or paced_by_host(row) else 0.0
+    host = row["host"] if isna(row["graph"]) or host_bound(row) else 0.0
     least, most = parts - HOST_SCATTER * host, parts + host
     return bool((1 - tolerance) * least <= whole <= (1 + tolerance) * most)

@@ -8,7 +8,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import contender_of
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.checks.attention import name_flash, name_plain
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
 from scripts.views.data import select
@@ -38,9 +38,8 @@ def workspace_is_constant(attention: DataFrame) -> Evidence:
     ]
     usual = statistics.median(left for _, left in kept) if kept else 0.0
     for row, left in kept:
-        yield usual
-        if abs(left - usual) > WORKSPACE_TOLERANCE:
-            yield f"{name_plain(row)}: {row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
+        found = f"{row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
+        yield Case(name_plain(row), abs(left - usual) > WORKSPACE_TOLERANCE, found, usual)
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "memory is counted on GPUs only")

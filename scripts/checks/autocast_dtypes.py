@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.autocast_dtypes import AutocastDtypes
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 
 LOWERED = {"fp16": "float16", "bf16": "bfloat16"}
 ON_GPU_IN_FP32 = "norm_output"
@@ -19,8 +19,6 @@ def dtypes_are_the_documented(autocast_dtypes: DataFrame) -> Evidence:
         autocast_dtypes["metric"].isin(list(AutocastDtypes.metrics)) & (autocast_dtypes["status"] == "ok")
     ]
     for _, row in rows.iterrows():
-        yield 1
         in_fp32 = row["metric"] in AS_PARAMETERS or (row["metric"] == ON_GPU_IN_FP32 and row["gpu"])
         expected = "float32" if in_fp32 else LOWERED[row["autocast"]]
-        if row["value"] != expected:
-            yield f"{row['autocast']}: {row['metric']} {row['value']}, expected {expected}"
+        yield Case(row["autocast"], row["value"] != expected, f"{row['metric']} {row['value']}, expected {expected}")

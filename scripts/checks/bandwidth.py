@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
-from scripts.checks import Evidence, check, name_row
+from scripts.checks import Case, Evidence, check, name_row
 from scripts.views.cells import side_by_side
 
 MEDIAN_TOLERANCE = 0.05
@@ -20,9 +20,8 @@ def bandwidths_follow_from_time(all_reduce: DataFrame) -> Evidence:
     columns = ["time", "algorithm_bandwidth", "bus_bandwidth"]
     cells = side_by_side(all_reduce, AllReduce, "median").reindex(columns=columns).dropna()
     for _, row in cells.reset_index().iterrows():
-        yield 1
         rate, algorithm, bus = row["megabytes"] / row["time"], *row[columns[1:]]  # MB / ms is GB / s
         expected_bus = algorithm * 2 * (row["processes"] - 1) / row["processes"]
-        if abs(algorithm / rate - 1) > MEDIAN_TOLERANCE or abs(bus / expected_bus - 1) > ROUNDING:
-            cell = name_row(AllReduce, row)
-            yield f"{cell}: {algorithm:.2f} and {bus:.2f} GB/s, from the time {rate:.2f} GB/s"
+        cell = name_row(AllReduce, row)
+        found = f"{algorithm:.2f} and {bus:.2f} GB/s, from the time {rate:.2f} GB/s"
+        yield Case(cell, abs(algorithm / rate - 1) > MEDIAN_TOLERANCE or abs(bus / expected_bus - 1) > ROUNDING, found)

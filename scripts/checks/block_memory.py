@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.block_memory import BlockMemory
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import block_of, not_as_derived
 from scripts.views.data import select, statistic
@@ -23,15 +23,13 @@ def saved_is_the_closed_form(block_memory: DataFrame) -> Evidence:
     That is, with dtype, shape and size of each, and no other.
     """
     for row, rows in cells(block_memory, BlockMemory, MEASURED):
-        yield 1
         differing = not_as_derived(row, rows)
         copies = statistic(rows, "mean", metric="saved_weight_copies") or 0
         if abs(copies - block_of(row).weight_copies / MIB) > BYTE:
             differing.append("copies of weights")
         if abs(row["mean"] - select(rows, metric="saved")["mean"].sum()) > BYTE:
             differing.append("the sum")
-        if differing:
-            yield f"{name_cell(row)}: {', '.join(differing)}"
+        yield Case(name_cell(row), bool(differing), ", ".join(differing))
 
 
 @check("{n} sums, to the byte")
@@ -42,9 +40,7 @@ def gradients_are_the_closed_form(block_memory: DataFrame) -> Evidence:
         for metric, size in (("parameter_gradients", block.parameter_gradients), ("input_gradient", block.residual)):
             found, expected = statistic(rows, "mean", metric=metric), size / MIB
             if found is not None:
-                yield 1
-                if abs(found - expected) > BYTE:
-                    yield f"{name_cell(row)}: {metric} {found} MiB, expected {expected}"
+                yield Case(name_cell(row), abs(found - expected) > BYTE, f"{metric} {found} MiB, expected {expected}")
 
 
 @check(
@@ -62,6 +58,6 @@ def allocator_agrees(block_memory: DataFrame) -> Evidence:
             if left is None or None in counted:
                 continue
             tensors = sum(size for size in counted if size is not None)
-            yield abs(left / tensors - 1)
-            if not tensors - BYTE <= left <= (1 + ALLOCATOR_TOLERANCE) * tensors:
-                yield f"{name_cell(row)}: {metric} {left:.1f} MiB, tensors {tensors:.1f} MiB"
+            wrong = not tensors - BYTE <= left <= (1 + ALLOCATOR_TOLERANCE) * tensors
+            found = f"{metric} {left:.1f} MiB, tensors {tensors:.1f} MiB"
+            yield Case(name_cell(row), wrong, found, abs(left / tensors - 1))

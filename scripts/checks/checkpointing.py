@@ -6,7 +6,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import TOLERANCE, Evidence, NotApplicable, check
+from scripts.checks import TOLERANCE, Case, Evidence, NotApplicable, check
 from scripts.views.cells import in_words, name_cell, side_by_side
 from scripts.views.closed_forms import step_of
 from scripts.views.data import PHASES, measured_gpu, select, statistic
@@ -23,10 +23,9 @@ MOMENT_TOLERANCE = 0.01
 def saved_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
     """What a step saves between its passes is the closed form."""
     for _, row in select(checkpointing, metric="saved_for_backward").iterrows():
-        yield 1
         expected = step_of(row).saved_for_backward / MIB
-        if abs(row["mean"] - expected) > BYTE:
-            yield f"{name_cell(row)}: {row['mean']:.3f} MiB, expected {expected:.3f}"
+        found = f"{row['mean']:.3f} MiB, expected {expected:.3f}"
+        yield Case(name_cell(row), abs(row["mean"] - expected) > BYTE, found)
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "peak memory is counted on GPUs only")
@@ -34,9 +33,8 @@ def peak_is_the_closed_form(checkpointing: DataFrame) -> Evidence:
     """The peak memory of a checkpointed step is that of the closed form."""
     for _, row in select(checkpointing, metric="peak_memory").iterrows():
         error = row["mean"] / (step_of(row).peak / MIB) - 1
-        yield abs(error)
-        if abs(error) > PEAK_TOLERANCE:
-            yield f"{name_cell(row)}: {row['mean']:.0f} MiB, {error:+.1%} from the closed form"
+        found = f"{row['mean']:.0f} MiB, {error:+.1%} from the closed form"
+        yield Case(name_cell(row), abs(error) > PEAK_TOLERANCE, found, abs(error))
 
 
 @check("{n} cells within {MOMENT_TOLERANCE:.1%}", "peak memory is counted on GPUs only")
@@ -66,10 +64,9 @@ def moments_agree(checkpointing: DataFrame) -> Evidence:
 def blocks_run_again(checkpointing: DataFrame) -> Evidence:
     """Checkpointed blocks run twice in a step, others once."""
     for _, row in select(checkpointing, metric="block_calls").iterrows():
-        yield 1
         layers = parse_size(row["size"]).num_layers
-        if row["mean"] != (2 if row["segment"] else 1) * layers:
-            yield f"{name_cell(row)}: {row['mean']:.0f} calls of {layers} blocks"
+        found = f"{row['mean']:.0f} calls of {layers} blocks"
+        yield Case(name_cell(row), row["mean"] != (2 if row["segment"] else 1) * layers, found)
 
 
 @check("{n} cells within {TOLERANCE[GPU]:.0%}")
@@ -85,6 +82,5 @@ def recomputation_takes_time(checkpointing: DataFrame) -> Evidence:
         step, forward = (statistic(checkpointing, "p20", metric=name, **without) for name in ("step", "forward"))
         if step is None or forward is None:
             continue
-        yield 1
-        if not (1 - tolerance) * step <= row["p20"] <= (1 + tolerance) * (step + forward):
-            yield f"{name_cell(row)}: {row['p20']:.2f} ms against {step:.2f} + {forward:.2f} ms"
+        wrong = not (1 - tolerance) * step <= row["p20"] <= (1 + tolerance) * (step + forward)
+        yield Case(name_cell(row), wrong, f"{row['p20']:.2f} ms against {step:.2f} + {forward:.2f} ms")

@@ -19,7 +19,7 @@ from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.implementations import own_implementations
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.comparison import KINDS, Kind
 from scripts.views.completeness import contenders_of
 from scripts.views.data import select
@@ -149,10 +149,8 @@ def all_train_on_their_batch(found: list[Contender]) -> Evidence:
     """Every contender, that without communication too, trains on all tokens of its batch."""
     for contender in found:
         if (tokens := contender.one("tokens")) is not None:
-            yield 1
             expected = contender.cell.batch_size * contender.cell.context
-            if tokens != expected:
-                yield f"{contender}: {tokens:.0f} tokens of {expected}"
+            yield Case(contender, tokens != expected, f"{tokens:.0f} tokens of {expected}")
 
 
 @check(told("written"), NOT_TOLD)
@@ -168,9 +166,9 @@ def none_copies_more(found: list[Contender]) -> Evidence:
         yield int(written is not None)
         if written is None or baseline is None or contender.declared is None:
             continue
-        copies = (written - baseline) / gradients(contender.cell)
-        if copies > contender.declared.copies + COPY_SLACK:
-            yield f"{contender}: {copies:.2f} times, and {contender.declared.copies:g} times declared"
+        copies, declared = (written - baseline) / gradients(contender.cell), contender.declared.copies
+        if copies > declared + COPY_SLACK:
+            yield f"{contender}: {copies:.2f} times, and {declared:g} times declared"
 
 
 @check("{n} profiles", ON_GPUS)
@@ -184,22 +182,19 @@ def profiles_add_up(found: list[Contender]) -> Evidence:
         compute, communication, hidden, busy, length = (time or 0.0 for time in times)
         if times[-1] is None:
             continue
-        yield 1
         slack = ROUNDING * length
         kinds, shares = contender.by_kind("communication"), contender.by_kind("timeline")
         timed = length * shares.get("communication", 0.0) if kinds.empty else communication
-        if (
+        wrong = (
             None in times
             or abs(compute + communication - hidden - busy) > slack
             or hidden > min(compute, communication) + slack
             or busy > length + slack
             or kinds.max() > communication + slack
             or abs(timed - communication) > slack
-        ):
-            yield (
-                f"{contender}: {compute:.1f} + {communication:.1f} - {hidden:.1f} ms, "
-                f"busy {busy:.1f} of {length:.1f} ms, timeline {timed:.1f} ms"
-            )
+        )
+        parts = f"{compute:.1f} + {communication:.1f} - {hidden:.1f} ms"
+        yield Case(contender, wrong, f"{parts}, busy {busy:.1f} of {length:.1f} ms, timeline {timed:.1f} ms")
 
 
 @check("{n} profiles", ON_GPUS)
@@ -212,13 +207,12 @@ def each_communicates_as_it_declares(found: list[Contender]) -> Evidence:
         communication = contender.one("communication")
         if communication is None or contender.declared is None:
             continue
-        yield 1
         sends = contender.declared.sends(contender.cell)
         apart = contender.by_kind("communication")
         gathers = {what for sent in sends for what in sent.what} & COLLECTIVES if len(apart) else set()
-        if bool(sends) != (communication > 0) or any(not apart.get(what, 0.0) > 0 for what in gathers):
-            times = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
-            yield f"{contender}: {communication:.2f} ms{f' ({times})' if times else ''}"
+        times = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
+        wrong = bool(sends) != (communication > 0) or any(not apart.get(what, 0.0) > 0 for what in gathers)
+        yield Case(contender, wrong, f"{communication:.2f} ms{f' ({times})' if times else ''}")
 
 
 def baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:
@@ -238,20 +232,18 @@ def the_baseline_computes_what_others_do(found: list[Contender]) -> Evidence:
     """
     for baseline, others in baselines(found, *UNDISTURBED):
         if others:
-            yield 1
             mine, least = baseline.one("compute"), min(each.one("compute") or 0 for each in others)
-            if abs(least / (mine or 1) - 1) > SAME_WORK:
-                yield f"{baseline}: computes for {mine:.1f} ms, with communication {least:.1f} ms"
+            took = f"computes for {mine:.1f} ms, with communication {least:.1f} ms"
+            yield Case(baseline, abs(least / (mine or 1) - 1) > SAME_WORK, took)
 
 
 @check("{n} cells, {SAME_WORK:.0%}", ON_GPUS)
 def the_baseline_is_timed_as_it_is_profiled(found: list[Contender]) -> Evidence:
     """A step without communication takes no less than it computes for, and no more than when it is profiled."""
     for baseline, _ in baselines(found):
-        yield 1
         step, compute, length = (baseline.median(name) for name in ("step", "compute", "timeline_length"))
-        if not (1 - SAME_WORK) * compute <= step <= (1 + SAME_WORK) * length:
-            yield f"{baseline}: {step:.1f} ms, computes for {compute:.1f} ms of {length:.1f} ms when profiled"
+        took = f"{step:.1f} ms, computes for {compute:.1f} ms of {length:.1f} ms when profiled"
+        yield Case(baseline, not (1 - SAME_WORK) * compute <= step <= (1 + SAME_WORK) * length, took)
 
 
 def cell_of(contender: Contender) -> tuple[Any, ...]:

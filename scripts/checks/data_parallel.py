@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Evidence, check, within_memory
+from scripts.checks import TOLERANCE, Case, Evidence, check, within_memory
 from scripts.views.closed_forms import model_of
 from scripts.views.data import measured_gpu, select, statistic
 
@@ -34,9 +34,8 @@ def nothing_beats_the_baseline(data_parallel: DataFrame) -> Evidence:
     baselines = select(steps, wrapper=BASELINE).set_index(CELL)["p20"].rename("baseline")
     slack = ROUNDING if measured_gpu({"": data_parallel}) else TOLERANCE["CPU"]
     for _, row in steps[steps["wrapper"] != BASELINE].join(baselines, on=CELL, how="inner").iterrows():
-        yield slack
-        if row["p80"] < (1 - slack) * row["baseline"]:
-            yield f"{name_contender(row)}: p80 {row['p80']:.2f} ms, without p20 {row['baseline']:.2f} ms"
+        found = f"p80 {row['p80']:.2f} ms, without p20 {row['baseline']:.2f} ms"
+        yield Case(name_contender(row), row["p80"] < (1 - slack) * row["baseline"], found, slack)
 
 
 @check(
@@ -56,9 +55,8 @@ def nothing_beats_the_link(data_parallel: DataFrame, all_reduce: DataFrame) -> E
         if not best > 0 or size is None:
             continue
         share = float(size / best / row["median"])  # MB / (GB/s) is ms
-        yield share
-        if share > ALLOWED:
-            yield f"{name_contender(row)}: {row['median']:.2f} ms, at least {size / best:.2f} ms expected"
+        found = f"{row['median']:.2f} ms, at least {size / best:.2f} ms expected"
+        yield Case(name_contender(row), share > ALLOWED, found, share)
 
 
 @check("{n} cells; the largest is {most:.1e}")
@@ -69,9 +67,8 @@ def bf16_rounds(data_parallel: DataFrame) -> Evidence:
     themselves; where they have nothing in common, their mean's norm is that of the mean of their norms over sqrt(n).
     """
     for _, row in select(data_parallel, metric="gradient_error").iterrows():
-        yield float(row["mean"])
-        if not 0 < row["mean"] <= BF16_ROUNDING * (row["processes"] + 1) * row["processes"] ** 0.5:
-            yield f"{name_contender(row)}: {row['mean']:.1e}"
+        wrong = not 0 < row["mean"] <= BF16_ROUNDING * (row["processes"] + 1) * row["processes"] ** 0.5
+        yield Case(name_contender(row), wrong, f"{row['mean']:.1e}", float(row["mean"]))
 
 
 @check("{n} wrappers", "peak memory is counted on GPUs only")
@@ -79,4 +76,4 @@ def memory_holds_the_state(data_parallel: DataFrame) -> Evidence:
     """The peak memory of data-parallel training is between the closed form of the state and the device's memory."""
     for _, row in select(data_parallel, metric="peak_memory").iterrows():
         least = state_bytes("train_step", *model_of(row))
-        yield from within_memory(row, name_contender(row), least)
+        yield within_memory(row, name_contender(row), least)

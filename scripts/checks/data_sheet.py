@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from scripts.checks import Evidence, NotApplicable, check, name_row
+from scripts.checks import Case, Evidence, NotApplicable, check, name_row
 from scripts.views.data import measured_gpu
 from scripts.views.units import GB, GIB
 
@@ -29,18 +29,17 @@ def peak(tables: Mapping[str, DataFrame]) -> Gpu:
 
 
 def cells(tables: Mapping[str, DataFrame], column: str, value: str) -> Iterator[tuple[str, Series]]:
-    """Each measured row on a GPU with a value in a column, and its cell and metric in words."""
+    """Each measured row on a GPU with a value in a column, and its cell in words."""
     for name, table in tables.items():
         for _, row in table[(table[column] == value) & (table["status"] == "ok") & (table["gpu_count"] > 0)].iterrows():
-            yield f"{name_row(EXPERIMENTS[name], row)}: {row['metric']}", row
+            yield name_row(EXPERIMENTS[name], row), row
 
 
-def memory_of_a_card(sheet: Gpu, where: str, found: int) -> Evidence:
-    """Evidence that a card has the memory of its data sheet; `found` in bytes."""
-    yield 1
+def memory_of_a_card(sheet: Gpu, where: str, found: int) -> Case:
+    """The case that a card must have the memory of its data sheet; `found` in bytes."""
     low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
-    if not low <= found <= high:
-        yield f"{where}: {found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+    said = f"{found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+    return Case(where, not low <= found <= high, said)
 
 
 @check("{n} jobs")
@@ -48,10 +47,9 @@ def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
     """The card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
     sheet = peak(tables)
     for name, table in tables.items():
-        for found in table.loc[table["gpu"] != "", ["gpu_memory", "source_digest", "utc"]].drop_duplicates()[
-            "gpu_memory"
-        ]:
-            yield from memory_of_a_card(sheet, name, found)
+        jobs = table.loc[table["gpu"] != "", ["gpu_memory", "source_digest", "utc"]].drop_duplicates()
+        for found in jobs["gpu_memory"]:
+            yield memory_of_a_card(sheet, name, found)
 
 
 @check("{n} amounts; {most:.0%} of the card at most", "memory is counted on GPUs only")
@@ -61,9 +59,8 @@ def memory_fits_the_card(tables: Mapping[str, DataFrame]) -> Evidence:
         if row["metric"] == PLANNED:
             continue
         share = row["mean"] * MIB / row["gpu_memory"] if row["gpu_memory"] else float("inf")
-        yield float(share)
-        if share > 1:
-            yield f"{where} {row['mean']:.0f} MiB of {row['gpu_memory'] / MIB:.0f}"
+        found = f"{row['metric']} {row['mean']:.0f} MiB of {row['gpu_memory'] / MIB:.0f}"
+        yield Case(where, share > 1, found, float(share))
 
 
 @check("{n} rates; the closest reaches {most:.0%}")
@@ -74,6 +71,4 @@ def rates_are_below_the_peak(tables: Mapping[str, DataFrame]) -> Evidence:
     for metric, (ceiling, unit) in ceilings.items():
         for where, row in cells(tables, "metric", metric):
             share = row["median"] * unit / ceiling
-            yield float(share)
-            if share > 1:
-                yield f"{where} {row['median']:.0f} {row['unit']}"
+            yield Case(where, share > 1, f"{row['metric']} {row['median']:.0f} {row['unit']}", float(share))

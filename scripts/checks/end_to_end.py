@@ -8,7 +8,7 @@ from cs336_systems.accounting.transformer import state_bytes
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import TOLERANCE, Check, Evidence, between_cells, check, under_the_roofline, within_memory
+from scripts.checks import TOLERANCE, Case, Check, Evidence, between_cells, check, under_the_roofline, within_memory
 from scripts.views.cells import name_cell, side_by_side
 from scripts.views.closed_forms import flops_of, model_of
 from scripts.views.data import PHASES, measured_gpu, one, select, size_order, statistic
@@ -96,9 +96,7 @@ def larger_sizes_take_longer(end_to_end: DataFrame) -> Evidence:
             fast, slow = statistic(group, "p20", size=small), statistic(group, "p80", size=large)
             if fast is None or slow is None:
                 continue
-            yield 1
-            if fast >= slow:
-                yield f"context {context}: {small} p20 {fast:.2f} ms, {large} p80 {slow:.2f} ms"
+            yield Case(f"context {context}", fast >= slow, f"{small} p20 {fast:.2f} ms, {large} p80 {slow:.2f} ms")
 
 
 def busy_cells(end_to_end: DataFrame) -> str:
@@ -113,9 +111,7 @@ def device_is_not_busier_than_the_step_is_long(end_to_end: DataFrame) -> Evidenc
     for phase in PHASES:
         for _, step in steps[steps[f"{phase}_busy"].notna()].iterrows():
             share = step[f"{phase}_busy"] / step[phase]
-            yield share
-            if share > BUSIEST:
-                yield f"{name_cell(step)}: {phase} {share:.0%} busy"
+            yield Case(name_cell(step), share > BUSIEST, f"{phase} {share:.0%} busy", share)
 
 
 @check(
@@ -130,9 +126,7 @@ def inference_is_no_slower(end_to_end: DataFrame) -> Evidence:
         trained = one(steps, mode="train_step", **{name: inferred[name] for name in CELL})
         if trained is not None:
             ratio = inferred["step"] / trained["forward"]
-            yield ratio
-            if ratio > SLOWEST_INFERENCE:
-                yield f"{name_cell(inferred)}: {ratio:.2f} times as long"
+            yield Case(name_cell(inferred), ratio > SLOWEST_INFERENCE, f"{ratio:.2f} times as long", ratio)
 
 
 def compiled_cells(end_to_end: DataFrame) -> str:
@@ -154,9 +148,8 @@ def compiled_is_compiled(end_to_end: DataFrame) -> Evidence:
 def precision_is_what_it_says(end_to_end: DataFrame) -> Evidence:
     """bf16 cells computed in bf16, fp32 cells in fp32 with TF32 off (probed by a multiplication)."""
     for _, row in select(end_to_end, metric="logits_dtype").iterrows():
-        yield 1
-        if row["value"] != {"bf16": "bfloat16", "fp32": "float32"}[row["precision"]] or row["tf32"]:
-            yield f"{name_cell(row)}: {row['value']}{', TF32 on' if row['tf32'] else ''}"
+        wrong = row["value"] != {"bf16": "bfloat16", "fp32": "float32"}[row["precision"]] or row["tf32"]
+        yield Case(name_cell(row), wrong, f"{row['value']}{', TF32 on' if row['tf32'] else ''}")
 
 
 @check("{n} timings; the closest reaches {most:.0%}")
@@ -171,4 +164,4 @@ def memory_holds_the_state(end_to_end: DataFrame) -> Evidence:
     """Peak memory is between the closed form of weights, gradients and moments and the device's memory."""
     for _, row in select(end_to_end, metric="peak_memory").iterrows():
         least = state_bytes(row["mode"], *model_of(row))
-        yield from within_memory(row, name_cell(row), least)
+        yield within_memory(row, name_cell(row), least)

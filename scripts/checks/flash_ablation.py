@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash_ablation import FlashAblation
-from scripts.checks import TOLERANCE, Evidence, check, name_row
+from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
 from scripts.views.attention_calls import OURS
 from scripts.views.data import select
 
@@ -34,10 +34,8 @@ def nothing_reverted_is_the_implementation(flash_ablation: DataFrame, flash: Dat
         for _, row in matched(rows, ours).iterrows():
             slower = row["median"] / row["usual"] - 1
             error = max(0.0, -slower) if row["precision"] == "bf16" else abs(slower)
-            yield error
-            if error > TOLERANCE["GPU"]:
-                took = f"{row['median']:.2f} ms, elsewhere {row['usual']:.2f} ms"
-                yield f"{name_row(FlashAblation, row)}: {metric} {took}"
+            found = f"{metric} {row['median']:.2f} ms, elsewhere {row['usual']:.2f} ms"
+            yield Case(name_row(FlashAblation, row), error > TOLERANCE["GPU"], found, error)
 
 
 @check("{n} passes; {least:.2f} times as long at least, allowed {LEAST:.2f}", "nothing was reverted on a GPU")
@@ -46,7 +44,6 @@ def nothing_reverted_is_the_fastest(flash_ablation: DataFrame) -> Evidence:
     for metric in PASSES:
         rows = select(flash_ablation, metric=metric)
         for _, row in matched(rows[rows["without"] != "nothing"], select(rows, without="nothing")).iterrows():
-            yield row["median"] / row["usual"]
-            if row["median"] / row["usual"] < LEAST:
-                took = f"{row['median']:.2f} ms, as it is {row['usual']:.2f} ms"
-                yield f"{name_row(FlashAblation, row)}: {metric} {took}"
+            ratio = row["median"] / row["usual"]
+            found = f"{metric} {row['median']:.2f} ms, as it is {row['usual']:.2f} ms"
+            yield Case(name_row(FlashAblation, row), ratio < LEAST, found, ratio)

@@ -8,7 +8,7 @@ from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.checks import Evidence, NotApplicable, check, within_memory
+from scripts.checks import Case, Evidence, NotApplicable, check, within_memory
 from scripts.checks.contenders import ON_GPUS
 from scripts.checks.data_parallel import ROUNDING
 from scripts.views.closed_forms import model_of
@@ -44,9 +44,8 @@ def nothing_beats_the_passes(rows: DataFrame) -> Evidence:
     baselines = select(fp32, contender=BASELINE).assign(passes=lambda baseline: baseline["p20"] - baseline["optimizer"])
     others = fp32[fp32["contender"] != BASELINE].join(baselines.set_index("cell")["passes"], on="cell", how="inner")
     for _, row in others.iterrows():
-        yield 1
-        if row["p80"] < (1 - ROUNDING) * row["passes"]:
-            yield f"{name_contender(row)}: p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
+        found = f"p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
+        yield Case(name_contender(row), row["p80"] < (1 - ROUNDING) * row["passes"], found)
 
 
 @check("{n} units", ON_GPUS)
@@ -76,14 +75,10 @@ def with_closed_form(rows: DataFrame, column: str) -> Iterator[tuple[Series, boo
 def kept_is_the_closed_form(rows: DataFrame) -> Evidence:
     """Memory between the steps of sharded training is the closed form's, but for libraries' workspaces."""
     for row, whole in with_closed_form(rows, "between_steps"):
-        yield 1
-        if whole:
-            kept = whole_weights(row) + adamw_bytes(*model_of(row))
-        else:
-            kept = sharded(row).weights + sharded(row).moments
-        expected = kept / MIB
-        if not (1 - ROUNDING) * expected <= row["between_steps"] <= (1 + ROUNDING) * expected + WORKSPACES_MIB:
-            yield f"{name_contender(row)}: {row['between_steps']:.0f} MiB, {expected:.0f} expected"
+        moments = adamw_bytes(*model_of(row)) if whole else sharded(row).moments
+        expected = ((whole_weights(row) if whole else sharded(row).weights) + moments) / MIB
+        wrong = not (1 - ROUNDING) * expected <= row["between_steps"] <= (1 + ROUNDING) * expected + WORKSPACES_MIB
+        yield Case(name_contender(row), wrong, f"{row['between_steps']:.0f} MiB, {expected:.0f} expected")
 
 
 @check("{n} contenders", "counted on GPUs only")
@@ -91,4 +86,4 @@ def peaks_are_possible(rows: DataFrame) -> Evidence:
     """The peak memory of sharded training is between the closed form of the state and the device's memory."""
     for row, whole in with_closed_form(rows, "peak_memory"):
         state = 4 * whole_weights(row) if whole else round((1 - ROUNDING) * sharded(row).state)
-        yield from within_memory(row.rename({"mean": "step", "peak_memory": "mean"}), name_contender(row), state)
+        yield within_memory(row.rename({"mean": "step", "peak_memory": "mean"}), name_contender(row), state)

@@ -8,7 +8,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.checks import Evidence, NotApplicable, check, name_row, told
+from scripts.checks import Case, Evidence, NotApplicable, check, name_row, told
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 
@@ -40,10 +40,9 @@ def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Evidence:
         clocks, watts, walls = (rows.set_index(parameters(EXPERIMENTS[name])) for rows in sampled)
         both = DataFrame({"clock": clocks["n"], "power": watts["n"]}).join(walls["mean"].rename("wall"), how="inner")
         for cell, row in both.iterrows():
-            yield 1
             clock, power, wall = row["clock"], row["power"], row["wall"]
-            if clock != power or (clock - 1) * INTERVAL > wall or clock < wall / (LATE * INTERVAL) - MISSED:
-                yield f"{in_words(EXPERIMENTS[name], cell)}: {told(clock)} and {told(power)} in {wall:.2f} s"
+            wrong = clock != power or (clock - 1) * INTERVAL > wall or clock < wall / (LATE * INTERVAL) - MISSED
+            yield Case(in_words(EXPERIMENTS[name], cell), wrong, f"{told(clock)} and {told(power)} in {wall:.2f} s")
 
 
 def rows_of_cells(tables: Mapping[str, DataFrame], metric: str) -> Iterator[tuple[str, Series]]:
@@ -58,11 +57,9 @@ def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Evidence:
     """A GPU's clock is a whole number of MHz that other cells reach too."""
     highest = [(0.0, ""), (0.0, "")]
     for cell, row in rows_of_cells(tables, SM_CLOCK):
-        yield 1
         samples = parse_samples(row["samples"]) or [row["mean"]]
         highest.append((max(samples), cell))
-        if any(sample % 1 for sample in samples):
-            yield f"{cell}: {max(samples):g} MHz"
+        yield Case(cell, any(sample % 1 for sample in samples), f"{max(samples):g} MHz")
     *_, (second, _), (first, cell) = sorted(highest)
     if second and first > (1 + ABOVE_OTHERS) * second:
         yield f"{cell}: {first:g} MHz, in no other cell above {second:g} MHz"
@@ -75,10 +72,9 @@ def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Evidence:
     if not rows:
         raise NotApplicable(no_limit(tables))
     for cell, row, gpu in rows:
-        yield 1
         limit = gpu.power_limit
-        if not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit:
-            yield f"{cell}: {row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W"
+        found = f"{row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W"
+        yield Case(cell, not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit, found)
 
 
 def no_limit(tables: Mapping[str, DataFrame]) -> str:

@@ -8,7 +8,7 @@ from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import Check, Evidence, NotApplicable, between_cells, check
+from scripts.checks import Case, Check, Evidence, NotApplicable, between_cells, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import measured_gpu, select
 from scripts.views.kernels import FORWARD, kernels, products, total
@@ -77,9 +77,8 @@ def agrees_with_end_to_end(kernel_profile: DataFrame, end_to_end: DataFrame) -> 
             continue
         elsewhere = float(others.sort_values("warmup")["median"].iloc[-1])
         error = abs(busy + idle - elsewhere) / elsewhere
-        yield error
-        if error > FORWARD_TOLERANCE:
-            yield f"{name_cell(row)}: {busy + idle:.2f} ms in the trace, {elsewhere:.2f} ms"
+        found = f"{busy + idle:.2f} ms in the trace, {elsewhere:.2f} ms"
+        yield Case(name_cell(row), error > FORWARD_TOLERANCE, found, error)
 
 
 @check("{n} cells; at most {most:.2%}", NO_KERNEL)
@@ -90,8 +89,8 @@ def kernels_are_attributed(kernel_profile: DataFrame) -> Evidence:
     unknown = launched["ms"].where((launched["stage"] == "") | (launched["range"] == ""), 0.0)
     keys = [launched[name] for name in CELL]
     shares = (unknown.groupby(keys).sum() / launched["ms"].groupby(keys).sum()).reindex(rows.set_index(CELL).index)
-    yield from rows["mean"].tolist()
-    yield from (f"{name_cell(row)}: {row['mean']:.1%}" for _, row in rows.iterrows() if row["mean"] > UNATTRIBUTED)
+    for _, row in rows.iterrows():
+        yield Case(name_cell(row), row["mean"] > UNATTRIBUTED, f"{row['mean']:.1%}", row["mean"])
     for (_, row), share in zip(rows.iterrows(), shares, strict=True):
         if abs(row["mean"] - share) > ROUNDING:
             yield f"{name_cell(row)}: {row['mean']:.2%}, of its kernels {share:.2%}"
@@ -102,10 +101,8 @@ def products_are_counted(kernel_profile: DataFrame) -> Evidence:
     """Eager forward passes launch one matmul kernel per product of the model: layers × 9 + 1."""
     rows = products(kernels(kernel_profile, FORWARD, compiled=False, attention="plain", model=KernelProfile().model))
     for _, row in rows.groupby([*CELL, "label"])["calls"].sum().reset_index().iterrows():
-        yield 1
         expected = forward_products(parse_size(row["size"]))
-        if row["calls"] != expected:
-            yield f"{name_cell(row)}: {row['calls']:g} kernels, {expected} products"
+        yield Case(name_cell(row), row["calls"] != expected, f"{row['calls']:g} kernels, {expected} products")
 
 
 @check("{n} kernels", NO_KERNEL)
@@ -116,7 +113,6 @@ def categories_are_those_of_the_names(kernel_profile: DataFrame) -> Evidence:
     """
     rows = kernels(kernel_profile).drop_duplicates(["stage", "range", "category", "kernel"])
     for _, row in rows[rows["kernel"].str.len() < LONGEST_NAME].iterrows():
-        yield 1
         found, named = row["category"], categorize(row["kernel"], stage=row["stage"], range_=row["range"])
-        if found != named and (named not in VAGUE or (named != "other" and found in VAGUE)):
-            yield f"{row['kernel']} in {row['range'] or row['stage']}: {found}, by its name {named}"
+        wrong = found != named and (named not in VAGUE or (named != "other" and found in VAGUE))
+        yield Case(f"{row['kernel']} in {row['range'] or row['stage']}", wrong, f"{found}, by its name {named}")

@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Evidence, between_cells, check, name_row
+from scripts.checks import TOLERANCE, Case, Evidence, between_cells, check, name_row
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 from scripts.views.kernels import kernels
@@ -27,6 +27,11 @@ COMPARED = "{n} phases; largest difference {most:.1%}"
 GPUS_ONLY = "the device's own time is measured on GPUs only"
 
 
+def name_stage(row: Series) -> str:
+    """A stage of a cell in words."""
+    return f"{name_row(KernelProfile, row)}, {row['stage']}"
+
+
 @check("{n} stages, {ROUNDING:.2%} less to {OVERLAP:.1%} more")
 def kernels_fill_their_stages(kernel_profile: DataFrame) -> Evidence:
     """The durations of a stage's kernels add up to the time in which it keeps the device busy.
@@ -37,10 +42,8 @@ def kernels_fill_their_stages(kernel_profile: DataFrame) -> Evidence:
     sums = kernels(kernel_profile).groupby(keys)["ms"].sum()
     busy = select(kernel_profile, metric="stage_busy").set_index(keys)["mean"]
     for _, row in busy.to_frame("busy").join(sums, how="outer").fillna(0).reset_index().iterrows():
-        yield 1
-        if not (1 - ROUNDING) * row["busy"] <= row["ms"] <= (1 + OVERLAP) * row["busy"]:
-            took = f"kernels {row['ms']:.3f} ms, busy {row['busy']:.3f} ms"
-            yield f"{name_row(KernelProfile, row)}, {row['stage']}: {took}"
+        wrong = not (1 - ROUNDING) * row["busy"] <= row["ms"] <= (1 + OVERLAP) * row["busy"]
+        yield Case(name_stage(row), wrong, f"kernels {row['ms']:.3f} ms, busy {row['busy']:.3f} ms")
 
 
 @check("{n} steps")
@@ -56,9 +59,8 @@ def stages_make_up_the_step(kernel_profile: DataFrame) -> Evidence:
         steps = select(kernel_profile, metric=whole).set_index(CELL)["mean"]
         stages = select(kernel_profile, metric=part).groupby(CELL)["mean"].sum().reindex(steps.index)
         for cell, share in (stages / steps).dropna().items():
-            yield 1
-            if abs(share - 1) > max(metric.between, disturbed):
-                yield f"{in_words(KernelProfile, cell)}: {part}s are {share:.0%} of {whole}"
+            found = f"{part}s are {share:.0%} of {whole}"
+            yield Case(in_words(KernelProfile, cell), abs(share - 1) > max(metric.between, disturbed), found)
 
 
 @check("{n} stages; {most:.0%} busy at most", GPUS_ONLY)
@@ -72,9 +74,7 @@ def stages_hold_their_kernels(kernel_profile: DataFrame) -> Evidence:
     keys = [*CELL, "stage"]
     busy, stages = (select(kernel_profile, metric=name).set_index(keys)["mean"] for name in ("stage_busy", "stage"))
     for _, row in (busy / stages).dropna().reset_index().iterrows():
-        yield float(row["mean"])
-        if row["mean"] > 1 + BUSY_TOLERANCE:
-            yield f"{name_row(KernelProfile, row)}, {row['stage']}: {row['mean']:.0%} busy"
+        yield Case(name_stage(row), row["mean"] > 1 + BUSY_TOLERANCE, f"{row['mean']:.0%} busy", row["mean"])
 
 
 def matched(profiled: Series, end_to_end: DataFrame, metric: str) -> DataFrame:
@@ -88,9 +88,8 @@ def compare(pairs: DataFrame, tolerance: float, unit: str) -> Evidence:
     """Evidence that each cell's two numbers agree."""
     for _, row in pairs.iterrows():
         error = abs(row["profiled"] / row["timed"] - 1)
-        yield error
-        if error > tolerance:
-            yield f"{name_row(KernelProfile, row)}: {row['profiled']:.2f}{unit}, {row['timed']:.2f}{unit}"
+        found = f"{row['profiled']:.2f}{unit}, {row['timed']:.2f}{unit}"
+        yield Case(name_row(KernelProfile, row), error > tolerance, found, error)
 
 
 @check(COMPARED, GPUS_ONLY)

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Evidence, NotApplicable, between_cells, check, name_row
+from scripts.checks import TOLERANCE, Case, Evidence, NotApplicable, between_cells, check, name_row
 from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
 from scripts.views.data import measured_gpu
 
@@ -45,10 +45,9 @@ def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
     tables = {**tables, Flash.name: device_bound_rows(tables[Flash.name])}
     for growth in GROWTHS:
         for cell, metric, factor, length_factor in neighbours(tables[growth.experiment], growth):
-            yield 1
             least, most = length_factor**growth.least / (1 + SLACK), length_factor**growth.largest * (1 + SLACK)
-            if not least <= factor <= most:
-                yield f"{cell}: {metric} {factor:.2f} times as long for {length_factor:g} times the length"
+            found = f"{metric} {factor:.2f} times as long for {length_factor:g} times the length"
+            yield Case(cell, not least <= factor <= most, found)
 
 
 def neighbours(table: DataFrame, growth: Growth) -> Iterator[tuple[str, str, float, float]]:

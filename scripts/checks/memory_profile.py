@@ -15,7 +15,7 @@ from cs336_systems.measure.memory_timeline import (
 )
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import held_by_training, step_of
 from scripts.views.data import select, statistic
@@ -35,11 +35,10 @@ PEAK_TOLERANCE = 0.01
 def replay_is_exact(memory_profile: DataFrame) -> Evidence:
     """The replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
-        yield 1
         replayed = statistic(rows, "mean", metric="peak_replayed")
         parts = select(rows, metric="at_peak")["mean"].sum()
-        if not row["mean"] == replayed == parts:
-            yield f"{name_cell(row)}: {row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
+        found = f"{row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
+        yield Case(name_cell(row), not row["mean"] == replayed == parts, found)
 
 
 @check("{n} cells, to the byte", NOT_MEASURED)
@@ -86,9 +85,8 @@ def activations_are_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
         expected = closed_form - (held_by_training(row)[WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
         found = statistic(rows, "mean", metric="most", category=ACTIVATIONS) or 0
         error = abs(found / expected - 1)
-        yield error
-        if error > ACTIVATIONS_TOLERANCE:
-            yield f"{name_cell(row)}: {found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected"
+        said = f"{found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected"
+        yield Case(name_cell(row), error > ACTIVATIONS_TOLERANCE, said, error)
 
 
 @check("{n} cells; at most {most:.1%}", NOT_MEASURED)
@@ -96,21 +94,18 @@ def memory_is_classified(memory_profile: DataFrame) -> Evidence:
     """Less than {UNCLASSIFIED_LIMIT:.0%} of the memory at the peak is unclassified."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
         share = (statistic(rows, "mean", metric="at_peak", category=UNCLASSIFIED) or 0) / row["mean"]
-        yield float(share)
-        if share >= UNCLASSIFIED_LIMIT:
-            yield f"{name_cell(row)}: {share:.1%}"
+        yield Case(name_cell(row), share >= UNCLASSIFIED_LIMIT, f"{share:.1%}", float(share))
 
 
 @check("{n} cells", NOT_MEASURED)
 def residual_stream_is_found(memory_profile: DataFrame) -> Evidence:
     """The forward pass makes a tensor of the residual stream's derived size twice per block, by an addition."""
     for row, rows in cells(select(memory_profile, model=MemoryProfile.model), MemoryProfile, MEASURED):
-        yield 1
         shape = parse_size(row["size"])
         found = select(rows, metric="residual_tensors", operator="add")["mean"].sum()
-        if found != 2 * shape.num_layers:
-            size = residual_bytes(shape, row["batch_size"], row["context"])
-            yield f"{name_cell(row)}: {found:.0f} of {2 * shape.num_layers} additions make {size} B"
+        size = residual_bytes(shape, row["batch_size"], row["context"])
+        said = f"{found:.0f} of {2 * shape.num_layers} additions make {size} B"
+        yield Case(name_cell(row), found != 2 * shape.num_layers, said)
 
 
 @check("{n} cells; largest difference {most:.2%}", "no step was both followed and timed on a GPU")
@@ -121,6 +116,5 @@ def peaks_agree(memory_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
     for row, _ in cells(memory_profile, MemoryProfile, MEASURED):
         for peak in select(timed, **{name: row[name] for name in parameters(MemoryProfile)})["mean"] * MIB:
             error = abs(row["mean"] - peak) / peak
-            yield error
-            if error > PEAK_TOLERANCE:
-                yield f"{name_cell(row)}: {row['mean'] / MIB:.0f} MiB against {peak / MIB:.0f} MiB"
+            found = f"{row['mean'] / MIB:.0f} MiB against {peak / MIB:.0f} MiB"
+            yield Case(name_cell(row), error > PEAK_TOLERANCE, found, error)

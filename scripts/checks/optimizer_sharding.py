@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.transformer import parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from scripts.checks import Evidence, check, told
+from scripts.checks import Case, Evidence, check, told
 from scripts.views.closed_forms import model_of
 from scripts.views.comparison import OWN
 from scripts.views.optimizer_sharding import HELD, REST, UNSHARDED, memory, peaks, predicted
@@ -33,6 +33,11 @@ def name(row: Series) -> str:
     return f"{row['title']}, {row['cell']}"
 
 
+def name_moment(row: Series) -> str:
+    """A contender in a cell at a moment, in words."""
+    return f"{name(row)}, {row['moment']}"
+
+
 @check("{n} counts, {PADDING:.0%} of padding")
 def held_is_the_closed_form(rows: DataFrame) -> Evidence:
     """Parameters, gradients and optimizer state on a rank are the closed form, but for padding and whole tensors."""
@@ -42,36 +47,31 @@ def held_is_the_closed_form(rows: DataFrame) -> Evidence:
         alignment = ALIGNMENT * parameter_tensors(shape) / MIB
         whole = fp32_adamw(shape, vocabulary)
         for part, expected in predicted(row).items():
-            yield 1
             sharded = expected * MIB < getattr(whole, part)
             unequal = 2 * largest if sharded and expected else 0.0
             most = (1 + PADDING) * expected + unequal + (alignment if expected else 0)
-            if not (1 - ROUNDING) * expected - unequal <= row[part] <= most:
-                yield f"{name(row)}, {row['moment']}: {HELD[part]} {told(row[part], 1)} of {expected:.1f} MiB"
+            wrong = not (1 - ROUNDING) * expected - unequal <= row[part] <= most
+            yield Case(name_moment(row), wrong, f"{HELD[part]} {told(row[part], 1)} of {expected:.1f} MiB")
 
 
 @check("{n} sums")
 def state_adds_up(rows: DataFrame) -> Evidence:
     """The ranks' shards make up the whole optimizer state."""
     for _, row in rows[(rows["whole_state"] > 0) & (rows["family"] != OWN)].iterrows():
-        yield 1
         state = fp32_adamw(*model_of(row)).optimizer_state / MIB
         copies = row["processes"] if row["contender"] == UNSHARDED else 1
-        if abs(row["whole_state"] / (copies * state) - 1) > ROUNDING:
-            yield f"{name(row)}: {row['whole_state']:.1f} of {copies * state:.1f} MiB"
+        found = f"{row['whole_state']:.1f} of {copies * state:.1f} MiB"
+        yield Case(name(row), abs(row["whole_state"] / (copies * state) - 1) > ROUNDING, found)
 
 
 @check("{n} moments")
 def an_equal_share_is_between_the_ends(rows: DataFrame) -> Evidence:
     """An equal share of the optimizer state lies between the least and the most that a rank holds."""
     for _, row in rows[rows["whole_state"] > 0].iterrows():
-        yield 1
         least, most = row["least_state"], row["most_state"]
-        if not least * (1 - ROUNDING) <= row["whole_state"] / row["processes"] <= most * (1 + ROUNDING):
-            yield (
-                f"{name(row)}, {row['moment']}: {least:.1f} to {most:.1f} MiB on each of {row['processes']} ranks, "
-                f"{row['whole_state']:.1f} MiB on all"
-            )
+        wrong = not least * (1 - ROUNDING) <= row["whole_state"] / row["processes"] <= most * (1 + ROUNDING)
+        each = f"{least:.1f} to {most:.1f} MiB on each of {row['processes']} ranks"
+        yield Case(name_moment(row), wrong, f"{each}, {row['whole_state']:.1f} MiB on all")
 
 
 @check("{n} moments", ON_GPUS)
@@ -79,11 +79,10 @@ def allocator_agrees(rows: DataFrame, optimizer_sharding: DataFrame) -> Evidence
     """Tensors fit into the allocator's count, that into its peak, and this into the device."""
     device = optimizer_sharding["gpu_memory"].max() / MIB if len(optimizer_sharding) else 0.0
     for _, row in rows[rows["allocated"].notna()].iterrows():
-        yield 1
         used, peak = row["allocated"], row["peak"]
-        if not (row[REST] >= -ROUNDING * used and peak >= (1 - ROUNDING) * used) or peak > device:
-            sizes = f"rest {told(row[REST], 1)}, in use {used:.1f}, peak {told(peak, 1)} MiB"
-            yield f"{name(row)}, {row['moment']}: {sizes}"
+        wrong = not (row[REST] >= -ROUNDING * used and peak >= (1 - ROUNDING) * used) or peak > device
+        sizes = f"rest {told(row[REST], 1)}, in use {used:.1f}, peak {told(peak, 1)} MiB"
+        yield Case(name_moment(row), wrong, sizes)
 
 
 @check("{n} steps within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)
@@ -91,6 +90,5 @@ def peak_is_the_closed_form(rows: DataFrame) -> Evidence:
     """The peak memory of a step with a sharded optimizer is that of the closed form."""
     for _, row in peaks(rows).dropna(subset=["peak", "predicted_peak"]).iterrows():
         error = row["peak"] / row["predicted_peak"] - 1
-        yield abs(error)
-        if abs(error) > PEAK_TOLERANCE:
-            yield f"{name(row)}: {row['peak']:.0f} MiB, {error:+.1%} from the closed form"
+        found = f"{row['peak']:.0f} MiB, {error:+.1%} from the closed form"
+        yield Case(name(row), abs(error) > PEAK_TOLERANCE, found, abs(error))

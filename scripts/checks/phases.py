@@ -10,7 +10,7 @@ from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
-from scripts.checks import Evidence, check, under_the_roofline
+from scripts.checks import Case, Evidence, check, under_the_roofline
 from scripts.views.closed_forms import flops_of
 from scripts.views.completeness import contenders_of
 from scripts.views.data import measured_gpu, select
@@ -66,9 +66,8 @@ def phases_make_the_step(steps: list[DataFrame]) -> Evidence:
     """The phases of training on several GPUs, timed apart, add up to about a step."""
     for table in steps:
         for _, row in table[table["step"].notna() & (table["phases"] > 0)].iterrows():
-            yield 1
-            if not LEAST <= row["phases"] / row["step"] <= MOST:
-                yield f"{named(row)}: {row['phases']:.1f} of {row['step']:.1f} ms"
+            found = f"{row['phases']:.1f} of {row['step']:.1f} ms"
+            yield Case(named(row), not LEAST <= row["phases"] / row["step"] <= MOST, found)
 
 
 @check("{n} contenders", ON_GPUS)

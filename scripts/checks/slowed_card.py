@@ -6,7 +6,7 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import POWER, SM_CLOCK
 from cs336_systems.record.rows import parameters
-from scripts.checks import Evidence, NotApplicable, check
+from scripts.checks import Case, Evidence, NotApplicable, check
 from scripts.checks.attention import name_flash
 from scripts.checks.gpu_monitor import no_limit
 from scripts.views.data import select
@@ -33,9 +33,8 @@ def only_power_holds_the_clock_back(flash: DataFrame) -> Evidence:
     if not found:
         raise NotApplicable(no_limit({Flash.name: flash}))
     for row, limit in found:
-        yield 1
-        if row["clock"] < (1 - SLOWED) * highest[row["gpu"]] and row["power"] < (1 - NEAR_LIMIT) * limit:
-            yield f"{name_flash(row)}: {row['clock']:.0f} MHz at {row['power']:.0f} W of {limit:g} W"
+        wrong = row["clock"] < (1 - SLOWED) * highest[row["gpu"]] and row["power"] < (1 - NEAR_LIMIT) * limit
+        yield Case(name_flash(row), wrong, f"{row['clock']:.0f} MHz at {row['power']:.0f} W of {limit:g} W")
 
 
 @check("{n} cells; {most:.2f} times as long at most", "the product is timed on GPUs only")
@@ -44,6 +43,5 @@ def the_product_takes_the_usual_time(flash: DataFrame) -> Evidence:
     products = select(flash, metric="matmul")
     usual = products.groupby(["gpu", "precision"])["median"].transform("median")
     for _, row in products.assign(usual=usual).iterrows():
-        yield row["median"] / row["usual"]
-        if row["median"] / row["usual"] > SLOWER_PRODUCT:
-            yield f"{name_flash(row)}: {row['median']:.3f} ms, usually {row['usual']:.3f} ms"
+        found = f"{row['median']:.3f} ms, usually {row['usual']:.3f} ms"
+        yield Case(name_flash(row), row["median"] / row["usual"] > SLOWER_PRODUCT, found, row["median"] / row["usual"])

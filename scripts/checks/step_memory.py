@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.memory_timeline import OPTIMIZER_STATE, PARAMETERS, WEIGHT_COPIES
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.cells import name_cell
 from scripts.views.closed_forms import held_by_training, step_of
 from scripts.views.data import select
@@ -25,10 +25,9 @@ def peak_is_the_closed_form(end_to_end: DataFrame) -> Evidence:
     """The peak memory of a timed step is that of the closed form; of a compiled one no more."""
     peaks = select(end_to_end, metric="peak_memory", model=EndToEnd.model)
     for _, row in peaks[peaks["attention"] != UNDERIVED].iterrows():
-        yield 1
         least, most = (bound / MIB for bound in bounds(row))
-        if not (1 - SHORT) * least <= row["mean"] <= (1 + ABOVE) * most + WORKSPACES:
-            yield f"{name_cell(row)}: {row['mean']:.0f} MiB, derived {least:.0f} to {most:.0f} MiB"
+        found = f"{row['mean']:.0f} MiB, derived {least:.0f} to {most:.0f} MiB"
+        yield Case(name_cell(row), not (1 - SHORT) * least <= row["mean"] <= (1 + ABOVE) * most + WORKSPACES, found)
 
 
 def bounds(row: Series) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from cs336_systems.experiments.metrics import wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.checks import Evidence, check, told
+from scripts.checks import Case, Evidence, check, told
 from scripts.views.cells import in_words
 from scripts.views.data import select
 
@@ -65,7 +65,6 @@ def first_step_is_the_first_sample(end_to_end: DataFrame) -> Evidence:
     steps, firsts = (select(end_to_end, metric=name).set_index(keys) for name in ("step", "first_step"))
     both = steps.assign(first=firsts["mean"]).dropna(subset="first")
     for cell, row in both[both["samples"] != ""].iterrows():
-        yield 1
         first, sample = row["first"], parse_samples(row["samples"])[0]
-        if abs(sample - first) > SAMPLE_ROUNDING * first:
-            yield f"{in_words(EXPERIMENTS['end_to_end'], cell)}: {first:.3f} ms, first sample {sample:.3f} ms"
+        found = f"{first:.3f} ms, first sample {sample:.3f} ms"
+        yield Case(in_words(EXPERIMENTS["end_to_end"], cell), abs(sample - first) > SAMPLE_ROUNDING * first, found)

@@ -6,7 +6,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import step_flops
 from cs336_systems.experiments.training_ladder import FIRST, FP8, RUNGS
-from scripts.checks import HONEST, Evidence, check, under_the_roofline, within_memory
+from scripts.checks import HONEST, Case, Evidence, check, under_the_roofline, within_memory
 from scripts.views.data import measured_gpu, select
 from scripts.views.training_ladder import load_of_row, losses, rung_table
 
@@ -35,9 +35,8 @@ def no_step_beats_its_floor(rungs: DataFrame) -> Evidence:
     """No step of the ladder is faster than its parts alone by more than {COOLER:.0%}."""
     known = rungs[rungs["floor"].notna() & (rungs["gpu"] != "") & (rungs["rung"] != FP8.name)]
     for _, row in known.iterrows():
-        yield float(row["over"])
-        if row["over"] < (1 - COOLER) * (1 - HONEST):
-            yield f"{named(row)}: {row['step']:.1f} ms, floor {row['floor']:.1f} ms"
+        found = f"{row['step']:.1f} ms, floor {row['floor']:.1f} ms"
+        yield Case(named(row), row["over"] < (1 - COOLER) * (1 - HONEST), found, float(row["over"]))
 
 
 @check("{n} timings; the closest reaches {most:.0%}")
@@ -54,9 +53,7 @@ def device_is_not_busier_than_the_step_is_long(rungs: DataFrame) -> Evidence:
     """In no step of the ladder does the device work for longer than the step takes."""
     for _, row in rungs[rungs["device_busy"].notna()].iterrows():
         share = float(row["device_busy"] / row["step"])
-        yield share
-        if share > 1 + BUSIER:
-            yield f"{named(row)}: {share:.0%} busy"
+        yield Case(named(row), share > 1 + BUSIER, f"{share:.0%} busy", share)
 
 
 @check("{n} types")
@@ -69,11 +66,10 @@ def precision_is_what_it_says(training_ladder: DataFrame) -> Evidence:
         training_ladder["metric"].isin(["weights_dtype", "attention_dtype"]) & (training_ladder["status"] == "ok")
     ]
     for _, row in rows.iterrows():
-        yield 1
         precision = RUNGS[row["rung"]].precision
         wide = precision == "fp32" or (precision == "autocast" and row["metric"] == "weights_dtype")
-        if row["value"] != ("float32" if wide else "bfloat16") or row["tf32"]:
-            yield f"{named(row)}: {row['metric']} {row['value']}{', TF32 on' if row['tf32'] else ''}"
+        found = f"{row['metric']} {row['value']}{', TF32 on' if row['tf32'] else ''}"
+        yield Case(named(row), row["value"] != ("float32" if wide else "bfloat16") or row["tf32"], found)
 
 
 @check("{n} steps", "peak memory is counted on GPUs only")
@@ -89,7 +85,7 @@ def memory_holds_the_state(training_ladder: DataFrame) -> Evidence:
         weights, masters = (2, 2) if rung.precision == "bf16" else (4, 0)
         gradients = 0 if rung.overlap else weights
         least = (weights + masters + MOMENTS + gradients) * load_of_row(row).weights
-        yield from within_memory(row, named(row), least)
+        yield within_memory(row, named(row), least)
 
 
 @check("{n} rungs; {most:.1f} at most", "no rung was trained")
@@ -105,6 +101,4 @@ def every_rung_learns(training_ladder: DataFrame) -> Evidence:
     loss, std = exact["loss"].iloc[0], exact["std"].iloc[0]
     for _, row in found[~found["rung"].isin([FIRST.name, FP8.name])].iterrows():
         away = float(abs(row["loss"] - loss) / std)
-        yield away
-        if not away <= SCATTER:
-            yield f"{row['rung']}: {row['loss']:.3f}, fp32 {loss:.3f} ± {std:.3f}"
+        yield Case(row["rung"], not away <= SCATTER, f"{row['loss']:.3f}, fp32 {loss:.3f} ± {std:.3f}", away)

@@ -7,7 +7,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import Provenance, parameters
-from scripts.checks import Evidence, check, name_row
+from scripts.checks import Case, Evidence, check, name_row
 from scripts.views.attention_calls import kind_of_call
 from scripts.views.own import own_rows
 
@@ -58,9 +58,7 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
 def fp32_is_fp32(tables: Mapping[str, DataFrame]) -> Evidence:
     """TF32 was off in every job (probed by a multiplication)."""
     for name, table in measured(tables).items():
-        yield 1
-        if table["tf32"].any():
-            yield f"{name}: {table['tf32'].sum()} rows"
+        yield Case(name, bool(table["tf32"].any()), f"{table['tf32'].sum()} rows")
 
 
 @check("{n} rows")

@@ -8,7 +8,7 @@ from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import WALL
 from cs336_systems.record.rows import parameters
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.cells import in_words
 from scripts.views.data import measured_gpu, select
 
@@ -31,9 +31,8 @@ def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Evidence:
         used = seconds.groupby([rows[name] for name in keys]).sum().rename("used")
         walls = select(table, metric=WALL).set_index(keys)["mean"].rename("wall")
         for cell, row in used.to_frame().join(walls, how="inner").iterrows():
-            yield float(row["used"] / row["wall"])
-            if row["used"] > (1 + CLOCKS) * row["wall"]:
-                yield f"{in_words(kind, cell)}: {row['used']:.2f} s timed in {row['wall']:.2f} s"
+            found = f"{row['used']:.2f} s timed in {row['wall']:.2f} s"
+            yield Case(in_words(kind, cell), row["used"] > (1 + CLOCKS) * row["wall"], found, row["used"] / row["wall"])
 
 
 @check("{n} jobs")

@@ -10,7 +10,7 @@ from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
 from cs336_systems.fit.verdict import outcome, recorded_on
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
-from scripts.checks import HONEST, Evidence, check
+from scripts.checks import HONEST, Case, Evidence, check
 from scripts.views.cells import in_words
 from scripts.views.what_fits import judged, predictions
 
@@ -32,15 +32,13 @@ def memory_is_predicted(found: DataFrame) -> Evidence:
     rows = judged(found, "memory")
     for _, row in rows.iterrows():
         error = float(abs(row["memory_error"]))
-        yield error
-        if error > FAR:
-            yield f"{row['cell']}: {row['memory']:.0f} MiB, {row['memory_predicted']:.0f} predicted"
+        yield Case(row["cell"], error > FAR, f"{row['memory']:.0f} MiB, {row['memory_predicted']:.0f} predicted", error)
     share = (rows["memory_error"].abs() <= MEMORY_WITHIN).mean() if len(rows) else 1.0
     if share < SHARE:
         yield f"{share:.0%} are within {MEMORY_WITHIN:.0%}"
 
 
-@check("{n} steps; {most:.1%} at most", "no step of a GPU with listed rates was timed that the device paces")
+@check("{n} steps; {most:.1%} at most", "no device-bound step of a GPU with listed rates was timed")
 def time_is_predicted(found: DataFrame) -> Evidence:
     """A device-bound step's time is predicted within {TIME_WITHIN:.0%}, or {ELSEWHERE:.0%} on a GPU without record.
 
@@ -48,28 +46,24 @@ def time_is_predicted(found: DataFrame) -> Evidence:
     """
     for _, row in judged(found, "time").iterrows():
         error = float(abs(row["time_error"]))
-        yield error
         within = TIME_WITHIN if recorded_on(row["gpu"]) else ELSEWHERE
-        if error > (1 + within) * (1 + HONEST) - 1:
-            yield f"{row['cell']}: {row['time']:.1f} ms, {row['time_predicted']:.1f} predicted"
+        said = f"{row['time']:.1f} ms, {row['time_predicted']:.1f} predicted"
+        yield Case(row["cell"], error > (1 + within) * (1 + HONEST) - 1, said, error)
 
 
 @check("{n} cells", "no step was measured on a GPU")
 def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence:
     """No step that ran is predicted not to fit into the GPU's memory, and none that ran out of memory to fit."""
     for _, row in found.iterrows():
-        yield 1
-        if outcome(row["setting"], row["gpu_memory"]) == "does not fit":
-            yield f"{row['cell']}: it ran"
+        wrong = outcome(row["setting"], row["gpu_memory"]) == "does not fit"
+        yield Case(row["cell"], wrong, "it ran")
     for name in PREDICTED:
         lost = tables[name]
         lost = lost[(lost["metric"] == WHOLE_CELL) & (lost["status"] == "oom") & (lost["gpu"] != "")]
         for _, row in lost.iterrows():
-            yield 1
             values = tuple(row[parameters(EXPERIMENTS[name])])
             cell = EXPERIMENTS[name](**dict(zip(parameters(EXPERIMENTS[name]), values, strict=True)))
             fitting = [
                 setting for _, setting in settings_of(name, cell) if outcome(setting, row["gpu_memory"]) == "fits"
             ]
-            if fitting:
-                yield f"{in_words(EXPERIMENTS[name], values)}: it ran out of memory"
+            yield Case(in_words(EXPERIMENTS[name], values), bool(fitting), "it ran out of memory")

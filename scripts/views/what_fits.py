@@ -69,7 +69,7 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
     """One row per step that an experiment on training measured on a GPU.
 
     Columns: `experiment`, `label` of the size, `cell` in words, `kind` of step, `setting`, `gpu` and `gpu_memory`, the
-    peak `memory` in MiB, and `time` in ms; `device_bound`, whether the device paces the step. Where the host does,
+    peak `memory` in MiB, and `time` in ms; `device_bound`, whether the step is. In a host-bound one,
     `time` is for how long the device works in the step, or NaN where ranks wait for each other.
     """
     rows = [row for name in PREDICTED for row in _steps(name, tables[name])]
@@ -79,14 +79,14 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
     # Of several ranks: the device waits for other ranks too, so that the median of the cell's contenders decides.
     several = found["share"].notna()
     busy = found["share"].astype(float)
-    paced = (busy.groupby(found["group"]).transform("median") >= HOST_BOUND) & (busy >= HOST_BOUND)
-    found["device_bound"] = found["device_bound"].where(~several, paced).astype(bool)
+    bound = (busy.groupby(found["group"]).transform("median") >= HOST_BOUND) & (busy >= HOST_BOUND)
+    found["device_bound"] = found["device_bound"].where(~several, bound).astype(bool)
     found.loc[several & ~found["device_bound"], "time"] = nan
     return found
 
 
 def judged(found: DataFrame, what: str) -> DataFrame:
-    """The predictions whose error counts: of `memory` all, of `time` those of steps that the device paces."""
+    """The predictions whose error counts: of `memory` all, of `time` those of device-bound steps."""
     rows = found.dropna(subset=[f"{what}_error"])
     return rows if what == "memory" else rows[rows["device_bound"]]
 

@@ -117,9 +117,9 @@ def test_a_call_that_takes_the_host_nearly_as_long_need_not_add_up(sound, host, 
     assert phases_of_calls_add_up(flash).outcome == outcome
 
 
-def test_a_call_that_was_not_replayed_is_not_counted_as_paced_by_the_host():
+def test_a_call_that_was_not_replayed_is_not_counted_as_host_bound():
     row = pandas.Series({"forward": 0.3, "backward": 0.7, "forward_backward": 0.84, "graph": float("nan"), "host": 0.5})
-    assert not attention_calls.paced_by_host(row)
+    assert not attention_calls.host_bound(row)
     assert attention_calls.adds_up(row)  # it may be host-bound
 
 

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.data import select
 
 
@@ -10,6 +10,4 @@ from scripts.views.data import select
 def pings_are_counted(ping: DataFrame) -> Evidence:
     """Every process was counted once by a ping."""
     for _, row in select(ping, metric="sum").iterrows():
-        yield 1
-        if row["mean"] != row["processes"]:
-            yield f"{row['processes']} processes: {row['mean']}"
+        yield Case(f"{row['processes']} processes", row["mean"] != row["processes"], f"{row['mean']}")
