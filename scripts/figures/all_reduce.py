@@ -32,11 +32,9 @@ def draw(table: str, output: str) -> None:
                 panel.plot(rows["megabytes"], rows["bus_bandwidth"], **look)
         panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
-        panel.set_title(f"bus bandwidth, {BACKENDS[backend]}")
-        panel.set_ylabel("GB/s")
+        panel.set(title=f"bus bandwidth, {BACKENDS[backend]}", ylabel="GB/s")
     log_scale(time.yaxis)
-    time.set_title("time")
-    time.set_ylabel("ms")
+    time.set(title="time", ylabel="ms")
     sizes = sorted(set(cells["megabytes"]))
     for axes in (time, *panels):
         axes.set_xscale("log")

@@ -26,8 +26,7 @@ def draw(table: str, output: str) -> None:
             series[f"d = {d}"] = [float(cells[length]) if length in cells else None for length in lengths]
         grouped_bars(axes, [str(length) for length in lengths], series)
         axes.axhline(1, color="black", linewidth=0.8)
-        axes.set_title(title)
-        axes.set_ylabel("eager over compiled")
+        axes.set(title=title, ylabel="eager over compiled")
         axes.margins(y=0.15)
     rows[-1].set_xlabel("sequence / tokens")
     legend(rows, ncols=5)

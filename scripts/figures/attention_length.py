@@ -35,7 +35,6 @@ def draw(table: str, output: str) -> None:
             axes.plot(widest["sequence"], form, color="black", linestyle=(0, (1, 1)), linewidth=1, label="closed form")
         powers(axes.xaxis, 2)
         log_scale(axes.yaxis)
-        axes.set_xlabel("sequence / tokens")
-        axes.set_ylabel(label)
+        axes.set(xlabel="sequence / tokens", ylabel=label)
     legend(panels, ncols=5, handlelength=3)
     save(figure, output)

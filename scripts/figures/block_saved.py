@@ -38,8 +38,7 @@ def draw(table: str, output: str) -> None:
                 0.38,
                 **look_of_bar(attention, index),
             )
-        axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
-        axes.set_xlabel("saved for backward / MiB")
+        axes.set(title=f"{precision}, context {data['context'].iloc[0]}", xlabel="saved for backward / MiB")
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(range(len(names)), names, fontsize=7.5)
     panels[0].invert_yaxis()

@@ -44,8 +44,7 @@ def draw_cell(axes: Axes, cell: DataFrame, shown: dict[str, list[str]]) -> None:
             left += width
         axes.text(left, place, f" {left:.1f}", va="center", fontsize=7)
     axes.set_yticks(range(len(shown)), list(shown))
-    axes.set_title(str(cell["cell"].iloc[0]))
-    axes.set_xlabel("profiled step / ms")
+    axes.set(title=str(cell["cell"].iloc[0]), xlabel="profiled step / ms")
     axes.margins(x=0.14)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)

@@ -34,8 +34,7 @@ def draw(table: str, output: str) -> None:
             if len(own):
                 axes.plot(own["sequence"], numpy.divide(flops, 1e9 * own["median"]), **look)
         powers(axes.xaxis, 2)
-        axes.set_title(f"d = {d}")
-        axes.set_xlabel("sequence / tokens")
+        axes.set(title=f"d = {d}", xlabel="sequence / tokens")
     panels[0].set_ylim(bottom=0)  # shared, so once all is drawn
     panels[0].set_ylabel("forward + backward / TFLOP/s")
     legend(panels, ncols=3, fontsize=7.5, handlelength=3)

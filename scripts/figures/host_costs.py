@@ -37,9 +37,7 @@ def draw_launches(axes: Axes, steps: DataFrame) -> None:
     axes.plot(ends, ends, "--", color="black", linewidth=0.8, label="the device never waits")
     log_scale(axes.xaxis)
     log_scale(axes.yaxis)
-    axes.set_title("time per launch")
-    axes.set_xlabel("device busy per launch / µs")
-    axes.set_ylabel("step per launch / µs")
+    axes.set(title="time per launch", xlabel="device busy per launch / µs", ylabel="step per launch / µs")
 
 
 def draw_processes(axes: Axes, rows: DataFrame) -> None:
@@ -54,7 +52,9 @@ def draw_processes(axes: Axes, rows: DataFrame) -> None:
     axes.set_xticks(range(len(rows)), rows["where"], fontsize="x-small")
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylim(bottom=0)
-    axes.set_title(f"{first['label']}, {first['precision']}{', host-bound' if first['host_bound'] else ''}")
-    axes.set_xlabel("process")
-    axes.set_ylabel("step / ms")
+    axes.set(
+        title=f"{first['label']}, {first['precision']}{', host-bound' if first['host_bound'] else ''}",
+        xlabel="process",
+        ylabel="step / ms",
+    )
     axes.grid(axis="x", visible=False)

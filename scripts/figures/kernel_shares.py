@@ -29,8 +29,10 @@ def draw(table: str, output: str) -> None:
                 parts = {category: 100 * share[category] for category in shown} if share else {}
                 stacked_bar(axes, position + side, BAR, parts, looks, text=mode[0].upper() if share else "n/m")
         axes.set_xticks(range(len(sizes)), [label_of(found, size) for size in sizes], fontsize=7.5)
-        axes.set_title(f"{precision}, context {data['context'].iloc[0]}")
-        axes.set_xlabel("model size (I: inference, T: training step)")
+        axes.set(
+            title=f"{precision}, context {data['context'].iloc[0]}",
+            xlabel="model size (I: inference, T: training step)",
+        )
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of time / %")
     legend(panels, ncols=5)

@@ -47,8 +47,7 @@ def draw(trace: str, output: str) -> None:
     for axes, window in zip(panels, windows, strict=True):
         draw_window(axes, found, lanes, window, begin)
     panels[0].set_title("the whole step")
-    panels[1].set_title("around the loss" if around else "in the middle")
-    panels[1].set_xlabel("ms since the step began")
+    panels[1].set(title="around the loss" if around else "in the middle", xlabel="ms since the step began")
     save(figure, output)
 
 

@@ -36,9 +36,11 @@ def draw_times(axes: Axes) -> None:
         point = batch, 1e3 * MESH.compute_seconds(batch)
         axes.plot(*point, MARKERS[0], color="black")
         annotate(axes, point, f"{batch:.0f}", xytext=place, ha=side, fontsize=7.5)
-    axes.set_title(f"FSDP over {MESH.fsdp:.0f}, tensor parallel over {MESH.tensor:.0f}")
-    axes.set_xlabel("tokens per device")
-    axes.set_ylabel("forward pass of a block / ms")
+    axes.set(
+        title=f"FSDP over {MESH.fsdp:.0f}, tensor parallel over {MESH.tensor:.0f}",
+        xlabel="tokens per device",
+        ylabel="forward pass of a block / ms",
+    )
     axes.set_ylim(bottom=0)
 
 
@@ -56,9 +58,11 @@ def draw_splits(axes: Axes) -> None:
         shown = [size for size in sizes if size < limit]
         axes.plot(shown, [least(size, overlapped=overlapped) for size in shown], MARKERS[0], color=colour)
         axes.plot([best], [MESH.best_batch(overlapped=overlapped)], "X", color="black", markersize=6)
-    axes.set_title(f"all splits of {MESH.devices:.0f} devices")
-    axes.set_xlabel("size of the tensor-parallel axis")
-    axes.set_ylabel("least tokens per device")
+    axes.set(
+        title=f"all splits of {MESH.devices:.0f} devices",
+        xlabel="size of the tensor-parallel axis",
+        ylabel="least tokens per device",
+    )
     axes.set_xscale("log", base=2)
     axes.set_xticks(shown, [str(size) for size in shown])
     axes.minorticks_off()

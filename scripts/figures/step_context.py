@@ -23,8 +23,7 @@ def draw(table: str, output: str) -> None:
         axes.set_xscale("log", base=2)
         log_scale(axes.yaxis)
         axes.set_xticks(contexts, [str(context) for context in contexts])
-        axes.set_title(precision)
-        axes.set_xlabel("context / tokens")
+        axes.set(title=precision, xlabel="context / tokens")
     panels[0].set_ylabel("training step / ms")
     if steps["device_busy"].notna().any():
         panels[-1].plot([], [], linestyle=":", linewidth=1, color="black", label="the device works")

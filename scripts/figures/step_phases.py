@@ -37,8 +37,7 @@ def draw(table: str, output: str) -> None:
             stacked_bar(axes, position, 0.7, shares, looks, text=str(significant(total)))
         labels = [rows[rows["size"] == size]["label"].iloc[0] for size in sizes]
         axes.set_xticks(range(len(sizes)), labels)
-        axes.set_title(f"{precision}, context {context}")
-        axes.set_xlabel("model size (above: whole step / ms)")
+        axes.set(title=f"{precision}, context {context}", xlabel="model size (above: whole step / ms)")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("share of the step / %")
     legend(panels, ncols=3)

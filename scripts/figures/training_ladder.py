@@ -61,6 +61,5 @@ def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
     axes.set_yticks(places, ladder["title"], fontsize="x-small")
     axes.invert_yaxis()
     axes.set_xlim(0, end)
-    axes.set_title(f"{first['label']}, {first['batch_size']} × {first['context']} tokens")
-    axes.set_xlabel("step / ms")
+    axes.set(title=f"{first['label']}, {first['batch_size']} × {first['context']} tokens", xlabel="step / ms")
     axes.grid(axis="y", visible=False)

@@ -20,8 +20,7 @@ def draw(table: str, output: str) -> None:
         ratios = [sample / step["step"] for sample in step["samples"]]
         single.plot(range(1, len(ratios) + 1), ratios, ".", color=COLOURS[0], alpha=0.35, markersize=4)
     single.axhline(OUTLIER, color="black", linewidth=0.8, linestyle="--")
-    single.set_xlabel("number of the timed step")
-    single.set_ylabel("step / median of its cell")
+    single.set(xlabel="number of the timed step", ylabel="step / median of its cell")
     groups: dict[str, DataFrame] = {"all cells": steps}
     if steps["busy"].notna().any():
         groups = {"device-bound": steps[~steps["host_bound"]], "host-bound": steps[steps["host_bound"]]}
@@ -33,7 +32,6 @@ def draw(table: str, output: str) -> None:
     spread.axhline(100 * WIDE, color="black", linewidth=0.8, linestyle="--")
     log_scale(spread.xaxis)
     log_scale(spread.yaxis)
-    spread.set_xlabel("median step / ms")
-    spread.set_ylabel("std / mean / %")
+    spread.set(xlabel="median step / ms", ylabel="std / mean / %")
     legend([spread], ncols=2)
     save(figure, output)

@@ -36,18 +36,14 @@ class Speed:
         return say(words + end, **known, where=where) if known else NOTHING
 
 
-def speed(first: Series | None, other: Series | None, *, time: str = "median") -> Speed:
-    """The first program's row against the other's.
+def speed(first: Series | None, other: Series | None) -> Speed:
+    """The first program's row against the other's; None for one that was not measured.
 
-    Args:
-        first: a row with the time, its percentiles `p20` and `p80`, and, where the device's share is known,
-            `host_bound`; None if it was not measured.
-        other: likewise.
-        time: the column of the time that is compared.
+    A row has the `median` of its times, the percentiles `p20` and `p80`, and `host_bound` where that is known.
     """
-    if first is None or other is None or not measured(first[time]) or not measured(other[time]):
+    if first is None or other is None or not measured(first["median"]) or not measured(other["median"]):
         return Speed(None)
-    ratio = float(other[time] / first[time])
+    ratio = float(other["median"] / first["median"])
     if any(bool(row.get("host_bound", False)) for row in (first, other)):
         return Speed(ratio, "host-bound")
     reach = [other["p20"] / first["p80"], other["p80"] / first["p20"]]
