@@ -33,7 +33,7 @@ from tests.support.made_once import made_once
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
 DIGESTS = {name: [provenance().source_digest] for name in EXPERIMENTS}
-H200_PLAN = make_plan(config(machine="1 x NVIDIA H200"))
+H200_PLAN = make_plan(config(machine="1 x NVIDIA H200", scale="quick"))
 CPU_PLAN = make_plan(config(machine="cpu"))
 NASTY = (
     "#panic() $x_1$ @tab-times <checks> {{a}} << b >> <% set c %> <# d #> \"q\" 'r' \\n \\ *bold* _e_ `f` [g] // h "
@@ -97,14 +97,14 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory):
-    """The report of the handout's grids on an H200; the words of one failure are nasty."""
+    """The report of the quick grids on an H200; the words of one failure are nasty."""
 
     def make(folder):
         failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
         origin = provenance(**H200, git_dirty=True, cpu=NASTY)
-        first = planned_cells("end_to_end", "handout")[0]
+        first = planned_cells("end_to_end", "quick")[0]
         rows = {
-            name: rows_of(planned_cells(name, "handout"), origin, lambda cell: failed if cell == first else None)
+            name: rows_of(planned_cells(name, "quick"), origin, lambda cell: failed if cell == first else None)
             for name in EXPERIMENTS
         }
         write_report(folder, H200_PLAN, rows, str(ROOT / "tests" / "traces" / "eager.json.gz"))
@@ -212,25 +212,20 @@ def test_recorded_results_are_told_from_a_runs_own(h200):
     assert '"results/recorded/nvidia-h200"' in text  # where its pictures are
 
 
-def test_rows_of_other_code_than_the_present_are_told(cpu):
+def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
     words = "has changed since some of these rows were measured"
     assert words not in cpu.source.read_text()
-    flash = cpu.tables["flash"].copy()
+    flash = cpu.tables["flash"].assign(git_commit="9876543210", git_dirty=None, utc="2026-01-04T00:00:00+00:00")
     flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
-    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash})
+    without_git = cpu.tables["attention"].assign(git_commit="")
+    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash, "attention": without_git})
     assert f'The code that measures #"flash"; {words}' in text
     reproduced = re.findall(r'^#reproduce\("(\w+)", .*, (true|false)\)$', text, re.MULTILINE)
     assert {changed for name, changed in reproduced if name == "flash"} == {"true"}
     assert {changed for name, changed in reproduced if name != "flash"} == {"false"}
-
-
-def test_several_commits_are_named_in_the_order_of_measurement(cpu):
-    later = cpu.tables["flash"].assign(git_commit="9876543210", utc="2026-01-04T00:00:00+00:00")
-    text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": later.assign(git_dirty=None)})
+    # In the order of measurement.
     assert '#"2026-01-02"; to #"2026-01-04";' in text
-    assert 'commits #"0123abc"; and #"9876543"; (see @versions)' in text
-    without_git = {name: table.assign(git_commit="") for name, table in cpu.tables.items()}
-    assert 'commit #"unknown";' in rendered(cpu, CPU_PLAN, without_git)
+    assert 'commits #"0123abc";, #"unknown"; and #"9876543"; (see @versions)' in text
 
 
 def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
@@ -239,7 +234,7 @@ def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
 
 
 def test_lost_cells_are_counted_and_explained(h200):
-    cells = [cell for name in EXPERIMENTS for cell in planned_cells(name, "handout")]
+    cells = [cell for name in EXPERIMENTS for cell in planned_cells(name, "quick")]
     statuses = pandas.concat([table[table["metric"] == WHOLE_CELL]["status"] for table in h200.tables.values()])
     assert {"oom", "failed"} == set(statuses)
     assert h200.says(f"{len(cells) - len(statuses)} of {len(cells)} planned cells were measured")
