@@ -12,9 +12,13 @@ gc.disable()  # Until all tests are collected: modules and test items are no gar
 end_with_the_run()  # The tests that a run has to pass before it measures end with it, like its jobs.
 
 
+LONGEST = ("test_writeup.py", "test_golden.py", "test_planted_faults.py", "test_bundle.py")
+"""Files that keep a worker busy for longest, but for whole pipelines."""
+
+
 def pytest_collection_modifyitems(items):
-    # Whole pipelines first: one of them at the end would keep a single worker busy while the others have nothing to do.
-    items.sort(key=lambda item: "workflow" not in item.keywords)
+    # What takes long first: at the end it would keep a single worker busy while the others have nothing to do.
+    items.sort(key=lambda item: 0 if "workflow" in item.keywords else 1 if item.path.name in LONGEST else 2)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")
