@@ -28,7 +28,6 @@ from scripts.archive import DATE, pack
 from scripts.card.record import card_files, read_cards, recorded_content
 from scripts.log import log_to
 
-SUFFIX = ".crate.zip"
 METADATA, PLAN, COVERAGE, CHECKS = "ro-crate-metadata.json", "plan.json", "coverage.csv", "checks.csv"
 CONSTRAINTS, CITATION, LICENSE = "constraints.txt", "CITATION.cff", "LICENSE"
 REQUIRED = (METADATA, PLAN, COVERAGE, CHECKS, CITATION, LICENSE)

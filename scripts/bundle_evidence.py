@@ -15,7 +15,7 @@ from pandas import DataFrame
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, recorded_modules
-from cs336_systems.record.digests import read_later
+from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.rows import Provenance
 from cs336_systems.record.source import source_digest
 from scripts.bundle import each
@@ -24,7 +24,7 @@ from scripts.checks import Check, checks_of
 from scripts.coverage import cover
 from scripts.limits import TooExpensive
 from scripts.read_bundle import Bundle
-from scripts.tables import planned_cells, renamed, split
+from scripts.tables import planned_cells, split
 from scripts.views.data import frame
 
 
@@ -44,15 +44,12 @@ class Evidence:
     def frames(self) -> dict[str, list[DataFrame]]:
         """Two tables of each experiment, as the report has them: of planned cells, and of the others."""
         later = read_later(sorted(Path("recorded").glob("*/same_code.csv")))
-        return {
-            name: [
-                frame(name, part)
-                for part in split(
-                    EXPERIMENTS[name], [renamed(row, later) for row in rows], planned_cells(self.bundle.plan, name)
-                )
-            ]
-            for name, rows in self.bundle.rows.items()
-        }
+        found = {}
+        for name, rows in self.bundle.rows.items():
+            latest = [with_latest_digest(row, later) for row in rows]
+            parts = split(EXPERIMENTS[name], latest, planned_cells(self.bundle.plan, name))
+            found[name] = [frame(name, part) for part in parts]
+        return found
 
     @cached_property
     def tables(self) -> dict[str, DataFrame]:

@@ -17,8 +17,7 @@ from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
 from scripts.rendering.answer import say
 from scripts.rendering.markup import Table, Typst, escape
-from scripts.rendering.short_page import REPORT, write_page
-from scripts.typeset import typeset
+from scripts.rendering.short_page import REPORT, inline, write_pages
 from scripts.writeup import environment
 
 NAMES = {
@@ -201,13 +200,9 @@ def write(comparison_file: Path, folder: Path) -> None:
 
     comparison = json.loads(comparison_file.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)
-    picture, source = folder / "comparison.svg", folder / "comparison.typ"
+    picture = folder / "comparison.svg"
     draw(comparison, picture)
-    # As text, since Typst reads no file outside the project's folder, where results may be.
-    drawn = picture.read_text(encoding="utf-8").replace("\n", " ")
-    source.write_text(page(comparison, drawn), encoding="utf-8")
-    typeset(source, folder / "comparison.pdf")
-    write_page(source, folder / "comparison.html", text_columns=1)
+    write_pages(page(comparison, inline(picture)), folder, "comparison", text_columns=1)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, read_plan
-from cs336_systems.record.digests import latest, read_later
+from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.rows import parameters, read_jobs, row_model
 from cs336_systems.record.validation import Row
 from scripts.coverage import write_coverage
@@ -39,7 +39,7 @@ def merge(
     that had more values when it was measured, are in a second table at the path `unplanned`, and only counted.
     """
     kind = EXPERIMENTS[experiment]
-    rows = [renamed(row, later or {}) for row in read_jobs(kind, map(Path, csvs), machine)]
+    rows = [with_latest_digest(row, later or {}) for row in read_jobs(kind, map(Path, csvs), machine)]
     if planned is not None:
         rows, others = split(kind, rows, planned)
         write(experiment, others, unplanned)
@@ -59,13 +59,6 @@ def split(kind: type[Experiment], rows: Iterable[Row], planned: Cells) -> tuple[
 def planned_cells(plan: Plan, experiment: str) -> list[tuple[Any, ...]]:
     """The cells that a plan has of an experiment, by their parameters."""
     return [astuple(cell) for job in plan.jobs.get(experiment, {}).values() for cell in job.cells]
-
-
-def renamed(row: Row, later: Mapping[str, str]) -> Row:
-    """A row with the digest that its code has after all renames."""
-    own = vars(row)["source_digest"]
-    digest = latest(own, later)
-    return row if digest == own else row.model_copy(update={"source_digest": digest})
 
 
 def write(experiment: str, rows: Iterable[Row], output: str) -> None:

@@ -1,12 +1,12 @@
 """The rows of one result folder: found by its path or label, read and validated."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cs336_systems.experiments.registry import KINDS
-from cs336_systems.record.digests import latest, read_later
+from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.machine import machine_label
 from cs336_systems.record.rows import digest_path, read_jobs
 from cs336_systems.record.validation import Row
@@ -55,12 +55,6 @@ def read_results(name: str, root: Path = Path()) -> Results:
     if len(machines := dict.fromkeys(machine_label(row.gpu) for row in rows)) > 1:
         raise ValueError(f"{name}: has rows of {' and '.join(machines)}; allowed: one GPU model per folder")
     return Results(name, raw, rows)
-
-
-def with_latest_digest(row: Row, later: Mapping[str, str]) -> Row:
-    """A row with the digest that its code has after all renames, which change no measurement."""
-    digest = getattr(row, "source_digest", "")
-    return row if digest not in later else row.model_copy(update={"source_digest": latest(digest, later)})
 
 
 def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:

@@ -4,6 +4,8 @@ import csv
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cs336_systems.record.validation import Row
+
 
 def read_later(files: Iterable[Path]) -> dict[str, str]:
     """The digest after a rename, by that before it."""
@@ -21,3 +23,9 @@ def latest(digest: str, later: Mapping[str, str]) -> str:
         seen.add(digest)
         digest = later[digest]
     return digest
+
+
+def with_latest_digest(row: Row, later: Mapping[str, str]) -> Row:
+    """A row with the digest that its code has after all renames, which change no measurement."""
+    digest = vars(row)["source_digest"]
+    return row if digest not in later else row.model_copy(update={"source_digest": latest(digest, later)})

@@ -13,8 +13,7 @@ from cs336_systems.record.rows import read_jobs
 from scripts.card.document import card_of, check, references_of
 from scripts.card.figure import draw
 from scripts.card.page import context
-from scripts.rendering.short_page import REPORT, write_page
-from scripts.typeset import typeset
+from scripts.rendering.short_page import REPORT, inline, write_pages
 from scripts.writeup import environment
 
 RECORDED = Path("recorded")
@@ -32,13 +31,9 @@ def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> dic
     card = card_of(rows, references_of(rows[0].gpu, rows[0].cpu, recorded))
     check(card, "card.json")
     folder.mkdir(parents=True, exist_ok=True)
-    picture, source = folder / "card.svg", folder / "card.typ"
-    # As text, since Typst reads no file outside the project's folder, where results may be.
-    drawn = picture.read_text(encoding="utf-8").replace("\n", " ") if draw(rows, picture) else ""
-    shown = context(card, drawn)
-    source.write_text(environment(REPORT).get_template("card.typ.j2").render(**shown), encoding="utf-8")
-    typeset(source, folder / "card.pdf")
-    write_page(source, folder / "card.html")
+    picture = folder / "card.svg"
+    shown = context(card, inline(picture) if draw(rows, picture) else "")
+    write_pages(environment(REPORT).get_template("card.typ.j2").render(**shown), folder, "card")
     (folder / "card.json").write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return card
 

@@ -5,14 +5,28 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from scripts.web import typeset
+from scripts import web
+from scripts.typeset import typeset
 
 REPORT = Path("report")
 
 
-def write_page(source: Path, output: Path, *, text_columns: int = 2) -> None:
+def write_pages(text: str, folder: Path, name: str, *, text_columns: int = 2) -> None:
+    """Write a Typst source into a folder, as a PDF and as a page of the web edition."""
+    source = folder / f"{name}.typ"
+    source.write_text(text, encoding="utf-8")
+    typeset(source, folder / f"{name}.pdf")
+    write_page(source, folder / f"{name}.html", text_columns=text_columns)
+
+
+def inline(picture: Path) -> str:
+    """A picture's SVG for a source, since Typst reads no file outside the project's folder, where results may be."""
+    return picture.read_text(encoding="utf-8").replace("\n", " ")
+
+
+def write_page(source: Path, output: Path, *, text_columns: int) -> None:
     """Write the page of a source; columns of tables after the first `text_columns` are aligned right."""
-    title, style, content = typeset(source)
+    title, style, content = web.typeset(source)
     loader = jinja2.FileSystemLoader(REPORT)
     jinja = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
     styles = [style, Markup((REPORT / "web/style.css").read_text(encoding="utf-8"))]

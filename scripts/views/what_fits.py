@@ -16,14 +16,7 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST
-from cs336_systems.fit.cells import (
-    OF_EXPERIMENT,
-    PREDICTED,
-    contender_setting,
-    contenders_of,
-    rung_setting,
-    step_setting,
-)
+from cs336_systems.fit.cells import OF_EXPERIMENT, PREDICTED, settings_of
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import Recorded, kind, recorded
 from cs336_systems.record.rows import parameters
@@ -136,22 +129,15 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
         }
 
 
-def _setting(name: str, row: Mapping[str, Any], median: Mapping[str, float]) -> Setting | None:
+def _setting(name: str, step: Mapping[str, Any], median: Mapping[str, float]) -> Setting | None:
     """The setting of a step; None of parts, and of a reader's own contender, which has no closed form."""
-    cell = SimpleNamespace(**row)
-    if name == "training_ladder":
-        return rung_setting(cell, cell.rung) if cell.rung and cell.part == "steps" else None
-    if name in OF_EXPERIMENT:
-        contender, bucket = row.get("wrapper") or row.get("contender"), str(row.get("bucket_mb") or "")
-        for declared in contenders_of(name):
-            if declared.name == contender and bucket in ("", str(declared.bucket_mb)):
-                return contender_setting(name, cell, declared)
-        return None
+    cell = SimpleNamespace(**step)
     if name == "leaderboard":
         if "recomputed_blocks" not in median:
             return None
         cell.recomputed = int(median["recomputed_blocks"])
-    return step_setting(name, cell)
+    key = " ".join(str(step[column]) for column in DETAILS if step.get(column))
+    return dict(settings_of(name, cell)).get(key)
 
 
 def _together(ladder: DataFrame) -> set[tuple[Any, ...]]:

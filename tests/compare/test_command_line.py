@@ -74,41 +74,12 @@ def test_bad_input_is_one_sentence(folders, capsys, arguments, sentence):
     assert error.count("\n") == 1
 
 
-def cut(path):
+def test_damaged_files_are_refused(folders, capsys):
+    path = folders / "slow/raw/flash/leaderboard.csv"
     path.write_bytes(path.read_bytes()[:-200])
-
-
-def edited(path):
-    path.write_text(path.read_text().replace(",ok,", ",oom,", 1))
-
-
-def without_digest(path):
-    path.with_name(f"{path.name}.sha256").unlink()
-
-
-def rewritten(path):
-    """Cut, with a digest of what is left."""
-    from cs336_systems.record.rows import _digest
-
-    cut(path)
-    path.with_name(f"{path.name}.sha256").write_text(f"{_digest(path.read_bytes())}  {path.name}\n")
-
-
-@pytest.mark.parametrize(
-    ("damage", "sentence"),
-    [
-        (cut, "changed since it was written: its SHA-256 is"),
-        (edited, "changed since it was written: its SHA-256 is"),
-        (without_digest, "there is no leaderboard.csv.sha256 next to it"),
-        (rewritten, "more or fewer fields than the"),
-    ],
-)
-def test_damaged_files_are_refused(folders, capsys, damage, sentence):
-    damage(folders / "slow/raw/flash/leaderboard.csv")
     assert main(["one", "slow"]) == 2
     error = capsys.readouterr().err
-    assert "slow/raw/flash/leaderboard.csv" in error
-    assert sentence in error
+    assert "slow/raw/flash/leaderboard.csv: changed since it was written: its SHA-256 is" in error
     assert error.count("\n") == 1
 
 

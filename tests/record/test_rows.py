@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import errno
-import hashlib
 import os
 import re
 import subprocess
@@ -30,6 +29,7 @@ from cs336_systems.record.rows import (
     write_table,
 )
 from tests.samples import H200, ROOT, provenance
+from tests.support.seal import seal
 
 CELL = EndToEnd(steps=3)
 TOMORROW = (datetime.now(UTC) + timedelta(days=1)).isoformat()
@@ -165,11 +165,6 @@ def test_a_byte_order_mark_changes_nothing(tmp_path):
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
     seal(path)
     assert read_jobs(EndToEnd, [path]) == ROWS
-
-
-def seal(path):
-    """Write the digest that belongs to a doctored file, so that what is found is the fault itself."""
-    digest_path(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
 
 
 def rewrite(path, change):

@@ -26,6 +26,7 @@ from scripts.read_bundle import opened
 from scripts.self_checks import write_checks
 from scripts.tables import merge_all
 from tests.samples import ROOT, config
+from tests.support.seal import copy_sealed, seal
 
 RECORDED = ROOT / "recorded/nvidia-h200"
 SMALL = ("accumulation", "autocast_dtypes")
@@ -130,13 +131,8 @@ def test_the_same_results_give_the_same_bytes(results, good, tmp_path):
 
 def test_the_card_of_a_run_is_packed_as_it_is_recorded(results, good, tmp_path):
     ours = shutil.copytree(results, tmp_path / "nvidia-h200", ignore=lambda folder, names: {"card"} & set(names))
-    (ours / "raw/card").mkdir()
+    copy_sealed(RECORDED / f"{CARD}-all.csv", ours / "raw/card/all.csv")
     shutil.copyfile(RECORDED / f"{CARD}.json", ours / "card.json")
-    csv = RECORDED / f"{CARD}-all.csv"
-    shutil.copyfile(csv, ours / "raw/card/all.csv")
-    digest_path(ours / "raw/card/all.csv").write_bytes(
-        digest_path(csv).read_bytes().replace(csv.name.encode(), b"all.csv")
-    )
     packed = contents(bundle_of(ours, tmp_path / "x.zip"))
     cards = {name: content for name, content in contents(good).items() if name.startswith(CARD)}
     assert {name: content for name, content in packed.items() if name.startswith("card/")} == cards
@@ -157,11 +153,8 @@ def test_recorded_files_are_never_replaced(good, tmp_path):
     assert [path for path in recorded.rglob("*") if path.is_file()] == [there]
     # Nor do two files get the same cells.
     there.unlink()
-    for path, copy in ((RECORDED / CSV, other), (digest_path(RECORDED / CSV), digest_path(other))):
-        copy.write_bytes(path.read_bytes().replace(b"all.csv", b"other.csv"))
-    with pytest.raises(
-        ValueError, match=r"raw/accumulation/all\.csv, line 2: metric is 'sum', which .*other\.csv, line 2"
-    ):
+    copy_sealed(RECORDED / CSV, other)
+    with pytest.raises(ValueError, match=r"/all\.csv, line 2: metric is 'sum', which .*other\.csv, line 2"):
         promote_opened(good, recorded)
     other.unlink()
     promote_opened(good, recorded)
@@ -387,7 +380,7 @@ def doctored(results, folder, *changes):
                 assert old in content
                 content = content.replace(old, new)
         path.write_bytes(content)
-        digest_path(path).write_text(f"{hashlib.sha256(content).hexdigest()}  {path.name}\n")
+        seal(path)
     return folder
 
 

@@ -16,6 +16,7 @@ from scripts.card.document import SCHEMA, card_of, check, read_card, references_
 from scripts.card.lines import RATES
 from scripts.card.record import RecordedCard, record
 from tests.samples import ROOT, provenance
+from tests.support.seal import copy_sealed
 
 FOLDER = ROOT / "recorded/nvidia-h200/card"
 ROWS = read_jobs(Card, sorted(FOLDER.glob("*.csv"))[-1:])
@@ -294,11 +295,7 @@ def test_the_card_is_written_as_two_pages_a_page_and_json(tmp_path, monkeypatch)
 
 def test_a_recorded_card_keeps_its_rows(tmp_path):
     results = tmp_path / "results/nvidia-h200"
-    (results / "raw/card").mkdir(parents=True)
-    source = sorted(FOLDER.glob("*.csv"))[-1]
-    for end in ("", ".sha256"):
-        text = source.with_name(f"{source.name}{end}").read_text(encoding="utf-8").replace(source.name, "all.csv")
-        (results / f"raw/card/all.csv{end}").write_text(text, encoding="utf-8")
+    copy_sealed(sorted(FOLDER.glob("*.csv"))[-1], results / "raw/card/all.csv")
     (results / "card.json").write_text(json.dumps(card_of(ROWS, [])), encoding="utf-8")
     record(results, tmp_path / "recorded")
     (copy,) = (tmp_path / "recorded/nvidia-h200/card").glob("*.csv")
