@@ -1,11 +1,8 @@
 """Answers to `benchmarking_mixed_precision`: dtypes under autocast, and fp32 against bf16 by size."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
 from scripts.views.data import PRECISIONS, first, last, measured_gpu, one, ratio, reference_context, select
@@ -34,7 +31,7 @@ KINDS: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     steps = most_complete(steady(step_table(tables["end_to_end"])))
     pairs = precision_pairs(select(steps, compiled=False, attention="plain"))
@@ -52,7 +49,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """The gain from bf16 at the largest size, and at the smallest."""
     if not found["ends"]:
         return []
@@ -85,46 +82,41 @@ def dtypes(table: DataFrame) -> Answer:
             lowered=[title for name, title in COMPONENTS.items() if name in lowered],
         ),
         more=say("LayerNorm's output is {dtype} under autocast to fp16.", dtype=fp16["norm_output"].strip("–")),
-        evidence=[
-            Captioned(
-                grid(
-                    rows,
-                    {"": {"component": "{title}", "autocast to fp16": "{fp16}", "autocast to bf16": "{bf16}"}},
-                    text_columns=3,
-                ),
-                "Data types observed in a toy model, Linear → ReLU → LayerNorm → Linear, with fp32 parameters.",
-            )
-        ],
+        evidence=Captioned(
+            grid(
+                rows,
+                {"": {"component": "{title}", "autocast to fp16": "{fp16}", "autocast to bf16": "{bf16}"}},
+                text_columns=3,
+            ),
+            "Data types observed in a toy model, Linear → ReLU → LayerNorm → Linear, with fp32 parameters.",
+        ),
     )
 
 
 def norm(table: DataFrame) -> Answer:
     """Sub-question (b): what in layer normalization is sensitive."""
+    facts = Facts(raised=seen(table, "fp16")["norm_output"].strip("–"))
     return Answer(
         asked="(b) Layer normalization",
-        verdict=say("Its mean and variance: in fp16 their sums overflow or vanish, and in bf16 they still round."),
-        more=say("bf16 has fp32's range, so nothing overflows, but the statistics still belong in fp32."),
-        reason=say(
-            "Autocast on this device gives LayerNorm's output as {raised}.",
-            raised=seen(table, "fp16")["norm_output"].strip("–"),
-        ),
+        verdict="Its mean and variance: in fp16 their sums overflow or vanish, and in bf16 they still round.",
+        more="bf16 has fp32's range, so nothing overflows, but the statistics still belong in fp32.",
+        reason=facts.say("Autocast on this device gives LayerNorm's output as {raised}."),
     )
 
 
 def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer:
     """Sub-question (c): what bf16 gains by size and by context, and why."""
     if not len(here):
-        return Answer("(c) Speed", NOTHING, missing="Not measured: no step ran in both precisions.")
+        return Answer("(c) Speed", missing="Not measured: no step ran in both precisions.")
     small, large = here.iloc[0], here.iloc[-1]
     best = last(pairs[~pairs["host_bound"]].sort_values("gain")) if on_gpu else None
     gains = here["shown"]
     spent = matmul_times(profile, str(large["size"]))
+    facts = Facts(small=small, large=large, best=best, cells=count(len(pairs), "cell"))
     return Answer(
         asked="(c) Speed",
-        verdict=say(
+        verdict=facts.say(
             "bf16 is {small[shown]:times} ({small[label]}) to {large[shown]:times} ({large[label]}) as fast in {what}.",
-            small=small,
-            large=large,
             what="the device's part of forward and backward" if on_gpu else "forward and backward",
         )
         if len(here) > 1 and gains.min() >= 1
@@ -132,19 +124,15 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
             "fp32 over bf16, forward and backward: {gains:listing}.",
             gains=[say("{row[shown]:times} ({row[label]})", row=row) for _, row in here.iterrows()],
         ),
-        more=paragraph(
+        more=facts.say(
             tell(
                 gains.is_monotonic_increasing if len(here) > 1 else None,
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
             ),
-            say(
-                "The whole step gains as much only where launches keep up: {best[gain]:times} for {best[label]} at "
-                "context {best[context]}. {bound} of {cells} are host-bound.",
-                best=best,
-                bound=int(pairs["host_bound"].sum()),
-                cells=count(len(pairs), "cell"),
-            ),
+            "The whole step gains as much only where launches keep up: {best[gain]:times} for {best[label]} at "
+            "context {best[context]}. {bound} of {cells} are host-bound.",
+            bound=int(pairs["host_bound"].sum()),
         ),
         evidence=[
             Captioned(
@@ -155,12 +143,10 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
             "precision_context",
         ],
         reason=why(pairs, profile),
-        details=[
-            Captioned(
-                grid(spent.reset_index(), KINDS),
-                "Milliseconds of kernels in forward and backward of the largest model, by context.",
-            )
-        ],
+        details=Captioned(
+            grid(spent.reset_index(), KINDS),
+            "Milliseconds of kernels in forward and backward of the largest model, by context.",
+        ),
     )
 
 
@@ -183,26 +169,17 @@ def why(pairs: DataFrame, profile: DataFrame) -> Typst:
         return NOTHING
     ends = pairs.pivot_table(index="label", columns="context", values="shown", sort=False)
     fell = ends.reindex(columns=[context, long["context"]]).dropna() if long["context"] > context else ends[:0]
-    return paragraph(
-        say(
-            "At {row[label]}, context {context}, matmuls take {here[matmuls fp32]:ms} in fp32 and "
-            "{here[matmuls bf16]:ms} in bf16 ({gain:times}); all the rest, autocast's casts included, takes "
-            "{here[the rest fp32]:ms} and {here[the rest bf16]:ms}. So a step gains more, the larger the share of its "
-            "matmuls, which grows with the size.",
-            row=row,
-            context=context,
-            here=here,
-            gain=here["matmuls fp32"] / here["matmuls bf16"],
-        ),
-        say(
-            "From context {context} to {long[context]:whole} the gain falls (@fig-precision_context) at {fell} of "
-            "{sizes}: work on the scores (softmax, mask, casts) grows with the context's square, so the rest takes "
-            "{rest:times} as long, matmuls {matmuls:times}.",
-            context=context,
-            long=long if len(fell) else None,
-            fell=int((fell.iloc[:, -1] < fell.iloc[:, 0]).sum()) if len(fell) else None,
-            sizes=count(len(fell), "size"),
-            rest=ratio(long["the rest bf16"], here["the rest bf16"]),
-            matmuls=ratio(long["matmuls bf16"], here["matmuls bf16"]),
-        ),
+    facts = Facts(row=row, context=context, here=here, long=long if len(fell) else None, sizes=count(len(fell), "size"))
+    return facts.say(
+        "At {row[label]}, context {context}, matmuls take {here[matmuls fp32]:ms} in fp32 and "
+        "{here[matmuls bf16]:ms} in bf16 ({gain:times}); all the rest, autocast's casts included, takes "
+        "{here[the rest fp32]:ms} and {here[the rest bf16]:ms}. So a step gains more, the larger the share of its "
+        "matmuls, which grows with the size.",
+        "From context {context} to {long[context]:whole} the gain falls (@fig-precision_context) at {fell} of "
+        "{sizes}: work on the scores (softmax, mask, casts) grows with the context's square, so the rest takes "
+        "{rest:times} as long, matmuls {matmuls:times}.",
+        gain=here["matmuls fp32"] / here["matmuls bf16"],
+        fell=int((fell.iloc[:, -1] < fell.iloc[:, 0]).sum()) if len(fell) else None,
+        rest=ratio(long["the rest bf16"], here["the rest bf16"]),
+        matmuls=ratio(long["matmuls bf16"], here["matmuls bf16"]),
     )

@@ -1,6 +1,5 @@
 """Answers to `benchmarking_script`: step times, their spread, and what warm-up does."""
 
-from collections.abc import Mapping
 from itertools import product
 from math import nan
 from typing import Any
@@ -10,7 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Tile, mean_std, percent
 from scripts.views.cells import name_cell
@@ -35,7 +34,7 @@ EVERY: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["end_to_end"]
     known = steady(step_table(table))
@@ -53,7 +52,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """The best utilization in fp32, where the peak rate is known; in bf16 the training ladder has it."""
     return [
         Tile(percent(best["share"]), f"of {best['of']}: the best step in fp32", "fp32")
@@ -73,14 +72,12 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
         say("{slow} of {all} in {precision}", slow=int(rows["host_bound"].sum()), all=len(rows), precision=precision)
         for precision, rows in select(eager, mode="train_step").dropna(subset="busy").groupby("precision", sort=False)
     ]
+    facts = Facts(small=small, large=large, context=context, bound=bound)
     return Answer(
         asked="(b) Step times",
-        verdict=say(
+        verdict=facts.say(
             "A training step takes {small[step]:ms} ({small[label]}) to {large[step]:ms} ({large[label]}) in fp32 at "
-            "context {context}.",
-            small=small,
-            large=large,
-            context=context,
+            "context {context}."
         ),
         more=say(
             "The backward pass takes {ratio:times} the forward pass, AdamW {share:percent} of the step "
@@ -89,20 +86,15 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             share=(told["optimizer"] / told["step"]).median(),
             cells=count(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
         ),
-        evidence=[
-            Captioned(
-                times_table(plain, eager, context),
-                f"Mean ± std of the timed steps, context {context} unless given; busy: the device's share of the step, "
-                "a star where it is host-bound.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "Of the eager training steps {bound:listing} are host-bound: the device works for less than "
-                "{share:percent} of them, waiting for launches, so their times are the host's (@sec-host_costs).",
-                bound=bound,
-                share=HOST_BOUND,
-            ),
+        evidence=Captioned(
+            times_table(plain, eager, context),
+            f"Mean ± std of the timed steps, context {context} unless given; busy: the device's share of the step, "
+            "a star where it is host-bound.",
+        ),
+        reason=facts.say(
+            "Of the eager training steps {bound:listing} are host-bound: the device works for less than "
+            "{share:percent} of them, waiting for launches, so their times are the host's (@sec-host_costs).",
+            share=HOST_BOUND,
         ),
         details=[
             "step_phases",
@@ -125,20 +117,20 @@ def variability(known: DataFrame) -> Answer:
     return Answer(
         asked="(b) Variability",
         verdict=say(
-            "{is_small}: the std of a step is {typical:percent} of its mean (median of {cells}).",
-            is_small=tell(not wide, "It is small", "It is not small everywhere"),
+            ("It is not small everywhere" if wide else "It is small")
+            + ": the std of a step is {typical:percent} of its mean (median of {cells}).",
             typical=variation[~bound].median(),
             cells=count(int((~bound).sum()), "device-bound cell" if on_gpu else "cell"),
         ),
-        more=paragraph(
-            say("It exceeds {limit:percent} in {wide} of them.", limit=WIDE, wide=wide or "none"),
-            say(
-                "Host-bound cells scatter more: {typical:percent} in the median of {cells}.",
-                typical=variation[bound].median(),
-                cells=int(bound.sum()),
-            ),
+        more=say(
+            "It exceeds {limit:percent} in {wide} of them.",
+            "Host-bound cells scatter more: {typical:percent} in the median of {cells}.",
+            limit=WIDE,
+            wide=wide or "none",
+            typical=variation[bound].median(),
+            cells=int(bound.sum()),
         ),
-        evidence=["variability"],
+        evidence="variability",
         reason=tell(
             on_gpu,
             "What else the host does delays a launch, and shows in the step only where the device waits for launches. "
@@ -155,10 +147,11 @@ def warmup(table: DataFrame) -> Answer:
     at_once, later = cold[cold["warmup"] == 0], cold[cold["warmup"] > 0]
     if not len(later) or not len(at_once):
         missing = "Not measured: the number of warm-up steps was not varied."
-        return Answer("(c) Warm-up", NOTHING, missing=missing)
+        return Answer("(c) Warm-up", missing=missing)
     extra = at_once["first_step"] - at_once["step"]
     late = later[[different(step) for _, step in later.iterrows()]]
     asked_again = at_once["device_allocations"].dropna()
+    facts = Facts(late=len(late), runs=count(len(later), "run"), least=asked_again.min(), most=asked_again.max())
     return Answer(
         asked="(c) Warm-up",
         verdict=say(
@@ -166,36 +159,28 @@ def warmup(table: DataFrame) -> Answer:
             extra=(extra.min(), extra.max()),
             factor=(at_once["mean"] / at_once["step"]).max(),
         ),
-        more=say(
+        more=facts.say(
             tell(
                 not len(late),
                 "One warm-up step is enough: after it no first step stands out of its run ({runs}).",
                 "After warm-up the first step still stands out of its run in {late} of {runs} ({where:listing}).",
             ),
-            late=len(late),
-            runs=count(len(later), "run"),
             where=[f"{step['label']}, w = {step['warmup']}" for _, step in late.iterrows()],
         ),
-        evidence=[
-            Captioned(warmup_table(cold), "Forward + backward by number w of warm-up steps, each a new process.")
-        ],
-        reason=paragraph(
-            say(
-                "The allocator asks the driver for memory {least:whole} to {most:whole} times in these steps, and "
-                "{later:whole} times after a warm-up step.",
-                least=asked_again.min(),
-                most=asked_again.max(),
-                later=later["device_allocations"].max(),
-            ),
+        evidence=Captioned(warmup_table(cold), "Forward + backward by number w of warm-up steps, each a new process."),
+        reason=facts.say(
+            "The allocator asks the driver for memory {least:whole} to {most:whole} times in these steps, and "
+            "{later:whole} times after a warm-up step.",
             tell(
                 bool(len(asked_again)),
                 "Likely the rest: CUDA loads each kernel's module at its first launch, and cuBLAS creates its "
                 "workspace and picks an algorithm for each shape; neither was timed apart.",
                 "Likely causes: threads start, matmul kernels are set up for each shape, fresh pages fault.",
             ),
-            say("Columns are different processes; only _first − median_ compares within one."),
+            "Columns are different processes; only _first − median_ compares within one.",
+            later=later["device_allocations"].max(),
         ),
-        details=["warmup"],
+        details="warmup",
     )
 
 

@@ -1,12 +1,11 @@
 """Answers to `beyond_nccl`: gradients that travel without the collectives' library, against PyTorch's best."""
 
-from collections.abc import Mapping
 from math import nan
 from typing import Any
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table, Tile, escape, times
 from scripts.views.comparison import TRIED, Duel, cells_of, device_bound, duels, preferred_cells, yours
@@ -36,7 +35,7 @@ SHOWN = (
 )
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
     return {
@@ -47,7 +46,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """How much faster our step over copy engines is than PyTorch's best, in the cell that the section is about."""
     asked = next(iter(found["against"]), None)
     if not found["gpu"] or asked is None or not asked.speed.faster:
@@ -60,14 +59,14 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
     """Our wrapper against PyTorch's and our buckets at their best."""
     found, buckets = duels(rows, ["symmetric_memory"], PYTORCH), duels(rows, ["symmetric_memory"], ["bucketed"])
     if not found:
-        return Answer("Against PyTorch", NOTHING, missing=why_untold(table, rows))
+        return Answer("Against PyTorch", missing=why_untold(table, rows))
     asked = found[0]
     most = max((duel.first for duel in found), key=lambda row: int(row["processes"]))
     mine = next((cell for cell in preferred_cells(device_bound(rows)) if asked.cell in set(cell["cell"])), rows)
     return Answer(
         asked="Against PyTorch",
         verdict=asked.speed.sentence("symmetric memory", "PyTorch's best", f"({asked.cell})"),
-        more=paragraph(
+        more=say(
             elsewhere(found),
             *(
                 duel.speed.sentence("it", "our best buckets", f"({asked.cell})")
@@ -75,17 +74,15 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
                 if duel.cell == asked.cell
             ),
         ),
-        evidence=[Captioned(across_cells(table, rows, SHOWN), ACROSS)],
-        reason=paragraph(
+        evidence=Captioned(across_cells(table, rows, SHOWN), ACROSS),
+        reason=say(
             *map(limits, buckets[:1]),
             against_baseline(most, f"symmetric memory ({most['cell']})"),
             yours(mine, {"ours at its best": list(OURS), "PyTorch's at its best": PYTORCH}),
         ),
-        details=[
-            every_row(
-                table, rows, ["bucketed", "symmetric_memory", *PYTORCH], "Buckets, symmetric memory and PyTorch's"
-            )
-        ],
+        details=every_row(
+            table, rows, ["bucketed", "symmetric_memory", *PYTORCH], "Buckets, symmetric memory and PyTorch's"
+        ),
     )
 
 
@@ -93,21 +90,15 @@ def limits(duel: Duel) -> Any:
     """The time of our profiled step beyond the baseline's, against NCCL's buckets."""
     ours, buckets = duel.first, duel.other
     more = buckets["peak_memory"] - ours["peak_memory"]
-    return paragraph(
-        say(
-            "In the profiled step compute takes {ours[stretched]:ms} longer than the baseline's, against "
-            "{buckets[stretched]:ms} next to the NCCL kernels of our best buckets "
-            "(@sec-minimal_ddp_flat_benchmarking): most of the slow-down comes from kernels on the SMs, not from the "
-            "bytes, although copies share HBM and L2 with compute.",
-            ours=ours,
-            buckets=buckets if buckets["stretched"] > 2 * ours["stretched"] else None,
-        ),
-        say(
-            "It allocates {ours[outside_memory]:gib} outside of PyTorch's allocator; the buckets take {more:gib} "
-            "inside.",
-            ours=ours,
-            more=more if more > 0 else None,
-        ),
+    return say(
+        "In the profiled step compute takes {ours[stretched]:ms} longer than the baseline's, against "
+        "{buckets[stretched]:ms} next to the NCCL kernels of our best buckets "
+        "(@sec-minimal_ddp_flat_benchmarking): most of the slow-down comes from kernels on the SMs, not from the "
+        "bytes, although copies share HBM and L2 with compute.",
+        "It allocates {ours[outside_memory]:gib} outside of PyTorch's allocator; the buckets take {more:gib} inside.",
+        ours=ours,
+        buckets=buckets if buckets["stretched"] > 2 * ours["stretched"] else None,
+        more=more if more > 0 else None,
     )
 
 
@@ -119,22 +110,18 @@ def tried(table: DataFrame, rows: DataFrame) -> Answer:
     firsts = [pairs[0] for name in names if (pairs := duels(at_size, [name], ["bucketed"]))]
     best = max(firsts, key=lambda duel: float(duel.speed.ratio or 0), default=None)
     known = set(TRIED) & set(rows["contender"])
+    facts = Facts(error=select(at_size, contender="bf16_wire")["gradient_error"].median())
     return Answer(
         asked="What else was tried",
-        verdict=NOTHING
+        verdict=""
         if best is None
         else best.speed.sentence(f"“{best.first['title']}”, the best variation,", "plain buckets", f"({best.cell})"),
-        more=say(
-            "Gradients sent as bf16 are off by {error:percent}.",
-            error=select(at_size, contender="bf16_wire")["gradient_error"].median(),
+        more=facts.say("Gradients sent as bf16 are off by {error:percent}."),
+        evidence=Captioned(
+            tried_table(at_size, names),
+            f"Variations against plain buckets of {TRIED_AT} MB, device-bound cells: median step, ms, and its "
+            "ratio to theirs.",
         ),
-        evidence=[
-            Captioned(
-                tried_table(at_size, names),
-                f"Variations against plain buckets of {TRIED_AT} MB, device-bound cells: median step, ms, and its "
-                "ratio to theirs.",
-            )
-        ],
         reason=say(
             "_Grouped, no copies_: a bucket's gradients as they lie, in one grouped call. _Small last bucket_: the "
             "gradient made last has its own. _High-priority stream_: NCCL's kernels go first. _bf16 on the wire_: half "

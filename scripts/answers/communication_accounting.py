@@ -1,18 +1,15 @@
 """Answers to `communication_accounting`, from closed forms: the same on every machine."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-
-from pandas import DataFrame
 
 from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
 from cs336_systems.measure.gpus import listed
-from scripts.rendering.answer import Answer, Captioned, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.parallelism import MESH
 from scripts.views.units import GB
@@ -22,65 +19,49 @@ STAGES, MICRO_BATCHES = 4, 16
 H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, and what the derivations show."""
     shown = {"xxl": XXL, "device": TPU_V5P, "gb": GB, **sharding_answers(), **batch_answers(), **trick_answers()}
     state, tokens = XXL.state_bytes, BATCHES[1]
     gpus = [math.ceil(size / H100_MEMORY) for size in (state, state + tokens * XXL.saved_bytes)]
+    facts = Facts(gpus=gpus, tokens=tokens, a=shown, state=state / GB, memory=TPU_V5P.memory / GB)
     return shown | {
         "memory": Answer(
             "(a) Memory",
-            say(
+            facts.say(
                 "State takes {state:GB}, {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass.",
-                state=state / GB,
-                gpus=gpus,
                 saved=XXL.saved_bytes / 1e6,
             ),
-            say("With {tokens} tokens it is {gpus[1]} H100s.", tokens=tokens, gpus=gpus),
-            evidence=[Captioned(memory_table(), "What training XXL keeps, without checkpointing.", closed_form=True)],
+            facts.say("With {tokens} tokens it is {gpus[1]} H100s."),
+            evidence=Captioned(memory_table(), "What training XXL keeps, without checkpointing.", closed_form=True),
         ),
         "sharded": Answer(
             "(b) Sharded",
-            say(
-                '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {a[least]} devices with {tokens} tokens.',
-                memory=TPU_V5P.memory / GB,
-                a=shown,
-                tokens=tokens,
+            facts.say(
+                '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {a[least]} devices with {tokens} tokens.'
             ),
-            say(
-                "The state alone needs {a[state_devices]}; from {a[most_tokens]} tokens on no number is enough.",
-                a=shown,
+            facts.say("The state alone needs {a[state_devices]}; from {a[most_tokens]} tokens on no number is enough."),
+            evidence=Captioned(
+                shown["readings"], "The fewest devices, by what is taken to be sharded.", closed_form=True
             ),
-            evidence=[
-                Captioned(shown["readings"], "The fewest devices, by what is taken to be sharded.", closed_form=True)
-            ],
         ),
         "batch": Answer(
             "(c) Compute-bound",
-            say("From $alpha \\/ (Y M_X)$, {a[per_device]} tokens per device, {a[overall]} in all.", a=shown),
-            say("If the two collectives take turns: {a[per_device_in_turn]} and {a[overall_in_turn]}.", a=shown),
-            evidence=[
-                Captioned(
-                    shown["batches"],
-                    "The least compute-bound batch in tokens, under several readings.",
-                    closed_form=True,
-                )
-            ],
-            details=["mesh_batch"],
+            facts.say("From $alpha \\/ (Y M_X)$, {a[per_device]} tokens per device, {a[overall]} in all."),
+            facts.say("If the two collectives take turns: {a[per_device_in_turn]} and {a[overall_in_turn]}."),
+            evidence=Captioned(
+                shown["batches"], "The least compute-bound batch in tokens, under several readings.", closed_form=True
+            ),
+            details="mesh_batch",
         ),
         "tricks": Answer(
             "(d) Smaller batches",
-            say(
-                "More tensor parallelism ($Y = {a[split].tensor}$), pipelining, or fewer bytes per gathered weight.",
-                a=shown,
+            facts.say(
+                "More tensor parallelism ($Y = {a[split].tensor}$), pipelining, or fewer bytes per gathered weight."
             ),
-            evidence=[
-                Captioned(
-                    shown["trick_table"],
-                    "The least batch with each of these, collectives at once.",
-                    closed_form=True,
-                )
-            ],
+            evidence=Captioned(
+                shown["trick_table"], "The least batch with each of these, collectives at once.", closed_form=True
+            ),
         ),
     }
 

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest
@@ -36,7 +36,7 @@ CHAIN: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
     work = dict(wrappers.iloc[0][WORK]) if len(wrappers) else {"size": SIZE, "context": HANDOUT_CONTEXT}
@@ -79,7 +79,7 @@ def step(row: Series, title: str, launch: str, ranks: int, busy: float, memory: 
     }
 
 
-def one_device(tables: Mapping[str, DataFrame], work: Mapping[str, Any]) -> list[dict[str, Any]]:
+def one_device(tables: Tables, work: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The steps of one device by itself that do this work: fp32, bf16, and compiled."""
     whole = {"mode": "train_step", "attention": "plain", **work}
     found = []
@@ -115,7 +115,7 @@ def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def helped(tables: Mapping[str, DataFrame], steps: DataFrame, work: Mapping[str, Any]) -> Answer:
+def helped(tables: Tables, steps: DataFrame, work: Mapping[str, Any]) -> Answer:
     """The gain of each optimization along the chain."""
     told = steps[steps["told"]] if len(steps) else steps
     begin, best = first(told), last(told.sort_values("tokens", kind="stable") if len(told) else told)
@@ -128,27 +128,25 @@ def helped(tables: Mapping[str, DataFrame], steps: DataFrame, work: Mapping[str,
         "of its own. Busy: how long a device works in a step. –: host-bound, so no ratio is formed, or not known."
     )
     known = len(told) > 1
+    facts = Facts(begin=begin, alone=alone, ranks=NOTHING if best is None else count(best["ranks"], "GPU"))
     return Answer(
         asked="What helped",
         missing=f"Not measured: no device-bound training step of {work['size']} at context {work['context']}.",
-        verdict=say(
+        verdict=facts.say(
             "{best[tokens]:whole} tokens per second on {ranks}, {gain:times} what {begin[title]} does on one.",
             best=best if known else None,
-            begin=begin,
-            ranks=NOTHING if best is None else count(best["ranks"], "GPU"),
             gain=None if best is None or begin is None else best["tokens"] / begin["tokens"],
         ),
-        more=NOTHING
+        more=""
         if begin is None or best is None or alone is None or best["ranks"] == 1
-        else say(
+        else facts.say(
             "On one, {alone[title]} gives {gain:times}; {best[ranks]} GPUs add {more:times}.",
-            alone=alone,
             best=best,
             gain=alone["tokens"] / begin["tokens"],
             more=best["tokens"] / alone["tokens"],
         ),
         evidence=[Captioned(grid(steps, CHAIN, text_columns=2), caption)] if len(steps) else [],
-        reason=paragraph(device_work(steps), attention(tables), ladder(tables)),
+        reason=say(device_work(steps), attention(tables), ladder(tables)),
     )
 
 
@@ -163,7 +161,7 @@ def device_work(steps: DataFrame) -> Typst:
     return say("The device's own work shrinks with {gains:listing}.", gains=gains)
 
 
-def attention(tables: Mapping[str, DataFrame]) -> Typst:
+def attention(tables: Tables) -> Typst:
     """The effect of our attention kernels, no part of the chain, on the device's work at the longest context."""
     steps = step_table(tables["end_to_end"])
     steps = select(steps, mode="train_step", compiled=False, precision="bf16", size=SIZE, cold_start=False)
@@ -176,7 +174,7 @@ def attention(tables: Mapping[str, DataFrame]) -> Typst:
     )
 
 
-def ladder(tables: Mapping[str, DataFrame]) -> Typst:
+def ladder(tables: Tables) -> Typst:
     """How far one GPU's step comes if nothing of this project is left out."""
     rungs = rung_table(tables["training_ladder"])
     found = ends(rungs[rungs["gpu"] != ""])
@@ -200,24 +198,18 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     def efficiencies(rows: DataFrame) -> list[str]:
         return [f"{percent(row['efficiency'])} on {row['processes']}" for _, row in rows.iterrows()]
 
+    facts = Facts(most=most, cells=efficiencies(best), noun="GPUs" if on_gpu else "processes", theirs=PYTORCHS)
     return Answer(
         asked="Weak scaling",
         missing="Not measured: no device-bound, steady step without communication.",
-        verdict=say(
-            "Weak scaling reaches {cells:listing} {noun} with {most[title]}.",
-            cells=efficiencies(best),
-            noun="GPUs" if on_gpu else "processes",
-            most=most,
-        ),
-        more=say(
+        verdict=facts.say("Weak scaling reaches {cells:listing} {noun} with {most[title]}."),
+        more=facts.say(
             "That is {most[panel]}, against the same step without communication; {theirs} reaches {others:listing}.",
-            most=most,
-            theirs=PYTORCHS,
             others=efficiencies(select(known, title=PYTORCHS)),
         ),
         evidence=["weak_scaling"] if on_gpu else [],
         details=[] if on_gpu else ["weak_scaling"],
-        reason=NOTHING if row is None else against_baseline(row, row["title"]),
+        reason="" if row is None else against_baseline(row, row["title"]),
     )
 
 
@@ -228,20 +220,17 @@ def advice(steps: DataFrame, found: DataFrame) -> Answer:
     fsdp = last(found[found["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
+    facts = Facts(best=best, wrapper=wrapper, fsdp=fsdp)
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be told: no device-bound step on several ranks was measured.",
-        verdict=say(
-            "Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.", best=best, wrapper=wrapper
-        ),
-        more=say(
+        verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism."),
+        more=facts.say(
             "If the state does not fit, shard it: _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
-            "without communication ({fsdp[panel]}, {fsdp[processes]} ranks).",
-            fsdp=fsdp,
+            "without communication ({fsdp[panel]}, {fsdp[processes]} ranks)."
         ),
-        reason=say(
+        reason=facts.say(
             "@sec-torch_compile says after how many steps compiling pays off, @sec-host_costs what the host costs "
-            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded.",
-            wrapper=wrapper,
+            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded."
         ),
     )

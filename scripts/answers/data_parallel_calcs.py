@@ -1,16 +1,11 @@
 """Answer to `data_parallel_calcs`: formulas, and an example from closed forms."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pandas import DataFrame
-
-from scripts.rendering.answer import Answer, say
+from scripts.rendering.answer import Answer, Found, Tables, say
 from scripts.rendering.markup import Typst
 from scripts.views.parallelism import example_answers
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answer, and the example."""
     example = example_answers()
     return {

@@ -1,13 +1,11 @@
 """Answers to `ddp_bucketed_benchmarking`: bucket sizes, and what the model says of them."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import nan
-from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.bucket_sizes import bucket_model
@@ -24,7 +22,7 @@ MODEL: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
     swept = [sizes for cell in preferred_cells(device_bound(rows)) if len(sizes := select(cell, contender="bucketed"))]
@@ -55,12 +53,13 @@ def in_between(sizes: DataFrame) -> bool | None:
 def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> Answer:
     """Sub-question (a): the step by bucket size, expectation and result."""
     if not swept:
-        return Answer("(a) Bucket sizes", NOTHING, missing=why_untold(table, rows))
+        return Answer("(a) Bucket sizes", missing=why_untold(table, rows))
     asked, best = swept[0], best_of(swept[0])
     every = every_row(table, rows, ["bucketed"], "Buckets from small to large")
     others = [say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])]
     over = duels(rows, ["bucketed"], ["overlapped"])
     more = asked["peak_memory"].iloc[-1] - asked["peak_memory"].iloc[0]
+    facts = Facts(others=others, small=asked["bucket_mb"].iloc[0], more=more if more > 0 else None)
     return Answer(
         asked="(a) Bucket sizes",
         verdict=say(
@@ -73,25 +72,19 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             + " ({best[cell]}).",
             best=best,
         ),
-        more=say("Best elsewhere: {others:listing}.", others=others),
-        evidence=["ddp_bucket_sizes" if asked["exposed"].notna().any() else every],
-        reason=paragraph(
+        more=facts.say("Best elsewhere: {others:listing}."),
+        evidence="ddp_bucket_sizes" if asked["exposed"].notna().any() else every,
+        reason=facts.say(
             same_calls(asked),
-            say(
-                "But calls are not what is exposed: of {best[exposed]:ms} at {best[bucket_mb]} MB, "
-                "{best[stretched]:ms} are compute that takes longer next to NCCL's kernels.",
-                best=best if best["stretched"] > best["exposed"] / 2 else None,
-            ),
-            say(
-                "Buckets of several gradients are copies: {large} MB takes {more:gib} more memory than {small} MB.",
-                large=asked["bucket_mb"].iloc[-1],
-                small=asked["bucket_mb"].iloc[0],
-                more=more if more > 0 else None,
-            ),
+            "But calls are not what is exposed: of {best[exposed]:ms} at {best[bucket_mb]} MB, "
+            "{best[stretched]:ms} are compute that takes longer next to NCCL's kernels.",
+            "Buckets of several gradients are copies: {large} MB takes {more:gib} more memory than {small} MB.",
             *(duel.speed.sentence("bucketed at its best", "overlapped", f"({duel.cell})") for duel in over[:1]),
             elsewhere(over),
+            best=best if best["stretched"] > best["exposed"] / 2 else None,
+            large=asked["bucket_mb"].iloc[-1],
         ),
-        details=[every],
+        details=every,
     )
 
 
@@ -126,24 +119,18 @@ def model(all_reduce: DataFrame, rows: DataFrame) -> Answer:
         )
         or say("The best buckets have √(s·w·o) bytes and leave 2√(s·o/w) seconds after the backward pass."),
         more=say("Measured, {asked[bucket_mb]} MB is the best, and {asked[exposed]:ms} are exposed.", asked=asked),
-        evidence=[
-            Captioned(
-                grid(DataFrame(lines), MODEL),
-                "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms; "
-                "stretched: compute beyond the baseline's in the profiled step.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "Here s = {size}; the line through the all-reduces gives w = {bandwidth:GB/s} and o = {call:µs}.",
-                size=data_size(found.size / MB) if found else None,
-                bandwidth=found.bandwidth / 1e9 if found else None,
-                call=1e6 * found.call_seconds if found else None,
-            ),
-            say(
-                "The model leaves out that compute slows down next to communication: {asked[stretched]:ms} of what is "
-                "exposed.",
-                asked=asked if asked and asked["stretched"] > 0 else None,
-            ),
+        evidence=Captioned(
+            grid(DataFrame(lines), MODEL),
+            "Best bucket size and what it leaves after the backward pass, by the model and as measured, MB and ms; "
+            "stretched: compute beyond the baseline's in the profiled step.",
+        ),
+        reason=say(
+            "Here s = {size}; the line through the all-reduces gives w = {bandwidth:GB/s} and o = {call:µs}.",
+            "The model leaves out that compute slows down next to communication: {asked[stretched]:ms} of what is "
+            "exposed.",
+            size=data_size(found.size / MB) if found else None,
+            bandwidth=found.bandwidth / 1e9 if found else None,
+            call=1e6 * found.call_seconds if found else None,
+            asked=asked if asked and asked["stretched"] > 0 else None,
         ),
     )

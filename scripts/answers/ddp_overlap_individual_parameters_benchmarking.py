@@ -1,12 +1,9 @@
 """Answers to `ddp_overlap_individual_parameters_benchmarking`: all-reduces that start during the backward pass."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import BASELINE
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.data_parallel import (
     ACROSS,
@@ -23,7 +20,7 @@ SLOWER = 1.01
 """Compute that takes longer by a larger ratio is slowed down."""
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
     return {"time": time(table, rows), "traces": traces(rows)}
@@ -33,25 +30,23 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (a): the step against the two before."""
     found, before = (duels(rows, ["overlapped"], [other]) for other in ("flat", "naive"))
     if not found:
-        return Answer("(a) Step time", NOTHING, missing=why_untold(table, rows))
+        return Answer("(a) Step time", missing=why_untold(table, rows))
     asked, own = found[0], found[0].first
+    facts = Facts(own=own, stretch=own["stretch"] if own["stretch"] > SLOWER else None)
     return Answer(
         asked="(a) Step time",
         verdict=asked.speed.sentence("overlapped", "flat", f"({asked.cell})"),
-        more=paragraph(
+        more=facts.say(
             *(duel.speed.sentence("overlapped", "naive") for duel in before if duel.cell == asked.cell),
-            say("The step takes {own[median]:ms}, of which {own[exposed]:ms} are exposed communication.", own=own),
+            "The step takes {own[median]:ms}, of which {own[exposed]:ms} are exposed communication.",
         ),
-        evidence=[Captioned(across_cells(table, rows, WITHOUT_COMMUNICATION | WRAPPERS), ACROSS)],
-        reason=paragraph(
+        evidence=Captioned(across_cells(table, rows, WITHOUT_COMMUNICATION | WRAPPERS), ACROSS),
+        reason=facts.say(
             difference(own, asked.other, "overlapped", "flat"),
-            say(
-                "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
-                "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
-                stretch=own["stretch"] if own["stretch"] > SLOWER else None,
-            ),
+            "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
+            "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
         ),
-        details=[every_row(table, rows, [BASELINE, *WRAPPERS], "Naive, flat and overlapped")],
+        details=every_row(table, rows, [BASELINE, *WRAPPERS], "Naive, flat and overlapped"),
     )
 
 
@@ -59,17 +54,14 @@ def traces(rows: DataFrame) -> Answer:
     """Sub-question (b): what the drawn steps hide of their communication."""
     cell = traced_cell(rows)
     naive, flat, overlapped = (fastest(cell, [name]) for name in WRAPPERS)
+    facts = Facts(overlapped=overlapped, naive=naive, flat=flat)
     return Answer(
         asked="(b) Traces",
-        verdict=say(
+        verdict=facts.say(
             "Overlapped runs {overlapped[hidden_share]:percent} of its communication next to compute, naive "
-            "{naive[hidden_share]:percent}.",
-            overlapped=overlapped,
-            naive=naive,
+            "{naive[hidden_share]:percent}."
         ),
-        more=say(
-            "The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]}).", flat=flat
-        ),
-        evidence=["ddp_timelines"],
+        more=facts.say("The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]})."),
+        evidence="ddp_timelines",
         missing="No step was profiled: a trace of kernels needs a GPU.",
     )

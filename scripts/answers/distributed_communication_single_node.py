@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from math import nan
-from typing import Any
 
 from pandas import DataFrame
 
 from cs336_systems.record.measurement import WHOLE_CELL
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
@@ -37,7 +36,7 @@ FITS: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["all_reduce"]
     cells = all_reduce_table(table)
@@ -60,44 +59,33 @@ def times(table: DataFrame, cells: DataFrame, fits: Lines, gpu: str) -> Answer:
     both = select(cells, backend="gloo").merge(select(cells, backend="nccl"), on=CELL[1:], suffixes=("_gloo", "_nccl"))
     most = select(cells, backend="nccl")["processes"].max()
     alone = sorted(number for number in set(select(cells, backend="gloo")["processes"]) if number > most)
+    facts = Facts(gloo=gloo, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD)
     return Answer(
         asked="Time of an all-reduce",
-        verdict=say(
-            "{row[megabytes]} MB take {row[median]:ms} over {row[name]} between {row[processes]} processes.", row=quoted
+        verdict=facts.say(
+            "{row[megabytes]} MB take {row[median]:ms} over {row[name]} between {row[processes]} processes."
         ),
-        more=say(
+        more=facts.say(
             "Over Gloo they take {gloo[median]:ms}; NCCL is {ratio:times} as fast (median of {cells} measured with "
             "both).",
-            gloo=gloo,
             ratio=(both["median_gloo"] / both["median_nccl"]).median(),
             cells=count(len(both), "cell"),
         )
-        or say(
-            "Only {row[name]} was measured" + ("." if gpu else ": NCCL needs a GPU per process."),
-            row=quoted,
+        or facts.say("Only {row[name]} was measured" + ("." if gpu else ": NCCL needs a GPU per process.")),
+        evidence="all_reduce_time",
+        reason=facts.say(
+            "Gloo moves the data through the host's memory and NCCL from GPU to GPU." if len(both) else "",
+            "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each.",
+            "In {wide} of {cells} the percentiles are more than {limit:percent} of the median apart.",
+            wide=int((cells["star"] != "").sum()) or None,
+            cells=count(len(cells), "cell"),
         ),
-        evidence=["all_reduce_time"],
-        reason=paragraph(
-            say("Gloo moves the data through the host's memory and NCCL from GPU to GPU.") if len(both) else NOTHING,
-            say(
-                "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each.",
-                alone=list(map(str, alone)),
-            ),
-            say(
-                "In {wide} of {cells} the percentiles are more than {limit:percent} of the median apart.",
-                wide=int((cells["star"] != "").sum()) or None,
-                cells=count(len(cells), "cell"),
-                limit=WIDE_SPREAD,
-            ),
+        details=Captioned(
+            times_table(table, cells, fits),
+            "All-reduces after a warm-up; medians, a star: percentiles 20 and 80 more than 5 % apart; line: "
+            "o + s/w; rank spread: slowest less fastest rank.",
+            long=True,
         ),
-        details=[
-            Captioned(
-                times_table(table, cells, fits),
-                "All-reduces after a warm-up; medians, a star: percentiles 20 and 80 more than 5 % apart; line: "
-                "o + s/w; rank spread: slowest less fastest rank.",
-                long=True,
-            )
-        ],
     )
 
 
@@ -108,36 +96,29 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
     sizes = select(cells, backend=next(iter(fits), ("",))[0])["size"]
     line = next(iter(fits.values()), None)
     ends = [(size / 1e6, line.overhead / line.seconds(size)) for size in (sizes.min(), sizes.max())] if line else None
+    facts = Facts(few=few, ends=ends)
     return Answer(
         asked="How the factors interact",
-        verdict=say(
+        verdict=facts.say(
             "Below {few[half]:MB} (o·w) the overhead of a call decides, above it bandwidth ({few[backend]}, "
-            "n = {few[n]}).",
-            few=few,
+            "n = {few[n]})."
         ),
-        more=paragraph(
-            say(
-                "Overhead is {ends[0][1]:percent} of the line's time at {ends[0][0]:whole} MB and {ends[1][1]:percent} "
-                "at {ends[1][0]:whole} MB.",
-                ends=ends,
-            ),
-            say("So gradients are better sent together.") if line and line.half > sizes.min() else NOTHING,
+        more=facts.say(
+            "Overhead is {ends[0][1]:percent} of the line's time at {ends[0][0]:whole} MB and {ends[1][1]:percent} "
+            "at {ends[1][0]:whole} MB.",
+            "So gradients are better sent together." if line and line.half > sizes.min() else "",
         ),
-        evidence=[
-            Captioned(
-                grid(found, FITS),
-                "Overhead o and bandwidth w (of the message) of an all-reduce, fitted to the medians over all sizes by "
-                "least squares of relative deviations; at o·w bytes the overhead takes half of the time.",
-            )
-        ],
-        reason=paragraph(
+        evidence=Captioned(
+            grid(found, FITS),
+            "Overhead o and bandwidth w (of the message) of an all-reduce, fitted to the medians over all sizes by "
+            "least squares of relative deviations; at o·w bytes the overhead takes half of the time.",
+        ),
+        reason=say(
             *(growth(select(cells, backend=each), fits) for each in BACKENDS),
-            say(
-                "The lines meet their points to within {row[residual]:sig} % (root mean square; worst: {row[backend]}, "
-                "n = {row[n]}).",
-                row=last(found.dropna(subset="residual").sort_values("residual")) if len(found) else None,
-            ),
-            say("Which algorithm NCCL chose is not recorded.") if BACKENDS["nccl"] in set(cells["name"]) else NOTHING,
+            "The lines meet their points to within {row[residual]:sig} % (root mean square; worst: {row[backend]}, "
+            "n = {row[n]}).",
+            "Which algorithm NCCL chose is not recorded." if BACKENDS["nccl"] in set(cells["name"]) else "",
+            row=last(found.dropna(subset="residual").sort_values("residual")) if len(found) else None,
         ),
         missing="No line could be fitted: fewer than two sizes were measured, or time does not grow with size.",
     )
@@ -173,24 +154,18 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
     small, large = both.iloc[0], both.iloc[-1]
     before, after = (fits.get((small["backend"], n)) for n in (few, many))
     grows = before and after and small["ratio"] > large["ratio"] and after.overhead > before.overhead
-    return paragraph(
-        say(
-            "Over {small[name]}, from {few} to {many} processes, {large[megabytes]} MB take {large[ratio]:times} and "
-            "{small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links would take {ring:times} at "
-            "every size.",
-            small=small,
-            large=large,
-            few=few,
-            many=many,
-            ring=(1 - 1 / many) / (1 - 1 / few),
-        ),
+    facts = Facts(small=small, large=large, few=few, many=many, ring=(1 - 1 / many) / (1 - 1 / few))
+    return facts.say(
+        "Over {small[name]}, from {few} to {many} processes, {large[megabytes]} MB take {large[ratio]:times} and "
+        "{small[megabytes]} MB {small[ratio]:times} as long; a ring with equal links would take {ring:times} at "
+        "every size.",
         say(
             "Small messages pay more for processes: the overhead grows from {before:µs} to {after:µs}.",
             before=1e6 * before.overhead,
             after=1e6 * after.overhead,
         )
         if grows and before and after
-        else NOTHING,
+        else "",
     )
 
 

@@ -1,11 +1,8 @@
 """Answers to `flash_backward`: the backward pass as kernels and as compiled PyTorch."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Captioned, count, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.attention_calls import ONE_HEAD, availability
@@ -19,7 +16,7 @@ WAYS: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answer."""
     table = tables["flash"]
     found = availability(table)
@@ -29,36 +26,30 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     told = pairs[~waits]
     longest = select(told, sequence=told["sequence"].max())
     shown = pairs.assign(star=waits.map({True: "*", False: ""})).sort_values(["precision", "d", "sequence"])
+    facts = Facts(ratio=told["gain"].median(), row=first(longest), long=longest["gain"].median())
     return {
         "hopper": measured_gpu(tables) != "",
         "ways": Answer(
             asked="Kernels against compiled PyTorch",
-            verdict=say(
+            verdict=facts.say(
                 "Our kernels are faster than compiled PyTorch in {faster} of {cells}, {ratio:times} in the median.",
                 faster=int((told["gain"] > 1).sum()),
                 cells=count(len(told), "device-bound cell"),
-                ratio=told["gain"].median(),
             )
             or say(
                 "Whether kernels or compiled PyTorch are faster cannot be told: all cells are host-bound."
                 if len(pairs)
                 else ""
             ),
-            more=say(
-                "At {row[sequence]} tokens the median is {long:times}.",
-                row=first(longest),
-                long=longest["gain"].median(),
+            more=facts.say("At {row[sequence]} tokens the median is {long:times}."),
+            evidence=Captioned(
+                ratio_table(told),
+                "Time of the backward pass in compiled PyTorch over that of our kernels, medians; causal, one "
+                "head. –: either is host-bound.",
             ),
-            evidence=[
-                Captioned(
-                    ratio_table(told),
-                    "Time of the backward pass in compiled PyTorch over that of our kernels, medians; causal, one "
-                    "head. –: either is host-bound.",
-                )
-            ],
-            details=[
-                Captioned(grid(shown, WAYS), "The backward pass by itself, medians; a star: host-bound.", long=True)
-            ],
+            details=Captioned(
+                grid(shown, WAYS), "The backward pass by itself, medians; a star: host-bound.", long=True
+            ),
             missing=f"Not measured: {why}.",
         ),
     }

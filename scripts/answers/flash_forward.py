@@ -1,37 +1,28 @@
 """Answers to `flash_forward`: how the kernels compute, and what their fp32 costs; no measurement."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pandas import DataFrame
-
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import Answer, say
+from scripts.rendering.answer import Answer, Facts, Found, Tables
 from scripts.views.data import measured_gpu
 
 PRODUCTS = 6
 """bf16 products that make one in fp32."""
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, which hold on every machine."""
     peak = gpu_of(measured_gpu(tables))
+    facts = Facts(ratio=peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None)
     return {
         "tiled": Answer(
             "(a) In PyTorch",
-            say("An `autograd.Function` computes attention tile by tile, with an online softmax."),
-            say("It saves _L_, _Q_, _K_, _V_ and _O_, and never holds more scores than one tile of them."),
+            "An `autograd.Function` computes attention tile by tile, with an online softmax.",
+            "It saves _L_, _Q_, _K_, _V_ and _O_, and never holds more scores than one tile of them.",
         ),
         "fused": Answer(
             "(b) As one Triton kernel",
-            say("One Triton kernel does the same: a program per head and tile of queries, fp32 accumulators."),
+            "One Triton kernel does the same: a program per head and tile of queries, fp32 accumulators.",
         ),
-        "causal": Answer(
-            "(c) Causal", say("Tiles of keys above the diagonal are skipped; only those on it are masked.")
-        ),
-        "gain": say(
-            ", whose peak rate for that is {ratio:times} fp32’s",
-            ratio=peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None,
-        ),
+        "causal": Answer("(c) Causal", "Tiles of keys above the diagonal are skipped; only those on it are masked."),
+        "gain": facts.say(", whose peak rate for that is {ratio:times} fp32’s"),
         "hopper": measured_gpu(tables) != "",
     }

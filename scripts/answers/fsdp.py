@@ -1,14 +1,11 @@
 """Answers to `fsdp`: training with sharded weights against PyTorch's, and against data parallelism."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape
 from scripts.rendering.markup import times as ratio
@@ -47,7 +44,7 @@ STATES = 4
 """Weights, gradients, and two moments."""
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, its set-up, and the verdict against PyTorch's."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)
@@ -66,7 +63,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """How much faster our fully sharded step is than PyTorch's, on GPUs."""
     gain, cells = found["against"]
     if not found["s"] or not found["s"]["gpu"] or not gain.faster:
@@ -100,38 +97,29 @@ def pytorch(table: DataFrame, rows: DataFrame, against: tuple[Speed, str]) -> An
     shown = fewest_ranks(rows)
     cell = next(iter(preferred_cells(shown)), shown)
     of_shown = table[table["processes"].isin(shown["processes"])]
+    facts = Facts(own=fastest(cell, OURS), theirs=fastest(cell, [PYTORCH]), row=first(rows))
     return Answer(
         asked="Against fully_shard",
         missing="Not measured: no cell has both our FSDP and fully_shard." if len(rows) else missing(table),
         verdict=gain.sentence("FSDP (ours)", "PyTorch's fully_shard", f"({cells})"),
-        more=paragraph(
-            say(
-                "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib} ({own[cell]}).",
-                own=fastest(cell, OURS),
-                theirs=fastest(cell, [PYTORCH]),
-            ),
+        more=facts.say(
+            "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib} ({own[cell]}).",
             yours(cell, {"FSDP (ours)": OURS}),
         ),
-        evidence=[
-            Captioned(
-                contender_table(FullyShardedTraining, of_shown, shown, COLUMNS),
-                say(
-                    "Training steps: median, 20th and 80th percentile of {row[n]:whole} steps; phases: medians, "
-                    "_backward_ with the synchronization of gradients. _Outside_: memory beyond the allocator's. "
-                    + STARS,
-                    row=first(rows),
-                ),
-            )
-        ],
+        evidence=Captioned(
+            contender_table(FullyShardedTraining, of_shown, shown, COLUMNS),
+            facts.say(
+                "Training steps: median, 20th and 80th percentile of {row[n]:whole} steps; phases: medians, "
+                "_backward_ with the synchronization of gradients. _Outside_: memory beyond the allocator's. " + STARS
+            ),
+        ),
         reason=say(
             "Nothing is concluded from {cells:listing}, which is host-bound.",
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
         ),
-        details=[
-            Captioned(
-                contender_table(FullyShardedTraining, table, rows, COLUMNS), "Training steps in every cell.", long=True
-            )
-        ],
+        details=Captioned(
+            contender_table(FullyShardedTraining, table, rows, COLUMNS), "Training steps in every cell.", long=True
+        ),
     )
 
 
@@ -143,29 +131,23 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     gain = against(own, other)
     saves = "Against data parallelism, FSDP takes {own[memory]:gib} per rank instead of {other[memory]:gib}"
     missed = "Peak memory is counted on GPUs only." if duel else "Not measured: no device-bound cell has both."
+    facts = Facts(own=own, other=other, state=state, share=abs(1 / gain.ratio - 1) if gain.ratio else None)
     return Answer(
         asked="Against whole weights",
         missing=missed if len(rows) else missing(table),
-        verdict=say(
+        verdict=facts.say(
             saves
             + tell(
                 gain.faster,
                 ", in {share:percent} less time.",
                 ", in {share:percent} more time.",
                 "; time cannot be told apart.",
-            ),
-            own=own,
-            other=other,
-            share=abs(1 / gain.ratio - 1) if gain.ratio else None,
+            )
         ),
-        more=paragraph(
-            say("Measured with {own[cell]}.", own=own),
-            say(
-                "Sharding the optimizer's state alone takes {state[memory]:gib} and {state[median]:ms} per step; FSDP "
-                "{own[median]:ms}.",
-                state=state,
-                own=own,
-            ),
+        more=facts.say(
+            "Measured with {own[cell]}.",
+            "Sharding the optimizer's state alone takes {state[memory]:gib} and {state[median]:ms} per step; FSDP "
+            "{own[median]:ms}.",
         ),
     )
 
@@ -181,19 +163,19 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
     )
     common = setting(FullyShardedTraining, table, rows)
     why = "Not measured: {why}." if common and common["not_profiled"] else "No device-bound step was profiled."
+    facts = Facts(own=own)
     return Answer(
         asked="Hidden communication",
         missing=why.format(why=common["not_profiled"]) if common else missing(table),
-        verdict=say(
+        verdict=facts.say(
             "{own[gather_hidden]:percent} of all-gather time and {own[scatter_hidden]:percent} of reduce-scatter time "
-            "overlap with compute.",
-            own=own,
+            "overlap with compute."
         ),
-        more=say("Measured with _{own[title]}_, {own[cell]}.", own=own),
-        evidence=[
-            Captioned(told, "Collectives in a profiled step on rank 0, device-bound cells; waits for others count.")
-        ],
-        reason=NOTHING if own is None else against_baseline(own, own["title"]),
+        more=facts.say("Measured with _{own[title]}_, {own[cell]}."),
+        evidence=Captioned(
+            told, "Collectives in a profiled step on rank 0, device-bound cells; waits for others count."
+        ),
+        reason="" if own is None else against_baseline(own, own["title"]),
         details=["fsdp_timelines", Captioned(every, "The same in every cell.")],
     )
 
@@ -211,18 +193,17 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     )
     alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
     only = " only if its weights are sharded" if alone else " with sharded weights"
+    facts = Facts(own=own, lost=lost, state=None if own is None else STATES * whole_weights(own) / GB)
     return Answer(
         asked="A larger model",
         missing="Not measured: one model size only, or none that was trained.",
-        verdict=say(
+        verdict=facts.say(
             "{own[label]} trains on {own[processes]} GPUs" + only + ": {own[median]:ms} per step, {own[memory]:gib} "
-            "each.",
-            own=own,
+            "each."
         ),
-        more=say(
+        more=facts.say(
             "Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}.",
-            state=None if own is None else STATES * whole_weights(own) / GB,
             device=None if own is None or not own["gpu_memory"] else own["gpu_memory"] / GB,
         ),
-        reason=say("Without sharding, {lost[message]}.", lost=lost),
+        reason=facts.say("Without sharding, {lost[message]}."),
     )

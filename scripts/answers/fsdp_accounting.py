@@ -1,8 +1,5 @@
 """Answers to `fsdp_accounting`: what sharding saves, and whether weights arrive in time, expected and measured."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from numpy import nan
 from pandas import DataFrame, Series
 
@@ -15,7 +12,7 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import parse_size
 from scripts.answers.fsdp import fewest_ranks
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant, with_unit
 from scripts.views.closed_forms import step_of
@@ -39,7 +36,7 @@ WAITING: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, and how many units pass through whole."""
     table = tables["fsdp"]
     rows = contenders(FullyShardedTraining, table)
@@ -71,7 +68,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     """(a) What sharding saves between steps and at the peak, in the first fp32 cell: there activations are the same."""
     kept = rows[rows["contender"].isin([BASELINE, *SHARDED]) | (rows["family"] == OWN)]
     if not len(kept):
-        return Answer("(a) Memory saved", NOTHING, missing=missing(table))
+        return Answer("(a) Memory saved", missing=missing(table))
     forms = DataFrame([expected(row) for _, row in kept.iterrows()], index=kept.index)
     unit, size = memory_unit(forms["expected_peak"].max())
     measured = kept[["between_steps", "peak_memory"]].astype(float) * MIB / size
@@ -89,29 +86,21 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     def shown(rows: DataFrame) -> Table:
         return contender_table(FullyShardedTraining, table.iloc[:0], rows, columns)
 
+    facts = Facts(less=less, peak=peak, own=own)
     return Answer(
         asked="(a) Memory saved",
-        verdict=say(
-            f"FSDP should save {{less[kept]:{unit}}} per rank between steps and {{peak}} at the peak.",
-            less=less,
-            peak=peak,
-        ),
-        more=say(
-            f"It saves {{less[between_steps]:{unit}}} and {{less[peak_memory]:{unit}}} "
-            "({own[title]}, {own[cell]}).",
-            less=less,
-            own=own,
+        verdict=facts.say(f"FSDP should save {{less[kept]:{unit}}} per rank between steps and {{peak}} at the peak."),
+        more=facts.say(
+            f"It saves {{less[between_steps]:{unit}}} and {{less[peak_memory]:{unit}}} ({{own[title]}}, {{own[cell]}})."
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
-        evidence=[
-            Captioned(
-                shown(fewest_ranks(kept)),
-                "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
-                "whole, and the peak, measured once, on rank 0. In bf16 the closed form of the peak is an upper limit, "
-                "since it counts autocast's activations.",
-            )
-        ],
-        details=[Captioned(shown(kept), "The same in every cell.", long=True)],
+        evidence=Captioned(
+            shown(fewest_ranks(kept)),
+            "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
+            "whole, and the peak, measured once, on rank 0. In bf16 the closed form of the peak is an upper limit, "
+            "since it counts autocast's activations.",
+        ),
+        details=Captioned(shown(kept), "The same in every cell.", long=True),
     )
 
 
@@ -125,23 +114,18 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
     common = setting(FullyShardedTraining, table, rows)
     why = "Not measured: {why}." if common and common["not_profiled"] else "No device-bound forward pass was profiled."
     first = set(late.index) <= set(range(1 + AHEAD))
+    facts = Facts(own=own, late=count(len(late), "block"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
     return Answer(
         asked="(b) In time",
         missing=why.format(why=common["not_profiled"]) if common else missing(table),
-        verdict=say(
+        verdict=facts.say(
             tell(first, "Yes: weights come late only for", "No: weights come late for")
-            + " {late} of {blocks}, by {wait:ms} in a forward pass of {own[forward_length]:ms}.",
-            own=own,
-            late=count(len(late), "block"),
-            blocks=len(blocks) or None,
-            wait=float(late["late"].sum()),
+            + " {late} of {blocks}, by {wait:ms} in a forward pass of {own[forward_length]:ms}."
         ),
-        more=paragraph(
-            say("Measured with _{own[title]}_, {own[cell]}.", own=own),
-            say(
-                "It cannot be told with {cells:listing}: host-bound.",
-                cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
-            ),
+        more=facts.say(
+            "Measured with _{own[title]}_, {own[cell]}.",
+            "It cannot be told with {cells:listing}: host-bound.",
+            cells=list(passes[passes["host_bound"].astype(bool)]["cell"].unique()),
         ),
         evidence=[
             "fsdp_gathers",
@@ -153,10 +137,10 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
                 "kernels compute.",
             ),
         ],
-        reason=say("The first weights always come late, as no compute runs before them.") if len(late) else NOTHING,
-        details=[
-            Captioned(waiting_table(table, all_reduces, rows, passes), "The same in every profiled cell.", long=True)
-        ],
+        reason="The first weights always come late, as no compute runs before them." if len(late) else "",
+        details=Captioned(
+            waiting_table(table, all_reduces, rows, passes), "The same in every profiled cell.", long=True
+        ),
     )
 
 

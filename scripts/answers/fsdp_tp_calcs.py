@@ -1,12 +1,8 @@
 """Answers to `fsdp_tp_calcs`: formulas, an example from closed forms, and all strategies in a table."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from pandas import DataFrame
-
-from scripts.rendering.answer import Answer, Captioned, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.parallelism import EXAMPLE, example_answers
 
@@ -36,7 +32,7 @@ LIMITS = [
 """Strategy, pass; N times the FLOPs and the bytes sent per device; the most devices as a formula and in the example."""
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answer, and the example."""
     at_once, in_turn = (EXAMPLE.mixed_limit(overlapped=overlapped) for overlapped in (True, False))
     fsdp = EXAMPLE.best_fsdp(in_turn, overlapped=False)
@@ -48,6 +44,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         ],
         text_columns=5,
     )
+    facts = Facts(fsdp=fsdp, tensor=in_turn / fsdp, gain=at_once / in_turn)
     return {
         **example_answers(),
         "limit": Answer(
@@ -56,18 +53,13 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
                 "Overlapped, the limits multiply: $N <= (1 + a)(1 + c)$, {most} devices in the example.",
                 most=math.floor(at_once),
             ),
-            say(
+            facts.say(
                 "Sharing a link, {most} with $X = {fsdp:sig}$ and $Y = {tensor:sig}$: {gain:times} fewer.",
                 most=math.floor(in_turn),
-                fsdp=fsdp,
-                tensor=in_turn / fsdp,
-                gain=at_once / in_turn,
             ),
-            evidence=[
-                Captioned(
-                    limits, say("All strategies, with $a = B W \\/ C$ and $c = 3 F W \\/ (2 C)$."), closed_form=True
-                )
-            ],
-            details=["parallelism_times"],
+            evidence=Captioned(
+                limits, say("All strategies, with $a = B W \\/ C$ and $c = 3 F W \\/ (2 C)$."), closed_form=True
+            ),
+            details="parallelism_times",
         ),
     }

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.checkpointing import best_segment
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, escape, mean_std, times
 from scripts.views.closed_forms import block_of, step_of
@@ -39,14 +39,14 @@ SEGMENTS: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = one_model(tables["checkpointing"])
     found = segments(table)
     return {"strategy": strategy(found), "measured": measured(found), "sketch": sketch(), "segments": found}
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """The largest saving by checkpointing among the measured models."""
     cases = [best for best in bests(found["segments"]) if best["saving"]]
     if not cases:
@@ -101,15 +101,13 @@ def strategy(found: DataFrame) -> Answer:
     layers = next((block.shape.num_layers for block in blocks.values()), HANDOUT_LAYERS)
     return Answer(
         asked="(a) Strategy of least memory",
-        verdict=say("Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes."),
-        more=say("Nested halves need O(log N) memory and O(N log N) passes; one level needs O(√N) and 2 N."),
-        evidence=[
-            Captioned(
-                strategies_table(layers, blocks),
-                "Strategies by closed forms: memory and forward passes of blocks in a step, kept inputs and wholly "
-                "saved blocks at the peak, and the memory of the measured model by attention.",
-            )
-        ],
+        verdict="Keep only the first block's input: O(1) memory in depth, but N(N + 1)/2 forward passes.",
+        more="Nested halves need O(log N) memory and O(N log N) passes; one level needs O(√N) and 2 N.",
+        evidence=Captioned(
+            strategies_table(layers, blocks),
+            "Strategies by closed forms: memory and forward passes of blocks in a step, kept inputs and wholly "
+            "saved blocks at the peak, and the memory of the measured model by attention.",
+        ),
     )
 
 
@@ -118,38 +116,28 @@ def measured(found: DataFrame) -> Answer:
     cases = bests(found)
     row = first(found)
     if row is None or found["step"].isna().all():
-        return Answer("(b) Best segment", NOTHING)
+        return Answer("(b) Best segment")
     spent = mean_std(list(zip(found["step"], found["std"], strict=True)))
     shown = found.assign(length=[str(each or "none") for each in found["segment"]], spent=spent)
-    by_form = say(
-        "By closed form segments of {best} need the least memory; this machine counts no peaks.",
-        best=best_segment(block_of(row), int(row["vocab_size"])),
+    facts = Facts(best=best_segment(block_of(row), int(row["vocab_size"])))
+    by_form = facts.say("By closed form segments of {best} need the least memory; this machine counts no peaks.")
+    facts = Facts(
+        best=[say("{case[best]} with {case[attention]} attention ({case[row][peak]:GiB})", case=case) for case in cases]
     )
     return Answer(
         asked="(b) Best segment",
-        verdict=say(
-            "Segments of {best:listing} are best.",
-            best=[
-                say("{case[best]} with {case[attention]} attention ({case[row][peak]:GiB})", case=case)
-                for case in cases
-            ],
-        )
-        or by_form,
-        more=paragraph(
+        verdict=facts.say("Segments of {best:listing} are best.") or by_form,
+        more=say(
             *(neighbours(cases, which) for which in ("shorter", "longer")),
-            say("A block is not split, so none is shorter.")
-            if cases and all(case["best"] == 1 for case in cases)
-            else NOTHING,
+            "A block is not split, so none is shorter." if cases and all(case["best"] == 1 for case in cases) else "",
         ),
-        evidence=["checkpoint_memory"],
-        reason=paragraph(*(closed_form(found, case) for case in cases[:1]), *map(cost, cases)),
-        details=[
-            Captioned(
-                grid(shown, SEGMENTS, text_columns=2),
-                f"Memory and time by segment length: {row['label']}, context {row['context']}, {row['precision']}. "
-                "Saved: between the passes, weights left out; one observation each. Step: median ± std.",
-            )
-        ],
+        evidence="checkpoint_memory",
+        reason=say(*(closed_form(found, case) for case in cases[:1]), *map(cost, cases)),
+        details=Captioned(
+            grid(shown, SEGMENTS, text_columns=2),
+            f"Memory and time by segment length: {row['label']}, context {row['context']}, {row['precision']}. "
+            "Saved: between the passes, weights left out; one observation each. Step: median ± std.",
+        ),
     )
 
 
@@ -168,30 +156,22 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
     row = case["row"]
     block, step = block_of(row), step_of(row)
     best = best_segment(block, int(row["vocab_size"]))
-    return paragraph(
-        say(
-            "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
-            "input ({row[attention]}), so longer segments cost more than the inputs that they spare; the closed form's "
-            "best of all lengths is {best}.",
-            state=replace(step, segment=best).state / GIB,
-            times=block.saved_bytes / block.residual,
-            row=row,
-            best=best,
-        ),
-        say(
-            "Measured peaks (@fig-checkpoint_memory) differ from it by at most {error:percent}.",
-            error=(found["peak"] / found["closed"] - 1).abs().max(),
-        ),
+    facts = Facts(times=block.saved_bytes / block.residual, row=row, best=best)
+    return facts.say(
+        "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
+        "input ({row[attention]}), so longer segments cost more than the inputs that they spare; the closed form's "
+        "best of all lengths is {best}.",
+        "Measured peaks (@fig-checkpoint_memory) differ from it by at most {error:percent}.",
+        state=replace(step, segment=best).state / GIB,
+        error=(found["peak"] / found["closed"] - 1).abs().max(),
     )
 
 
 def cost(case: Mapping[str, Any]) -> Typst:
     """The cost of recomputing, and the clock at which it runs."""
-    return paragraph(
-        say(
-            "With {case[attention]} attention a step then takes {case[slowdown]:times} as long as without "
-            "checkpointing, which peaks {case[saving]:times} as high; the SM clock goes from {case[without][clock]:MHz}"
-            " to {case[row][clock]:MHz}.",
-            case=case,
-        )
+    return say(
+        "With {case[attention]} attention a step then takes {case[slowdown]:times} as long as without "
+        "checkpointing, which peaks {case[saving]:times} as high; the SM clock goes from {case[without][clock]:MHz}"
+        " to {case[row][clock]:MHz}.",
+        case=case,
     )

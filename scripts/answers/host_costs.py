@@ -1,13 +1,10 @@
 """Answers to `host_costs`: launches, the time they take, and where the device waits for them."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame
 
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOT_HERE, Answer, Captioned, count, paragraph, say
+from scripts.rendering.answer import NOT_HERE, Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import first, last, measured_gpu, reference_context, select, size_order
 from scripts.views.host import busy_shares, host_table, per_launch, same_step
@@ -26,7 +23,7 @@ LAUNCHES: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     gpu = measured_gpu(tables)
     missing = NOT_HERE if gpu else "A processor launches no kernels: this needs a GPU."
@@ -50,20 +47,17 @@ def launches(steps: DataFrame, missing: str) -> Answer:
     context = reference_context(eager)
     shown = select(steps, context=context, precision="bf16")
     largest = last(select(shown, compiled=False))
+    facts = Facts(each=slow["host"].median(), row=largest, short=slow["device"].median(), long=fast["device"].median())
     return Answer(
         asked="Launches",
-        verdict=say(
+        verdict=facts.say(
             "A launch takes the host {each:µs} (median of {cells}, PyTorch eager).",
-            each=slow["host"].median(),
             cells=count(len(slow), "host-bound training step"),
         ),
-        more=paragraph(
-            say(
-                "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",
-                row=largest,
-                per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
-            ),
-            say("Where kernels are shorter than that, the device waits."),
+        more=facts.say(
+            "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",
+            "Where kernels are shorter than that, the device waits.",
+            per_block=None if largest is None else largest["launches"] / parse_size(largest["size"]).num_layers,
         ),
         evidence=[
             "host_costs",
@@ -73,12 +67,10 @@ def launches(steps: DataFrame, missing: str) -> Answer:
                 "part for which the device is busy, and step per launch; a star: host-bound.",
             ),
         ],
-        reason=say(
+        reason=facts.say(
             "On average a kernel keeps the device busy for {short:µs} in host-bound steps and {long:µs} in "
             "device-bound ones (medians): short contexts, small models and bf16 make short kernels. Host-bound times "
-            "are shown, but no verdict is formed from them.",
-            short=slow["device"].median(),
-            long=fast["device"].median(),
+            "are shown, but no verdict is formed from them."
         ),
         missing=missing,
     )
@@ -144,9 +136,9 @@ def graph(steps: DataFrame, data_parallel: DataFrame, missing: str) -> Answer:
             "step, {shares[2]:percent} of one replayed from a graph.",
             shares=busy_shares(data_parallel),
         ),
-        evidence=[
-            Captioned(costs, f"Launches of a data-parallel step of {size} and the time the host needs to issue them.")
-        ],
+        evidence=Captioned(
+            costs, f"Launches of a data-parallel step of {size} and the time the host needs to issue them."
+        ),
         reason=say(
             "Compiled steps of {sizes:listing} are host-bound nevertheless: the kernels left are short, too.",
             sizes=list(dict.fromkeys(both[both["host_bound_compiled"].astype(bool)]["label"])),

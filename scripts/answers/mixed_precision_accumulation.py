@@ -1,11 +1,8 @@
 """Answers to `mixed_precision_accumulation`: a thousand additions of 0.01."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Captioned, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import ratio, select, statistic
 
@@ -30,7 +27,7 @@ SUMS: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answer."""
     lines = []
     for title, way in WAYS.items():
@@ -39,46 +36,37 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         lines.append({"way": title, **found})
     rows = DataFrame(lines).astype(dict.fromkeys(METRICS, float))
     full, low, mixed, cast, bf16, _ = (row for _, row in rows.iterrows())
+    facts = Facts(low=low, mixed=mixed, full=full)
     return {
         "sum": Answer(
             asked="Sums",
-            verdict=say(
+            verdict=facts.say(
                 "The accumulator decides: 1000 × 0.01 is off by {low[error]:percent} summed in fp16, "
-                "{mixed[error]:percent} in fp32.",
-                low=low,
-                mixed=mixed,
+                "{mixed[error]:percent} in fp32."
             ),
-            more=paragraph(
-                say("Entirely in fp32 the error is {full[error]:percent}.", full=full),
-                say("Entirely in bf16 the sum ends at {bf16[sum]:sig}.", bf16=bf16),
+            more=facts.say(
+                "Entirely in fp32 the error is {full[error]:percent}.",
+                "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
+                bf16=bf16,
             ),
-            evidence=[
-                Captioned(
-                    grid(rows.dropna().assign(percent=100 * rows["error"]), SUMS),
-                    "Sum of the additions of 0.01 in each way; its true value is 10.",
-                )
-            ],
-            reason=paragraph(
-                say(
-                    "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
-                    "addition of 0.01 is rounded to such a step (the last one added {low[last]:sig}).",
-                    low=low,
+            evidence=Captioned(
+                grid(rows.dropna().assign(percent=100 * rows["error"]), SUMS),
+                "Sum of the additions of 0.01 in each way; its true value is 10.",
+            ),
+            reason=facts.say(
+                "fp16 has 10 bits of fraction: between 8 and 16 its numbers are 1/128 = 0.0078125 apart, so each "
+                "addition of 0.01 is rounded to such a step (the last one added {low[last]:sig}).",
+                "With an fp32 accumulator only the rounding of 0.01 itself to fp16 remains, made once and added "
+                "every time"
+                + tell(
+                    ratio(mixed["sum"], cast["sum"]) == 1,
+                    "; casting the addend first changes no bit, since type promotion does the same cast.",
+                    ", the cast included.",
                 ),
-                say(
-                    "With an fp32 accumulator only the rounding of 0.01 itself to fp16 remains, made once and added "
-                    "every time"
-                    + tell(
-                        ratio(mixed["sum"], cast["sum"]) == 1,
-                        "; casting the addend first changes no bit, since type promotion does the same cast.",
-                        ", the cast included.",
-                    )
-                ),
-                say(
-                    "bf16 has 7 bits: at {bf16[sum]:sig} half the distance to the next number exceeds 0.01, and every "
-                    "further addition is rounded away.",
-                    bf16=bf16 if bf16["last"] == 0 else None,
-                ),
-                say("So tensor cores accumulate in fp32, and optimizers keep fp32 weights @micikevicius2018."),
+                "bf16 has 7 bits: at {bf16[sum]:sig} half the distance to the next number exceeds 0.01, and every "
+                "further addition is rounded away.",
+                "So tensor cores accumulate in fp32, and optimizers keep fp32 weights @micikevicius2018.",
+                bf16=bf16 if bf16["last"] == 0 else None,
             ),
         )
     }

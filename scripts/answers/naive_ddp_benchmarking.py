@@ -1,13 +1,11 @@
 """Answers to `naive_ddp_benchmarking`: the training step when each gradient is all-reduced after the backward pass."""
 
-from collections.abc import Mapping
 from math import nan
-from typing import Any
 
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.bucket_sizes import fitted_line
@@ -33,17 +31,17 @@ IDLE = 1.0
 """Milliseconds from which on idle time is worth a sentence."""
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, and what all wrappers have in common."""
     table, rows = tables["data_parallel"], wrappers(tables)
     return {"share": share(tables, table, rows), "s": setting(DataParallelTraining, table, rows)}
 
 
-def share(tables: Mapping[str, DataFrame], table: DataFrame, rows: DataFrame) -> Answer:
+def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
     """Time per step and the share of it that goes into communicating gradients."""
     found = DataFrame([duel.first for duel in duels(rows, ["naive"], [BASELINE])])
     if not len(found):
-        return Answer("Step time and share", NOTHING, missing=why_untold(table, rows))
+        return Answer("Step time and share", missing=why_untold(table, rows))
     found = found.assign(
         share=found["exposed"] / found["median"],
         percent=100 * found["exposed"] / found["median"],
@@ -51,32 +49,28 @@ def share(tables: Mapping[str, DataFrame], table: DataFrame, rows: DataFrame) ->
     )
     naive = first(found)
     others = [say("{row[share]:percent} ({row[cell]})", row=row) for _, row in found[1:].iterrows()]
+    facts = Facts(naive=naive, others=list(filter(None, others)))
     return Answer(
         asked="Step time and share",
-        verdict=say(
+        verdict=facts.say(
             "A naive step takes {naive[median]:ms}; {naive[share]:percent} of it is exposed communication "
-            "({naive[cell]}).",
-            naive=naive,
+            "({naive[cell]})."
         )
-        or say(
+        or facts.say(
             "A naive step takes {naive[median]:ms}; communication timed apart is {naive[synchronization_share]:percent}"
-            " of it ({naive[cell]}).",
-            naive=naive,
+            " of it ({naive[cell]})."
         ),
-        more=paragraph(
-            say("Without communication it takes {naive[baseline]:ms}.", naive=naive),
-            say("Elsewhere the share is {others:listing}.", others=list(filter(None, others))),
+        more=facts.say(
+            "Without communication it takes {naive[baseline]:ms}.", "Elsewhere the share is {others:listing}."
         ),
-        evidence=[
-            Captioned(
-                grid(found, COLUMNS),
-                "Steps without communication and with the naive wrapper in device-bound cells: medians; exposed: the "
-                "difference; alone: what the fitted line of an all-reduce gives for as many calls and bytes; uncovered "
-                "and idle: communication next to no compute, and further idle time, in the profiled step.",
-            )
-        ],
+        evidence=Captioned(
+            grid(found, COLUMNS),
+            "Steps without communication and with the naive wrapper in device-bound cells: medians; exposed: the "
+            "difference; alone: what the fitted line of an all-reduce gives for as many calls and bytes; uncovered "
+            "and idle: communication next to no compute, and further idle time, in the profiled step.",
+        ),
         reason=reason(tables["all_reduce"], found.iloc[0]),
-        details=[every_row(table, rows, [BASELINE, "naive"], "Baseline and naive wrapper")],
+        details=every_row(table, rows, [BASELINE, "naive"], "Baseline and naive wrapper"),
     )
 
 
@@ -92,26 +86,15 @@ def reason(all_reduce: DataFrame, naive: Series) -> Typst:
     """Where the time goes in the asked cell."""
     expected = alone(all_reduce, naive)
     idle = naive["idle"] if naive["idle"] > IDLE else None
-    return paragraph(
-        say(
-            "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {size} together.",
-            naive=naive,
-            size=data_size(naive["communicated"]) if naive["communicated"] > 0 else None,
-        ),
-        say(
-            "By the line of @sec-distributed_communication_single_node these calls take {all:ms}, of which {calls:ms} "
-            "are overhead.",
-            all=sum(expected),
-            calls=expected[0],
-        ),
-        say(
-            "In the profiled step {uncovered:ms} of communication run, none of it next to compute.",
-            uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
-        ),
-        say(
-            "The device idles for another {idle:ms}, {each:µs} per call; likely the replayed graph runs them strictly "
-            "one after the other.",
-            idle=idle,
-            each=1e3 * idle / naive["messages"] if idle else None,
-        ),
+    facts = Facts(naive=naive, all=sum(expected), calls=expected[0], idle=idle)
+    return facts.say(
+        "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {size} together.",
+        "By the line of @sec-distributed_communication_single_node these calls take {all:ms}, of which {calls:ms} "
+        "are overhead.",
+        "In the profiled step {uncovered:ms} of communication run, none of it next to compute.",
+        "The device idles for another {idle:ms}, {each:µs} per call; likely the replayed graph runs them strictly "
+        "one after the other.",
+        size=data_size(naive["communicated"]) if naive["communicated"] > 0 else None,
+        uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
+        each=1e3 * idle / naive["messages"] if idle else None,
     )

@@ -1,13 +1,10 @@
 """Answers to `optimizer_state_sharding`: how evenly the wrapper shares the optimizer's state."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import VARIATION_MB
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
@@ -16,7 +13,7 @@ from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answer, and the size of buckets."""
     table = tables["optimizer_sharding"]
     rows = select(memory(table), moment=AFTER_UPDATE)
@@ -39,24 +36,23 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
         verdict=say(
             "The fullest rank holds at most {excess:percent} more than an equal share of the state.", excess=ours
         ),
-        more=paragraph(
-            say(
-                "That is {share} of it on {ranks}.",
-                share="" if fullest is None else f"{fullest['most_share']:.2f} %",
-                ranks="" if fullest is None else ranks_of(fullest),
-            ),
-            say("With PyTorch's `ZeroRedundancyOptimizer` it is at most {excess:percent}.", excess=theirs),
+        more=say(
+            "That is {share} of it on {ranks}.",
+            "With PyTorch's `ZeroRedundancyOptimizer` it is at most {excess:percent}.",
             say("With yours it is at most {excess:percent}.", excess=excess.get(OWN)),
+            share="" if fullest is None else f"{fullest['most_share']:.2f} %",
+            ranks="" if fullest is None else ranks_of(fullest),
+            excess=theirs,
         ),
-        evidence=[Captioned(state_table(rows), caption)],
-        reason=paragraph(
+        evidence=Captioned(state_table(rows), caption),
+        reason=say(
             say(
                 "Ours balances each bucket of {size} MB on its own, so that a bucket can travel while the next one is "
                 "updated; PyTorch balances all parameters at once.",
                 size=VARIATION_MB,
             )
             if ours and theirs and ours > theirs
-            else NOTHING,
+            else "",
             of_earlier_code(OptimizerSharding, table),
         ),
     )

@@ -1,14 +1,13 @@
 """Answers to `optimizer_state_sharding_accounting`: memory, time and communication of sharded optimizers."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pandas import DataFrame
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.comparison import FOREIGN, PHASES, against, contenders, device_bound, fastest, names_in, yours
@@ -59,7 +58,7 @@ MOMENTS: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, and what all contenders have in common."""
     table = tables["optimizer_sharding"]
     rows = contenders(OptimizerSharding, table)
@@ -93,54 +92,43 @@ def memory_answer(table: DataFrame) -> Answer:
     cell = first(asked)
     rest = select(asked, family=FOREIGN)["rest"].max()
     early = own is not None and own["passes"] > own["update"]
+    facts = Facts(own=own, whole=whole, both=both, cell=cell, unit=unit)
     return Answer(
         asked="(a) Memory",
         missing=missing(table),
-        verdict=say(
+        verdict=facts.say(
             f"After a step, sharding leaves {{own[total]:{unit}}} of {{whole[total]:{unit}}} in use on each of "
-            "{own[processes]} ranks.",
-            own=own,
-            whole=whole,
+            "{own[processes]} ranks."
         ),
-        more=paragraph(
-            say(f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.", whole=whole, own=own),
-            say(f"With gradients sharded too, it is {{both[peak]:{unit}}}.", both=both),
+        more=facts.say(
+            f"The peak falls from {{whole[peak]:{unit}}} to {{own[peak]:{unit}}}.",
+            f"With gradients sharded too, it is {{both[peak]:{unit}}}.",
         ),
-        evidence=[
-            Captioned(
-                grid(asked, {"": {"": "{title}"}, **MOMENTS}),
-                say(
-                    "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}. _Rest_: "
-                    "buckets that are copies, activations, the loss.",
-                    cell=cell,
-                    unit=unit,
-                ),
-            )
-        ],
-        reason=paragraph(
-            say(
-                "The closed forms are $4 P$ bytes each of weights and gradients and $8 P$ of state, divided by $N$ "
-                "where they are sharded; measured peaks are within {error:percent} of them.",
-                error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
+        evidence=Captioned(
+            grid(asked, {"": {"": "{title}"}, **MOMENTS}),
+            facts.say(
+                "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}. _Rest_: "
+                "buckets that are copies, activations, the loss."
             ),
+        ),
+        reason=say(
+            "The closed forms are $4 P$ bytes each of weights and gradients and $8 P$ of state, divided by $N$ "
+            "where they are sharded; measured peaks are within {error:percent} of them.",
             tell(
                 early,
                 "The peak is reached in the backward pass, in which memory holds activations next to the state; before "
                 "the update they are gone.",
                 "",
             ),
-            say(
-                f"PyTorch's optimizer keeps up to {{rest:{unit}}} besides, copies of gradients in buckets, unless "
-                "gradients are views of these.",
-                rest=rest if rest > 0.1 * asked["gradients"].max() else None,
-            ),
+            f"PyTorch's optimizer keeps up to {{rest:{unit}}} besides, copies of gradients in buckets, unless "
+            "gradients are views of these.",
             of_earlier_code(OptimizerSharding, table),
+            error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
+            rest=rest if rest > 0.1 * asked["gradients"].max() else None,
         ),
-        details=[
-            Captioned(
-                grid(found, {"": {"": "{title}"}, **MOMENTS}, by="cell"), f"The same in every cell, {unit}.", long=True
-            )
-        ],
+        details=Captioned(
+            grid(found, {"": {"": "{title}"}, **MOMENTS}, by="cell"), f"The same in every cell, {unit}.", long=True
+        ),
     )
 
 
@@ -162,63 +150,48 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
     theirs = fastest(asked, names_in(asked, FOREIGN))
     steps = "{own[median]:ms} against {whole[median]:ms} ({own[cell]})."
     in_cell = select(table, **{name: asked[name].iloc[0] for name in CELL}) if len(asked) else table
+    facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, why=gain.why_untold, row=first(asked))
     return Answer(
         asked="(b) Step time",
         missing=missing(table),
-        verdict=say(
+        verdict=facts.say(
             tell(
                 gain.faster,
                 "Sharding makes the step {share:percent} shorter: " + steps,
                 "Sharding makes the step {share:percent} longer: " + steps,
                 "Whether sharding costs time cannot be told: the steps are {why}.",
             ),
-            own=own,
-            whole=whole,
             share=abs(1 / gain.ratio - 1) if gain.ratio else None,
-            why=gain.why_untold,
         ),
-        more=say(
+        more=facts.say(
             "Over symmetric memory it takes {peers[median]:ms}"
             + tell(
                 over_peers.faster,
                 ", less than unsharded.",
                 ", more than unsharded.",
                 "; that cannot be told from unsharded.",
-            ),
-            peers=peers,
-        ),
-        evidence=[
-            Captioned(
-                contender_table(OptimizerSharding, in_cell, asked, TIMES),
-                say(
-                    "Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps; phases, "
-                    "timed apart: medians; the optimizer's has the communication of parameters in it. " + STARS,
-                    row=first(asked),
-                ),
             )
-        ],
-        reason=paragraph(
-            say(
-                "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
-                "updates $1\\/N$ of the parameters, and then waits for the others'.",
-                own=own,
-                whole=whole,
+        ),
+        evidence=Captioned(
+            contender_table(OptimizerSharding, in_cell, asked, TIMES),
+            facts.say(
+                "Training steps of {row[label]}: median, 20th and 80th percentile of {row[n]:whole} steps; phases, "
+                "timed apart: medians; the optimizer's has the communication of parameters in it. " + STARS
             ),
-            say("Over symmetric memory it takes {peers[optimizer]:ms}.", peers=peers),
-            say(
-                "{theirs[title]}, takes {theirs[median]:ms}, of which the optimizer's part is {theirs[optimizer]:ms}.",
-                theirs=theirs,
-            ),
+        ),
+        reason=facts.say(
+            "The optimizer's part takes {own[optimizer]:ms} sharded and {whole[optimizer]:ms} unsharded: a rank "
+            "updates $1\\/N$ of the parameters, and then waits for the others'.",
+            "Over symmetric memory it takes {peers[optimizer]:ms}.",
+            "{theirs[title]}, takes {theirs[median]:ms}, of which the optimizer's part is {theirs[optimizer]:ms}.",
             yours(asked, {"ours, sharded": [HANDOUT]}),
         ),
-        details=[
-            Captioned(
-                contender_table(OptimizerSharding, table, rows, PROFILE),
-                "Training steps in every cell, and what a profile of one step on rank 0 shows; communication includes "
-                "waits for other ranks. Nothing is concluded from host-bound cells.",
-                long=True,
-            )
-        ],
+        details=Captioned(
+            contender_table(OptimizerSharding, table, rows, PROFILE),
+            "Training steps in every cell, and what a profile of one step on rank 0 shows; communication includes "
+            "waits for other ranks. Nothing is concluded from host-bound cells.",
+            long=True,
+        ),
     )
 
 
@@ -228,25 +201,19 @@ def zero_answer() -> Answer:
     ours, zero = (SCHEMES[name] for name in ("sharded optimizer", "ZeRO-1"))
     ranks = RANKS[0]
     sent, least = ours.sent(whole, ranks), zero.sent(whole, ranks)
+    facts = Facts(ranks=ranks, ratio=sent / least, sent=sent / GB, zero=least / GB)
     return Answer(
         asked="(c) Against ZeRO stage 1",
-        verdict=say(
-            "Sharded state takes the memory of ZeRO stage 1, but {ratio:times} its communication.", ratio=sent / least
-        ),
-        more=say(
+        verdict=facts.say("Sharded state takes the memory of ZeRO stage 1, but {ratio:times} its communication."),
+        more=facts.say(
             "On {ranks} ranks {state:GiB} of training state each, and {sent:GB} sent per step instead of {zero:GB}.",
-            ranks=ranks,
             state=ours.memory(whole, ranks).total / GIB,
-            sent=sent / GB,
-            zero=least / GB,
         ),
-        evidence=[
-            Captioned(
-                schemes_table(RANKS),
-                f"Training state of a rank and bytes that it sends in a step, by closed form: {HANDOUT_SIZE} with "
-                "AdamW in fp32, without activations and buffers.",
-            )
-        ],
+        evidence=Captioned(
+            schemes_table(RANKS),
+            f"Training state of a rank and bytes that it sends in a step, by closed form: {HANDOUT_SIZE} with "
+            "AdamW in fp32, without activations and buffers.",
+        ),
     )
 
 

@@ -1,15 +1,12 @@
 """Answers to `pytorch_attention`: plain attention by itself, its time and its memory."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.attention import Attention
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.cells import side_by_side
@@ -23,7 +20,7 @@ EVERY: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = select(tables["attention"], compiled=False)
     cells = plain_cells(table)
@@ -55,13 +52,12 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
     """How long its passes take, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     host_bound = cells.groupby("sequence")["host_bound"].all()
+    facts = Facts(lost=lost)
     return Answer(
         asked="Times and limits",
-        verdict=say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.", lost=lost)
+        verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
         or say("Nothing runs out of memory up to {cell[sequence]} tokens.", cell=last(cells)),
-        more=paragraph(
-            say("Up to {most:whole} tokens it is host-bound.", most=host_bound[host_bound].index.max()),
-        ),
+        more=say("Up to {most:whole} tokens it is host-bound.", most=host_bound[host_bound].index.max()),
         evidence=[
             Captioned(
                 grid_table(table, [False]), "Mean times of plain attention by head dimension; a star: host-bound."
@@ -80,7 +76,7 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
         why = (
             "Not measured: only a GPU’s allocator counts its memory." if len(cells) else "Not measured on this machine."
         )
-        return Answer("Memory", NOTHING, missing=why)
+        return Answer("Memory", missing=why)
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
     cell = known.iloc[-1] if lost is None else lost
     batch, sequence, d = (int(cell[name]) for name in ("batch_size", "sequence", "d"))
@@ -89,40 +85,27 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
     own = select(known, d=d)
     measured = one(own, sequence=sequence)
     before, end = (own.iloc[place] if len(own) > 1 else None for place in (-2, -1))
+    facts = Facts(measured=measured, d=d, expected=expected, before=before, end=end, n=sequence)
     return Answer(
         asked="Memory",
-        verdict=say(
+        verdict=facts.say(
             "At {n} tokens the scores’ softmax is {share:percent} of what is kept for the backward pass.",
-            n=sequence,
             share=FP32_BYTES * batch * sequence**2 / MIB / expected,
         ),
-        more=paragraph(
-            say(
-                "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
-                measured=measured,
-                d=d,
-                expected=expected,
-            ),
-            say(
-                "What is kept grows {gain:times} from {before[sequence]} to {end[sequence]} tokens.",
-                gain=None if before is None or end is None else end["kept"] / before["kept"],
-                before=before,
-                end=end,
-            ),
-            say("FlashAttention never stores it."),
+        more=facts.say(
+            "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
+            "What is kept grows {gain:times} from {before[sequence]} to {end[sequence]} tokens.",
+            "FlashAttention never stores it.",
+            gain=None if before is None or end is None else end["kept"] / before["kept"],
         ),
-        evidence=[
-            Captioned(
-                account(batch, sequence, d, constant, measured),
-                f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: how many tensors of each kind are "
-                "alive.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "{constant:MiB} more are there at every size: likely cuBLAS’s workspaces.",
-                constant=constant if constant > 0 else None,
-            ),
+        evidence=Captioned(
+            account(batch, sequence, d, constant, measured),
+            f"Memory of plain attention at sequence {sequence}, d = {d}, fp32: how many tensors of each kind are "
+            "alive.",
+        ),
+        reason=say(
+            "{constant:MiB} more are there at every size: likely cuBLAS’s workspaces.",
+            constant=constant if constant > 0 else None,
         ),
     )
 

@@ -1,13 +1,12 @@
 """Answers to `torch_compile`: attention and the whole Transformer, compiled and eager."""
 
 import math
-from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, measured, times
 from scripts.views.compiled_attention import grid_table, paired
@@ -41,7 +40,7 @@ MODEL: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     steps = stages(steady(step_table(tables["end_to_end"])))
     return {
@@ -52,7 +51,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """All together, where it can be told."""
     begin, end = first(found["stages"]), last(found["stages"])
     if begin is None or end is None or len(found["stages"]) < 2 or begin["host_bound"] or end["host_bound"]:
@@ -64,49 +63,37 @@ def tiles(found: Mapping[str, Any]) -> list[Tile]:
 def attention(table: DataFrame) -> Answer:
     """(a) Plain attention, eager next to compiled."""
     if table["compiled"].nunique() < 2:
-        return Answer("(a) Attention", NOTHING)
+        return Answer("(a) Attention")
     pairs = paired(table)
     told, waits = pairs[~pairs["host_bound"]], pairs[pairs["host_bound"]]
     longest = select(told, sequence=told["sequence"].max())
     gain = longest["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
+    facts = Facts(row=last(longest), quick=quick, slow=slow, gain=max(gain, 1 / gain))
     return Answer(
         asked="(a) Attention",
-        verdict=say(
+        verdict=facts.say(
             "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} (median of {cells}).",
-            row=last(longest),
-            quick=quick,
-            slow=slow,
-            gain=max(gain, 1 / gain),
             cells=count(len(longest), "head dimension"),
         )
         or say("All compiled or eager cells are host-bound: no gain can be told."),
-        more=paragraph(
-            say(
-                "It is slower in {losses} of {all}.",
-                losses=int((told["gain"] < 1).sum()) or "none",
-                all=count(len(told), "device-bound shape" if measured(pairs["eager_busy"].max()) else "shape"),
-            ),
-            say(
-                "Its peak at d = {row[d]} goes from {row[eager_peak]:gib} to {row[compiled_peak]:gib}.",
-                row=last(longest),
-            ),
+        more=facts.say(
+            "It is slower in {losses} of {all}.",
+            "Its peak at d = {row[d]} goes from {row[eager_peak]:gib} to {row[compiled_peak]:gib}.",
+            losses=int((told["gain"] < 1).sum()) or "none",
+            all=count(len(told), "device-bound shape" if measured(pairs["eager_busy"].max()) else "shape"),
         ),
-        evidence=[
-            Captioned(
-                grid_table(table, [False, True]),
-                "Mean times of plain attention, eager and compiled, by head dimension; a star: host-bound.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "In {cells} the device waits for the host, eager or compiled; there it works {work:times} as long "
-                "eager as compiled (median).",
-                cells=count(len(waits), "shape"),
-                work=(waits["eager_busy"] / waits["compiled_busy"]).median(),
-            ),
+        evidence=Captioned(
+            grid_table(table, [False, True]),
+            "Mean times of plain attention, eager and compiled, by head dimension; a star: host-bound.",
         ),
-        details=["attention_compiled"],
+        reason=say(
+            "In {cells} the device waits for the host, eager or compiled; there it works {work:times} as long "
+            "eager as compiled (median).",
+            cells=count(len(waits), "shape"),
+            work=(waits["eager_busy"] / waits["compiled_busy"]).median(),
+        ),
+        details="attention_compiled",
     )
 
 
@@ -115,7 +102,7 @@ def model(table: DataFrame) -> Answer:
     rows = select(table, attention="plain", mode="train_step", cold_start=False)
     tried = select(rows, compiled=True)
     if not len(tried):
-        return Answer("(b) The whole Transformer", NOTHING)
+        return Answer("(b) The whole Transformer")
     context = int(tried["context"].max())
     lines = both_ways(select(rows, context=context, warmup=int(tried["warmup"].max())), tried)
     pairs = lines[lines["gain"].notna()]
@@ -124,27 +111,21 @@ def model(table: DataFrame) -> Answer:
     return Answer(
         asked="(b) The whole Transformer",
         verdict=work or step,
-        more=paragraph(
-            step if work else NOTHING,
-            say(
-                "For {row[label]} in {row[precision]} compiling costs {row[cost]:s} and pays after {row[pays]} steps.",
-                row=last(told[told["pays"] != "never"]),
-            ),
+        more=say(
+            step if work else "",
+            "For {row[label]} in {row[precision]} compiling costs {row[cost]:s} and pays after {row[pays]} steps.",
+            row=last(told[told["pays"] != "never"]),
         ),
-        evidence=[
-            Captioned(
-                grid(lines, MODEL, text_columns=2),
-                f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
-                "star: host-bound. cost: the warm-up beyond as many settled steps; pays after: steps that save as "
-                "much.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "
-                "host is slow.",
-                fewer=pairs["fewer"].median(),
-            ),
+        evidence=Captioned(
+            grid(lines, MODEL, text_columns=2),
+            f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
+            "star: host-bound. cost: the warm-up beyond as many settled steps; pays after: steps that save as "
+            "much.",
+        ),
+        reason=say(
+            "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "
+            "host is slow.",
+            fewer=pairs["fewer"].median(),
         ),
     )
 
@@ -189,11 +170,9 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
     gain = told["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
     kind = f"{len(told)} of {cells} cells; the others are host-bound"
-    return say(
+    facts = Facts(quick=quick, slow=slow, gain=max(gain, 1 / gain))
+    return facts.say(
         "The {quick} step is {gain:times} as fast as the {slow} one ({kind}).",
-        quick=quick,
-        slow=slow,
-        gain=max(gain, 1 / gain),
         kind=kind if len(told) < cells else Typst(f"median of {count(cells, 'cell')}"),
     ) or say("In none of {cells} the step can be told: all are host-bound.", cells=count(cells, "cell"))
 
@@ -230,7 +209,7 @@ def name_of(step: Series) -> str:
 def together(steps: DataFrame) -> Answer:
     """All improvements of one training step on one device."""
     if len(steps) < 2:
-        return Answer("All together", NOTHING, missing="Not measured: compiling with our attention needs a GPU.")
+        return Answer("All together", missing="Not measured: compiling with our attention needs a GPU.")
     begin, best = steps.iloc[0], steps.sort_values("step").iloc[0]
     told = not (begin["host_bound"] or best["host_bound"])
     bound = steps["host_bound"].astype(bool)
@@ -240,17 +219,10 @@ def together(steps: DataFrame) -> Answer:
         gain=(begin["step"] / steps["step"]).where(~(bound | begin["host_bound"])),
     )
     where = name_of(begin)
+    facts = Facts(best=best, begin=begin, where=where, gain=begin["step"] / best["step"] if told else None)
     return Answer(
         asked="All together",
-        verdict=say(
-            "{where} trains fastest in _{best[stage]}_: {gain:times} as fast as in _{begin[stage]}_.",
-            best=best,
-            begin=begin,
-            where=where,
-            gain=begin["step"] / best["step"] if told else None,
-        )
-        or say("Whether it gains cannot be told for {where}: a step is host-bound.", where=where),
-        evidence=[
-            Captioned(grid(shown, TOGETHER), f"The training step of {where}, medians; gain: over the first line.")
-        ],
+        verdict=facts.say("{where} trains fastest in _{best[stage]}_: {gain:times} as fast as in _{begin[stage]}_.")
+        or facts.say("Whether it gains cannot be told for {where}: a step is host-bound."),
+        evidence=Captioned(grid(shown, TOGETHER), f"The training step of {where}, medians; gain: over the first line."),
     )

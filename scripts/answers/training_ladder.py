@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
 from scripts.checks.training_ladder import SCATTER
-from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, measured, milliseconds
 from scripts.views.data import first, last, measured_machine, one
@@ -89,7 +89,7 @@ LEARNING: Columns = {
 ENDS = ("gain", "expected")
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["training_ladder"]
     rungs = rung_table(table)
@@ -113,7 +113,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """The fastest step of the largest model."""
     if not found["ends"]:
         return []
@@ -136,30 +136,23 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             f"last rung, {row['title']}" if RUNGS[row["rung"]].without else row["title"] for _, row in rungs.iterrows()
         ]
     )
+    facts = Facts(best=best, machine=measured_machine({"": table}), parts=floor_of(table, best))
     return Answer(
         asked="How fast, and how far from the floor",
-        verdict=say(
-            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its parts alone.",
-            machine=measured_machine({"": table}),
-            best=best,
+        verdict=facts.say(
+            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its parts alone."
         ),
-        more=paragraph(
-            say(
-                "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
-                "{gain:times} the first step's.",
-                best=best,
-                gain=None if best is None or begin is None else begin["step"] / best["step"],
-            ),
-            say("Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.", best=best),
+        more=facts.say(
+            "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
+            "{gain:times} the first step's.",
+            "Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.",
+            gain=None if best is None or begin is None else begin["step"] / best["step"],
         ),
         evidence=["ladder"] if found else [],
-        reason=paragraph(
-            say(
-                "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
-                "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
-                "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
-                parts=floor_of(table, best),
-            ),
+        reason=facts.say(
+            "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
+            "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
+            "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
             tell(
                 None if best is None else bool(best["over"] < 1),
                 "The step is faster than its parts: likely matmuls in a row reach the power limit and the clock falls, "
@@ -168,15 +161,13 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             ),
             conventions(best),
         ),
-        details=[
-            Captioned(
-                grid(shown, RUNG, text_columns=3),
-                "Every rung of every cell: medians; floor: the parts of a bf16 step alone; MFU: FLOPs of matmuls "
-                "without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a "
-                "step.",
-                long=True,
-            )
-        ],
+        details=Captioned(
+            grid(shown, RUNG, text_columns=3),
+            "Every rung of every cell: medians; floor: the parts of a bf16 step alone; MFU: FLOPs of matmuls "
+            "without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a "
+            "step.",
+            long=True,
+        ),
         missing=missing,
     )
 
@@ -193,11 +184,7 @@ def conventions(best: Series | None) -> Any:
     if best is None or not measured(best["utilization"]):
         return NOTHING
     shares = [
-        say(
-            "{share:percent} ({name})",
-            share=utilization(best, embedding=embedding, causal=causal),
-            name=name,
-        )
+        say("{share:percent} ({name})", share=utilization(best, embedding=embedding, causal=causal), name=name)
         for name, (embedding, causal) in MFU_CONVENTIONS.items()
     ]
     return say("Counted in other ways, the same step reaches {shares:listing}.", shares=shares[1:])
@@ -213,30 +200,20 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     told = DataFrame(lines, columns=["over", *(lines[0] if lines else [])])
     told = told.loc[:, ~told.columns.duplicated()].dropna(subset=["over"]).sort_values("over")
     nearest = first(told)
+    facts = Facts(over=[told["over"].min(), told["over"].max()], cells=count(len(told), "cell"), row=nearest)
     return Answer(
         asked="All sizes",
-        verdict=say(
-            "The fastest steps take {over:span times} the time of their parts alone ({cells}).",
-            over=[told["over"].min(), told["over"].max()],
-            cells=count(len(told), "cell"),
+        verdict=facts.say("The fastest steps take {over:span times} the time of their parts alone ({cells})."),
+        evidence=Captioned(
+            grid(DataFrame(lines), SIZES, text_columns=2),
+            "The fastest rung measured of each cell, the first where it was measured, medians, and the sum of what "
+            "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
         ),
-        evidence=[
-            Captioned(
-                grid(DataFrame(lines), SIZES, text_columns=2),
-                "The fastest rung measured of each cell, the first where it was measured, medians, and the sum of what "
-                "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "The closest is {row[label]} with {row[batch_size]} × {row[context]} tokens.",
-                row=nearest,
-            ),
-            say(
-                "Each takes at most {wall:times} as long as the device works.",
-                wall=(told["step"] / told["device_busy"]).max() if len(told) else None,
-            ),
-            in_fp8(rungs, fastest(found[-1])) if found else NOTHING,
+        reason=facts.say(
+            "The closest is {row[label]} with {row[batch_size]} × {row[context]} tokens.",
+            "Each takes at most {wall:times} as long as the device works.",
+            in_fp8(rungs, fastest(found[-1])) if found else "",
+            wall=(told["step"] / told["device_busy"]).max() if len(told) else None,
         ),
     )
 
@@ -271,12 +248,10 @@ def memory(rungs: DataFrame) -> Answer:
         ]
         if len(found)
         else [],
-        reason=say(
-            "A block's matmuls and passes run again, attention does not; so the price is at most a third of the "
-            "matmuls' time."
-        )
+        reason="A block's matmuls and passes run again, attention does not; so the price is at most a third of the "
+        "matmuls' time."
         if len(found)
-        else NOTHING,
+        else "",
     )
 
 
@@ -315,20 +290,18 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
     }
     largest = found[-1]["label"].iloc[0] if found else None
     order = list(shares[largest]) if largest else []
-    left = left_out(rungs, found)
+    facts = Facts(size=largest, left=left_out(rungs, found), worth=WORTH)
     return Answer(
         asked="What to do first",
-        verdict=say("For {size} do first: {order:listing}.", size=largest, order=order[:2]),
-        more=say("Then what saves at least {worth:percent} of a step: {order:listing}.", worth=WORTH, order=order[2:]),
-        reason=paragraph(
+        verdict=facts.say("For {size} do first: {order:listing}.", order=order[:2]),
+        more=facts.say("Then what saves at least {worth:percent} of a step: {order:listing}.", order=order[2:]),
+        reason=facts.say(
             *(
                 say("For {size} the order is {order:listing}.", size=size, order=list(each))
                 for size, each in shares.items()
                 if size != largest
             ),
-            say(
-                "Taken out of the last rung of {size}, alone, each would cost: {left:listing}.", size=largest, left=left
-            ),
+            "Taken out of the last rung of {size}, alone, each would cost: {left:listing}.",
         ),
     )
 
@@ -367,20 +340,15 @@ def gains(table: DataFrame, found: list[DataFrame]) -> Answer:
     columns = {label: {f"{end} / ms": f"{{{end}{place}:.1f}}" for end in ENDS} for place, label in enumerate(tables)}
     known = pandas.concat([each.dropna() for each in tables.values()]) if tables else DataFrame(columns=["gain"])
     reached = int((known["gain"] >= 0.5 * known["expected"]).sum()) if len(known) else 0
+    facts = Facts(reached=reached, all=len(known) or None)
     return Answer(
         asked="Gains and closed forms",
-        verdict=say(
-            "{reached} of {all} gains reach half of what their closed forms promise.",
-            reached=reached,
-            all=len(known) or None,
+        verdict=facts.say("{reached} of {all} gains reach half of what their closed forms promise."),
+        evidence=Captioned(
+            grid(DataFrame(list(lines.values()), columns=["title", *names]), {"": {"": "{title}"}, **columns}),
+            "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
+            "promises at the rates measured in the same job. –: no closed form, or not measured.",
         ),
-        evidence=[
-            Captioned(
-                grid(DataFrame(list(lines.values()), columns=["title", *names]), {"": {"": "{title}"}, **columns}),
-                "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
-                "promises at the rates measured in the same job. –: no closed form, or not measured.",
-            )
-        ],
         reason=say(
             "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
             "alone, bytes at a copy's speed. That of the graph is the time for which the device waited for the host in "
@@ -401,30 +369,26 @@ def learning(table: DataFrame) -> Answer:
         same=found["identical"].map({1.0: "yes", 0.0: "no"}).fillna("–"),
         percent=100 * found["error"],
     )
+    facts = Facts(exact=exact, rungs=len(others), scatter=SCATTER)
     return Answer(
         asked="Does it learn",
-        verdict=say(
+        verdict=facts.say(
             tell(
                 alike,
                 "All {rungs} later rungs learn as fp32 does, within the scatter of its seeds.",
                 "Not all of {rungs} rungs end within the scatter of fp32's seeds.",
-            ),
-            rungs=len(others),
-        ),
-        reason=say(
-            "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "
-            "deviations over {exact[n]:whole} seeds in fp32. Gradients of a first step are compared with fp32's.",
-            scatter=SCATTER,
-            exact=exact,
-        ),
-        details=[
-            Captioned(
-                grid(shown, LEARNING),
-                "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
-                "against fp32; whether two trainings end with the same bits.",
-                long=True,
             )
-        ],
+        ),
+        reason=facts.say(
+            "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "
+            "deviations over {exact[n]:whole} seeds in fp32. Gradients of a first step are compared with fp32's."
+        ),
+        details=Captioned(
+            grid(shown, LEARNING),
+            "Losses after a short training, mean of the last steps; relative error of all gradients of one step "
+            "against fp32; whether two trainings end with the same bits.",
+            long=True,
+        ),
     )
 
 

@@ -1,7 +1,6 @@
 """Answers to the 2026 edition's leaderboard: measured where its step, or one rank's part, ran; else closed forms."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from pandas import DataFrame
 
@@ -10,7 +9,7 @@ from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.markup import Table, Typst, fixed_point
 from scripts.views.communication import all_reduce_table, lines
 from scripts.views.data import measured_gpu, ratio, statistic
@@ -39,13 +38,13 @@ Parts = Mapping[str, Mapping[str, float | None]]
 """The metrics of each measured part, in the units of COLUMNS."""
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers, and what the question gives."""
     parts = measured_parts(tables)
     return {"given": leaderboard, "time": measured(tables, parts) if parts else derived()}
 
 
-def measured_parts(tables: Mapping[str, DataFrame]) -> Parts:
+def measured_parts(tables: Tables) -> Parts:
     """The medians of each part that was timed at the leaderboard's size."""
     table = tables.get("leaderboard", DataFrame())
     parts = {}
@@ -73,16 +72,16 @@ def cell_of(table: DataFrame, part: str) -> DataFrame:
     return table[wanted]
 
 
-def measured(tables: Mapping[str, DataFrame], parts: Parts) -> Answer:
+def measured(tables: Tables, parts: Parts) -> Answer:
     """The answer where a part was measured."""
     gpu = measured_gpu(tables)
     return Answer(
         asked="Time",
         verdict=verdict(parts, short(gpu)),
         more=more(parts, communication(tables)),
-        evidence=[Captioned(measured_table(parts), "Measured parts of the step; GB are 10⁹ bytes.")],
-        reason=paragraph(utilization(parts, gpu), one_card(parts, short(gpu)), work()),
-        details=[Captioned(memory_table(), MEMORY)],
+        evidence=Captioned(measured_table(parts), "Measured parts of the step; GB are 10⁹ bytes."),
+        reason=say(utilization(parts, gpu), one_card(parts, short(gpu)), work()),
+        details=Captioned(memory_table(), MEMORY),
     )
 
 
@@ -106,14 +105,11 @@ def more(parts: Parts, sent: float | None) -> Typst:
     alone = parts["rank"]["step"] if "rank" in parts else None
     if alone is None or sent is None:
         return Typst("")
-    return say(
-        "Two need between {least:s}, with all communication hidden, and {most:s}, with none.",
-        least=max(alone, sent),
-        most=alone + sent,
-    )
+    facts = Facts(least=max(alone, sent), most=alone + sent)
+    return facts.say("Two need between {least:s}, with all communication hidden, and {most:s}, with none.")
 
 
-def communication(tables: Mapping[str, DataFrame]) -> float | None:
+def communication(tables: Tables) -> float | None:
     """Seconds of a step's communication: a reduce-scatter and an all-gather send as many bytes as an all-reduce."""
     table = tables.get("all_reduce", DataFrame())
     line = lines(all_reduce_table(table)).get(("nccl", leaderboard.GPUS)) if len(table) else None
@@ -128,13 +124,10 @@ def utilization(parts: Parts, gpu: str) -> Typst:
         return Typst("")
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
     once, all_of_it = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / took for blocks in (0, round(again)))
-    return say(
+    facts = Facts(once=once, all_of_it=all_of_it, again=round(again), layers=leaderboard.SHAPE.num_layers)
+    return facts.say(
         "This is {once:percent} of the bf16 peak, {all_of_it:percent} with the {again} of {layers} blocks that are "
-        "computed again, but for attention.",
-        once=once,
-        all_of_it=all_of_it,
-        again=round(again),
-        layers=leaderboard.SHAPE.num_layers,
+        "computed again, but for attention."
     )
 
 
@@ -143,11 +136,9 @@ def one_card(parts: Parts, gpu: str) -> Typst:
     if "one_card" not in parts or len(parts) == 1:
         return Typst("")
     took = parts["one_card"]["step"]
-    return say(
-        "With the update of all weights, a sequence takes {took:s} on one {gpu}: {rate} tokens per second.",
-        took=took,
-        gpu=gpu,
-        rate=round(leaderboard.CONTEXT / took) if took else None,
+    facts = Facts(took=took, gpu=gpu, rate=round(leaderboard.CONTEXT / took) if took else None)
+    return facts.say(
+        "With the update of all weights, a sequence takes {took:s} on one {gpu}: {rate} tokens per second."
     )
 
 
@@ -165,8 +156,8 @@ def derived() -> Answer:
             share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
         ),
         say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=least[OTHER_GPU]),
-        evidence=[Captioned(memory_table(), MEMORY, closed_form=True)],
-        reason=paragraph(work(), chosen(leaderboard.GPU), chosen(OTHER_GPU)),
+        evidence=Captioned(memory_table(), MEMORY, closed_form=True),
+        reason=say(work(), chosen(leaderboard.GPU), chosen(OTHER_GPU)),
     )
 
 
@@ -175,16 +166,13 @@ def work() -> Typst:
     flops = leaderboard.step_flops()
     total = sum(flops.values())
     peak = listed(leaderboard.GPU)
-    return say(
+    facts = Facts(flops=total / 1e15, head=flops["head"] / total, peak=peak.bf16 / 1e12, source=peak.source)
+    return facts.say(
         "The step has {flops:PFLOP} of matmuls, three times those of its forward pass with causal attention counted "
         "half; {attention:percent} are attention's, {head:percent} the head's. The peak of a {gpu} is {peak:TFLOP/s} "
         "({source}).",
-        flops=total / 1e15,
         attention=flops["attention"] / total,
-        head=flops["head"] / total,
         gpu=short(leaderboard.GPU),
-        peak=peak.bf16 / 1e12,
-        source=peak.source,
     )
 
 
@@ -194,12 +182,9 @@ def chosen(gpu: str) -> Typst:
     memory = rank_memory().fitted(peak.memory) if peak else None
     if memory is None or peak is None or not memory.fits(peak.memory):
         return Typst("")
-    return say(
-        "Given the {size:GB} of one {gpu}, {again} of {layers} blocks are computed again, but for attention.",
-        size=peak.memory / GB,
-        gpu=short(gpu),
-        again=memory.recomputed,
-        layers=leaderboard.SHAPE.num_layers,
+    facts = Facts(size=peak.memory / GB, gpu=short(gpu), again=memory.recomputed, layers=leaderboard.SHAPE.num_layers)
+    return facts.say(
+        "Given the {size:GB} of one {gpu}, {again} of {layers} blocks are computed again, but for attention."
     )
 
 

@@ -1,13 +1,13 @@
 """Answer to `what_fits`: how well closed forms predict a step's memory and time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pandas import DataFrame
 
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN, recorded
 from cs336_systems.fit.verdict import recorded_on
-from scripts.rendering.answer import Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.data import first, measured_gpu
@@ -35,7 +35,7 @@ EVERY: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answer."""
     found = predictions(tables)
     return {"error": how_well(found, measured_gpu(tables))}
@@ -92,23 +92,17 @@ def reason(found: DataFrame, gpu: str) -> Typst:
     kinds = judged(found, "memory").groupby("kind")["memory_error"].agg(lambda errors: float(errors.abs().max()))
     times = judged(found, "time")
     held_out = [error.most for error in known.held_out.values()]
-    return paragraph(
-        say(
-            "`python -m cs336_systems.fit` adds up what a step keeps, its temporaries, cuBLAS's workspaces and the "
-            "allocator's rounding. A step's time is its work at the data sheet's rates, each kind of work slower by a "
-            "factor that was fitted to the steps recorded on {gpu}.",
-            gpu=known.gpu,
-        ),
+    return say(
+        "`python -m cs336_systems.fit` adds up what a step keeps, its temporaries, cuBLAS's workspaces and the "
+        "allocator's rounding. A step's time is its work at the data sheet's rates, each kind of work slower by a "
+        "factor that was fitted to the steps recorded on {gpu}.",
         say(
             "With each model size left out of the fit in turn, times are off by up to {most:percent}.",
             most=max(held_out),
         )
         if recorded_on(gpu)
         else say("On another GPU times may be off by {most:percent}.", most=ELSEWHERE),
-        say(
-            "The times of `kernel_profile` were not fitted: they are off by up to {most:percent}.",
-            most=times[times["experiment"] == HELD_BACK]["time_error"].abs().max(),
-        ),
+        "The times of `kernel_profile` were not fitted: they are off by up to {most:percent}.",
         say(
             "PyTorch's data parallelism makes its buckets anew in the second step, when the first ones may or may not "
             "be in memory: each measured peak is within {most:percent} of one of the two possible ones. Other peaks "
@@ -116,6 +110,8 @@ def reason(found: DataFrame, gpu: str) -> Typst:
             most=kinds.get(REBUILT),
             others=kinds.drop(REBUILT, errors="ignore").max(),
         ),
+        gpu=known.gpu,
+        most=times[times["experiment"] == HELD_BACK]["time_error"].abs().max(),
     )
 
 

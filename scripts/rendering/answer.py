@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from itertools import count as count_from
 from typing import Any
 
+from pandas import DataFrame
+
 from scripts.rendering.markup import FILTERS, Table, Typst, escape, finalize, measured, span, string, with_unit
 
+Tables = Mapping[str, DataFrame]
+"""The table of each experiment, at one setting."""
+Found = Mapping[str, Any]
+"""A section's answers by name, and what else its template or its tiles print."""
 NOTHING = Typst("")
 NOT_HERE = "Not measured on this machine."
 
@@ -39,17 +45,37 @@ class _Sentence(strings.Formatter):
         return filters[name](value) if name in filters else with_unit(value, format_spec)
 
 
-def say(sentence: str, /, **values: Any) -> Typst:
-    """Fill a sentence of Typst markup with values; nothing at all if one that it names was not measured.
+def say(*sentences: str, **values: Any) -> Typst:
+    """Join the sentences that can be said; one that names what was not measured is left out.
 
-    `{name}` prints a string (escaped), markup or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in
-    a unit; `{name:times}` and the like apply one of FILTERS; `{name:span ms}` prints the least and the most of a pair.
-    So a sentence about what is missing, or about a row that is None, leaves no hole: it is left out.
+    Args:
+        sentences: Typst markup with fields, or a `Typst`, which is finished. `{name}` prints a string (escaped), markup
+            or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in a unit; `{name:times}` and the
+            like apply one of FILTERS; `{name:span ms}` prints the least and the most of a pair.
+        values: by the names in the sentences. So a sentence about a number that is missing, or about a row that is
+            None, leaves no hole.
     """
+    return Typst(" ".join(filter(None, (_filled(sentence, values) for sentence in sentences))))
+
+
+def _filled(sentence: str, values: Mapping[str, Any]) -> str:
+    if isinstance(sentence, Typst):
+        return sentence
     try:
-        return Typst(_Sentence().vformat(sentence, (), values))
+        return _Sentence().vformat(sentence, (), values)
     except _Missing:
         return NOTHING
+
+
+class Facts:
+    """The values that the sentences of an answer share, by the names by which they name them."""
+
+    def __init__(self, **values: Any) -> None:
+        self._values = values
+
+    def say(self, *sentences: str, **more: Any) -> Typst:
+        """Join the sentences that can be said of these values and `more`."""
+        return say(*sentences, **{**self._values, **more})
 
 
 def _missing(value: Any) -> bool:
@@ -58,14 +84,14 @@ def _missing(value: Any) -> bool:
     return value == "" if isinstance(value, str) else not measured(value)
 
 
-def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> Typst:
-    """Choose the words, which are markup, for a claim that holds, does not hold, or (None) cannot be told."""
-    return Typst(untold if holds is None else if_so if holds else if_not)
+def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> str:
+    """Choose the words for a claim that holds, does not hold, or (None) cannot be told."""
+    return untold if holds is None else if_so if holds else if_not
 
 
 def paragraph(*sentences: Typst) -> Typst:
     """Join the sentences that are there."""
-    return Typst(" ".join(filter(None, sentences)))
+    return say(*sentences)
 
 
 def count(number: int, noun: str) -> Typst:
@@ -91,30 +117,35 @@ Evidence = str | Captioned
 
 @dataclass(frozen=True)
 class Answer:
-    """A section's answer to one sub-question."""
+    """A section's answer to one sub-question, in Typst markup."""
 
     asked: str
     """The sub-question in a few words, as in "(b) Variability"."""
-    verdict: Typst
+    verdict: str = ""
     """One sentence of at most 100 characters that is understood without the rest; the first pages list it.
 
     Empty where nothing was measured: then `missing` stands in its place.
     """
-    more: Typst = NOTHING
+    more: str = ""
     """The rest of the answer, in bold like the verdict: with it at most 50 words."""
-    evidence: Sequence[Evidence] = ()
+    evidence: Evidence | Sequence[Evidence] = ()
     """One figure or one short table; exceptionally two."""
-    reason: Typst = NOTHING
+    reason: str = ""
     """Why, as measured columns show it: at most 120 words."""
-    details: Sequence[Evidence] = ()
+    details: Evidence | Sequence[Evidence] = ()
     """The part that only the web edition shows: long tables and further figures."""
     missing: str = NOT_HERE
     """The text in place of a verdict."""
 
+    def __post_init__(self) -> None:
+        """Hold a single figure or table as a sequence, too, and no table without rows."""
+        for name in ("evidence", "details"):
+            object.__setattr__(self, name, _there(getattr(self, name)))
+
     @property
     def headline(self) -> Typst:
         """The verdict, or why there is none."""
-        return self.verdict or escape(self.missing)
+        return Typst(self.verdict) or escape(self.missing)
 
     def markup(self, name: str, figure: Callable[[str], Typst]) -> Typst:
         """The answer as Typst markup.
@@ -124,8 +155,8 @@ class Answer:
                 `tab-NAME-2` and so on, in order.
             figure: makes the markup of a figure of the report from its name.
         """
-        more = self.more if self.verdict else NOTHING
-        blocks = [f"#answer({string(name)}, [{escape(self.asked)}], [{paragraph(self.headline, more)}])"]
+        told = f"{self.headline} {self.more}" if self.verdict and self.more else self.headline
+        blocks = [f"#answer({string(name)}, [{escape(self.asked)}], [{told}])"]
         if self.verdict:
             numbers = count_from(1)
 
@@ -138,16 +169,17 @@ class Answer:
                 table = f"#tabulated(long: {long}, [{finalize(shown.caption)}])[\n{shown.table.markup()}\n] <{label}>"
                 return f"#derivation[\n{table}\n]" if shown.closed_form else table
 
-            blocks += [block(shown) for shown in self.evidence if _there(shown)]
+            blocks += [block(shown) for shown in _there(self.evidence)]
             blocks += filter(None, [self.reason])
-            blocks += [f"#online[\n{block(shown)}\n]" for shown in self.details if _there(shown)]
+            blocks += [f"#online[\n{block(shown)}\n]" for shown in _there(self.details)]
         return Typst("\n\n".join(blocks))
 
 
-def _there(shown: Evidence) -> bool:
-    return isinstance(shown, str) or bool(shown.table.rows)
+def _there(shown: Evidence | Sequence[Evidence]) -> list[Evidence]:
+    every = [shown] if isinstance(shown, str | Captioned) else shown
+    return [each for each in every if isinstance(each, str) or each.table.rows]
 
 
-def answers_of(values: Mapping[str, Any]) -> dict[str, Answer]:
+def answers_of(values: Found) -> dict[str, Answer]:
     """The answers among a section's values, in order."""
     return {name: value for name, value in values.items() if isinstance(value, Answer)}

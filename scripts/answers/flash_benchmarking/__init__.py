@@ -1,23 +1,19 @@
 """Answers to `flash_benchmarking`: our attention kernels against plain attention, the libraries, and in the model."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from pandas import DataFrame
-
 from scripts.answers.flash_benchmarking.ablation import ablation
 from scripts.answers.flash_benchmarking.against_plain import against_plain
 from scripts.answers.flash_benchmarking.in_the_model import in_the_model, most_gained
 from scripts.answers.flash_benchmarking.leaderboard import COURSE_RECORD_MS, board_row, leaderboard
 from scripts.answers.flash_benchmarking.own import own
 from scripts.answers.flash_benchmarking.peers import peers
+from scripts.rendering.answer import Found, Tables
 from scripts.rendering.markup import Tile, Typst, milliseconds, times
 from scripts.views.attention_calls import availability, our_implementation
 from scripts.views.attention_times import call_table
 from scripts.views.own import own_rows
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, ablations, steps = tables["flash"], tables["flash_ablation"], tables["end_to_end"]
     found = availability(table)
@@ -37,7 +33,7 @@ def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def tiles(found: Mapping[str, Any]) -> list[Tile]:
+def tiles(found: Found) -> list[Tile]:
     """The leaderboard's cell and the training step, where they were measured."""
     shown, board, gained = [], found["board"], found["gained"]
     if board is not None:

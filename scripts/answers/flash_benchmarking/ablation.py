@@ -2,7 +2,7 @@
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.markup import Table, fixed_point
 from scripts.views.data import one, select
 from scripts.views.spread import legend, mark, marked
@@ -26,7 +26,7 @@ def ablation(table: DataFrame) -> Answer:
     rows = {name: select(table, precision=name) for name in ("bf16", "fp32")}
     rows = {name: own for name, own in rows.items() if len(select(own, metric="forward"))}
     if not rows:
-        return Answer("Design decisions", NOTHING, missing="Not measured: the kernels need a GPU.")
+        return Answer("Design decisions", missing="Not measured: the kernels need a GPU.")
     costs = [
         say(
             "In {name} the costliest reversal is _{costly}_: {gain:times} the time (median).",
@@ -42,14 +42,12 @@ def ablation(table: DataFrame) -> Answer:
     return Answer(
         asked="Design decisions",
         verdict=costs[0],
-        more=paragraph(*costs[1:]),
-        evidence=[
-            Captioned(
-                shown,
-                "The Triton kernels as they are, ms, and how many times as long they take with one decision reverted; "
-                f"causal, {', '.join(lengths)}. –: not a decision there. {legend(shown)}".strip(),
-            )
-        ],
+        more=say(*costs[1:]),
+        evidence=Captioned(
+            shown,
+            "The Triton kernels as they are, ms, and how many times as long they take with one decision reverted; "
+            f"causal, {', '.join(lengths)}. –: not a decision there. {legend(shown)}".strip(),
+        ),
         reason=say(
             "Each is reverted alone, and the tiles that were chosen with it are kept: where they no longer suit, a "
             "ratio is far larger than what the decision would cost in kernels tuned without it."

@@ -6,7 +6,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, Typst, finalize, with_unit
 from scripts.views.attention_calls import ONE_HEAD, PASSES, our_implementation
@@ -25,7 +25,7 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
     ours, asked = our_implementation(table), "Ours against plain attention"
     alone, known = select(table, **ONE_HEAD), select(cells, **ONE_HEAD)
     if not found["measured"] or not len(known):
-        return Answer(asked, NOTHING, missing=f"Not measured on this machine: {found.get('why', 'not run')}.")
+        return Answer(asked, missing=f"Not measured on this machine: {found.get('why', 'not run')}.")
     met = select(duels(known, ours), implementation="plain")
     dimensions = sorted(set(known["d"]))
     d = REFERENCE_D if REFERENCE_D in dimensions else max(dimensions)
@@ -40,22 +40,20 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
     }
     return Answer(
         asked=asked,
-        verdict=say("No comparison with plain attention can be told: the calls are host-bound.")
+        verdict="No comparison with plain attention can be told: the calls are host-bound."
         if cell is None
         else Speed(float(cell["ratio"]), "" if cell["faster"] is not None else "closer than their spread").sentence(
             "our attention",
             "plain attention",
             Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({precision})"),
         ),
-        more=paragraph(
-            say(
-                "In fp32 it is {other[ratio]:times} as fast at {other[sequence]} tokens.",
-                other=other if other is not None and other["faster"] else None,
-            ),
-            NOTHING if cell is None else memory(alone, ours, cell),
+        more=say(
+            "In fp32 it is {other[ratio]:times} as fast at {other[sequence]} tokens.",
+            "" if cell is None else memory(alone, ours, cell),
+            other=other if other is not None and other["faster"] else None,
         ),
-        evidence=[Captioned(shown[d], captions[d])],
-        reason=NOTHING if other is None else units(table),
+        evidence=Captioned(shown[d], captions[d]),
+        reason="" if other is None else units(table),
         details=[
             *(Captioned(grid, captions[each]) for each, grid in shown.items() if each != d),
             "flash_throughput",

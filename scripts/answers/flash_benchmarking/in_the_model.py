@@ -5,7 +5,7 @@ from typing import Any
 import numpy
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.data import last, one, select
@@ -68,28 +68,27 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
     """The gain of the kernels in training."""
     models = trained(table)
     if not models:
-        return Answer("In the model", NOTHING, missing="Not measured: the kernels need a GPU.")
+        return Answer("In the model", missing="Not measured: the kernels need a GPU.")
     gained = most_gained(table)
     model = gained or models[-1]
     return Answer(
         asked="In the model",
         verdict=over_plain(gained),
-        more=paragraph(
+        more=say(
             model["sdpa"].sentence("ours", "PyTorch’s SDPA", "there")
             if model["sdpa"].faster is not None
-            else say("PyTorch’s SDPA is as fast, within the spread.")
+            else "PyTorch’s SDPA is as fast, within the spread."
             if not model["host_bound"]
-            else NOTHING,
-            say("The peak falls from {model[plain peak_memory]:gib} to {model[flash peak_memory]:gib}.", model=model),
+            else "",
+            "The peak falls from {model[plain peak_memory]:gib} to {model[flash peak_memory]:gib}.",
+            model=model,
         ),
-        evidence=[
-            Captioned(
-                grid(DataFrame(models), MODELS),
-                f"Training step in {' and '.join(dict.fromkeys(each['precision'][:4] for each in models))} with "
-                "plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: medians, a star where std "
-                "exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
-            )
-        ],
+        evidence=Captioned(
+            grid(DataFrame(models), MODELS),
+            f"Training step in {' and '.join(dict.fromkeys(each['precision'][:4] for each in models))} with "
+            "plain attention, PyTorch’s SDPA (the backend that PyTorch picks) and ours: medians, a star where std "
+            "exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
+        ),
         reason=share_of_attention(profile),
     )
 
@@ -100,13 +99,10 @@ def over_plain(model: dict[str, Any] | None) -> Typst:
         return say("No gain over plain attention can be told: the steps with our attention are host-bound.")
     gain = model["plain"].ratio
     better, worse = ("our", "plain") if gain > 1 else ("plain", "our")
-    return say(
+    facts = Facts(better=better, worse=worse, model=model, gain=max(gain, 1 / gain))
+    return facts.say(
         "With {better} attention {model[label]} trains {gain:times} as fast as with {worse} attention "
-        "(context {model[context]}, {model[precision]}).",
-        better=better,
-        worse=worse,
-        model=model,
-        gain=max(gain, 1 / gain),
+        "(context {model[context]}, {model[precision]})."
     )
 
 
@@ -118,10 +114,8 @@ def share_of_attention(profile: DataFrame) -> Typst:
         return NOTHING
     launched = select(launched, size=row["size"], context=launched["context"].max())
     spent = launched.groupby("category")["ms"].sum()
-    return say(
+    facts = Facts(attention=spent.get("attention"), all=spent.sum(), row=launched.iloc[0])
+    return facts.say(
         "With our attention, its kernels take {attention:ms} of the {all:ms} for which the device works in a step of "
-        "{row[label]} (context {row[context]}, {row[precision]}): no faster kernel could gain more.",
-        attention=spent.get("attention"),
-        all=spent.sum(),
-        row=launched.iloc[0],
+        "{row[label]} (context {row[context]}, {row[precision]}): no faster kernel could gain more."
     )

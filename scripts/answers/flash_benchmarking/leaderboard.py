@@ -7,7 +7,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP
 from scripts.answers.flash_benchmarking.peers import LIBRARIES
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
@@ -37,26 +37,21 @@ def leaderboard(table: DataFrame, cells: DataFrame, ablations: DataFrame) -> Ans
     rows, known = select(table, compiled_call=True), select(cells, compiled_call=True)
     ours = board_row(cells)
     if ours is None:
-        return Answer("Leaderboard of 2025", NOTHING, missing="Not measured: its cell needs a GPU.")
+        return Answer("Leaderboard of 2025", missing="Not measured: its cell needs a GPU.")
     names = titles(rows) | {OURS: ours_by_kernels(rows)}
     dimensions = sorted(set(rows["d"]))
     shown = board_table(rows, known, names, dimensions)
+    facts = Facts(ours=ours, record=str(COURSE_RECORD_MS))
     return Answer(
         asked="Leaderboard of 2025",
-        verdict=say(
-            "At d = 64 ours takes {ours[median]:ms}; the course’s record, on an H100, is {record} ms.",
-            ours=ours,
-            record=str(COURSE_RECORD_MS),
+        verdict=facts.say("At d = 64 ours takes {ours[median]:ms}; the course’s record, on an H100, is {record} ms."),
+        more=say(*(against_fastest(known, names, int(d), aside=not place) for place, d in enumerate(dimensions))),
+        evidence=Captioned(
+            shown,
+            "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are "
+            f"medians. {legend(shown)}".strip(),
         ),
-        more=paragraph(*(against_fastest(known, names, int(d), aside=not place) for place, d in enumerate(dimensions))),
-        evidence=[
-            Captioned(
-                shown,
-                "Batch 1, 16 heads, 16\u202f384 tokens, bf16, causal, through torch.compile; clock and power are "
-                f"medians. {legend(shown)}".strip(),
-            )
-        ],
-        reason=paragraph(by_handout(rows), by_triton(rows, ablations)),
+        reason=say(by_handout(rows), by_triton(rows, ablations)),
     )
 
 

@@ -3,7 +3,7 @@
 from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
-from scripts.rendering.answer import NOTHING, Answer, Captioned, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
@@ -21,7 +21,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     kinds = {kind: rows for kind, rows in kinds.items() if strongest(rows, LIBRARIES)}
     if not kinds:
         missing = "Not measured: the kernels that are compared need a GPU."
-        return Answer("Against the libraries", NOTHING, missing=missing)
+        return Answer("Against the libraries", missing=missing)
     main = next((kind for kind in ("Many heads, causal", "One head, causal") if kind in kinds), min(kinds))
     rival = str(strongest(kinds[main], LIBRARIES))
     names = titles(table)
@@ -29,12 +29,10 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
     return Answer(
         asked="Against the libraries",
         verdict=scores[main].sentence(names[rival], main, "the fastest library measured"),
-        more=paragraph(
+        more=say(
             *(found.sentence(names[rival], kind) for kind, found in scores.items() if kind != main),
-            say(
-                "Medians of {cells:listing} shapes.",
-                cells=[str(scores[kind].cells) for kind in dict.fromkeys([main, *scores])],
-            ),
+            "Medians of {cells:listing} shapes.",
+            cells=[str(scores[kind].cells) for kind in dict.fromkeys([main, *scores])],
         ),
         evidence=[
             "flash_training",
@@ -45,12 +43,10 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
                 "which only a host-bound time is known are left out.",
             ),
         ],
-        reason=paragraph(
+        reason=say(
             which_kernels(table),
-            say(
-                "Short calls are replayed from a CUDA graph with a warm L2 cache, long ones called with a cold one: "
-                "all implementations alike at each shape. FlashAttention-3 has no package and was not measured."
-            ),
+            "Short calls are replayed from a CUDA graph with a warm L2 cache, long ones called with a cold one: "
+            "all implementations alike at each shape. FlashAttention-3 has no package and was not measured.",
         ),
     )
 

@@ -1,6 +1,5 @@
 """Answers to `memory_profiling`: the memory of a step over time, its peak, and the tensors that make it up."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from pandas import DataFrame
@@ -11,7 +10,7 @@ from cs336_systems.measure import memory_timeline as of
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import SIZES, parse_size
 from scripts.answers.memory_profiling.tensors import ASKED, block, largest
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Typst, fixed_point, measured, with_unit
 from scripts.views.data import PRECISIONS, first, ratio, reason, select
@@ -21,14 +20,14 @@ from scripts.views.units import GIB
 TRAINED = {"mode": "train_step", "precision": "fp32"}
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = profiled(tables["memory_profile"])
     plain = select(table, attention="plain")
     context = compared_context(plain)
     skipped = next(iter(select(table, metric=WHOLE_CELL, status="skipped")["message"]), "")
     missing = f"Not measured: {skipped}." if skipped else "Not measured in both precisions for every kind of step."
-    found = {name: Answer(asked, NOTHING, missing=missing) for name, asked in ASKED.items()}
+    found = {name: Answer(asked, missing=missing) for name, asked in ASKED.items()}
     if len(plain):
         found["residual"] = residual(plain, context)
     if context is not None:
@@ -52,17 +51,13 @@ def needs(table: DataFrame) -> Typst:
         name: state_bytes("train_step", shape, int(row["vocab_size"]))
         for name, shape in {**SIZES, row["label"]: parse_size(row["size"])}.items()
     }
-    return paragraph(
-        say(
-            "A training step holds 16 bytes per weight besides activations: {state:GiB} for {label}; autocast adds 2 "
-            "for each weight of a linear layer.",
-            state=state[row["label"]] / GIB,
-            label=row["label"],
-        ),
-        say(
-            "So {sizes:listing} can never be trained on this GPU alone.",
-            sizes=[name for name, size in state.items() if 0 < row["gpu_memory"] < size],
-        ),
+    return say(
+        "A training step holds 16 bytes per weight besides activations: {state:GiB} for {label}; autocast adds 2 "
+        "for each weight of a linear layer.",
+        "So {sizes:listing} can never be trained on this GPU alone.",
+        state=state[row["label"]] / GIB,
+        label=row["label"],
+        sizes=[name for name, size in state.items() if 0 < row["gpu_memory"] < size],
     )
 
 
@@ -73,7 +68,9 @@ def timelines(cell: DataFrame, context: int) -> Answer:
     ends["all"] = ends.sum(axis=1)
     still = not select(cell, metric="stage_events", stage=of.OPTIMIZER)["mean"].sum()
     loss, backward = (ends.loc[stage] if stage in ends.index else None for stage in (of.LOSS, of.BACKWARD))
-    lower = loss is not None and backward is not None and bool(backward["all"] < loss["all"])
+    lower = loss is not None and backward is not None and backward["all"] < loss["all"]
+    change, size = ("lower", "smaller") if lower else ("higher", "larger")
+    facts = Facts(loss=loss, backward=backward, context=context)
     return Answer(
         asked=ASKED["timelines"],
         verdict=tell(
@@ -81,25 +78,16 @@ def timelines(cell: DataFrame, context: int) -> Answer:
             "Forward and backward can be told apart; the optimizer allocates nothing, so it cannot.",
             "Forward, backward and optimizer can be told apart.",
         ),
-        more=say(
+        more=facts.say(
             f"Saved activations climb to {{loss[{of.ACTIVATIONS}]:GiB}} until backward begins; they are then released "
-            f"layer by layer while the gradients grow to {{backward[{of.GRADIENTS}]:GiB}} (fp32, context {{context}}).",
-            loss=loss,
-            backward=backward,
-            context=context,
+            f"layer by layer while the gradients grow to {{backward[{of.GRADIENTS}]:GiB}} (fp32, context {{context}})."
         ),
-        evidence=["memory_timelines"],
-        reason=paragraph(
-            say(
-                "In @fig-memory_timelines the training step is {change} at the end of backward ({backward[all]:GiB}) "
-                "than at its beginning ({loss[all]:GiB}): the gradients that replace the activations are {size}.",
-                change=tell(lower, "lower", "higher"),
-                size=tell(lower, "smaller", "larger"),
-                backward=backward,
-                loss=loss,
-            ),
+        evidence="memory_timelines",
+        reason=facts.say(
+            f"In @fig-memory_timelines the training step is {change} at the end of backward ({{backward[all]:GiB}}) "
+            f"than at its beginning ({{loss[all]:GiB}}): the gradients that replace the activations are {size}.",
             tell(still, "Fused AdamW updates in place.", ""),
-            say("Under `no_grad` nothing is saved, so inference is flat but for temporaries."),
+            "Under `no_grad` nothing is saved, so inference is flat but for temporaries.",
         ),
     )
 
@@ -119,11 +107,8 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             sizes=[with_unit(size, "GiB") for size in fits.values()],
             lengths=list(map(str, fits)),
         ),
-        more=paragraph(
-            say(
-                "At {lost:listing} it runs out of memory.",
-                lost=[str(length) for length in lengths if "memory" in reason(select(fp32, context=length))],
-            ),
+        more=say(
+            "At {lost:listing} it runs out of memory.",
             *(
                 say(
                     "With FlashAttention it fits at {row[context]} in {row[precision]}: {size:GiB}.",
@@ -132,33 +117,28 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
                 )
                 for _, row in flash.iterrows()
             ),
+            lost=[str(length) for length in lengths if "memory" in reason(select(fp32, context=length))],
         ),
-        evidence=[
-            Captioned(
-                grid(
-                    DataFrame([peaks_at(select(plain, context=length), length) for length in lengths]),
-                    {
-                        "": {"context": "{context}"},
-                        **{
-                            f"{precision} / GiB": {name: f"{{{precision} {mode}}}" for mode, name in FOLLOWED.items()}
-                            for precision in PRECISIONS
-                        },
+        evidence=Captioned(
+            grid(
+                DataFrame([peaks_at(select(plain, context=length), length) for length in lengths]),
+                {
+                    "": {"context": "{context}"},
+                    **{
+                        f"{precision} / GiB": {name: f"{{{precision} {mode}}}" for mode, name in FOLLOWED.items()}
+                        for precision in PRECISIONS
                     },
-                    text_columns=0,
-                ),
-                "Peak memory with plain attention, of a single step; OOM: out of memory.",
-            )
-        ],
-        reason=paragraph(
-            say(
-                "At context {late:listing} the peak is reached late in backward, when most gradients are there and few "
-                "activations are left, so it hardly depends on the context.",
-                late=list(map(str, late)),
+                },
+                text_columns=0,
             ),
-            say(
-                "At {early:listing} it is reached at the beginning of backward, when all activations are there.",
-                early=[str(length) for length in fits if length not in late],
-            ),
+            "Peak memory with plain attention, of a single step; OOM: out of memory.",
+        ),
+        reason=say(
+            "At context {late:listing} the peak is reached late in backward, when most gradients are there and few "
+            "activations are left, so it hardly depends on the context.",
+            "At {early:listing} it is reached at the beginning of backward, when all activations are there.",
+            late=list(map(str, late)),
+            early=[str(length) for length in fits if length not in late],
         ),
     )
 
@@ -185,24 +165,21 @@ def autocast(plain: DataFrame, context: int) -> Answer:
     before, after = peak["train_step", context]
     forward = select(plain, mode="forward", context=context)
     full, low = (parts(select(forward, precision=precision)) for precision in PRECISIONS)
+    facts = Facts(context=context, copies=low[of.WEIGHT_COPIES], rises=sum(rises), cells=count(len(rises), "cell"))
     return Answer(
         asked=ASKED["autocast"],
-        verdict=say(
+        verdict=facts.say(
             "Autocast {changes} a training step's peak by {size:GiB} at context {context}.",
             changes="raises" if (after or 0.0) > (before or 0.0) else "lowers",
             size=abs((after or 0.0) - (before or 0.0)),
-            context=context,
         ),
-        more=paragraph(
-            say(
-                "It holds bf16 copies of the weights ({copies:GiB}), while saved activations shrink only to "
-                "{share:percent} of fp32's.",
-                copies=low[of.WEIGHT_COPIES],
-                share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
-            ),
-            say("The peak rises in {rises} of {cells}.", rises=sum(rises), cells=count(len(rises), "cell")),
+        more=facts.say(
+            "It holds bf16 copies of the weights ({copies:GiB}), while saved activations shrink only to "
+            "{share:percent} of fp32's.",
+            "The peak rises in {rises} of {cells}.",
+            share=ratio(low[of.ACTIVATIONS], full[of.ACTIVATIONS]),
         ),
-        evidence=["memory_at_peak"],
+        evidence="memory_at_peak",
         reason=say(
             "By @fig-memory_at_peak weights, gradients and AdamW's moments stay in fp32, as do residual stream, norms "
             "and softmax. The copies live until autocast's context ends, under `no_grad`, too; then the graph needs "
@@ -221,22 +198,16 @@ def residual(plain: DataFrame, context: int | None) -> Answer:
     others = [
         say("{size:MiB} at {length}", size=size, length=length) for length, size in sizes.items() if length != quoted
     ]
+    facts = Facts(context=quoted, batch=batch, others=others, size=sizes[quoted], d_model=shape.d_model)
     return Answer(
         asked=ASKED["residual"],
-        verdict=say("One tensor takes {size:MiB} at context {context}.", size=sizes[quoted], context=quoted),
-        more=say(
-            "Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20].",
-            batch=batch,
-            context=quoted,
-            d_model=shape.d_model,
-        ),
-        reason=paragraph(
-            say("At other contexts: {others:listing}.", others=others),
-            say(
-                "The forward pass makes {number} tensors of exactly this size; {added} of them are the stream itself, "
-                "two sums per block.",
-                number=int(found["mean"].sum()) or None,
-                added=int(select(found, operator="add")["mean"].sum()) or None,
-            ),
+        verdict=facts.say("One tensor takes {size:MiB} at context {context}."),
+        more=facts.say("Batch × context × d_model × 4 bytes: {batch} × {context} × {d_model} × 4 / 2#super[20]."),
+        reason=facts.say(
+            "At other contexts: {others:listing}.",
+            "The forward pass makes {number} tensors of exactly this size; {added} of them are the stream itself, "
+            "two sums per block.",
+            number=int(found["mean"].sum()) or None,
+            added=int(select(found, operator="add")["mean"].sum()) or None,
         ),
     )

@@ -5,7 +5,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.views.block_memory import block_cells, contributors, rows_of, too_much, totals
 from scripts.views.closed_forms import FLASH
@@ -37,7 +37,7 @@ def largest(cell: DataFrame, context: int) -> Answer:
     """Sub-question (e): the largest allocations of the forward pass."""
     rows = select(cell, metric="allocation")
     if not len(rows):
-        return Answer(ASKED["largest"], NOTHING)
+        return Answer(ASKED["largest"])
     layers = parse_size(cell["size"].iloc[0]).num_layers
     rows = rows.assign(
         # File and line of the stack frame.
@@ -51,34 +51,25 @@ def largest(cell: DataFrame, context: int) -> Answer:
     )
     alike = rows[rows["mean"] == rows["mean"].iloc[0]]
     kept = select(rows, category=of.ACTIVATIONS)
+    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), shown=min(SHOWN, len(rows)), kept=len(kept))
     return Answer(
         asked=ASKED["largest"],
-        verdict=say(
-            "The largest take {row[mib]:MiB} each and are made at {row[place]} ({row[operator]}).", row=rows.iloc[0]
+        verdict=facts.say("The largest take {row[mib]:MiB} each and are made at {row[place]} ({row[operator]})."),
+        more=facts.say("{groups} have that size: {operators:listing}.", groups=count(len(alike), "group")),
+        evidence=Captioned(
+            grid(rows.head(SHOWN), GROUPS, text_columns=3),
+            f"Groups of largest allocations in the forward pass with a graph, fp32, context {context}; number: per "
+            "block × blocks.",
         ),
-        more=say(
-            "{groups} have that size: {operators:listing}.",
-            groups=count(len(alike), "group"),
-            operators=list(alike["operator"]),
-        ),
-        evidence=[
-            Captioned(
-                grid(rows.head(SHOWN), GROUPS, text_columns=3),
-                f"Groups of largest allocations in the forward pass with a graph, fp32, context {context}; number: per "
-                "block × blocks.",
-            )
-        ],
-        reason=say(
+        reason=facts.say(
             "The stack traces of the {shown} largest groups point to {places:listing}. Of {groups}, {kept} are kept "
             "for the backward pass ({size:GiB}); the others are released within a block. In the backward pass "
             "autograd's own threads allocate, in which no Python runs, so there are no traces.",
-            shown=min(SHOWN, len(rows)),
             places=list(dict.fromkeys(rows["place"][:SHOWN])),
             groups=count(len(rows), "group"),
-            kept=len(kept),
             size=float((kept["n"] * kept["mean"]).sum()) / GIB,
         ),
-        details=[Captioned(grid(rows[SHOWN:], GROUPS, text_columns=3), "The other groups recorded.", long=True)],
+        details=Captioned(grid(rows[SHOWN:], GROUPS, text_columns=3), "The other groups recorded.", long=True),
     )
 
 
@@ -93,7 +84,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
     cells = block_cells(table)
     asked = "(f) Saved by one block", "(f) A block's gradients"
     if not len(cells):
-        return {"saved": Answer(asked[0], NOTHING), "gradients": Answer(asked[1], NOTHING)}
+        return {"saved": Answer(asked[0]), "gradients": Answer(asked[1])}
     context = int(cells["context"].max())
     longest = select(cells, context=context)
     full = longest.iloc[0]
@@ -102,40 +93,33 @@ def block(table: DataFrame) -> dict[str, Answer]:
     plain, flash, low = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash"), ("bf16", "plain")))
     extra = too_much(cells)
     exact = (cells["gradients"] - cells["expected"]).abs().dropna() < BYTE
+    facts = Facts(full=full, context=context, more=ratio(plain, flash), extra=extra["extra"].max())
     return {
         "saved": Answer(
             asked=asked[0],
-            verdict=say(
+            verdict=facts.say(
                 "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
                 "{full[attention]}); {share:percent} is {operator}'s.",
-                full=full,
-                context=context,
                 share=None if most is None else most["mean"] / full["saved"],
                 operator=None if most is None else most["operator"] or FLASH,
             ),
-            more=say("Plain attention saves {more:times} as much as FlashAttention.", more=ratio(plain, flash)),
-            evidence=[
-                Captioned(
-                    contributors(table, longest),
-                    f"The largest contributors to what one block saves for backward in each cell, context {context}.",
-                )
-            ],
-            reason=paragraph(
-                say(
-                    "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
-                    "of scores instead.",
-                ),
-                say(
-                    "Under autocast a block with plain attention saves {ratio:times} what it saves in fp32: the "
-                    "softmax keeps its result in fp32, the product its copy in bf16.",
-                    ratio=ratio(low, plain) if low and plain and low > plain else None,
-                ),
+            more=facts.say("Plain attention saves {more:times} as much as FlashAttention."),
+            evidence=Captioned(
+                contributors(table, longest),
+                f"The largest contributors to what one block saves for backward in each cell, context {context}.",
+            ),
+            reason=say(
+                "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
+                "of scores instead.",
+                "Under autocast a block with plain attention saves {ratio:times} what it saves in fp32: the "
+                "softmax keeps its result in fp32, the product its copy in bf16.",
                 tell(
                     bool(low),
                     "Autocast casts the normalized input anew for each linear layer that takes it: query, key and "
                     "value keep a copy each, and so do gate and up.",
                     "",
                 ),
+                ratio=ratio(low, plain) if low and plain and low > plain else None,
             ),
             details=[
                 "block_saved",
@@ -144,21 +128,15 @@ def block(table: DataFrame) -> dict[str, Answer]:
         ),
         "gradients": Answer(
             asked=asked[1],
-            verdict=say(
+            verdict=facts.say(
                 "A block's backward pass makes {full[gradients]:MiB} of gradients at context {context}"
-                + tell(bool(exact.all()), ", to the byte as expected.", ", not all as expected."),
-                full=full,
-                context=context,
+                + tell(bool(exact.all()), ", to the byte as expected.", ", not all as expected.")
             ),
-            more=say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input.", full=full),
-            reason=paragraph(
-                say(
-                    "Expected: 4 bytes per weight, and batch × context × d_model × 4 for the input, "
-                    "{full[expected]:MiB} together, in both precisions; it holds in {cells}.",
-                    full=full,
-                    cells=count(int(exact.sum()), "cell"),
-                ),
-                say(
+            more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
+            reason=facts.say(
+                "Expected: 4 bytes per weight, and batch × context × d_model × 4 for the input, "
+                "{full[expected]:MiB} together, in both precisions; it holds in {cells}.",
+                facts.say(
                     "In {cells} ({where:listing}) the pass leaves {extra:MiB} more allocated than its gradients, "
                     "likely a library's workspace.",
                     cells=count(len(extra), "cell"),
@@ -166,8 +144,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
                         f"{row['precision']}, {row['attention']}, context {row['context']}"
                         for _, row in extra.iterrows()
                     ],
-                    extra=extra["extra"].max(),
                 ),
+                cells=count(int(exact.sum()), "cell"),
             ),
         ),
     }

@@ -1,13 +1,11 @@
 """Answers to `nsys_profile`: which kernels a step runs, for how long, and what limits them."""
 
-from collections.abc import Mapping
 from itertools import product
-from typing import Any
 
 from pandas import DataFrame
 
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order
@@ -25,14 +23,14 @@ FORWARD: Columns = {
 }
 
 
-def answers(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
+def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["kernel_profile"]
     gpu = measured_gpu({"": table})
     close = profiled_closely(table)
     unit = "kernel" if gpu else "operator"
     if not len(close):
-        return {"unit": unit, "steps": None, **{name: Answer(asked, NOTHING) for name, asked in ASKED.items()}}
+        return {"unit": unit, "steps": None, **{name: Answer(asked) for name, asked in ASKED.items()}}
     here = select(table, compiled=False, attention="plain", context=close["context"].iloc[0])
     return {
         "unit": unit,
@@ -58,26 +56,20 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         if each["label"] == row["label"]
     ]
     shown = found.assign(star=bound.map({True: "*", False: ""}), share=found["busy"] if on_gpu else None)
+    facts = Facts(row=row, times=times, gap=gap.median(), bound=int(bound.sum()) or None, all=len(found))
     return Answer(
         asked=ASKED["forward"],
-        verdict=say(
-            "A forward pass of {row[label]} at context {row[context]} takes {times:listing}.", row=row, times=times
+        verdict=facts.say("A forward pass of {row[label]} at context {row[context]} takes {times:listing}."),
+        more=facts.say(
+            "The profiled process and the host's timer differ by {gap:percent} (median of {cells}).",
+            "{bound} of {all} cells are host-bound.",
+            cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
-        more=paragraph(
-            say(
-                "The profiled process and the host's timer differ by {gap:percent} (median of {cells}).",
-                gap=gap.median(),
-                cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
-            ),
-            say("{bound} of {all} cells are host-bound.", bound=int(bound.sum()) or None, all=len(found)),
+        evidence=Captioned(
+            grid(shown, FORWARD, text_columns=2),
+            "Forward pass of inference: by the trace, by a clock around the stage without the profiler (means), "
+            "and by the host's timer in another process (end_to_end, median). A star: host-bound in either.",
         ),
-        evidence=[
-            Captioned(
-                grid(shown, FORWARD, text_columns=2),
-                "Forward pass of inference: by the trace, by a clock around the stage without the profiler (means), "
-                "and by the host's timer in another process (end_to_end, median). A star: host-bound in either.",
-            )
-        ],
         reason=tell(
             on_gpu,
             "A device-bound pass lasts as long as its kernels, whoever holds the clock. In host-bound cells both "
@@ -86,7 +78,7 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
             "stage is timed without it.",
             "The two are different processes; other programs may have slowed either.",
         ),
-        details=["kernel_timeline"],
+        details="kernel_timeline",
     )
 
 
@@ -96,30 +88,27 @@ def training(close: DataFrame, table: DataFrame, unit: str) -> Answer:
         name: [shares(kernels(close, precision=name, mode=mode)) for mode in MODES_PROFILED] for name in PRECISIONS
     }
     whole = {name: both for name, both in found.items() if all(both)}
+    facts = Facts(unit=unit, label=close["label"].iloc[0])
     return Answer(
         asked=ASKED["training"],
-        verdict=say(
+        verdict=facts.say(
             "The matmuls' share {moves} {shares:listing} ({label}).",
             moves="falls" if all(new["matmul"] < old["matmul"] for old, new in whole.values()) else "goes",
             shares=[
                 say("from {old[matmul]:percent} to {new[matmul]:percent} in {name}", old=old, new=new, name=name)
                 for name, (old, new) in whole.items()
             ],
-            label=close["label"].iloc[0],
         ),
-        more=say(
+        more=facts.say(
             "AdamW takes {gained:listing} of the training step's {unit} time.",
             gained=[say("{new[optimizer]:percent} in {name}", new=new, name=name) for name, (_, new) in whole.items()],
-            unit=unit,
         ),
-        evidence=["kernel_shares"],
-        details=[
-            Captioned(
-                cells_table(select(table, compiled=False, attention="plain")),
-                f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
-                long=True,
-            )
-        ],
+        evidence="kernel_shares",
+        details=Captioned(
+            cells_table(select(table, compiled=False, attention="plain")),
+            f"Time of all {unit}s in a step, and the matmuls' share, in every eager cell with plain attention.",
+            long=True,
+        ),
     )
 
 

@@ -1,14 +1,13 @@
 """Answers of `nsys_profile` on single kinds of kernels: the longest, those other than matmuls, and the softmax."""
 
 import itertools
-from collections.abc import Mapping
 from typing import cast
 
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOTHING, Answer, Captioned, count, paragraph, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, percent
 from scripts.views.data import PRECISIONS, last, measured_gpu, one, ratio, select, size_order
@@ -71,37 +70,28 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     }
     cell_columns = {"size": "{label}", "precision": "{precision}"}
     callers = {unit: "{forward kernel}", "called by": "{source}", "matmuls in the pass": "{matmuls:.0f}"}
+    facts = Facts(
+        hits=[
+            say("{hits} of {all} in {name}", hits=int(own["matmul"].sum()), all=count(len(own), "size"), name=name)
+            for name, own in (rows.groupby("precision", sort=False) if lines else ())
+        ],
+        same=sum(same),
+        cells=count(len(same), "cell") if same else None,
+    )
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
-        verdict=say(
-            "A matmul takes most time in the forward pass at {hits:listing}.",
-            hits=[
-                say("{hits} of {all} in {name}", hits=int(own["matmul"].sum()), all=count(len(own), "size"), name=name)
-                for name, own in (rows.groupby("precision", sort=False) if lines else ())
-            ],
+        verdict=facts.say("A matmul takes most time in the forward pass at {hits:listing}."),
+        more=facts.say(quoted_kernel(close), "With the backward pass it is the same one in {same} of {cells}."),
+        evidence=Captioned(
+            grid(rows, {"": cell_columns} | columns, text_columns=3),
+            f"The {unit} with most time: its calls in a step and its share of all {unit}s' time. Of matmuls, kind, "
+            "layout of the operands and tile.",
         ),
-        more=paragraph(
-            quoted_kernel(close),
-            say(
-                "With the backward pass it is the same one in {same} of {cells}.",
-                same=sum(same),
-                cells=count(len(same), "cell") if same else None,
-            ),
+        details=Captioned(
+            grid(rows, {"": cell_columns | callers}, text_columns=4),
+            f"Where the calls of the forward pass's longest {unit} come from: layers × modules + modules outside.",
+            long=True,
         ),
-        evidence=[
-            Captioned(
-                grid(rows, {"": cell_columns} | columns, text_columns=3),
-                f"The {unit} with most time: its calls in a step and its share of all {unit}s' time. Of matmuls, kind, "
-                "layout of the operands and tile.",
-            )
-        ],
-        details=[
-            Captioned(
-                grid(rows, {"": cell_columns | callers}, text_columns=4),
-                f"Where the calls of the forward pass's longest {unit} come from: layers × modules + modules outside.",
-                long=True,
-            )
-        ],
     )
 
 
@@ -109,11 +99,9 @@ def quoted_kernel(close: DataFrame) -> Typst:
     """The longest kernel of the size that is quoted, in the last precision that was profiled."""
     found = [(name, top(kernels(close, FORWARD, mode=INFERENCE, precision=name))) for name in reversed(PRECISIONS)]
     name, kernel = next((pair for pair in found if pair[1]), ("", None))
-    return say(
-        "{label}, {name}: {kernel.texts[kernel]}, {kernel.calls:whole} calls, {kernel.share:percent} of the time.",
-        label=close["label"].iloc[0],
-        name=name,
-        kernel=kernel,
+    facts = Facts(label=close["label"].iloc[0], name=name, kernel=kernel)
+    return facts.say(
+        "{label}, {name}: {kernel.texts[kernel]}, {kernel.calls:whole} calls, {kernel.share:percent} of the time."
     )
 
 
@@ -124,26 +112,26 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
     }
     asked = ASKED["others"].replace("kernel", unit)
     if not forward:
-        return Answer(asked, NOTHING)
+        return Answer(asked)
     parts = {name: Series(shares(rows)).sort_values(ascending=False) for name, rows in forward.items()}
     name = list(parts)[-1]
     largest = [say("{of} {share:percent}", of=of, share=share) for of, share in parts[name].drop("matmul").items()]
     title = f"The {unit}s other than matmuls with most time in the forward pass of inference."
     listed = Captioned(others_table(forward, unit), title, long=True)
     roof = gpu_of(gpu) is not None
+    facts = Facts(
+        unit=unit.capitalize(),
+        lost=[say("{share:percent} in {name}", share=1 - part["matmul"], name=name) for name, part in parts.items()],
+        label=close["label"].iloc[0],
+        name=name,
+        largest=largest[:4],
+    )
     return Answer(
         asked=asked,
-        verdict=say(
-            "{unit}s other than matmuls take {lost:listing} of the forward pass of {label}.",
-            unit=unit.capitalize(),
-            lost=[
-                say("{share:percent} in {name}", share=1 - part["matmul"], name=name) for name, part in parts.items()
-            ],
-            label=close["label"].iloc[0],
-        ),
-        more=say("In {name}: {largest:listing}.", name=name, largest=largest[:4]),
+        verdict=facts.say("{unit}s other than matmuls take {lost:listing} of the forward pass of {label}."),
+        more=facts.say("In {name}: {largest:listing}."),
         evidence=["roofline"] if roof else [listed],
-        reason=limits(close) if roof else say("No roofline is drawn: this machine's peak rates are not listed."),
+        reason=limits(close) if roof else "No roofline is drawn: this machine's peak rates are not listed.",
         details=[listed] if roof else [],
     )
 
@@ -159,23 +147,21 @@ def limits(close: DataFrame) -> Typst:
         fast = [each for each in found if each.work.intensity >= ridge]
         moved = [each.bandwidth / gpu.bandwidth for each in slow if gpu]
         rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
+        facts = Facts(precision=precision, ridge=ridge, slow=[each.kind for each in slow])
         sentences.append(
-            say(
+            facts.say(
                 "In {precision} (@fig-roofline) memory limits whatever does fewer than {ridge:sig} FLOPs per byte: "
                 "{slow:listing} move their bytes at {moved:span percent} of the peak bandwidth. Compute limits the "
                 "rest: {fast:listing} reach {rates:span percent} of the peak rate.",
-                precision=precision,
-                ridge=ridge,
-                slow=[each.kind for each in slow],
                 moved=[min(moved, default=None), max(moved, default=None)],
                 fast=[each.kind for each in fast],
                 rates=[min(rates, default=None), max(rates, default=None)],
             )
         )
-    return paragraph(*sentences)
+    return say(*sentences)
 
 
-def others_table(forward: Mapping[str, DataFrame], unit: str) -> Table:
+def others_table(forward: Tables, unit: str) -> Table:
     """Kernels other than matmuls by time, in each precision."""
     lines = []
     for precision, rows in forward.items():
@@ -199,6 +185,7 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
     found = attention_times(here)
     quoted = select(found, label=close["label"].iloc[0])
     longer = select(found, precision="bf16")["time"] > 1
+    facts = Facts(longer=int(longer.sum()), sizes=count(len(longer), "size") if len(longer) else None)
     return Answer(
         asked=ASKED["softmax"],
         verdict=say(
@@ -206,21 +193,16 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             "({row[label]}, {row[precision]}).",
             row=last(quoted),
         ),
-        more=paragraph(
-            say("In fp32 it is {row[time]:times}.", row=one(quoted, precision="fp32") if len(quoted) > 1 else None),
-            say(
-                "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
-                longer=int(longer.sum()),
-                sizes=count(len(longer), "size") if len(longer) else None,
-            ),
+        more=facts.say(
+            "In fp32 it is {row[time]:times}.",
+            "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
+            row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
         ),
-        evidence=[
-            Captioned(
-                grid(found.assign(ratio=found["time"] / found["flops"]), SOFTMAX, text_columns=2),
-                "Attention in the forward pass of inference: the softmax alone, everything in its range, and the two "
-                "matmuls. FLOPs: 5 per score against 4 d for heads of width d.",
-            )
-        ],
+        evidence=Captioned(
+            grid(found.assign(ratio=found["time"] / found["flops"]), SOFTMAX, text_columns=2),
+            "Attention in the forward pass of inference: the softmax alone, everything in its range, and the two "
+            "matmuls. FLOPs: 5 per score against 4 d for heads of width d.",
+        ),
         reason=softmax_reason(close),
         missing="Not measured: attention's ranges were not profiled.",
     )
@@ -234,19 +216,13 @@ def softmax_reason(close: DataFrame) -> Typst:
     alone = found.get(("bf16", "softmax"))
     if gpu is None or low is None or full is None or alone is None:
         return say("It reads and writes every score for five operations, so memory likely limits it.")
-    return paragraph(
-        say(
-            "The softmax reads and writes every score in fp32 for five operations, at {rate:percent} of the memory's "
-            "bandwidth: memory limits it, so the precision changes nothing.",
-            rate=alone.bandwidth / gpu.bandwidth,
-        ),
-        say(
-            "The matmuls reach {full:percent} of the peak rate in fp32. In bf16 they are {gain:times} as fast, and "
-            "limited by memory, too ({moved:percent} of the bandwidth): with heads this narrow they do only "
-            "{intensity:sig} FLOPs per byte of scores.",
-            full=full.flops / gpu.fp32,
-            gain=ratio(full.seconds, low.seconds),
-            moved=low.bandwidth / gpu.bandwidth,
-            intensity=low.work.intensity,
-        ),
+    facts = Facts(full=full.flops / gpu.fp32, moved=low.bandwidth / gpu.bandwidth, intensity=low.work.intensity)
+    return facts.say(
+        "The softmax reads and writes every score in fp32 for five operations, at {rate:percent} of the memory's "
+        "bandwidth: memory limits it, so the precision changes nothing.",
+        "The matmuls reach {full:percent} of the peak rate in fp32. In bf16 they are {gain:times} as fast, and "
+        "limited by memory, too ({moved:percent} of the bandwidth): with heads this narrow they do only "
+        "{intensity:sig} FLOPs per byte of scores.",
+        rate=alone.bandwidth / gpu.bandwidth,
+        gain=ratio(full.seconds, low.seconds),
     )
