@@ -12,13 +12,26 @@ gc.disable()  # Until all tests are collected: modules and test items are no gar
 end_with_the_run()  # The tests that a run has to pass before it measures end with it, like its jobs.
 
 
-LONGEST = ("test_writeup.py", "test_golden.py", "test_planted_faults.py", "test_bundle.py")
-"""Files that keep a worker busy for longest, but for whole pipelines."""
+FIRST = (
+    "workflow/test_additions.py",
+    "workflow/test_rebuild.py",
+    "scripts/test_writeup.py",
+    "workflow/test_verify.py",
+    "scripts/test_golden.py",
+    "scripts/test_planted_faults.py",
+)
+"""The files that take longest. While one of them makes the finished project, the others need not wait for it."""
+
+
+def turn(item):
+    """When the file of a test has its turn: after those named, other whole pipelines."""
+    file = "/".join(item.path.parts[-2:])
+    return FIRST.index(file) if file in FIRST else len(FIRST) + ("workflow" not in item.keywords)
 
 
 def pytest_collection_modifyitems(items):
     # What takes long first: at the end it would keep a single worker busy while the others have nothing to do.
-    items.sort(key=lambda item: 0 if "workflow" in item.keywords else 1 if item.path.name in LONGEST else 2)
+    items.sort(key=turn)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="no CUDA device")

@@ -79,25 +79,20 @@ class Drawn:
     """Along the axes."""
 
 
-@pytest.fixture(scope="module")
-def all_tables():
-    return recorded(ROOT / "recorded/nvidia-h200/raw")
-
-
-@pytest.fixture(scope="module")
-def as_measured(all_tables):
-    """The marks of each figure of the recorded tables, drawn once."""
-    return cache(lambda name: list(drawn(figure_of(name, tables_of(all_tables, name)))))
+@cache
+def as_measured(name):
+    """The marks of a figure of the recorded tables."""
+    return list(drawn(figure_of(name, tables_of(name))))
 
 
 @pytest.fixture
-def tables(all_tables, name):
-    return tables_of(all_tables, name)
+def tables(name):
+    return tables_of(name)
 
 
-def tables_of(all_tables, name):
-    """Those that a figure is drawn from."""
-    return {kind: all_tables[kind] for kind in (FIGURES[name].table, FIGURES[name].second_table) if kind}
+def tables_of(name):
+    """The recorded tables that a figure is drawn from."""
+    return {kind: recorded()[kind] for kind in (FIGURES[name].table, FIGURES[name].second_table) if kind}
 
 
 def figure_of(name: str, tables) -> Figure:
@@ -177,7 +172,7 @@ def same(old, new, factor=1.0):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_axes_have_the_units_of_the_numbers(name, tables, as_measured):
+def test_axes_have_the_units_of_the_numbers(name, tables):
     before = as_measured(name)
     for quantity, units in MEASURED.items():
         after = list(drawn(figure_of(name, larger(tables, "unit", units))))
@@ -196,7 +191,7 @@ def test_axes_have_the_units_of_the_numbers(name, tables, as_measured):
 
 @pytest.mark.slow  # a sweep over the values of every column
 @pytest.mark.parametrize("name", FIGURES)
-def test_words_name_the_rows_of_the_numbers(name, tables, as_measured):
+def test_words_name_the_rows_of_the_numbers(name, tables):
     before = as_measured(name)
     for column, called in CALLED.items():
         if column not in tables[FIGURES[name].table]:
@@ -216,7 +211,7 @@ def test_words_name_the_rows_of_the_numbers(name, tables, as_measured):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_numbers_are_of_the_size_of_the_measured_ones(name, tables, as_measured):
+def test_numbers_are_of_the_size_of_the_measured_ones(name, tables):
     drawn_ones = as_measured(name)
     rows = tables[FIGURES[name].table]
     for which, unit in itertools.product((0, 1), SCALES):

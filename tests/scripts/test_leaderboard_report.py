@@ -1,18 +1,14 @@
 """The report on the 2026 leaderboard's step, where it or a part of it was measured."""
 
-from pathlib import Path
-
 import pytest
 from pandas import DataFrame
 
 from cs336_systems.accounting.leaderboard import PARAMETERS, step_flops
 from cs336_systems.experiments.leaderboard import Leaderboard
 from scripts.answers.training_leaderboard import answers
-from scripts.views.data import load_recorded
 from tests.samples.leaderboard import measure
+from tests.support.faults import recorded
 from tests.support.tables import plain
-
-RECORDED = Path(__file__).parents[2] / "recorded/nvidia-h200/raw"
 
 
 def table_of(*parts, **parameters):
@@ -29,7 +25,7 @@ def table_of(*parts, **parameters):
 
 def said(table):
     """The answer, and its table's cells."""
-    tables = {"leaderboard": table, "all_reduce": load_recorded(RECORDED)["all_reduce"]}
+    tables = {"leaderboard": table, "all_reduce": recorded()["all_reduce"]}
     answer = answers(tables)["time"]
     assert len(plain(answer.verdict)) <= 100
     return plain(" ".join([answer.verdict, answer.more, answer.reason])), answer.evidence[0].table.rows

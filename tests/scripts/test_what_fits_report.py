@@ -11,15 +11,13 @@ from scripts.answers import what_fits as section
 from scripts.checks import checks_of
 from scripts.checks import what_fits as checks
 from scripts.fit_rates import facts
-from scripts.views.data import load_recorded
 from scripts.views.what_fits import judged, predictions
-from tests.samples import ROOT
+from tests.support.faults import recorded
 
 
 @pytest.fixture(scope="module")
 def tables():
-    """The recorded tables. Not to be changed."""
-    return load_recorded(ROOT / "recorded/nvidia-h200/raw")
+    return recorded()
 
 
 def doctored(tables, experiment, metric, **values):
