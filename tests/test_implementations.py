@@ -51,12 +51,16 @@ def test_what_has_its_familys_arguments_passes(family, path):
     ],
 )  # fmt: skip
 def test_what_cannot_be_called_is_refused_in_a_sentence(family, path, complaint):
-    command = [sys.executable, "-m", "cs336_systems.implementations", family, f"mine={path}"]
+    with pytest.raises(ValueError, match=complaint) as refused:
+        check(family, parse(f"mine={path}"))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_command_ends_with_the_sentence():
+    command = [sys.executable, "-m", "cs336_systems.implementations", "fsdp", "mine=torch.nn:Nothing"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    with pytest.raises(ValueError, match=complaint):
-        check(family, parse(f"mine={path}"))
+    assert done.stderr == "fsdp: mine=torch.nn:Nothing cannot be loaded: torch.nn has no 'Nothing'\n"
 
 
 @pytest.mark.parametrize(
