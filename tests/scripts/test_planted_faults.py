@@ -270,6 +270,7 @@ def sound():
     return tables | {name: tables[name][tables[name]["size"].isin(some)] for name, some in sizes.items()}
 
 
+@pytest.mark.slow  # tests/golden has its checks
 def test_what_was_recorded_is_sound(sound):
     assert [check.check for check in all_checks(sound) if check.outcome == "failed"] == []
 
