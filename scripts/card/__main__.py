@@ -25,7 +25,7 @@ def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> dic
     Raises:
         ValueError: rows or a recorded card that cannot be read, in one sentence; nothing is written then.
     """
-    rows: list[Any] = list(read_jobs(Card, csvs))
+    rows: list[Any] = list(read_jobs(Card, sorted(csvs)))
     if not rows:
         raise ValueError(f"{csvs[0]} has no row; allowed: rows that `snakemake card` has measured")
     card = card_of(rows, references_of(rows[0].gpu, rows[0].cpu, recorded))
