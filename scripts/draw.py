@@ -9,6 +9,7 @@ from typing import Any
 
 from scripts.log import log_to
 from scripts.processes import in_processes
+from scripts.rendering.style import NotDrawn, save_note
 
 
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:
@@ -17,7 +18,10 @@ def draw(script: str, options: Mapping[str, str], output: str, **source: str) ->
     The source is named: `table`, and `second_table` if it needs one, or `trace`, which is empty if there is none;
     closed forms have none.
     """
-    importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
+    try:
+        importlib.import_module(f"scripts.figures.{script}").draw(**source, output=output, **options)
+    except NotDrawn as reason:
+        save_note(str(reason), output)
 
 
 def draw_if_changed(script: str, options: Mapping[str, str], output: str, code: str, source: Mapping[str, str]) -> None:
@@ -41,6 +45,5 @@ if __name__ == "__main__":
         # A figure's many objects go with its process: to search them for garbage takes an eighth of the time.
         gc.disable()
         # Before the processes fork, so that none has to.
-        importlib.import_module("scripts.rendering.style")
         importlib.import_module("scripts.views.data")
         in_processes(draw_if_changed, snakemake.params.figures, snakemake.threads)

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from numpy import geomspace
 from pandas import DataFrame
 
-from scripts.rendering.style import legend, log_scale, look_of_line, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, log_scale, look_of_line, save, subplots
 from scripts.views.communication import BACKENDS, MB, Line, all_reduce_table, lines
 from scripts.views.data import load_at_one_setting, select
 
@@ -17,8 +17,7 @@ def draw(table: str, output: str) -> None:
     """One panel of time, and one of bandwidth for each backend; one line per backend and number of processes."""
     cells = all_reduce_table(load_at_one_setting("all_reduce", table))
     if not len(cells):
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     backends = [backend for backend in BACKENDS if backend in set(cells["backend"])]
     figure, (time, *panels) = subplots(1 + len(backends), height=3.0, sharey=False)
     fits = lines(cells)

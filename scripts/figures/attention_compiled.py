@@ -1,6 +1,6 @@
 """Plain attention, compiled against eager: its time and its peak, eager over compiled."""
 
-from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, grouped_bars, legend, save, subplots
 from scripts.views.compiled_attention import paired
 from scripts.views.data import load_at_one_setting, select
 
@@ -15,8 +15,7 @@ def draw(table: str, output: str) -> None:
         if pairs[column].notna().any()
     }
     if not panels:
-        save_note("nothing to compare was measured", output)
-        return
+        raise NotDrawn("nothing to compare was measured")
     lengths = sorted(pairs["sequence"].unique())
     figure, rows = subplots(rows=len(panels), height=0.9 + 1.4 * len(panels), sharey=False)
     for axes, (column, title) in zip(rows, panels.items(), strict=True):

@@ -3,7 +3,7 @@
 from cs336_systems.accounting.attention import plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.attention import Attention
-from scripts.rendering.style import legend, log_scale, look_of_line, powers, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, log_scale, look_of_line, powers, save, subplots
 from scripts.views.cells import side_by_side
 from scripts.views.data import load_at_one_setting, select
 
@@ -19,8 +19,7 @@ def draw(table: str, output: str) -> None:
         if cells[column].notna().any()
     }
     if not shown:
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     figure, panels = subplots(len(shown), height=3.0, sharey=False)
     for axes, (column, label) in zip(panels, shown.items(), strict=True):
         for index, d in enumerate(sorted(cells["d"].unique())):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pandas import DataFrame, concat
 
-from scripts.rendering.style import legend, look_of_bar, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_bar, save, subplots
 from scripts.views.closed_forms import FLASH, block_of
 from scripts.views.data import load_at_one_setting, select, size_order
 
@@ -18,8 +18,7 @@ def draw(table: str, output: str) -> None:
     """Horizontal bars in the order of the forward pass, one panel per precision, at the longest context."""
     data = select(load_at_one_setting("block_memory", table), metric="saved")
     if not len(data):
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     data = select(data, size=size_order(data)[-1])
     data = select(data, context=data["context"].max())
     forward = replace(block_of(data.iloc[0]), precision="bf16").saved()  # in which more modules save something

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
-from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, save, subplots
 from scripts.views.closed_forms import step_of
 from scripts.views.data import load_at_one_setting, one_model, select
 from scripts.views.units import memory_unit
@@ -19,8 +19,7 @@ def draw(table: str, output: str) -> None:
     """Memory next to step time; on a CPU, which counts no peak, what is saved for backward."""
     data = one_model(load_at_one_setting("checkpointing", table))
     if not len(select(data, metric="step")):
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     figure, (memory, time) = subplots(2, 3.2, sharey=False)
     draw_memory(memory, data)
     draw_time(time, data)

@@ -8,7 +8,7 @@ from matplotlib.axes._secondary_axes import SecondaryAxis
 from numpy import add
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.style import COLOURS, MARKERS, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, save, subplots
 from scripts.views.bucket_sizes import bucket_model, predicted
 from scripts.views.comparison import contenders, device_bound, preferred_cells
 from scripts.views.data import load_at_one_setting, select
@@ -23,8 +23,7 @@ def draw(table: str, second_table: str, output: str) -> None:
     told = preferred_cells(device_bound(rows))
     cells = [cell for cell in told if select(cell, contender="bucketed")["exposed"].notna().any()]
     if not cells:
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     columns = min(COLUMNS, len(cells))
     lines = -(-len(cells) // columns)
     figure, panels = subplots(columns, rows=lines, height=0.9 + 1.9 * lines, sharey=False)

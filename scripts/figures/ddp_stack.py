@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.style import HATCHES, legend, look, save, save_note, subplots
+from scripts.rendering.style import HATCHES, NotDrawn, legend, look, save, subplots
 from scripts.views.comparison import contenders, fastest
 from scripts.views.data import load_at_one_setting
 from scripts.views.data_parallel import STACK, WITHOUT_COMMUNICATION, kinds, stack, stacked_cells
@@ -18,8 +18,7 @@ def draw(table: str, output: str) -> None:
     """Stacked bars, a panel for each of the first cells; a wrapper is shown at its fastest setting."""
     cells = stacked_cells(contenders(DataParallelTraining, load_at_one_setting("data_parallel", table)))[:PANELS]
     if not cells:
-        save_note("no device-bound step was profiled on this machine", output)
-        return
+        raise NotDrawn("no device-bound step was profiled on this machine")
     shown: dict[str, list[str]] = WITHOUT_COMMUNICATION | {
         name: names for cell in cells for name, names in kinds(cell).items() if fastest(cell, names) is not None
     }

@@ -4,7 +4,7 @@ import numpy
 
 from cs336_systems.accounting.attention import flash_flops
 from scripts.rendering.attention_looks import looks
-from scripts.rendering.style import legend, powers, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, powers, save, subplots
 from scripts.views.attention_calls import ONE_HEAD
 from scripts.views.attention_times import call_table
 from scripts.views.data import load, select
@@ -24,8 +24,7 @@ def draw(table: str, output: str) -> None:
     long = cells[cells["sequence"] >= LONG]
     cells = long if len(long) else cells
     if not len(cells):
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     figure, panels = subplots(2, height=3.3)
     for axes, d in zip(panels, SHOWN, strict=True):
         for name, look in looks(rows).items():

@@ -4,7 +4,7 @@ import numpy
 
 from cs336_systems.accounting.attention import flash_flops
 from scripts.rendering.attention_looks import looks
-from scripts.rendering.style import legend, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, save, subplots
 from scripts.views.attention_times import call_table
 from scripts.views.data import load, select
 
@@ -16,8 +16,7 @@ def draw(table: str, output: str) -> None:
     rows = load("flash", table)
     cells = select(call_table(rows), precision="bf16", compiled_call=False, many=True, host_bound=False)
     if not len(cells):
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     cells = cells.assign(heads_in_all=cells["batch_size"] * cells["heads"])
     shapes = sorted(set(zip(cells["sequence"], cells["heads_in_all"], strict=True)))
     shown = sorted(set(zip(~cells["causal"], cells["d"], strict=True)))

@@ -1,7 +1,7 @@
 """Whether each block's weights are there in time in a forward pass, and how long the device pauses before it."""
 
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from scripts.rendering.style import legend, look_of_line, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_line, save, subplots
 from scripts.views.comparison import cells_of, contenders, device_bound, marked
 from scripts.views.data import load_at_one_setting
 from scripts.views.fsdp import by_block
@@ -22,8 +22,7 @@ def draw(table: str, output: str) -> None:
     ]
     shown = [(first, lines) for first, lines in cells if lines][:MOST]
     if not shown:
-        save_note("no forward pass with all-gathers was profiled on this machine", output)
-        return
+        raise NotDrawn("no forward pass with all-gathers was profiled on this machine")
     figure, panels = subplots(len(shown), rows=2, height=3.8, sharey=False)
     above, below = panels[: len(shown)], panels[len(shown) :]
     titles = list(dict.fromkeys(title for _, lines in shown for title in lines))

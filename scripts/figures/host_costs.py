@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, save, subplots
 from scripts.views.data import load_at_one_setting
 from scripts.views.host import per_launch, same_step
 
@@ -15,8 +15,7 @@ def draw(table: str, second_table: str, output: str) -> None:
     end_to_end = load_at_one_setting("end_to_end", table)
     steps = per_launch(end_to_end)
     if not len(steps):
-        save_note("not measured: a processor launches no kernels", output)
-        return
+        raise NotDrawn("not measured: a processor launches no kernels")
     same = same_step(end_to_end, load_at_one_setting("data_parallel", second_table))
     programs = [rows for _, rows in same.groupby("precision", sort=False) if len(rows) > 1]
     figure, (left, *others) = subplots(1 + len(programs), height=2.7, sharey=False)

@@ -1,7 +1,7 @@
 """How the kernels' time divides into categories, inference next to the training step, by model size."""
 
 from cs336_systems.measure.kernel_names import CATEGORIES
-from scripts.rendering.style import legend, look_of_bar, save, save_note, stacked_bar, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_bar, save, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, reference_context, select, size_order
 from scripts.views.kernels import MODES_PROFILED, kernels, label_of, shares
 
@@ -15,8 +15,7 @@ def draw(table: str, output: str) -> None:
     data = select(data, context=reference_context(data))
     found = kernels(data)
     if not len(found):
-        save_note("no kernel was profiled", output)
-        return
+        raise NotDrawn("no kernel was profiled")
     sizes = size_order(found)
     shown = [name for name in CATEGORIES if name in set(found["category"])]
     looks = {name: look_of_bar(name, index) for index, name in enumerate(shown)}

@@ -11,7 +11,7 @@ from cs336_systems.measure.intervals import merge
 from cs336_systems.measure.kernel_names import CATEGORIES, categorize
 from cs336_systems.measure.trace import Kernel, Trace, attribute
 from cs336_systems.measure.trace_file import read_trace
-from scripts.rendering.style import COLOURS, annotate, save, save_note, subplots
+from scripts.rendering.style import COLOURS, NotDrawn, annotate, save, subplots
 
 MICROSECONDS = 1e3
 """Per unit of the time axis, a millisecond."""
@@ -33,8 +33,7 @@ def draw(trace: str, output: str) -> None:
     """Two panels, the whole step and the part around the loss; a lane for each host thread and kind of kernel."""
     content = read_trace(Path(trace)) if trace else {}
     if not content.get("traceEvents"):
-        save_note(f"no step was traced: {content['otherData']['note'] if content else 'not run'}", output)
-        return
+        raise NotDrawn(f"no step was traced: {content['otherData']['note'] if content else 'not run'}")
     found = attribute(content["traceEvents"])
     begin = found.stages[0].start
     end = max([found.stages[-1].end, *(kernel.end for kernel in found.kernels)])

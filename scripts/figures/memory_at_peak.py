@@ -1,6 +1,6 @@
 """Purposes of the memory at the peak, by context and precision."""
 
-from scripts.rendering.style import legend, save, save_note, stacked_bar, subplots
+from scripts.rendering.style import NotDrawn, legend, save, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, select
 from scripts.views.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
 
@@ -11,8 +11,7 @@ def draw(table: str, output: str) -> None:
     """Stacked bars, fp32 next to bf16 at each context, one panel per kind of step."""
     rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
     if not len(select(rows, metric="peak_allocated")):
-        save_note("no memory was followed on this machine", output)
-        return
+        raise NotDrawn("no memory was followed on this machine")
     figure, panels = subplots(len(FOLLOWED), height=3.2)
     lengths = contexts(rows)
     for axes, (mode, title) in zip(panels, FOLLOWED.items(), strict=True):

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.style import WIDTH, legend, save, save_note
+from scripts.rendering.style import WIDTH, NotDrawn, legend, save
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category
 from scripts.views.units import GIB
@@ -26,8 +26,7 @@ def draw(table: str, output: str) -> None:
     rows = select(profiled(load_at_one_setting("memory_profile", table)), attention="plain")
     context = compared_context(rows)
     if context is None:
-        save_note("no memory was followed on this machine", output)
-        return
+        raise NotDrawn("no memory was followed on this machine")
     figure, panels = pyplot.subplots(1, len(FOLLOWED), figsize=(WIDTH, 3.6), sharey=True, width_ratios=[1, 1.3, 2.2])
     cells = {mode: select(rows, context=context, mode=mode, precision="fp32") for mode in FOLLOWED}
     occurring = {shown_category(category) for cell in cells.values() for category in cell["category"] if category}

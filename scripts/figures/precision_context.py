@@ -1,6 +1,6 @@
 """The gain of bf16 at each context length: in the time that the device works, and in the time of a step."""
 
-from scripts.rendering.style import legend, look_of_line, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_line, save, subplots
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.precisions import precision_pairs
 from scripts.views.steps import most_complete, steady, step_table
@@ -14,8 +14,7 @@ def draw(table: str, output: str) -> None:
     pairs = precision_pairs(most_complete(select(steps, compiled=False, attention="plain")))
     panels = {column: title for column, title in PANELS.items() if pairs[column].notna().any()}
     if not panels:
-        save_note("no step was measured in both precisions", output)
-        return
+        raise NotDrawn("no step was measured in both precisions")
     figure, axes_row = subplots(len(panels), height=2.9)
     contexts = sorted(pairs["context"].unique())
     for axes, (column, title) in zip(axes_row, panels.items(), strict=True):

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from cs336_systems.measure.gpus import Gpu, gpu_of
-from scripts.rendering.style import COLOURS, annotate, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, NotDrawn, annotate, legend, log_scale, save, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, measured_gpu, select
 from scripts.views.kernels import profiled_closely
 from scripts.views.roofline import FLASH, WHERE, block_kernels, fused_cell
@@ -21,8 +21,7 @@ def draw(table: str, output: str) -> None:
     gpu = gpu_of(measured_gpu({"": data}))
     here = profiled_closely(data)
     if gpu is None or not len(here):
-        save_note("no GPU whose peak rates are known was profiled, so there is no roof", output)
-        return
+        raise NotDrawn("no GPU whose peak rates are known was profiled, so there is no roof")
     precisions = [name for name in PRECISIONS if len(select(here, precision=name))]
     figure, panels = subplots(len(precisions), height=3.1)
     for axes, precision in zip(panels, precisions, strict=True):

@@ -1,6 +1,6 @@
 """The training step against context length, one line per size, and how long the device works in it."""
 
-from scripts.rendering.style import legend, log_scale, look_of_line, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, legend, log_scale, look_of_line, save, subplots
 from scripts.views.data import load_at_one_setting, select, size_order
 from scripts.views.steps import steady, step_table
 
@@ -10,8 +10,7 @@ def draw(table: str, output: str) -> None:
     steps = steady(step_table(load_at_one_setting("end_to_end", table)))
     steps = select(steps, compiled=False, attention="plain", mode="train_step")
     if not len(steps):
-        save_note("no training step was measured", output)
-        return
+        raise NotDrawn("no training step was measured")
     figure, panels = subplots(2, height=3.1)
     contexts = sorted(steps["context"].unique())
     for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):

@@ -1,7 +1,7 @@
 """Where a training step's time goes, one bar per size and precision."""
 
 from scripts.rendering.markup import significant
-from scripts.rendering.style import legend, look_of_bar, save, save_note, stacked_bar, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_bar, save, stacked_bar, subplots
 from scripts.views.data import (
     PHASES,
     load_at_one_setting,
@@ -20,8 +20,7 @@ def draw(table: str, output: str) -> None:
     data = select(data, compiled=False, attention="plain", mode="train_step", context=context)
     data = data[data["warmup"] == steady_warmup(data)]
     if not len(select(data, metric="step")):
-        save_note("no training step was measured", output)
-        return
+        raise NotDrawn("no training step was measured")
     looks = {phase: look_of_bar(phase, index) for index, phase in enumerate(PHASES)}
     figure, panels = subplots(2, height=2.7)
     for axes, precision in zip(panels, ["fp32", "bf16"], strict=True):

@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from scripts.rendering.markup import significant
-from scripts.rendering.style import COLOURS, HATCHES, legend, save, save_note, subplots
+from scripts.rendering.style import COLOURS, HATCHES, NotDrawn, legend, save, subplots
 from scripts.views.data import load_at_one_setting
 from scripts.views.training_ladder import ends, rung_table
 
@@ -16,8 +16,7 @@ def draw(table: str, output: str) -> None:
     """A panel for the smallest model, and one for the largest."""
     found = ends(rung_table(load_at_one_setting("training_ladder", table)))
     if not found:
-        save_note("not measured", output)
-        return
+        raise NotDrawn("not measured")
     figure, panels = subplots(len(found), height=2.8, sharey=False)
     for axes, ladder in zip(panels, found, strict=True):
         draw_ladder(axes, ladder)

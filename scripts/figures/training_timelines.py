@@ -4,7 +4,7 @@ from matplotlib.axes import Axes
 from numpy import array, linspace
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from scripts.rendering.style import HATCHES, legend, look, save, save_note, subplots
+from scripts.rendering.style import HATCHES, NotDrawn, legend, look, save, subplots
 from scripts.views.comparison import KINDS, contenders, marked, timeline, traced_cell
 from scripts.views.data import load_at_one_setting
 from scripts.views.data_parallel import shown_in_timelines
@@ -28,8 +28,7 @@ def draw(table: str, output: str, *, experiment: str) -> None:
     measured = load_at_one_setting(experiment, table)
     cell = traced_cell(contenders(kind, measured))
     if not len(cell):
-        save_note("no step was profiled on this machine", output)
-        return
+        raise NotDrawn("no step was profiled on this machine")
     shown = shown_in_timelines(cell) if kind is DataParallelTraining else cell
     figure, panels = subplots(rows=len(shown), height=0.9 + 0.58 * len(shown))
     for axes, (_, row) in zip(panels, shown.iterrows(), strict=True):

@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from scripts.rendering.style import COLOURS, MARKERS, legend, log_scale, save, save_note, subplots
+from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, log_scale, save, subplots
 from scripts.views.data import load_at_one_setting
 from scripts.views.spread import WIDE
 from scripts.views.steps import OUTLIER, steady, step_table
@@ -13,8 +13,7 @@ def draw(table: str, output: str) -> None:
     steps = steady(step_table(load_at_one_setting("end_to_end", table)))
     steps = steps[steps["std"].notna() & (steps["samples"].map(len) > 0)]
     if not len(steps):
-        save_note("no samples of repeated steps were kept", output)
-        return
+        raise NotDrawn("no samples of repeated steps were kept")
     figure, (single, spread) = subplots(2, height=2.7, sharey=False)
     for _, step in steps.iterrows():
         ratios = [sample / step["step"] for sample in step["samples"]]

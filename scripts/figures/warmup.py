@@ -2,7 +2,7 @@
 
 import math
 
-from scripts.rendering.style import grouped_bars, legend, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, grouped_bars, legend, save, subplots
 from scripts.views.data import load_at_one_setting, select, size_order
 from scripts.views.steps import step_table
 
@@ -12,8 +12,7 @@ def draw(table: str, output: str) -> None:
     steps = step_table(load_at_one_setting("end_to_end", table))
     cold = select(steps, cold_start=True, compiled=False, attention="plain")
     if cold["warmup"].nunique() < 2:
-        save_note("warm-up was not varied", output)
-        return
+        raise NotDrawn("warm-up was not varied")
     sizes = size_order(cold)
     series: dict[str, list[float | None]] = {}
     for warmup in sorted(cold["warmup"].unique()):

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from scripts.rendering.style import annotate, legend, look_of_line, save, save_note, subplots
+from scripts.rendering.style import NotDrawn, annotate, legend, look_of_line, save, subplots
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.scaling import scaling
 
@@ -15,8 +15,7 @@ def draw(table: str, second_table: str, output: str) -> None:
     }
     found = scaling(tables)
     if not len(found):
-        save_note("no device-bound step without communication was measured on this machine", output)
-        return
+        raise NotDrawn("no device-bound step without communication was measured on this machine")
     panels = list(dict.fromkeys(found["panel"]))
     lines = max(select(found, panel=panel)["title"].nunique() for panel in panels)
     figure, all_axes = subplots(len(panels), height=0.9 + 0.26 * lines, sharey=False)

@@ -107,6 +107,10 @@ def legend(panels: Sequence[Axes], **options: Any) -> None:
     panels[0].figure.legend(shown.values(), shown.keys(), **{"loc": "outside lower center"} | options)
 
 
+class NotDrawn(Exception):
+    """Raised where there is nothing to draw, with the reason."""
+
+
 def save_note(text: str, path: str | Path) -> None:
     """A figure that says why there is nothing to draw."""
     figure, (axes,) = subplots(height=0.8)

@@ -5,6 +5,7 @@ import pytest
 from cs336_systems.measure.compact_trace import write_events
 from cs336_systems.measure.trace import attribute, read_events
 from scripts.figures.kernel_timeline import BINS, busy_shares, draw, lanes_of, visible
+from scripts.rendering.style import NotDrawn
 from tests.traces import FOLDER
 
 
@@ -43,4 +44,5 @@ def test_a_lane_is_as_high_as_the_share_of_time_that_it_is_busy():
 def test_where_there_is_no_trace_the_figure_says_why(tmp_path, trace):
     write_events(tmp_path / "empty.json.gz", [], "out of memory")
     reason = "out of memory" if trace else "not run"
-    assert f"no step was traced: {reason}" in drawn(tmp_path / trace if trace else "", tmp_path)
+    with pytest.raises(NotDrawn, match=f"no step was traced: {reason}"):
+        drawn(tmp_path / trace if trace else "", tmp_path)

@@ -1,6 +1,6 @@
 """All-reduce time against message size."""
 
-from scripts.rendering.style import MARKERS, save, save_note, subplots
+from scripts.rendering.style import MARKERS, NotDrawn, save, subplots
 from scripts.views.data import load_at_one_setting, select
 
 
@@ -8,8 +8,7 @@ def draw(table: str, output: str) -> None:
     """One line per number of processes."""
     data = select(load_at_one_setting("ping", table), metric="all_reduce")
     if not len(data):
-        save_note("no ping was measured", output)
-        return
+        raise NotDrawn("no ping was measured")
     figure, (axes,) = subplots()
     for index, (processes, rows) in enumerate(data.groupby("processes")):
         axes.plot(rows["numbers"], rows["median"], marker=MARKERS[index], label=f"{processes} processes")
