@@ -6,15 +6,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.contenders import (
-    COPY_SLACK,
-    Bounds,
-    Declared,
-    differences,
-    gradients,
-    in_words,
-    total,
-)
+from cs336_systems.accounting.contenders import COPY_SLACK, Bounds, Declared, differences, gradients, in_words, total
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.implementations import own_implementations
 from cs336_systems.record.rows import parameters

@@ -5,14 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
-from cs336_systems.measure.memory_timeline import (
-    ACTIVATIONS,
-    GRADIENTS,
-    OPTIMIZER_STATE,
-    PARAMETERS,
-    UNCLASSIFIED,
-    WEIGHT_COPIES,
-)
+from cs336_systems.measure import memory_timeline as of
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import Case, Evidence, check
@@ -24,7 +17,7 @@ MEASURED = "peak_allocated"
 """The metric that every measured cell has."""
 NOT_MEASURED = "memory is followed on GPUs only"
 UNCLASSIFIED_LIMIT = 0.02
-PERSISTENT = (PARAMETERS, OPTIMIZER_STATE)
+PERSISTENT = (of.PARAMETERS, of.OPTIMIZER_STATE)
 ACTIVATIONS_TOLERANCE = 0.02
 """Relative difference of what is saved: a library may save numbers of its own."""
 PEAK_TOLERANCE = 0.01
@@ -56,9 +49,9 @@ def closed_forms(row: Series) -> dict[str, int]:
     """Bytes by category, less the allocator's rounding, that a cell must have."""
     absent: list[str] = []
     if row["mode"] != "train_step":
-        absent += [GRADIENTS, OPTIMIZER_STATE]
+        absent += [of.GRADIENTS, of.OPTIMIZER_STATE]
     if row["precision"] != "bf16":
-        absent.append(WEIGHT_COPIES)
+        absent.append(of.WEIGHT_COPIES)
     return held_by_training(row) | dict.fromkeys(absent, 0)
 
 
@@ -82,8 +75,8 @@ def activations_are_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
     eager = select(memory_profile, model=MemoryProfile.model)
     for row, rows in cells(eager[eager["mode"] != "inference"], MemoryProfile, MEASURED):
         closed_form = step_of(row).saved_for_backward
-        expected = closed_form - (held_by_training(row)[WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
-        found = statistic(rows, "mean", metric="most", category=ACTIVATIONS) or 0
+        expected = closed_form - (held_by_training(row)[of.WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
+        found = statistic(rows, "mean", metric="most", category=of.ACTIVATIONS) or 0
         error = abs(found / expected - 1)
         said = f"{found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected"
         yield Case(name_cell(row), error > ACTIVATIONS_TOLERANCE, said, error)
@@ -93,7 +86,7 @@ def activations_are_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
 def memory_is_classified(memory_profile: DataFrame) -> Evidence:
     """Less than {UNCLASSIFIED_LIMIT:.0%} of the memory at the peak is unclassified."""
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
-        share = (statistic(rows, "mean", metric="at_peak", category=UNCLASSIFIED) or 0) / row["mean"]
+        share = (statistic(rows, "mean", metric="at_peak", category=of.UNCLASSIFIED) or 0) / row["mean"]
         yield Case(name_cell(row), share >= UNCLASSIFIED_LIMIT, f"{share:.1%}", float(share))
 
 

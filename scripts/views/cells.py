@@ -44,6 +44,30 @@ def side_by_side(table: DataFrame, kind: type[Experiment], column: str = "mean")
     return rows.pivot(index=parameters(kind), columns="metric", values=column)
 
 
+def wide(
+    table: DataFrame,
+    keys: list[str],
+    metrics: list[str],
+    main: str,
+    others: list[str],
+    statistic: str = "median",
+) -> DataFrame:
+    """One row per cell that has a main metric, with a statistic of each metric, NaN where it was not measured.
+
+    Args:
+        table: rows of an experiment.
+        keys: the columns that tell cells apart, the index of what is returned.
+        metrics: those that become columns.
+        main: the metric that a cell must have.
+        others: columns of its row, which are added.
+        statistic: that of the metrics.
+    """
+    rows = table[table["metric"].isin([*metrics, main]) & (table["status"] == "ok") & table[statistic].notna()]
+    rows = rows.drop_duplicates([*keys, "metric"])
+    found = rows.pivot(index=keys, columns="metric", values=statistic).reindex(columns=metrics)
+    return found.join(select(rows, metric=main).set_index(keys)[others], how="inner")
+
+
 def in_words(kind: type[Experiment], values: Any) -> str:
     """A cell of any experiment: its name, and each parameter whose value is not the default.
 

@@ -9,6 +9,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.record.rows import parameters
 from scripts.rendering.markup import Typst, with_unit
+from scripts.views.cells import wide
 from scripts.views.data import select
 
 MB = 1e6
@@ -75,15 +76,11 @@ def all_reduce_table(table: DataFrame) -> DataFrame:
     Columns: the parameters; STATISTICS of its time, ms; the medians of `rank_spread`, ms, and of
     `algorithm_bandwidth` and `bus_bandwidth`, GB/s; `size`, bytes.
     """
-    keys = parameters(AllReduce)
-    times = select(table, metric="time").set_index(keys)[STATISTICS]
     others = ["rank_spread", "algorithm_bandwidth", "bus_bandwidth"]
-    numeric = table[table["metric"].isin(others)]
-    medians = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=others)
-    wide = times.join(medians).reset_index()
-    wide["size"] = MB * wide["megabytes"]
-    order = wide.assign(backend=wide["backend"].map(list(BACKENDS).index))
-    return wide.loc[order.sort_values(["backend", "processes", "megabytes"]).index]
+    cells = wide(table, parameters(AllReduce), others, "time", STATISTICS).reset_index()
+    cells["size"] = MB * cells["megabytes"]
+    order = cells.assign(backend=cells["backend"].map(list(BACKENDS).index))
+    return cells.loc[order.sort_values(["backend", "processes", "megabytes"]).index]
 
 
 def lines(cells: DataFrame) -> dict[tuple[str, int], Line]:

@@ -49,16 +49,9 @@ COLLECTIVES = {"all_gather": "gather", "reduce_scatter": "scatter"}
 OTHERS = ["outside_memory", "forward_hidden", "forward_gathers"]
 """Metrics that only some of the experiments have, for the columns that all have."""
 BEYOND_BASELINE = [
-    "baseline",
-    "exposed",
-    "exposed_least",
-    "exposed_most",
-    "stretch",
-    "longer",
-    "stretched",
-    "uncovered",
+    *("baseline", "exposed", "exposed_least", "exposed_most"),
+    *("stretch", "longer", "stretched", "uncovered", "idle"),
 ]
-BEYOND_BASELINE += ["idle"]
 """The columns of `contenders` that compare a contender with the baseline of its cell."""
 
 

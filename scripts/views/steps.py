@@ -9,6 +9,7 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
+from scripts.views.cells import wide
 from scripts.views.closed_forms import flops_of
 from scripts.views.data import MODES, PHASES, select, size_order
 
@@ -27,21 +28,17 @@ def step_table(table: DataFrame) -> DataFrame:
     medians, and with `, busy` behind its name how long the device works in it, both in ms.
     """
     keys = [*parameters(EndToEnd), "label"]
-    numeric = table[table["metric"].isin(list(EndToEnd.metrics)) & table["median"].notna()]
-    wide = numeric.pivot(index=keys, columns="metric", values="median").reindex(columns=list(EndToEnd.metrics))
-    wide = wide.rename(columns={"warmup": "warmup_seconds"})  # the parameter is their number
-    whole = select(numeric, metric="step").set_index(keys)
-    wide = wide.join(whole[["mean", "std", "n", "gpu", "gpu_memory"]], how="inner")
-    wide["samples"] = [parse_samples(text) for text in whole["samples"].reindex(wide.index).fillna("")]
-    wide["busy"] = wide["device_busy"] / wide["step"]
-    wide["host_bound"] = wide["busy"] < HOST_BOUND
+    statistics = ["mean", "std", "n", "samples", "gpu", "gpu_memory"]
+    steps = wide(table, keys, list(EndToEnd.metrics), "step", statistics)
+    steps = steps.rename(columns={"warmup": "warmup_seconds"}).reset_index()  # the parameter is their number
+    steps["samples"] = steps["samples"].map(parse_samples)
+    steps["busy"] = steps["device_busy"] / steps["step"]
+    steps["host_bound"] = steps["busy"] < HOST_BOUND
     for title, phases in PASSES.items():
-        wide[title] = wide[phases].sum(axis=1, skipna=False)
-        wide[f"{title}, busy"] = wide[[f"{phase}_busy" for phase in phases]].sum(axis=1, skipna=False)
-    wide = wide.reset_index()
-    rank = {size: position for position, size in enumerate(size_order(wide))}
-    order = wide.assign(size=wide["size"].map(rank), mode=wide["mode"].map(list(MODES).index))
-    return wide.loc[order.sort_values(["size", "context", "precision", "mode"], kind="stable").index]
+        steps[title] = steps[phases].sum(axis=1, skipna=False)
+        steps[f"{title}, busy"] = steps[[f"{phase}_busy" for phase in phases]].sum(axis=1, skipna=False)
+    order = steps.assign(size=steps["size"].map(size_order(steps).index), mode=steps["mode"].map(list(MODES).index))
+    return steps.loc[order.sort_values(["size", "context", "precision", "mode"], kind="stable").index]
 
 
 def steady(steps: DataFrame) -> DataFrame:

@@ -8,6 +8,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.training_ladder import Load, Rates, expected_gains, load_of, matmul_flops, step_flops
 from cs336_systems.experiments.training_ladder import CHECKPOINT, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
+from scripts.views.cells import wide
 from scripts.views.data import select, size_order
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
@@ -30,21 +31,16 @@ def rung_table(table: DataFrame) -> DataFrame:
     bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per token.
     """
     rows = select(table, part="steps", status="ok")
-    keys = [*SHAPE, "rung"]
-    numeric = rows[rows["metric"].isin(METRICS) & (rows["rung"] != "")]
-    wide = numeric.pivot_table(index=keys, columns="metric", values="median", aggfunc="first").reindex(columns=METRICS)
-    whole = select(numeric, metric="step").drop_duplicates(keys).set_index(keys)
-    wide = wide.join(whole[["p20", "p80", "n", "gpu", "gpu_memory"]], how="inner").reset_index()
-    floors = floor_table(table)
-    wide = wide.merge(floors[[*SHAPE, "floor"]], on=SHAPE, how="left")
-    wide["title"] = [RUNGS[name].title for name in wide["rung"]]
-    wide["over"] = wide["step"] / wide["floor"]
-    wide["tokens"] = 1e3 * wide["batch_size"] * wide["context"] / wide["step"]
-    wide["joules"] = wide["energy"] / (wide["batch_size"] * wide["context"])
-    wide["utilization"] = [utilization(row) for _, row in wide.iterrows()]
-    sizes, rungs = size_order(wide), list(RUNGS)
-    order = wide.assign(size=wide["size"].map(sizes.index), rung=wide["rung"].map(rungs.index))
-    return wide.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
+    statistics = ["p20", "p80", "n", "gpu", "gpu_memory"]
+    rungs = wide(rows[rows["rung"] != ""], [*SHAPE, "rung"], METRICS, "step", statistics).reset_index()
+    rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor"]], on=SHAPE, how="left")
+    rungs["title"] = [RUNGS[name].title for name in rungs["rung"]]
+    rungs["over"] = rungs["step"] / rungs["floor"]
+    rungs["tokens"] = 1e3 * rungs["batch_size"] * rungs["context"] / rungs["step"]
+    rungs["joules"] = rungs["energy"] / (rungs["batch_size"] * rungs["context"])
+    rungs["utilization"] = [utilization(row) for _, row in rungs.iterrows()]
+    order = rungs.assign(size=rungs["size"].map(size_order(rungs).index), rung=rungs["rung"].map(list(RUNGS).index))
+    return rungs.loc[order.sort_values([*SHAPE[:1], "context", "batch_size", "rung"], kind="stable").index]
 
 
 def utilization(row: Series, *, embedding: bool = False, causal: bool = True) -> float | None:
@@ -136,19 +132,15 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     `peak_memory`, MiB; `gpu`; `over`, the step over that without communication; `tokens` of all processes, per second.
     """
     rows = select(table, part="processes", status="ok")
-    keys = [*SHAPE, "processes", "rung"]
-    numeric = rows[rows["rung"] != ""]
-    wide = numeric.pivot_table(index=keys, columns="metric", values="median", aggfunc="first")
-    wide = wide.reindex(columns=["step", "energy", "peak_memory"]).dropna(subset="step").reset_index()
-    first = rows.drop_duplicates(keys).set_index(keys)["gpu"]
-    wide = wide.join(first, on=keys) if len(wide) else wide.assign(gpu="")
-    baselines = wide[wide["rung"] == TOP.name].set_index(keys[:-1])["step"].rename("baseline")
-    wide = wide.join(baselines, on=keys[:-1])
-    wide["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in wide["rung"]]
-    wide["over"] = wide["step"] / wide["baseline"]
-    wide["tokens"] = 1e3 * wide["processes"] * wide["batch_size"] * wide["context"] / wide["step"]
-    rungs = list(RUNGS)
-    return wide.sort_values("rung", key=lambda names: names.map(rungs.index), kind="stable")
+    cell = [*SHAPE, "processes"]
+    ways = wide(rows[rows["rung"] != ""], [*cell, "rung"], ["step", "energy", "peak_memory"], "step", ["gpu"])
+    ways = ways.reset_index()
+    baselines = select(ways, rung=TOP.name).set_index(cell)["step"].rename("baseline")
+    ways = ways.join(baselines, on=cell)
+    ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
+    ways["over"] = ways["step"] / ways["baseline"]
+    ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
+    return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
 
 
 def recomputed_table(rungs: DataFrame) -> DataFrame:
@@ -178,10 +170,11 @@ def losses(table: DataFrame) -> DataFrame:
     """
     rows = select(table, part="training", status="ok")
     rows = rows[rows["rung"] != ""]
-    wide = rows.pivot_table(index="rung", columns="metric", values="mean", aggfunc="first")
-    wide = wide.reindex(columns=["loss_after", "gradient_error", "identical"])
-    wide.columns = ["loss", "error", "identical"]
-    spread = select(rows, metric="loss_after").drop_duplicates("rung").set_index("rung")[["std", "n"]]
-    wide = wide.join(spread, how="inner").reset_index()
-    wide["title"] = [RUNGS[name].title for name in wide["rung"]]
-    return wide.loc[wide["rung"].map(list(RUNGS).index).sort_values().index]
+    names = {"loss_after": "loss", "gradient_error": "error", "identical": "identical"}
+    found = (
+        wide(rows, ["rung"], list(names), "loss_after", ["std", "n"], statistic="mean")
+        .rename(columns=names)
+        .reset_index()
+    )
+    found["title"] = [RUNGS[name].title for name in found["rung"]]
+    return found.loc[found["rung"].map(list(RUNGS).index).sort_values().index]
