@@ -63,7 +63,6 @@ def wide(
         statistic: that of the metrics.
     """
     rows = table[table["metric"].isin([*metrics, main]) & (table["status"] == "ok") & table[statistic].notna()]
-    rows = rows.drop_duplicates([*keys, "metric"])
     found = rows.pivot(index=keys, columns="metric", values=statistic).reindex(columns=metrics)
     return found.join(select(rows, metric=main).set_index(keys)[others], how="inner")
 

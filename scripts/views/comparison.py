@@ -20,6 +20,7 @@ from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import paragraph
 from scripts.rendering.markup import Typst
+from scripts.views.cells import wide
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
 from scripts.views.data import PRECISIONS, one, select, size_order
 from scripts.views.verdicts import Speed
@@ -71,30 +72,27 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     """
     table = compared(kind, table)
     keys = [*parameters(kind), "label", "contender", "bucket_mb"]
-    steps = select(table, metric="step").set_index(keys)
-    numeric = table[table["median"].notna() & (table["metric"] != "step") & (table["moment"] == "")]
+    table = select(table, moment="")
     metrics = [name for name in dict.fromkeys([*kind.metrics, *OTHERS]) if name != "step"]
-    wide = select(numeric, kind="").pivot(index=keys, columns="metric", values="median")
-    wide = wide.reindex(index=steps.index, columns=metrics)
+    statistics = [*STATISTICS, "samples", "mean", "gpu", "gpu_memory"]
+    rows = wide(select(table, kind=""), keys, metrics, "step", statistics)
     for name, column in COLLECTIVES.items():
-        of_kind = select(numeric, kind=name).pivot(index=keys, columns="metric", values="median")
-        of_kind = of_kind.reindex(index=steps.index, columns=["communication", "hidden"])
-        wide[column] = of_kind["communication"]
-        wide[f"{column}_hidden"] = of_kind["hidden"] / of_kind["communication"].replace(0, nan)
-    wide = steps[[*STATISTICS, "samples", "mean", "gpu", "gpu_memory"]].join(wide).reset_index()
-    wide = described(kind, wide)
-    wide["wide"] = (wide["p80"] - wide["p20"]) / wide["median"] > WIDE_SPREAD
-    wide["star"] = wide["wide"].map({True: " *", False: ""})
-    wide["add_up"] = phases_add_up(wide)
-    wide[PHASES] = wide[PHASES].where(wide["add_up"])
-    wide["synchronization_share"] = wide["synchronization"] / wide[PHASES].sum(axis=1, skipna=False)
-    wide["memory"] = wide["peak_memory"] + wide["outside_memory"].fillna(0)
-    wide["hidden_share"] = wide["hidden"] / wide["communication"].replace(0, nan)
-    wide["forward_share"] = wide["forward_hidden"] / wide["forward_gathers"].replace(0, nan)
-    wide["busy_share"] = wide["device_busy"] / wide["timeline_length"]
-    wide["busy"] = wide.groupby("cell")["busy_share"].transform("median")
-    wide["host_bound"] = wide["busy"] < HOST_BOUND
-    return against_the_baseline(kind, wide)
+        of_kind = wide(select(table, kind=name), keys, ["communication", "hidden"], "communication", [])
+        rows[column] = of_kind["communication"]
+        rows[f"{column}_hidden"] = of_kind["hidden"] / of_kind["communication"].replace(0, nan)
+    rows = described(kind, rows.reset_index())
+    rows["wide"] = (rows["p80"] - rows["p20"]) / rows["median"] > WIDE_SPREAD
+    rows["star"] = rows["wide"].map({True: " *", False: ""})
+    rows["add_up"] = phases_add_up(rows)
+    rows[PHASES] = rows[PHASES].where(rows["add_up"])
+    rows["synchronization_share"] = rows["synchronization"] / rows[PHASES].sum(axis=1, skipna=False)
+    rows["memory"] = rows["peak_memory"] + rows["outside_memory"].fillna(0)
+    rows["hidden_share"] = rows["hidden"] / rows["communication"].replace(0, nan)
+    rows["forward_share"] = rows["forward_hidden"] / rows["forward_gathers"].replace(0, nan)
+    rows["busy_share"] = rows["device_busy"] / rows["timeline_length"]
+    rows["busy"] = rows.groupby("cell")["busy_share"].transform("median")
+    rows["host_bound"] = rows["busy"] < HOST_BOUND
+    return against_the_baseline(kind, rows)
 
 
 def compared(kind: Kind, table: DataFrame) -> DataFrame:

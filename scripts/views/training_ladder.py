@@ -23,6 +23,12 @@ def load_of_row(row: Series) -> Load:
     return load_of(row["size"], int(row["batch_size"]), int(row["context"]), int(row["vocab_size"]))
 
 
+def rows_of(table: DataFrame, part: str, keys: list[str]) -> DataFrame:
+    """The rows of rungs in a part of the experiment; of a cell that several grids measured, the first."""
+    rows = select(table, part=part, status="ok")
+    return rows[rows["rung"] != ""].drop_duplicates([*keys, "metric"])
+
+
 def rung_table(table: DataFrame) -> DataFrame:
     """One row per timed rung of each cell, small to large, in the order of the rungs.
 
@@ -30,9 +36,9 @@ def rung_table(table: DataFrame) -> DataFrame:
     `gpu`; `floor`, ms, NaN unless every part was measured; `over`, the step over its floor; `utilization`, of the dense
     bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per token.
     """
-    rows = select(table, part="steps", status="ok")
     statistics = ["p20", "p80", "n", "gpu", "gpu_memory"]
-    rungs = wide(rows[rows["rung"] != ""], [*SHAPE, "rung"], METRICS, "step", statistics).reset_index()
+    keys = [*SHAPE, "rung"]
+    rungs = wide(rows_of(table, "steps", keys), keys, METRICS, "step", statistics).reset_index()
     rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor"]], on=SHAPE, how="left")
     rungs["title"] = [RUNGS[name].title for name in rungs["rung"]]
     rungs["over"] = rungs["step"] / rungs["floor"]
@@ -131,10 +137,10 @@ def wrapped_table(table: DataFrame) -> DataFrame:
     Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `energy` of one device, J, and
     `peak_memory`, MiB; `gpu`; `over`, the step over that without communication; `tokens` of all processes, per second.
     """
-    rows = select(table, part="processes", status="ok")
     cell = [*SHAPE, "processes"]
-    ways = wide(rows[rows["rung"] != ""], [*cell, "rung"], ["step", "energy", "peak_memory"], "step", ["gpu"])
-    ways = ways.reset_index()
+    keys = [*cell, "rung"]
+    rows = rows_of(table, "processes", keys)
+    ways = wide(rows, keys, ["step", "energy", "peak_memory"], "step", ["gpu"]).reset_index()
     baselines = select(ways, rung=TOP.name).set_index(cell)["step"].rename("baseline")
     ways = ways.join(baselines, on=cell)
     ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
@@ -168,8 +174,7 @@ def losses(table: DataFrame) -> DataFrame:
 
     `error` is that of its gradients.
     """
-    rows = select(table, part="training", status="ok")
-    rows = rows[rows["rung"] != ""]
+    rows = rows_of(table, "training", ["rung"])
     names = {"loss_after": "loss", "gradient_error": "error", "identical": "identical"}
     found = (
         wide(rows, ["rung"], list(names), "loss_after", ["std", "n"], statistic="mean")
