@@ -23,8 +23,7 @@ CLOCKED = ["mean", "median", "p20", "p80", "std"]
 
 @pytest.fixture(scope="module")
 def end_to_end():
-    table = frame("end_to_end", planned_rows("end_to_end", "handout", **H200))
-    return table[table["size"].isin(["small", "xl", "2.7B", "10B"])]
+    return frame("end_to_end", planned_rows("end_to_end", "handout", **H200))
 
 
 def tables_of(end_to_end):
