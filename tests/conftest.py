@@ -42,11 +42,10 @@ def pytest_collection_modifyitems(items):
 
 def pytest_collection_finish():
     """Leave modules and test items out of collections of garbage: those of benchmarks, and Python's own."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
 
-def pytest_unconfigure():
-    """Take everything down at the end."""
-    gc.unfreeze()
+def pytest_configure(config):
+    """Take everything down at the very end, after pytest itself has looked for garbage several times."""
+    config.add_cleanup(gc.unfreeze)
