@@ -5,7 +5,7 @@ from pandas import DataFrame
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
-from scripts.views.data import PRECISIONS, first, last, measured_gpu, one, ratio, reference_context, select
+from scripts.views.data import PRECISIONS, first, last, measured_gpu, one, reference_context, select
 from scripts.views.kernels import FORWARD_AND_BACKWARD, kernels
 from scripts.views.precisions import precision_pairs
 from scripts.views.steps import most_complete, steady, step_table
@@ -19,14 +19,14 @@ COMPONENTS = {
     "gradients": "gradients",
 }
 SPEED: Columns = {
-    "": {"size": "{label}{star}"},
+    "size": "{label}{star}",
     "forward": {name: f"{{forward_{name}:.1f}}" for name in PRECISIONS},
     "forward + backward": {name: f"{{{name}:.1f}}" for name in PRECISIONS},
     "both, on the device": {name: f"{{device_{name}:.1f}}" for name in PRECISIONS},
     " ": {"gain": "{shown:.2f}×"},
 }
 KINDS: Columns = {
-    "": {"context": "{context}"},
+    "context": "{context}",
     **{kind: {name: f"{{{kind} {name}:.1f}}" for name in PRECISIONS} for kind in ("matmuls", "the rest")},
 }
 
@@ -85,7 +85,7 @@ def dtypes(table: DataFrame) -> Answer:
         evidence=Captioned(
             grid(
                 rows,
-                {"": {"component": "{title}", "autocast to fp16": "{fp16}", "autocast to bf16": "{bf16}"}},
+                {"component": "{title}", "autocast to fp16": "{fp16}", "autocast to bf16": "{bf16}"},
                 text_columns=3,
             ),
             "Data types observed in a toy model, Linear → ReLU → LayerNorm → Linear, with fp32 parameters.",
@@ -151,11 +151,15 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
 
 
 def matmul_times(profile: DataFrame, size: str) -> DataFrame:
-    """Milliseconds in matmuls and in the rest of forward and backward: a row per context, a column per precision."""
+    """Milliseconds in matmuls and in the rest of forward and backward: a row per context, columns for each precision.
+
+    No rows unless both precisions were profiled.
+    """
     eager = {"compiled": False, "attention": "plain", "mode": "train_step", "size": size}
     rows = kernels(profile, FORWARD_AND_BACKWARD, **eager)
     kind = (rows["category"] == "matmul").map({True: "matmuls ", False: "the rest "}) + rows["precision"]
-    return rows.assign(kind=kind).pivot_table(index="context", columns="kind", values="ms", aggfunc="sum").dropna()
+    wide = rows.assign(kind=kind).pivot_table(index="context", columns="kind", values="ms", aggfunc="sum")
+    return wide.reindex(columns=[f"{each} {name}" for each in ("matmuls", "the rest") for name in PRECISIONS]).dropna()
 
 
 def why(pairs: DataFrame, profile: DataFrame) -> Typst:
@@ -165,21 +169,23 @@ def why(pairs: DataFrame, profile: DataFrame) -> Typst:
     spent = matmul_times(profile, "" if row is None else row["size"]).reset_index()
     context = reference_context(spent)
     here, long = first(select(spent, context=context)), last(spent)
-    if row is None or here is None or long is None or len(spent.columns) < 5:
+    if row is None or here is None or long is None:
         return NOTHING
     ends = pairs.pivot_table(index="label", columns="context", values="shown", sort=False)
     fell = ends.reindex(columns=[context, long["context"]]).dropna() if long["context"] > context else ends[:0]
-    facts = Facts(row=row, context=context, here=here, long=long if len(fell) else None, sizes=count(len(fell), "size"))
-    return facts.say(
+    return say(
         "At {row[label]}, context {context}, matmuls take {here[matmuls fp32]:ms} in fp32 and "
-        "{here[matmuls bf16]:ms} in bf16 ({gain:times}); all the rest, autocast's casts included, takes "
-        "{here[the rest fp32]:ms} and {here[the rest bf16]:ms}. So a step gains more, the larger the share of its "
-        "matmuls, which grows with the size.",
+        "{here[matmuls bf16]:ms} in bf16 ({here[matmuls fp32] / here[matmuls bf16]:times}); all the rest, autocast's "
+        "casts included, takes {here[the rest fp32]:ms} and {here[the rest bf16]:ms}. So a step gains more, the larger "
+        "the share of its matmuls, which grows with the size.",
         "From context {context} to {long[context]:whole} the gain falls (@fig-precision_context) at {fell} of "
         "{sizes}: work on the scores (softmax, mask, casts) grows with the context's square, so the rest takes "
-        "{rest:times} as long, matmuls {matmuls:times}.",
-        gain=here["matmuls fp32"] / here["matmuls bf16"],
+        "{long[the rest bf16] / here[the rest bf16]:times} as long, matmuls "
+        "{long[matmuls bf16] / here[matmuls bf16]:times}.",
+        row=row,
+        context=context,
+        here=here,
+        long=long if len(fell) else None,
+        sizes=count(len(fell), "size"),
         fell=int((fell.iloc[:, -1] < fell.iloc[:, 0]).sum()) if len(fell) else None,
-        rest=ratio(long["the rest bf16"], here["the rest bf16"]),
-        matmuls=ratio(long["matmuls bf16"], here["matmuls bf16"]),
     )

@@ -259,4 +259,4 @@ def warmup_table(cold: DataFrame) -> Table:
     means = {f"w = {w}": f"{{mean{w}}}" for w in warmups}
     columns = {"mean ± std of the timed steps / ms": means}
     columns["first − median / ms"] = {f"w = {w}": f"extra{w}" for w in warmups}
-    return grid(lines, {"": {"size": "{label}"}, **columns})
+    return grid(lines, {"size": "{label}", **columns})

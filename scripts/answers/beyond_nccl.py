@@ -1,15 +1,15 @@
 """Answers to `beyond_nccl`: gradients that travel without the collectives' library, against PyTorch's best."""
 
-from math import nan
 from typing import Any
 
+import pandas
 from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
-from scripts.rendering.grid import grid
+from scripts.rendering.grid import crossed
 from scripts.rendering.markup import Table, Tile, escape, times
 from scripts.views.comparison import TRIED, Duel, cells_of, device_bound, duels, preferred_cells, yours
-from scripts.views.data import first, select
+from scripts.views.data import select
 from scripts.views.data_parallel import (
     ACROSS,
     BEST_BUCKETS,
@@ -127,7 +127,7 @@ def tried(table: DataFrame, rows: DataFrame) -> Answer:
             "gradient made last has its own. _High-priority stream_: NCCL's kernels go first. _bf16 on the wire_: half "
             "of the bytes. _Update per bucket_: the optimizer updates a bucket's parameters as soon as it has arrived."
         ),
-        details=[every_row(table, rows, ["bucketed", *TRIED], "Variations against plain buckets")] if known else [],
+        details=every_row(table, rows, ["bucketed", *TRIED], "Variations against plain buckets") if known else (),
         missing=why_untold(table, rows[rows["contender"].isin(TRIED)]) if known else "Not measured on this machine.",
     )
 
@@ -135,16 +135,8 @@ def tried(table: DataFrame, rows: DataFrame) -> Answer:
 def tried_table(rows: DataFrame, names: list[str]) -> Table:
     """A row per variation, a pair of columns per cell."""
     cells = [cell for cell in cells_of(rows) if set(names) & set(cell["contender"])]
-    lines = []
-    for name in ["bucketed", *names]:
-        line = {"title": select(rows, contender=name)["title"].max()}
-        for place, cell in enumerate(cells):
-            found, plain = (first(select(cell, contender=each)) for each in (name, "bucketed"))
-            line[f"step{place}"] = nan if found is None else found["median"]
-            line[f"ratio{place}"] = nan if found is None or plain is None else found["median"] / plain["median"]
-        lines.append(line)
-    columns = {
-        str(cell["cell"].iloc[0]): {"step": f"{{step{place}:cut}}", "ratio": f"{{ratio{place}:.4g}}"}
-        for place, cell in enumerate(cells)
-    }
-    return grid(DataFrame(lines), {"": {"": "{title}"}, **columns})
+    every = [select(cell, contender=name) for name in ["bucketed", *names] for cell in cells]
+    found = pandas.concat([rows.iloc[:1] for rows in every] or [rows])
+    plain = select(found, contender="bucketed").set_index("cell")["median"]
+    found["ratio"] = found["median"] / found["cell"].map(plain)
+    return crossed(found, "title", "cell", {"step": "{median:cut}", "ratio": "{ratio:.4g}"})

@@ -9,7 +9,7 @@ from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
 from cs336_systems.measure.gpus import listed
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.parallelism import MESH
 from scripts.views.units import GB
@@ -21,48 +21,21 @@ H100_MEMORY = listed("NVIDIA H100 80GB HBM3").memory
 
 def answers(tables: Tables) -> Found:
     """The section's answers, and what the derivations show."""
-    shown = {"xxl": XXL, "device": TPU_V5P, "gb": GB, **sharding_answers(), **batch_answers(), **trick_answers()}
-    state, tokens = XXL.state_bytes, BATCHES[1]
-    gpus = [math.ceil(size / H100_MEMORY) for size in (state, state + tokens * XXL.saved_bytes)]
-    facts = Facts(gpus=gpus, tokens=tokens, a=shown, state=state / GB, memory=TPU_V5P.memory / GB)
-    return shown | {
-        "memory": Answer(
-            "(a) Memory",
-            facts.say(
-                "State takes {state:GB}, {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass.",
-                saved=XXL.saved_bytes / 1e6,
-            ),
-            facts.say("With {tokens} tokens it is {gpus[1]} H100s."),
-            evidence=Captioned(memory_table(), "What training XXL keeps, without checkpointing.", closed_form=True),
-        ),
-        "sharded": Answer(
-            "(b) Sharded",
-            facts.say(
-                '$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {a[least]} devices with {tokens} tokens.'
-            ),
-            facts.say("The state alone needs {a[state_devices]}; from {a[most_tokens]} tokens on no number is enough."),
-            evidence=Captioned(
-                shown["readings"], "The fewest devices, by what is taken to be sharded.", closed_form=True
-            ),
-        ),
-        "batch": Answer(
-            "(c) Compute-bound",
-            facts.say("From $alpha \\/ (Y M_X)$, {a[per_device]} tokens per device, {a[overall]} in all."),
-            facts.say("If the two collectives take turns: {a[per_device_in_turn]} and {a[overall_in_turn]}."),
-            evidence=Captioned(
-                shown["batches"], "The least compute-bound batch in tokens, under several readings.", closed_form=True
-            ),
-            details="mesh_batch",
-        ),
-        "tricks": Answer(
-            "(d) Smaller batches",
-            facts.say(
-                "More tensor parallelism ($Y = {a[split].tensor}$), pipelining, or fewer bytes per gathered weight."
-            ),
-            evidence=Captioned(
-                shown["trick_table"], "The least batch with each of these, collectives at once.", closed_form=True
-            ),
-        ),
+    sizes = [2**power for power in range(round(MESH.devices).bit_length())]
+    split = min((resized(size) for size in sizes), key=lambda mesh: mesh.least_batch(overlapped=True))
+    return {
+        "memory": memory(),
+        "sharded": sharded(),
+        "batch": batch(),
+        "tricks": tricks(split),
+        "xxl": XXL,
+        "device": TPU_V5P,
+        "gb": GB,
+        "mesh": MESH,
+        "split": split,
+        "bubble": bubble_share(STAGES, MICRO_BATCHES),
+        "stages": STAGES,
+        "micro_batches": MICRO_BATCHES,
     }
 
 
@@ -75,42 +48,46 @@ BATCHES = [1024, 4096, overall(MESH.least_batch(overlapped=True))]
 """Tokens that memory is counted for; the last is the answer of (c)."""
 
 
-def memory_table() -> Table:
+def memory() -> Answer:
     """(a) The parts of the state, and what batches of several sizes save."""
     rows = [
-        (name, Typst(f"${FP32_BYTES * numbers} P$"), FP32_BYTES * numbers * XXL.parameters)
-        for name, numbers in STATES.items()
+        (name, f"${FP32_BYTES * numbers} P$", FP32_BYTES * numbers * XXL.parameters) for name, numbers in STATES.items()
     ]
-    rows.append(("all of these", Typst("$16 P$"), XXL.state_bytes))
+    rows.append(("all of these", "$16 P$", XXL.state_bytes))
     rows += [
-        (f"saved for backward, {tokens} tokens", Typst("$2 L (D + F) B$"), XXL.saved_bytes * tokens)
-        for tokens in BATCHES
+        (f"saved for backward, {tokens} tokens", "$2 L (D + F) B$", XXL.saved_bytes * tokens) for tokens in BATCHES
     ]
-    body = [[name, form, f"{size / GB:.1f}", f"{size / H100_MEMORY:.2f}"] for name, form, size in rows]
-    return Table(["what", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"], body, text_columns=2)
+    body = [[name, Typst(form), f"{size / GB:.1f}", f"{size / H100_MEMORY:.2f}"] for name, form, size in rows]
+    table = Table(["what", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"], body, text_columns=2)
+    state, tokens = XXL.state_bytes, BATCHES[1]
+    gpus = [math.ceil(size / H100_MEMORY) for size in (state, state + tokens * XXL.saved_bytes)]
+    facts = Facts(gpus=gpus, tokens=tokens, state=state / GB, saved=XXL.saved_bytes / 1e6)
+    return Answer(
+        "(a) Memory",
+        facts.say(
+            "State takes {state:GB}, {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass."
+        ),
+        facts.say("With {tokens} tokens it is {gpus[1]} H100s."),
+        evidence=Captioned(table, "What training XXL keeps, without checkpointing.", closed_form=True),
+    )
 
 
 def readings(tokens: int) -> dict[tuple[str, str], Sharding]:
     """(b) What the question can mean, in words and as a formula, for a batch of so many tokens."""
     narrow, wide = XXL.narrow_bytes * tokens, XXL.wide_bytes * tokens
     half = (narrow + wide) / 2
-    return {
-        ("half of the bytes sharded, half on every device", "$(16 P + A \\/ 2) \\/ N + A \\/ 2$"): XXL.sharding(
-            sharded=half, whole=half
-        ),
-        ("inputs of the second linear layers sharded", "$(16 P + A_F) \\/ N + A_D$"): XXL.sharding(
-            sharded=wide, whole=narrow
-        ),
-        ("inputs of the first linear layers sharded", "$(16 P + A_D) \\/ N + A_F$"): XXL.sharding(
-            sharded=narrow, whole=wide
-        ),
-        ("the other half computed again", "$(16 P + A \\/ 2) \\/ N$"): XXL.sharding(sharded=half, whole=0),
-        ("each device has B/N tokens of its own", "$(16 P + A) \\/ N$"): XXL.sharding(sharded=2 * half, whole=0),
-        ("no activations", "$16 P \\/ N$"): XXL.sharding(sharded=0, whole=0),
-    }
+    rows = [
+        ("half of the bytes sharded, half on every device", "$(16 P + A \\/ 2) \\/ N + A \\/ 2$", half, half),
+        ("inputs of the second linear layers sharded", "$(16 P + A_F) \\/ N + A_D$", wide, narrow),
+        ("inputs of the first linear layers sharded", "$(16 P + A_D) \\/ N + A_F$", narrow, wide),
+        ("the other half computed again", "$(16 P + A \\/ 2) \\/ N$", half, 0),
+        ("each device has B/N tokens of its own", "$(16 P + A) \\/ N$", 2 * half, 0),
+        ("no activations", "$16 P \\/ N$", 0, 0),
+    ]
+    return {(words, formula): XXL.sharding(sharded=sharded, whole=whole) for words, formula, sharded, whole in rows}
 
 
-def sharding_answers() -> dict[str, Any]:
+def sharded() -> Answer:
     """(b) The fewest devices under each reading."""
     fewest = [[sharding.least_devices(TPU_V5P.memory) for sharding in readings(tokens).values()] for tokens in BATCHES]
     body = [
@@ -118,16 +95,21 @@ def sharding_answers() -> dict[str, Any]:
         for (words, formula), *counts in zip(readings(1), *fewest, strict=True)
     ]
     head = ["reading", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
-    return {
-        "readings": Table(head, body, text_columns=2, groups=[("", 2), ("least N", len(BATCHES))]),
-        "state_devices": XXL.sharding(sharded=0, whole=0).least_devices(TPU_V5P.memory),
-        "tokens": BATCHES[1],
-        "least": fewest[1][0],
-        "most_tokens": math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
-    }
+    table = Table(head, body, text_columns=2, groups=[("", 2), ("least N", len(BATCHES))])
+    alone = XXL.sharding(sharded=0, whole=0).least_devices(TPU_V5P.memory)
+    facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
+    return Answer(
+        "(b) Sharded",
+        facts.say('$N > (16 P + A \\/ 2) \\/ ({memory:whole} "GB" - A \\/ 2)$: {least} devices with {tokens} tokens.'),
+        facts.say(
+            "The state alone needs {alone}; from {most} tokens on no number is enough.",
+            most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
+        ),
+        evidence=Captioned(table, "The fewest devices, by what is taken to be sharded.", closed_form=True),
+    )
 
 
-def batch_answers() -> dict[str, Any]:
+def batch() -> Answer:
     """(c) The least batch on the handout's mesh, and under other readings."""
     one_way = replace(MESH, device=replace(TPU_V5P, bandwidth=TPU_V5P.bandwidth / 2))
     least = MESH.least_batch(overlapped=True)
@@ -147,40 +129,33 @@ def batch_answers() -> dict[str, Any]:
         [name, Typst(form), f"{batch:.1f}", f"{batch / least:.2f}×", finalize(overall(batch, *ranks))]
         for name, form, batch, *ranks in rows
     ]
-    return {
-        "mesh": MESH,
-        "least_batch": least,
-        "batch_in_turn": in_turn,
-        "exact_batch": least * (MESH.fsdp - 1) / MESH.fsdp,
-        "overall": overall(least),
-        "overall_in_turn": overall(in_turn),
-        "per_device": math.ceil(least),
-        "per_device_in_turn": math.ceil(in_turn),
-        "batches": Table(["reading", "tokens per device", "", "against the first", "overall"], body, text_columns=2),
-    }
+    table = Table(["reading", "tokens per device", "", "against the first", "overall"], body, text_columns=2)
+    facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
+    return Answer(
+        "(c) Compute-bound",
+        facts.say("From $alpha \\/ (Y M_X)$, {each} tokens per device, {all} in all."),
+        facts.say("If the two collectives take turns: {each_in_turn} and {in_turn}."),
+        evidence=Captioned(table, "The least compute-bound batch in tokens, under several readings.", closed_form=True),
+        details="mesh_batch",
+    )
 
 
-def trick_answers() -> dict[str, Any]:
+def tricks(split: Mesh) -> Answer:
     """(d) What the least batch becomes."""
-    sizes = [2**power for power in range(round(MESH.devices).bit_length())]
-    split = min((resized(size) for size in sizes), key=lambda mesh: mesh.least_batch(overlapped=True))
+    pipeline = f"pipeline of Z = {STAGES} stages, each of X = {MESH.fsdp // STAGES}, Y = {MESH.tensor}"
     rows = [
         (f"X = {split.fsdp}, Y = {split.tensor}", "$alpha \\/ (Y M_X)$", split.least_batch(overlapped=True)),
-        (
-            f"pipeline of Z = {STAGES} stages, each of X = {MESH.fsdp // STAGES}, Y = {MESH.tensor}",
-            "$alpha \\/ (Z Y M_X)$",
-            MESH.pipelined_batch(STAGES),
-        ),
+        (pipeline, "$alpha \\/ (Z Y M_X)$", MESH.pipelined_batch(STAGES)),
         ("weights gathered in 8 bits", "$alpha \\/ (2 Y M_X)$", MESH.least_batch(overlapped=True) / 2),
     ]
     body = [[name, Typst(form), f"{batch:.1f}", finalize(overall(batch))] for name, form, batch in rows]
-    return {
-        "split": split,
-        "trick_table": Table(["trick", "tokens per device", "", "overall"], body, text_columns=2),
-        "bubble": bubble_share(STAGES, MICRO_BATCHES),
-        "stages": STAGES,
-        "micro_batches": MICRO_BATCHES,
-    }
+    table = Table(["trick", "tokens per device", "", "overall"], body, text_columns=2)
+    verdict = "More tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight."
+    return Answer(
+        "(d) Smaller batches",
+        say(verdict, tensor=split.tensor),
+        evidence=Captioned(table, "The least batch with each of these, collectives at once.", closed_form=True),
+    )
 
 
 def resized(tensor: int) -> Mesh:

@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest
@@ -127,25 +127,22 @@ def helped(tables: Tables, steps: DataFrame, work: Mapping[str, Any]) -> Answer:
         "20th and 80th percentile of n steps. Each experiment, and in data_parallel each number of ranks, is a launch "
         "of its own. Busy: how long a device works in a step. –: host-bound, so no ratio is formed, or not known."
     )
-    known = len(told) > 1
-    facts = Facts(begin=begin, alone=alone, ranks=NOTHING if best is None else count(best["ranks"], "GPU"))
+    ranks = 1 if best is None else int(best["ranks"])
+    facts = Facts(begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"))
     return Answer(
         asked="What helped",
         missing=f"Not measured: no device-bound training step of {work['size']} at context {work['context']}.",
         verdict=facts.say(
-            "{best[tokens]:whole} tokens per second on {ranks}, {gain:times} what {begin[title]} does on one.",
-            best=best if known else None,
-            gain=None if best is None or begin is None else best["tokens"] / begin["tokens"],
+            "{best[tokens]:whole} tokens per second on {ranks}, {best[tokens] / begin[tokens]:times} what "
+            "{begin[title]} does on one."
         ),
-        more=""
-        if begin is None or best is None or alone is None or best["ranks"] == 1
-        else facts.say(
-            "On one, {alone[title]} gives {gain:times}; {best[ranks]} GPUs add {more:times}.",
-            best=best,
-            gain=alone["tokens"] / begin["tokens"],
-            more=best["tokens"] / alone["tokens"],
+        more=facts.say(
+            "On one, {alone[title]} gives {alone[tokens] / begin[tokens]:times}; {best[ranks]} GPUs add "
+            "{best[tokens] / alone[tokens]:times}."
+            if ranks > 1
+            else ""
         ),
-        evidence=[Captioned(grid(steps, CHAIN, text_columns=2), caption)] if len(steps) else [],
+        evidence=Captioned(grid(steps, CHAIN, text_columns=2), caption),
         reason=say(device_work(steps), attention(tables), ladder(tables)),
     )
 
@@ -154,7 +151,7 @@ def device_work(steps: DataFrame) -> Typst:
     """The effect of precision and compilation on the device's work."""
     known = steps[(steps["ranks"] == 1) & (steps["busy"] > 0)].to_dict("records") if len(steps) else []
     gains = [
-        say("{to[title]} ({gain:times}: {of[busy]:ms} to {to[busy]:ms})", of=of, to=to, gain=of["busy"] / to["busy"])
+        say("{to[title]} ({of[busy] / to[busy]:times}: {of[busy]:ms} to {to[busy]:ms})", of=of, to=to)
         for of, to in pairwise(known)
         if of["busy"] > 1.02 * to["busy"]
     ]

@@ -15,7 +15,7 @@ from scripts.views.data import select
 from scripts.views.data_parallel import elsewhere, every_row, why_untold, wrappers
 
 MODEL: Columns = {
-    "": {"": "{cell}"},
+    "": "{cell}",
     "handout's assumption": {"size": "{size:sig}", "left": "{left:cut}"},
     "measured backward pass": {"backward": "{backward:sig}", "size": "{known_size:sig}", "left": "{known_left:cut}"},
     "best as measured": {"size": "{bucket_mb}", "exposed": "{exposed:cut}", "stretched": "{stretched:cut}"},

@@ -25,14 +25,12 @@ TIMES: Columns = {
     "bandwidth / GB/s": {"algorithm": "{algorithm_bandwidth:sig}", "bus": "{bus_bandwidth:sig}"},
 }
 FITS: Columns = {
-    "": {
-        "backend": "{backend}",
-        "n": "{n}",
-        "o / µs": "{overhead:sig}",
-        "w / GB/s": "{bandwidth:sig}",
-        "o·w / MB": "{half:sig2}",
-        "residual / %": "{residual:.1f}",
-    }
+    "backend": "{backend}",
+    "n": "{n}",
+    "o / µs": "{overhead:sig}",
+    "w / GB/s": "{bandwidth:sig}",
+    "o·w / MB": "{half:sig2}",
+    "residual / %": "{residual:.1f}",
 }
 
 

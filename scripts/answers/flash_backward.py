@@ -62,4 +62,4 @@ def ratio_table(told: DataFrame) -> Table:
         str(precision): {f"d = {d}": f"{{{precision} {d}:.1f}}×" for d in sorted(set(rows["d"]))}
         for precision, rows in told.groupby("precision")
     }
-    return grid(gains.reset_index(), {"": {"sequence": "{sequence}"}, **columns}, text_columns=0)
+    return grid(gains.reset_index(), {"sequence": "{sequence}", **columns}, text_columns=0)

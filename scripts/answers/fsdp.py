@@ -161,12 +161,10 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
         contender_table(FullyShardedTraining, table.iloc[:0], found, PROFILE)
         for found in (device_bound(profiled), profiled)
     )
-    common = setting(FullyShardedTraining, table, rows)
-    why = "Not measured: {why}." if common and common["not_profiled"] else "No device-bound step was profiled."
     facts = Facts(own=own)
     return Answer(
         asked="Hidden communication",
-        missing=why.format(why=common["not_profiled"]) if common else missing(table),
+        missing=not_profiled(table, rows, "step"),
         verdict=facts.say(
             "{own[gather_hidden]:percent} of all-gather time and {own[scatter_hidden]:percent} of reduce-scatter time "
             "overlap with compute."
@@ -178,6 +176,15 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
         reason="" if own is None else against_baseline(own, own["title"]),
         details=["fsdp_timelines", Captioned(every, "The same in every cell.")],
     )
+
+
+def not_profiled(table: DataFrame, rows: DataFrame, what: str) -> str:
+    """Why no device-bound step, or part of one, was profiled."""
+    common = setting(FullyShardedTraining, table, rows)
+    if common is None:
+        return missing(table)
+    why = common["not_profiled"]
+    return f"Not measured: {why}." if why else f"No device-bound {what} was profiled."
 
 
 def largest(table: DataFrame, rows: DataFrame) -> Answer:

@@ -11,13 +11,13 @@ from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import parse_size
-from scripts.answers.fsdp import fewest_ranks
+from scripts.answers.fsdp import fewest_ranks, not_profiled
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant, with_unit
 from scripts.views.closed_forms import step_of
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, marked
-from scripts.views.comparison_tables import contender_table, missing, setting
+from scripts.views.comparison_tables import contender_table, missing
 from scripts.views.data import select
 from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of, whole_weights
 from scripts.views.units import memory_unit
@@ -28,7 +28,7 @@ MEMORY: dict[str, dict[str, str]] = {
     "peak": {"closed form": "{expected_peak:cut}", "measured": "{peak_memory:cut}"},
 }
 WAITING: Columns = {
-    "": {"": "{title}"},
+    "": "{title}",
     "largest unit / ms": {"compute": "{compute:sig}", "gather": "{gather:sig}"},
     "waiting / ms": {"closed form": "{expected:sig}", "measured": "{late:sig}"},
     "pauses / ms": {"all": "{pause:sig}"},
@@ -111,13 +111,11 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
     own = fastest(next(iter(cells_of(told)), told), OURS)
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
-    common = setting(FullyShardedTraining, table, rows)
-    why = "Not measured: {why}." if common and common["not_profiled"] else "No device-bound forward pass was profiled."
     first = set(late.index) <= set(range(1 + AHEAD))
     facts = Facts(own=own, late=count(len(late), "block"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
     return Answer(
         asked="(b) In time",
-        missing=why.format(why=common["not_profiled"]) if common else missing(table),
+        missing=not_profiled(table, rows, "forward pass"),
         verdict=facts.say(
             tell(first, "Yes: weights come late only for", "No: weights come late for")
             + " {late} of {blocks}, by {wait:ms} in a forward pass of {own[forward_length]:ms}."

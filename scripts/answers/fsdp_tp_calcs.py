@@ -35,7 +35,7 @@ LIMITS = [
 def answers(tables: Tables) -> Found:
     """The section's answer, and the example."""
     at_once, in_turn = (EXAMPLE.mixed_limit(overlapped=overlapped) for overlapped in (True, False))
-    fsdp = EXAMPLE.best_fsdp(in_turn, overlapped=False)
+    facts = Facts(at_once=at_once, in_turn=in_turn, x=EXAMPLE.best_fsdp(in_turn, overlapped=False))
     limits = Table(
         ["strategy", "pass", "N × FLOPs per device", "N × bytes sent per device", "most devices", "example"],
         [
@@ -44,17 +44,17 @@ def answers(tables: Tables) -> Found:
         ],
         text_columns=5,
     )
-    facts = Facts(fsdp=fsdp, tensor=in_turn / fsdp, gain=at_once / in_turn)
     return {
         **example_answers(),
         "limit": Answer(
             "FLOPs, time, limit",
-            say(
+            facts.say(
                 "Overlapped, the limits multiply: $N <= (1 + a)(1 + c)$, {most} devices in the example.",
                 most=math.floor(at_once),
             ),
             facts.say(
-                "Sharing a link, {most} with $X = {fsdp:sig}$ and $Y = {tensor:sig}$: {gain:times} fewer.",
+                "Sharing a link, {most} with $X = {x:sig}$ and $Y = {in_turn / x:sig}$: {at_once / in_turn:times} "
+                "fewer.",
                 most=math.floor(in_turn),
             ),
             evidence=Captioned(

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.checkpointing import best_segment
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
+from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, escape, mean_std, times
 from scripts.views.closed_forms import block_of, step_of
@@ -81,16 +81,11 @@ def bests(found: DataFrame) -> list[dict[str, Any]]:
         lengths = rows[(rows["segment"] > 0) & rows["peak"].notna()].sort_values("segment")
         row, without = first(lengths.sort_values("peak", kind="stable")), one(rows, segment=0)
         if row is not None:
-            case = {
-                "attention": attention,
-                "best": int(row["segment"]),
-                "row": row,
-                "shorter": last(lengths[lengths["segment"] < row["segment"]]),
-                "longer": first(lengths[lengths["segment"] > row["segment"]]),
-                "without": without,
-                "saving": None if without is None else ratio(without["peak"], row["peak"]),
-                "slowdown": None if without is None else ratio(row["step"], without["step"]),
-            }
+            case = {"attention": attention, "best": int(row["segment"]), "row": row, "without": without}
+            case["shorter"] = last(lengths[lengths["segment"] < row["segment"]])
+            case["longer"] = first(lengths[lengths["segment"] > row["segment"]])
+            case["saving"] = None if without is None else ratio(without["peak"], row["peak"])
+            case["slowdown"] = None if without is None else ratio(row["step"], without["step"])
             cases.append(case)
     return cases
 
@@ -119,14 +114,14 @@ def measured(found: DataFrame) -> Answer:
         return Answer("(b) Best segment")
     spent = mean_std(list(zip(found["step"], found["std"], strict=True)))
     shown = found.assign(length=[str(each or "none") for each in found["segment"]], spent=spent)
-    facts = Facts(best=best_segment(block_of(row), int(row["vocab_size"])))
-    by_form = facts.say("By closed form segments of {best} need the least memory; this machine counts no peaks.")
-    facts = Facts(
-        best=[say("{case[best]} with {case[attention]} attention ({case[row][peak]:GiB})", case=case) for case in cases]
-    )
+    best = [say("{case[best]} with {case[attention]} attention ({case[row][peak]:GiB})", case=case) for case in cases]
     return Answer(
         asked="(b) Best segment",
-        verdict=facts.say("Segments of {best:listing} are best.") or by_form,
+        verdict=say("Segments of {best:listing} are best.", best=best)
+        or say(
+            "By closed form segments of {best} need the least memory; this machine counts no peaks.",
+            best=best_segment(block_of(row), int(row["vocab_size"])),
+        ),
         more=say(
             *(neighbours(cases, which) for which in ("shorter", "longer")),
             "A block is not split, so none is shorter." if cases and all(case["best"] == 1 for case in cases) else "",
@@ -156,12 +151,14 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
     row = case["row"]
     block, step = block_of(row), step_of(row)
     best = best_segment(block, int(row["vocab_size"]))
-    facts = Facts(times=block.saved_bytes / block.residual, row=row, best=best)
-    return facts.say(
+    return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
         "input ({row[attention]}), so longer segments cost more than the inputs that they spare; the closed form's "
         "best of all lengths is {best}.",
         "Measured peaks (@fig-checkpoint_memory) differ from it by at most {error:percent}.",
+        times=block.saved_bytes / block.residual,
+        row=row,
+        best=best,
         state=replace(step, segment=best).state / GIB,
         error=(found["peak"] / found["closed"] - 1).abs().max(),
     )

@@ -10,7 +10,7 @@ from scripts.views.data import first, last, measured_gpu, reference_context, sel
 from scripts.views.host import busy_shares, host_table, per_launch, same_step
 
 LAUNCHES: Columns = {
-    "": {"": "{label}"},
+    "": "{label}",
     **{
         way: {
             "launches": f"{{launches {way}:.0f}}",

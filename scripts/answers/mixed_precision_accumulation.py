@@ -17,13 +17,11 @@ WAYS = {
 }
 """The handout's four ways, and two of bf16: accumulator + addend."""
 SUMS: Columns = {
-    "": {
-        "accumulator + addend": "{way}",
-        "0.01 rounded to": "{addend:.9f}",
-        "sum": "{sum:.6f}",
-        "relative error / %": "{percent:.4f}",
-        "last addition adds": "{last:.7f}",
-    }
+    "accumulator + addend": "{way}",
+    "0.01 rounded to": "{addend:.9f}",
+    "sum": "{sum:.6f}",
+    "relative error / %": "{percent:.4f}",
+    "last addition adds": "{last:.7f}",
 }
 
 

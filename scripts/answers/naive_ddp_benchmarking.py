@@ -16,16 +16,14 @@ from scripts.views.data import first
 from scripts.views.data_parallel import every_row, why_untold, wrappers
 
 COLUMNS: Columns = {
-    "": {
-        "ms": "{cell}",
-        "baseline": "{baseline:cut}",
-        "naive": "{median:cut}",
-        "exposed": "{exposed:cut}",
-        "share / %": "{percent:cut}",
-        "alone": "{alone:cut}",
-        "uncovered": "{uncovered:cut}",
-        "idle": "{idle:cut}",
-    }
+    "ms": "{cell}",
+    "baseline": "{baseline:cut}",
+    "naive": "{median:cut}",
+    "exposed": "{exposed:cut}",
+    "share / %": "{percent:cut}",
+    "alone": "{alone:cut}",
+    "uncovered": "{uncovered:cut}",
+    "idle": "{idle:cut}",
 }
 IDLE = 1.0
 """Milliseconds from which on idle time is worth a sentence."""
@@ -86,14 +84,17 @@ def reason(all_reduce: DataFrame, naive: Series) -> Typst:
     """Where the time goes in the asked cell."""
     expected = alone(all_reduce, naive)
     idle = naive["idle"] if naive["idle"] > IDLE else None
-    facts = Facts(naive=naive, all=sum(expected), calls=expected[0], idle=idle)
-    return facts.say(
+    return say(
         "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {size} together.",
         "By the line of @sec-distributed_communication_single_node these calls take {all:ms}, of which {calls:ms} "
         "are overhead.",
         "In the profiled step {uncovered:ms} of communication run, none of it next to compute.",
         "The device idles for another {idle:ms}, {each:µs} per call; likely the replayed graph runs them strictly "
         "one after the other.",
+        naive=naive,
+        all=sum(expected),
+        calls=expected[0],
+        idle=idle,
         size=data_size(naive["communicated"]) if naive["communicated"] > 0 else None,
         uncovered=naive["uncovered"] if naive["hidden"] == 0 else None,
         each=1e3 * idle / naive["messages"] if idle else None,

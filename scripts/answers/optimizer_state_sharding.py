@@ -1,16 +1,16 @@
 """Answers to `optimizer_state_sharding`: how evenly the wrapper shares the optimizer's state."""
 
-from pandas import DataFrame
-
 from cs336_systems.experiments.data_parallel import VARIATION_MB
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
-from scripts.rendering.grid import grid
-from scripts.rendering.markup import Table
+from scripts.rendering.grid import crossed
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
-from scripts.views.data import flat, last, select
+from scripts.views.data import last, select
 from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
+
+STATE = {"most / MiB": "{most_state:.1f}", "least / %": "{least_share:.2f}", "most / %": "{most_share:.2f}"}
+"""By number of ranks."""
 
 
 def answers(tables: Tables) -> Found:
@@ -44,7 +44,9 @@ def answers(tables: Tables) -> Found:
             ranks="" if fullest is None else ranks_of(fullest),
             excess=theirs,
         ),
-        evidence=Captioned(state_table(rows), caption),
+        evidence=Captioned(
+            crossed(rows.assign(ranks=[ranks_of(row) for _, row in rows.iterrows()]), "title", "ranks", STATE), caption
+        ),
         reason=say(
             say(
                 "Ours balances each bucket of {size} MB on its own, so that a bucket can travel while the next one is "
@@ -57,21 +59,3 @@ def answers(tables: Tables) -> Found:
         ),
     )
     return {"evenness": evenness, "bucket": VARIATION_MB}
-
-
-def state_table(rows: DataFrame) -> Table:
-    """One row per contender; for each number of ranks the most MiB, and the least and the most share."""
-    names = ["most_state", "least_share", "most_share"]
-    wide = rows.assign(ranks=[ranks_of(row) for _, row in rows.iterrows()])
-    wide = flat(wide.pivot(index="contender", columns="ranks", values=names))
-    wide = wide.reindex(list(dict.fromkeys(rows["contender"])))
-    wide["title"] = rows.drop_duplicates("contender").set_index("contender")["title"]
-    columns = {
-        ranks: {
-            "most / MiB": f"{{most_state {ranks}:.1f}}",
-            "least / %": f"{{least_share {ranks}:.2f}}",
-            "most / %": f"{{most_share {ranks}:.2f}}",
-        }
-        for ranks in dict.fromkeys(ranks_of(row) for _, row in rows.iterrows())
-    }
-    return grid(wide.reset_index(), {"": {"": "{title}"}, **columns})

@@ -105,7 +105,7 @@ def memory_answer(table: DataFrame) -> Answer:
             f"With gradients sharded too, it is {{both[peak]:{unit}}}.",
         ),
         evidence=Captioned(
-            grid(asked, {"": {"": "{title}"}, **MOMENTS}),
+            grid(asked, {"": "{title}", **MOMENTS}),
             facts.say(
                 "Memory of the rank with most in use, training {cell[label]}, in {unit}; {cell[cell]}. _Rest_: "
                 "buckets that are copies, activations, the loss."
@@ -127,7 +127,7 @@ def memory_answer(table: DataFrame) -> Answer:
             rest=rest if rest > 0.1 * asked["gradients"].max() else None,
         ),
         details=Captioned(
-            grid(found, {"": {"": "{title}"}, **MOMENTS}, by="cell"), f"The same in every cell, {unit}.", long=True
+            grid(found, {"": "{title}", **MOMENTS}, by="cell"), f"The same in every cell, {unit}.", long=True
         ),
     )
 
@@ -201,13 +201,12 @@ def zero_answer() -> Answer:
     ours, zero = (SCHEMES[name] for name in ("sharded optimizer", "ZeRO-1"))
     ranks = RANKS[0]
     sent, least = ours.sent(whole, ranks), zero.sent(whole, ranks)
-    facts = Facts(ranks=ranks, ratio=sent / least, sent=sent / GB, zero=least / GB)
+    facts = Facts(ranks=ranks, sent=sent / GB, zero=least / GB, state=ours.memory(whole, ranks).total / GIB)
     return Answer(
         asked="(c) Against ZeRO stage 1",
-        verdict=facts.say("Sharded state takes the memory of ZeRO stage 1, but {ratio:times} its communication."),
+        verdict=facts.say("Sharded state takes the memory of ZeRO stage 1, but {sent / zero:times} its communication."),
         more=facts.say(
-            "On {ranks} ranks {state:GiB} of training state each, and {sent:GB} sent per step instead of {zero:GB}.",
-            state=ours.memory(whole, ranks).total / GIB,
+            "On {ranks} ranks {state:GiB} of training state each, and {sent:GB} sent per step instead of {zero:GB}."
         ),
         evidence=Captioned(
             schemes_table(RANKS),
@@ -232,4 +231,4 @@ def schemes_table(ranks: Sequence[int]) -> Table:
 
     groups = {"training state of a rank / GiB": columns("held", "{state}")}
     groups |= {"sent by a rank in a step / GB": columns("sent", "{sent}")}
-    return grid(DataFrame(lines), {"": {"": "{name}"}, **groups})
+    return grid(DataFrame(lines), {"": "{name}", **groups})

@@ -58,13 +58,9 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
         or say("Nothing runs out of memory up to {cell[sequence]} tokens.", cell=last(cells)),
         more=say("Up to {most:whole} tokens it is host-bound.", most=host_bound[host_bound].index.max()),
-        evidence=[
-            Captioned(
-                grid_table(table, [False]), "Mean times of plain attention by head dimension; a star: host-bound."
-            )
-        ]
-        if len(cells)
-        else [],
+        evidence=Captioned(
+            grid_table(table, [False]), "Mean times of plain attention by head dimension; a star: host-bound."
+        ),
         details=["attention_length", Captioned(grid(cells, EVERY, text_columns=0), "Every shape measured.", long=True)],
     )
 
@@ -94,9 +90,8 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
         ),
         more=facts.say(
             "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
-            "What is kept grows {gain:times} from {before[sequence]} to {end[sequence]} tokens.",
+            "What is kept grows {end[kept] / before[kept]:times} from {before[sequence]} to {end[sequence]} tokens.",
             "FlashAttention never stores it.",
-            gain=None if before is None or end is None else end["kept"] / before["kept"],
         ),
         evidence=Captioned(
             account(batch, sequence, d, constant, measured),

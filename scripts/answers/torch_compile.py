@@ -22,14 +22,12 @@ STAGES = {
 }
 """One step after another, from fp32 to all together."""
 TOGETHER: Columns = {
-    "": {
-        "training step": "{stage}",
-        "median / ms": "{step:.1f}{star}",
-        "device busy / %": "{busy:share}",
-        "MFU / %": "{utilization:.1f}",
-        "peak / GiB": "{peak_memory:GiB}",
-        "gain": "{gain:.2f}×",
-    }
+    "training step": "{stage}",
+    "median / ms": "{step:.1f}{star}",
+    "device busy / %": "{busy:share}",
+    "MFU / %": "{utilization:.1f}",
+    "peak / GiB": "{peak_memory:GiB}",
+    "gain": "{gain:.2f}×",
 }
 BOTH = ("eager", "compiled")
 MODEL: Columns = {
@@ -62,9 +60,8 @@ def tiles(found: Found) -> list[Tile]:
 
 def attention(table: DataFrame) -> Answer:
     """(a) Plain attention, eager next to compiled."""
-    if table["compiled"].nunique() < 2:
+    if table["compiled"].nunique() < 2 or not len(pairs := paired(table)):
         return Answer("(a) Attention")
-    pairs = paired(table)
     told, waits = pairs[~pairs["host_bound"]], pairs[pairs["host_bound"]]
     longest = select(told, sequence=told["sequence"].max())
     gain = longest["gain"].median()
@@ -170,9 +167,11 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
     gain = told["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
     kind = f"{len(told)} of {cells} cells; the others are host-bound"
-    facts = Facts(quick=quick, slow=slow, gain=max(gain, 1 / gain))
-    return facts.say(
+    return say(
         "The {quick} step is {gain:times} as fast as the {slow} one ({kind}).",
+        quick=quick,
+        slow=slow,
+        gain=max(gain, 1 / gain),
         kind=kind if len(told) < cells else Typst(f"median of {count(cells, 'cell')}"),
     ) or say("In none of {cells} the step can be told: all are host-bound.", cells=count(cells, "cell"))
 

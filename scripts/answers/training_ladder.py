@@ -10,7 +10,7 @@ from cs336_systems.accounting.training_ladder import MFU_CONVENTIONS
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
 from scripts.checks.training_ladder import SCATTER
 from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.grid import Columns, crossed, grid
 from scripts.rendering.markup import Tile, Typst, measured, milliseconds
 from scripts.views.data import first, last, measured_machine, one
 from scripts.views.training_ladder import (
@@ -31,34 +31,30 @@ NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothin
 WORTH = 0.02
 """Share of a step that a rung must save to be recommended: less lies between two launches."""
 RUNG: Columns = {
-    "": {
-        "": "{label}",
-        "batch": "{batch_size} × {context}",
-        "rung": "{shown}",
-        "step / ms": "{step:.2f}",
-        "p20–p80": "{p20:.2f}–{p80:.2f}",
-        "n": "{n:.0f}",
-        "busy / ms": "{device_busy:.2f}",
-        "launches": "{launches:.0f}",
-        "× floor": "{over:.2f}",
-        "MFU / %": "{mfu:.1f}",
-        "J": "{energy:.1f}",
-        "peak / GiB": "{peak_memory:GiB}",
-        "set-up / s": "{setup:.1f}",
-    }
+    "": "{label}",
+    "batch": "{batch_size} × {context}",
+    "rung": "{shown}",
+    "step / ms": "{step:.2f}",
+    "p20–p80": "{p20:.2f}–{p80:.2f}",
+    "n": "{n:.0f}",
+    "busy / ms": "{device_busy:.2f}",
+    "launches": "{launches:.0f}",
+    "× floor": "{over:.2f}",
+    "MFU / %": "{mfu:.1f}",
+    "J": "{energy:.1f}",
+    "peak / GiB": "{peak_memory:GiB}",
+    "set-up / s": "{setup:.1f}",
 }
 SIZES: Columns = {
-    "": {
-        "": "{label}",
-        "batch": "{batch_size} × {context}",
-        "fp32 / ms": "{first_step:sig}",
-        "fastest": "{step:sig}",
-        "floor / ms": "{floor:.1f}",
-        "× floor": "{over:.2f}",
-        "MFU / %": "{mfu:.1f}",
-        "tokens/s": "{tokens:.0f}",
-        "mJ/token": "{millijoules:.1f}",
-    }
+    "": "{label}",
+    "batch": "{batch_size} × {context}",
+    "fp32 / ms": "{first_step:sig}",
+    "fastest": "{step:sig}",
+    "floor / ms": "{floor:.1f}",
+    "× floor": "{over:.2f}",
+    "MFU / %": "{mfu:.1f}",
+    "tokens/s": "{tokens:.0f}",
+    "mJ/token": "{millijoules:.1f}",
 }
 RECOMPUTED: Columns = {
     "": {"": "{label}", "batch": "{batch_size} × {context}"},
@@ -66,27 +62,22 @@ RECOMPUTED: Columns = {
     "blocks recomputed": {"ms": "{recomputed_step:sig}", "peak / GiB": "{recomputed_peak:GiB}"},
 }
 WRAPPED: Columns = {
-    "": {
-        "": "{label}",
-        "batch": "{processes} × {batch_size} × {context}",
-        "step": "{title}",
-        "ms": "{step:sig}",
-        "× alone": "{over:.2f}",
-        "tokens/s": "{tokens:.0f}",
-        "peak / GiB": "{peak_memory:GiB}",
-    }
+    "": "{label}",
+    "batch": "{processes} × {batch_size} × {context}",
+    "step": "{title}",
+    "ms": "{step:sig}",
+    "× alone": "{over:.2f}",
+    "tokens/s": "{tokens:.0f}",
+    "peak / GiB": "{peak_memory:GiB}",
 }
 LEARNING: Columns = {
-    "": {
-        "": "{title}",
-        "loss / nat": "{loss:.4f}",
-        "std": "{std:.4f}",
-        "seeds": "{n:.0f}",
-        "gradients' error / %": "{percent:.2f}",
-        "same bits": "{same}",
-    }
+    "": "{title}",
+    "loss / nat": "{loss:.4f}",
+    "std": "{std:.4f}",
+    "seeds": "{n:.0f}",
+    "gradients' error / %": "{percent:.2f}",
+    "same bits": "{same}",
 }
-ENDS = ("gain", "expected")
 
 
 def answers(tables: Tables) -> Found:
@@ -96,20 +87,19 @@ def answers(tables: Tables) -> Found:
     missing = NEEDS_GPU if len(rungs) else NOT_HERE
     rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda found: 100 * found["utilization"])
     found = ends(rungs)
-    always = {
-        "fastest": how_fast(table, rungs, found, missing),
-        "learning": learning(table),
-        "measured": len(rungs) > 0,
-        "ends": found,
-    }
-    if not len(rungs):
-        return always
-    return always | {
+    on_gpu = {
         "sizes": sizes(rungs, found),
         "advice": advice(table, rungs, found),
         "gains": gains(table, found),
         "memory": memory(rungs),
         "several": several(table),
+    }
+    return {
+        "fastest": how_fast(table, rungs, found, missing),
+        "learning": learning(table),
+        "measured": len(rungs) > 0,
+        "ends": found,
+        **(on_gpu if len(rungs) else {}),
     }
 
 
@@ -120,10 +110,10 @@ def tiles(found: Found) -> list[Tile]:
     ladder = found["ends"][-1]
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
-        "the fastest training step of {best[label]}: {best[utilization]:percent} of the bf16 peak, and {gain:times} as "
-        "fast as eager fp32",
+        "the fastest training step of {best[label]}: {best[utilization]:percent} of the bf16 peak, and "
+        "{begin[step] / best[step]:times} as fast as eager fp32",
         best=best,
-        gain=begin["step"] / best["step"],
+        begin=begin,
     )
     return [Tile(milliseconds(best["step"]), meaning, "fastest step")] if meaning else []
 
@@ -136,7 +126,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             f"last rung, {row['title']}" if RUNGS[row["rung"]].without else row["title"] for _, row in rungs.iterrows()
         ]
     )
-    facts = Facts(best=best, machine=measured_machine({"": table}), parts=floor_of(table, best))
+    facts = Facts(best=best, begin=begin, machine=measured_machine({"": table}), parts=floor_of(table, best))
     return Answer(
         asked="How fast, and how far from the floor",
         verdict=facts.say(
@@ -144,21 +134,18 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         more=facts.say(
             "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
-            "{gain:times} the first step's.",
+            "{begin[step] / best[step]:times} the first step's.",
             "Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.",
-            gain=None if best is None or begin is None else begin["step"] / best["step"],
         ),
-        evidence=["ladder"] if found else [],
+        evidence="ladder",
         reason=facts.say(
             "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
             "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
             "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
-            tell(
-                None if best is None else bool(best["over"] < 1),
-                "The step is faster than its parts: likely matmuls in a row reach the power limit and the clock falls, "
-                "while in a step passes limited by memory let it recover.",
-                NOTHING,
-            ),
+            "The step is faster than its parts: likely matmuls in a row reach the power limit and the clock falls, "
+            "while in a step passes limited by memory let it recover."
+            if best is not None and best["over"] < 1
+            else "",
             conventions(best),
         ),
         details=Captioned(
@@ -239,19 +226,15 @@ def memory(rungs: DataFrame) -> Answer:
             "({row[label]}).",
             row=most,
         ),
-        evidence=[
-            Captioned(
-                grid(found, RECOMPUTED, text_columns=2),
-                "The fastest step of each cell, and the last rung with all blocks recomputed: each keeps its input and "
-                "attention's output and log-sum-exp.",
-            )
-        ]
-        if len(found)
-        else [],
-        reason="A block's matmuls and passes run again, attention does not; so the price is at most a third of the "
-        "matmuls' time."
-        if len(found)
-        else "",
+        evidence=Captioned(
+            grid(found, RECOMPUTED, text_columns=2),
+            "The fastest step of each cell, and the last rung with all blocks recomputed: each keeps its input and "
+            "attention's output and log-sum-exp.",
+        ),
+        reason=say(
+            "A block's matmuls and passes run again, attention does not; so the price is at most a third of the "
+            "matmuls' time."
+        ),
     )
 
 
@@ -268,17 +251,13 @@ def several(table: DataFrame) -> Answer:
             "communication.",
             row=best,
         ),
-        evidence=[
-            Captioned(
-                grid(found, WRAPPED, text_columns=3),
-                "One training step of all GPUs, each on its own sequences, medians of the slowest: without "
-                "communication (the last rung on each), gradients averaged under the backward pass and every weight "
-                "updated on each GPU (data-parallel wrapper), each GPU updating its share under the backward pass "
-                "(sharded optimizer), and weights sharded in fp32 and gathered in bf16 by blocks (FSDP).",
-            )
-        ]
-        if len(found)
-        else [],
+        evidence=Captioned(
+            grid(found, WRAPPED, text_columns=3),
+            "One training step of all GPUs, each on its own sequences, medians of the slowest: without "
+            "communication (the last rung on each), gradients averaged under the backward pass and every weight "
+            "updated on each GPU (data-parallel wrapper), each GPU updating its share under the backward pass "
+            "(sharded optimizer), and weights sharded in fp32 and gathered in bf16 by blocks (FSDP).",
+        ),
     )
 
 
@@ -330,22 +309,16 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
 
 def gains(table: DataFrame, found: list[DataFrame]) -> Answer:
     """Each rung's gain next to its closed form."""
-    tables = {ladder["label"].iloc[0]: gain_table(table, ladder) for ladder in found}
-    lines: dict[str, dict[str, Any]] = {}
-    for place, each in enumerate(tables.values()):
-        for _, row in each.iterrows():
-            line = lines.setdefault(row["title"], {"title": row["title"]})
-            line |= {f"gain{place}": row["gain"], f"expected{place}": row["expected"]}
-    names = [f"{end}{place}" for place in range(len(tables)) for end in ENDS]
-    columns = {label: {f"{end} / ms": f"{{{end}{place}:.1f}}" for end in ENDS} for place, label in enumerate(tables)}
-    known = pandas.concat([each.dropna() for each in tables.values()]) if tables else DataFrame(columns=["gain"])
-    reached = int((known["gain"] >= 0.5 * known["expected"]).sum()) if len(known) else 0
+    rows = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
+    every = pandas.concat(rows) if rows else DataFrame(columns=["title", "label", "gain", "expected"])
+    known = every.dropna(subset=["gain", "expected"])
+    reached = int((known["gain"] >= 0.5 * known["expected"]).sum())
     facts = Facts(reached=reached, all=len(known) or None)
     return Answer(
         asked="Gains and closed forms",
         verdict=facts.say("{reached} of {all} gains reach half of what their closed forms promise."),
         evidence=Captioned(
-            grid(DataFrame(list(lines.values()), columns=["title", *names]), {"": {"": "{title}"}, **columns}),
+            crossed(every, "title", "label", {f"{end} / ms": f"{{{end}:.1f}}" for end in ("gain", "expected")}),
             "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
             "promises at the rates measured in the same job. –: no closed form, or not measured.",
         ),

@@ -12,7 +12,7 @@ from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.markup import Table, Typst, fixed_point
 from scripts.views.communication import all_reduce_table, lines
-from scripts.views.data import measured_gpu, ratio, statistic
+from scripts.views.data import measured_gpu, ratio, select, statistic
 from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
@@ -58,18 +58,15 @@ def measured_parts(tables: Tables) -> Parts:
 
 def cell_of(table: DataFrame, part: str) -> DataFrame:
     """The rows of a part at the leaderboard's size, with no more blocks computed again than memory needed."""
-    given = {
-        "part": part,
-        "processes": leaderboard.GPUS if part == "step" else 1,
-        "context": leaderboard.CONTEXT,
-        "batch_size": leaderboard.BATCH_SIZE // leaderboard.GPUS,
-        "vocab_size": leaderboard.VOCAB_SIZE,
-        "recomputed": -1,
-    }
-    wanted = table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)
-    for column, value in given.items():
-        wanted &= table[column] == value
-    return table[wanted]
+    return select(
+        table[table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)],
+        part=part,
+        processes=leaderboard.GPUS if part == "step" else 1,
+        context=leaderboard.CONTEXT,
+        batch_size=leaderboard.BATCH_SIZE // leaderboard.GPUS,
+        vocab_size=leaderboard.VOCAB_SIZE,
+        recomputed=-1,
+    )
 
 
 def measured(tables: Tables, parts: Parts) -> Answer:
@@ -145,17 +142,15 @@ def one_card(parts: Parts, gpu: str) -> Typst:
 def derived() -> Answer:
     """The answer where nothing was measured."""
     total = sum(leaderboard.step_flops().values())
-    least = {gpu: total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU)}
+    least, other = (total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU))
+    facts = Facts(gpu=short(leaderboard.GPU), least=least, record=leaderboard.RECORD_SECONDS)
     return Answer(
         "Time",
-        say(
-            "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, uses {share:percent}.",
-            gpu=short(leaderboard.GPU),
-            least=least[leaderboard.GPU],
-            record=leaderboard.RECORD_SECONDS,
-            share=least[leaderboard.GPU] / leaderboard.RECORD_SECONDS,
+        facts.say(
+            "Not measured. At bf16 peak two {gpu}s take {least:s}: the record, {record:s}, uses "
+            "{least / record:percent}."
         ),
-        say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=least[OTHER_GPU]),
+        say("Two {gpu}s would need at least {least:s}.", gpu=short(OTHER_GPU), least=other),
         evidence=Captioned(memory_table(), MEMORY, closed_form=True),
         reason=say(work(), chosen(leaderboard.GPU), chosen(OTHER_GPU)),
     )
@@ -165,14 +160,13 @@ def work() -> Typst:
     """The step's FLOPs, and the peak that they are compared with."""
     flops = leaderboard.step_flops()
     total = sum(flops.values())
-    peak = listed(leaderboard.GPU)
-    facts = Facts(flops=total / 1e15, head=flops["head"] / total, peak=peak.bf16 / 1e12, source=peak.source)
+    facts = Facts(flops=flops, total=total, gpu=short(leaderboard.GPU), peak=listed(leaderboard.GPU))
     return facts.say(
-        "The step has {flops:PFLOP} of matmuls, three times those of its forward pass with causal attention counted "
-        "half; {attention:percent} are attention's, {head:percent} the head's. The peak of a {gpu} is {peak:TFLOP/s} "
-        "({source}).",
-        attention=flops["attention"] / total,
-        gpu=short(leaderboard.GPU),
+        "The step has {work:PFLOP} of matmuls, three times those of its forward pass with causal attention counted "
+        "half; {flops[attention] / total:percent} are attention's, {flops[head] / total:percent} the head's. The peak "
+        "of a {gpu} is {peak.bf16 / tera:TFLOP/s} ({peak.source}).",
+        work=total / 1e15,
+        tera=1e12,
     )
 
 
@@ -188,13 +182,13 @@ def chosen(gpu: str) -> Typst:
     )
 
 
-def rank_memory(ranks: int = leaderboard.GPUS, recomputed: int = 0) -> RankMemory:
+def rank_memory(recomputed: int = 0) -> RankMemory:
     """A rank's memory with bf16 weights and sharded fp32 masters."""
     return RankMemory(
         shape=leaderboard.SHAPE,
         vocab_size=leaderboard.VOCAB_SIZE,
         tokens=leaderboard.CONTEXT,
-        ranks=ranks,
+        ranks=leaderboard.GPUS,
         recomputed=recomputed,
     )
 

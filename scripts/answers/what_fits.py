@@ -17,7 +17,7 @@ REBUILT = "PyTorch's DDP"
 WITHIN = {"memory": MEMORY_WITHIN, "time": TIME_WITHIN}
 UNITS = {"memory": "MiB", "time": "ms"}
 BY_EXPERIMENT: Columns = {
-    "": {"": "{experiment}"},
+    "": "{experiment}",
     **{
         what: {
             "steps": f"{{{what} cells:.0f}}",

@@ -5,6 +5,7 @@ import string as strings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
+from math import nan
 from typing import Any
 
 from pandas import DataFrame
@@ -27,7 +28,11 @@ class _Sentence(strings.Formatter):
     """Python's format strings over Typst markup, with units for format specifications."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Look a field up, unless what it is looked up in was not measured."""
+        """Look a field up, unless what it is looked up in was not measured; "a / b" is a quotient of two."""
+        numerator, _, denominator = field_name.partition(" / ")
+        if denominator:
+            values = [self.get_field(name, args, kwargs)[0] for name in (numerator, denominator)]
+            return (nan if _missing(values) or not values[1] else values[0] / values[1]), field_name
         if kwargs[re.split(r"[.\[]", field_name)[0]] is None:
             raise _Missing
         return super().get_field(field_name, args, kwargs)
@@ -51,7 +56,8 @@ def say(*sentences: str, **values: Any) -> Typst:
     Args:
         sentences: Typst markup with fields, or a `Typst`, which is finished. `{name}` prints a string (escaped), markup
             or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in a unit; `{name:times}` and the
-            like apply one of FILTERS; `{name:span ms}` prints the least and the most of a pair.
+            like apply one of FILTERS, to a quotient too, as in `{a / b:times}`; `{name:span ms}` prints the least and
+            the most of a pair.
         values: by the names in the sentences. So a sentence about a number that is missing, or about a row that is
             None, leaves no hole.
     """

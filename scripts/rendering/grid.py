@@ -1,7 +1,7 @@
 """Tables with a row for each row of a data frame, whose columns are format strings."""
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pandas import DataFrame
@@ -10,8 +10,8 @@ from scripts.rendering.markup import NOT_MEASURED, Table, Typst, finalize, fixed
 
 NONE = "–"
 """Stands in a table for what was not measured."""
-Columns = Mapping[str, Mapping[str, str]]
-"""By the title above them, the titles of columns and what they hold."""
+Columns = Mapping[str, Mapping[str, str] | str]
+"""What columns hold by their titles, or groups of such columns by the title above them."""
 
 
 class _Missing(Exception):
@@ -67,8 +67,9 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
     """
     lines: Any = rows.to_dict("records")
     whys = [why if isinstance(why := line.get("message"), str) else "" for line in lines]
-    kept: dict[str, list[tuple[str, list[str]]]] = {group: [] for group in columns}
-    for group, forms in columns.items():
+    kept: dict[str, list[tuple[str, list[str]]]] = {}
+    for name, held in columns.items():
+        group, forms = ("", {name: held}) if isinstance(held, str) else (name, held)
         for title, form in forms.items():
             number = sum(map(len, kept.values()))
             if "{" in form:
@@ -79,7 +80,7 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
             else:
                 texts = [text or NONE for text in fixed(list(rows[form]))]
             if number < text_columns or any(text != NONE for text in texts):
-                kept[group].append((title, texts))
+                kept.setdefault(group, []).append((title, texts))
     every = [column for inside in kept.values() for column in inside]
     if len(every) <= text_columns and any(whys):
         every.append(("", whys))
@@ -89,5 +90,34 @@ def grid(rows: DataFrame, columns: Columns, text_columns: int = 1, *, by: str = 
             body.append([line[by]])
         lost = f"{NOT_MEASURED}: {why.removeprefix(f'{NOT_MEASURED}: ').removeprefix('not timed: ')}"
         body.append([lost if why and at >= text_columns else texts[place] for at, (_, texts) in enumerate(every)])
-    groups = [(group.strip(), len(inside)) for group, inside in kept.items() if inside]
+    groups = [(group.strip(), len(inside)) for group, inside in kept.items()]
     return Table([title for title, _ in every], body, text_columns, groups if len(groups) > 1 else [])
+
+
+def crossed(
+    rows: DataFrame,
+    line: str,
+    group: str,
+    columns: Mapping[str, str],
+    title: str = "",
+    groups: Sequence[str] | None = None,
+) -> Table:
+    """A table with a line for each value of one column, and a group of columns for each value of another.
+
+    Args:
+        rows: at most one for each pair of values, which are shown in the order in which they come.
+        line: the column that has a line for each value; `title` stands above it.
+        group: the column that has a group of columns for each value, in the order of `groups` if that is given.
+        columns: those of each group, as `grid` has them.
+    """
+    places = {value: place for place, value in enumerate(groups or dict.fromkeys(rows[group]))}
+    keys = {title: f"column{number}" for number, title in enumerate(columns)}
+    lines: dict[str, dict[str, str]] = {}
+    records: Any = rows.to_dict("records")
+    for row in records:
+        texts = {f"{keys[title]}of{places[row[group]]}": cell(form, row) for title, form in columns.items()}
+        lines.setdefault(row[line], {"line": row[line]}).update(texts)
+    shown = {
+        str(value): {title: f"{{{key}of{place}}}" for title, key in keys.items()} for value, place in places.items()
+    }
+    return grid(DataFrame(list(lines.values())), {title: "{line}", **shown})

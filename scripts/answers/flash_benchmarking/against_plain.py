@@ -73,7 +73,7 @@ def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, ours:
     """One line per length: in one precision every pass as called, and in each the device's time and the ratio."""
     precisions = [name for name in ("bf16", "fp32") if len(select(known, d=d, precision=name))]
     names, on_gpu = {"ours": ours, "plain": "plain"}, bool(measured_gpu({"": alone}))
-    columns: dict[str, dict[str, str]] = {"": {"sequence": "{sequence}"}}
+    columns: dict[str, dict[str, str] | str] = {"sequence": "{sequence}"}
     for who in names:
         columns[f"{precisions[0]}, {who}"] = {
             title: f"{{{who} {each}}}" for title, each in zip(("forward", "backward", "both"), PASSES, strict=True)

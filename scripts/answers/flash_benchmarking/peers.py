@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.flash import Flash
 from scripts.rendering.answer import Answer, Captioned, say
-from scripts.rendering.grid import grid
+from scripts.rendering.grid import crossed
 from scripts.rendering.markup import Table, Typst
 from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
 from scripts.views.attention_times import KINDS, duels, score, strongest
@@ -53,19 +53,16 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
 
 def score_table(kinds: dict[str, DataFrame], names: dict[str, str]) -> Table:
     """One line per implementation that was met, libraries and users' own included."""
-    lines = []
+    lines: list[dict[str, object]] = []
     for name, title in names.items():
-        scores = [score(select(rows, implementation=name)) for rows in kinds.values()]
-        if any(found.cells for found in scores):
-            line: dict[str, object] = {"title": title}
-            for place, found in enumerate(scores):
-                line |= {f"score{place}": found.text, f"ratio{place}": found.ratio}
-            lines.append(line)
-    columns = {
-        kind: {"faster / equal / slower": f"{{score{place}}}", "ratio": f"{{ratio{place}:.2f}}×"}
-        for place, kind in enumerate(kinds)
-    }
-    return grid(DataFrame(lines), {"": {"against": "{title}"}, **columns})
+        scores = {kind: score(select(rows, implementation=name)) for kind, rows in kinds.items()}
+        lines += [
+            {"title": title, "kind": kind, "score": found.text, "ratio": found.ratio}
+            for kind, found in scores.items()
+            if found.cells
+        ]
+    columns = {"faster / equal / slower": "{score}", "ratio": "{ratio:.2f}×"}
+    return crossed(DataFrame(lines), "title", "kind", columns, "against", list(kinds))
 
 
 def which_kernels(table: DataFrame) -> Typst:

@@ -123,7 +123,7 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             grid(
                 DataFrame([peaks_at(select(plain, context=length), length) for length in lengths]),
                 {
-                    "": {"context": "{context}"},
+                    "context": "{context}",
                     **{
                         f"{precision} / GiB": {name: f"{{{precision} {mode}}}" for mode, name in FOLLOWED.items()}
                         for precision in PRECISIONS

@@ -22,14 +22,12 @@ ASKED = {
 SHOWN = 8
 """Groups of allocations that are listed."""
 GROUPS: Columns = {
-    "": {
-        "operator": "{operator}",
-        "line": "{place}",
-        "its text": "{text}",
-        "MiB each": "{mib:.1f}",
-        "number": "{number}",
-        "kept": "{stays}",
-    }
+    "operator": "{operator}",
+    "line": "{place}",
+    "its text": "{text}",
+    "MiB each": "{mib:.1f}",
+    "number": "{number}",
+    "kept": "{stays}",
 }
 
 
@@ -99,8 +97,8 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[0],
             verdict=facts.say(
                 "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
-                "{full[attention]}); {share:percent} is {operator}'s.",
-                share=None if most is None else most["mean"] / full["saved"],
+                "{full[attention]}); {most[mean] / full[saved]:percent} is {operator}'s.",
+                most=most,
                 operator=None if most is None else most["operator"] or FLASH,
             ),
             more=facts.say("Plain attention saves {more:times} as much as FlashAttention."),
@@ -113,12 +111,10 @@ def block(table: DataFrame) -> dict[str, Answer]:
                 "of scores instead.",
                 "Under autocast a block with plain attention saves {ratio:times} what it saves in fp32: the "
                 "softmax keeps its result in fp32, the product its copy in bf16.",
-                tell(
-                    bool(low),
-                    "Autocast casts the normalized input anew for each linear layer that takes it: query, key and "
-                    "value keep a copy each, and so do gate and up.",
-                    "",
-                ),
+                "Autocast casts the normalized input anew for each linear layer that takes it: query, key and "
+                "value keep a copy each, and so do gate and up."
+                if low
+                else "",
                 ratio=ratio(low, plain) if low and plain and low > plain else None,
             ),
             details=[

@@ -12,14 +12,12 @@ from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_or
 from scripts.views.kernels import MODES_PROFILED, forward_passes, kernels, label_of, profiled_closely, shares
 
 FORWARD: Columns = {
-    "": {
-        "size": "{label}{star}",
-        "precision": "{precision}",
-        "kernels / ms": "kernels",
-        "stage / ms": "stage",
-        "host timer / ms": "timer",
-        "busy / %": "{share:share}",
-    }
+    "size": "{label}{star}",
+    "precision": "{precision}",
+    "kernels / ms": "kernels",
+    "stage / ms": "stage",
+    "host timer / ms": "timer",
+    "busy / %": "{share:share}",
 }
 
 
@@ -124,4 +122,4 @@ def cells_table(plain: DataFrame) -> Table:
             lines.append(line | {"ms": launched["ms"].sum(), "matmul": shares(launched).get("matmul")})
     cell = {name: f"{{{name}}}" for name in ("context", "precision", "mode")}
     columns = {"size": "{label}"} | cell | {"ms": "{ms:sig}", "matmul / %": "{matmul:share}"}
-    return grid(DataFrame(lines), {"": columns}, text_columns=4)
+    return grid(DataFrame(lines), columns, text_columns=4)

@@ -1,16 +1,17 @@
 """Answers of `nsys_profile` on single kinds of kernels: the longest, those other than matmuls, and the softmax."""
 
 import itertools
+from collections.abc import Mapping
 from typing import cast
 
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, Facts, Tables, count, say
+from scripts.rendering.answer import Answer, Captioned, Facts, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, percent
-from scripts.views.data import PRECISIONS, last, measured_gpu, one, ratio, select, size_order
+from scripts.views.data import PRECISIONS, last, measured_gpu, one, select, size_order
 from scripts.views.kernels import (
     FORWARD,
     FORWARD_AND_BACKWARD,
@@ -88,7 +89,7 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
             "layout of the operands and tile.",
         ),
         details=Captioned(
-            grid(rows, {"": cell_columns | callers}, text_columns=4),
+            grid(rows, cell_columns | callers, text_columns=4),
             f"Where the calls of the forward pass's longest {unit} come from: layers × modules + modules outside.",
             long=True,
         ),
@@ -130,9 +131,9 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
         asked=asked,
         verdict=facts.say("{unit}s other than matmuls take {lost:listing} of the forward pass of {label}."),
         more=facts.say("In {name}: {largest:listing}."),
-        evidence=["roofline"] if roof else [listed],
+        evidence="roofline" if roof else listed,
         reason=limits(close) if roof else "No roofline is drawn: this machine's peak rates are not listed.",
-        details=[listed] if roof else [],
+        details=listed if roof else (),
     )
 
 
@@ -147,12 +148,14 @@ def limits(close: DataFrame) -> Typst:
         fast = [each for each in found if each.work.intensity >= ridge]
         moved = [each.bandwidth / gpu.bandwidth for each in slow if gpu]
         rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
-        facts = Facts(precision=precision, ridge=ridge, slow=[each.kind for each in slow])
         sentences.append(
-            facts.say(
+            say(
                 "In {precision} (@fig-roofline) memory limits whatever does fewer than {ridge:sig} FLOPs per byte: "
                 "{slow:listing} move their bytes at {moved:span percent} of the peak bandwidth. Compute limits the "
                 "rest: {fast:listing} reach {rates:span percent} of the peak rate.",
+                precision=precision,
+                ridge=ridge,
+                slow=[each.kind for each in slow],
                 moved=[min(moved, default=None), max(moved, default=None)],
                 fast=[each.kind for each in fast],
                 rates=[min(rates, default=None), max(rates, default=None)],
@@ -161,7 +164,7 @@ def limits(close: DataFrame) -> Typst:
     return say(*sentences)
 
 
-def others_table(forward: Tables, unit: str) -> Table:
+def others_table(forward: Mapping[str, DataFrame], unit: str) -> Table:
     """Kernels other than matmuls by time, in each precision."""
     lines = []
     for precision, rows in forward.items():
@@ -177,7 +180,7 @@ def others_table(forward: Tables, unit: str) -> Table:
             lines.append(line)
     columns = {"precision": "{precision}", unit: "{kernel}", "category": "{category}", "most of it in": "{where}"}
     columns |= {"calls": "{calls:.0f}", "ms": "{ms:sig}", "share": "{share}"}
-    return grid(DataFrame(lines), {"": columns}, text_columns=4)
+    return grid(DataFrame(lines), columns, text_columns=4)
 
 
 def softmax(here: DataFrame, close: DataFrame) -> Answer:
@@ -185,7 +188,6 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
     found = attention_times(here)
     quoted = select(found, label=close["label"].iloc[0])
     longer = select(found, precision="bf16")["time"] > 1
-    facts = Facts(longer=int(longer.sum()), sizes=count(len(longer), "size") if len(longer) else None)
     return Answer(
         asked=ASKED["softmax"],
         verdict=say(
@@ -193,9 +195,11 @@ def softmax(here: DataFrame, close: DataFrame) -> Answer:
             "({row[label]}, {row[precision]}).",
             row=last(quoted),
         ),
-        more=facts.say(
+        more=say(
             "In fp32 it is {row[time]:times}.",
             "In bf16 it takes longer than both matmuls together at {longer} of {sizes}.",
+            longer=int(longer.sum()),
+            sizes=count(len(longer), "size") if len(longer) else None,
             row=one(quoted, precision="fp32") if len(quoted) > 1 else None,
         ),
         evidence=Captioned(
@@ -216,13 +220,13 @@ def softmax_reason(close: DataFrame) -> Typst:
     alone = found.get(("bf16", "softmax"))
     if gpu is None or low is None or full is None or alone is None:
         return say("It reads and writes every score for five operations, so memory likely limits it.")
-    facts = Facts(full=full.flops / gpu.fp32, moved=low.bandwidth / gpu.bandwidth, intensity=low.work.intensity)
+    facts = Facts(full=full, low=low, alone=alone, gpu=gpu)
     return facts.say(
-        "The softmax reads and writes every score in fp32 for five operations, at {rate:percent} of the memory's "
-        "bandwidth: memory limits it, so the precision changes nothing.",
-        "The matmuls reach {full:percent} of the peak rate in fp32. In bf16 they are {gain:times} as fast, and "
-        "limited by memory, too ({moved:percent} of the bandwidth): with heads this narrow they do only "
-        "{intensity:sig} FLOPs per byte of scores.",
-        rate=alone.bandwidth / gpu.bandwidth,
-        gain=ratio(full.seconds, low.seconds),
+        "The softmax reads and writes every score in fp32 for five operations, at "
+        "{alone.bandwidth / gpu.bandwidth:percent} of the memory's bandwidth: memory limits it, so the precision "
+        "changes nothing.",
+        "The matmuls reach {full.flops / gpu.fp32:percent} of the peak rate in fp32. In bf16 they are "
+        "{full.seconds / low.seconds:times} as fast, and limited by memory, too "
+        "({low.bandwidth / gpu.bandwidth:percent} of the bandwidth): with heads this narrow they do only "
+        "{low.work.intensity:sig} FLOPs per byte of scores.",
     )
