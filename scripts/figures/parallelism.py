@@ -53,7 +53,7 @@ def passes(
 
 
 def best_splits(axes: Axes) -> None:
-    """The best split of any number of devices, for collectives that overlap and for such that take turns."""
+    """The best split of any number of devices, with overlapping collectives and with one after the other."""
     devices = geomspace(1.2, 4 * EXAMPLE.mixed_limit(overlapped=True), 200)
     for overlapped, look, colour, name in (
         (True, FORWARD, COMMUNICATION, "communication, forward"),

@@ -227,7 +227,7 @@ def steady(baseline: Series) -> bool:
 def outcome(first: Series, second: Series) -> str:
     """Whether the second contender of a cell is "faster" or "slower" than the first one, or the "same".
 
-    Both had their turns in the same rounds, so each step of one is divided by each of the other's in its round: what
+    Both were interleaved in the same rounds, so each step of one is divided by each of the other's in its round: what
     slows a round down slows both. They are the same where the middle three fifths of these ratios, and that of the
     medians, reach over 1.
     """
