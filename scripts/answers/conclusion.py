@@ -10,7 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, percent
 from scripts.views.comparison import contenders, device_bound, fastest
@@ -19,7 +19,7 @@ from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.scaling import PYTORCHS, scaling
 from scripts.views.steps import step_table, utilization
-from scripts.views.training_ladder import ends, rung_table
+from scripts.views.training_ladder import ends, gain_table, rung_table
 from scripts.views.training_ladder import fastest as fastest_rung
 
 SIZE = "xl"
@@ -45,7 +45,7 @@ def answers(tables: Tables) -> Found:
     return {
         "helped": helped(tables, steps, work),
         "scaling": weak_scaling(found, wrappers),
-        "advice": advice(steps, found),
+        "advice": advice(tables, steps, found),
     }
 
 
@@ -171,15 +171,33 @@ def attention(tables: Tables) -> Typst:
     )
 
 
+def largest_ladder(tables: Tables) -> DataFrame | None:
+    """The rungs of one GPU's training step, those of the largest model; None where they were not measured."""
+    rungs = rung_table(tables["training_ladder"])
+    return next(reversed(ends(rungs[rungs["gpu"] != ""])), None)
+
+
 def ladder(tables: Tables) -> Typst:
     """How far one GPU's step comes if nothing of this project is left out."""
-    rungs = rung_table(tables["training_ladder"])
-    found = ends(rungs[rungs["gpu"] != ""])
+    rungs = largest_ladder(tables)
     return say(
         "With every improvement of @sec-training_ladder, one GPU's step of {best[label]} goes from {begin[step]:ms} to "
         "{best[step]:ms}.",
-        begin=first(found[-1]) if found else None,
-        best=fastest_rung(found[-1]) if found else None,
+        begin=None if rungs is None else first(rungs),
+        best=None if rungs is None else fastest_rung(rungs),
+    )
+
+
+def first_rung(tables: Tables) -> Typst:
+    """The rung of one GPU's ladder that helped most, and how fast the step became."""
+    rungs = largest_ladder(tables)
+    if rungs is None:
+        return NOTHING
+    return say(
+        "On one GPU, the rung of @sec-training_ladder that saves most is _{most[title]}_ ({most[gain]:ms} of "
+        "{best[label]}'s step); the fastest step takes {best[step]:ms}.",
+        most=last(gain_table(tables["training_ladder"], rungs).sort_values("gain")),
+        best=fastest_rung(rungs),
     )
 
 
@@ -210,7 +228,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     )
 
 
-def advice(steps: DataFrame, found: DataFrame) -> Answer:
+def advice(tables: Tables, steps: DataFrame, found: DataFrame) -> Answer:
     """The recommended way to train on this machine."""
     several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
     best = last(several)
@@ -227,7 +245,8 @@ def advice(steps: DataFrame, found: DataFrame) -> Answer:
             "without communication ({fsdp[panel]}, {fsdp[processes]} ranks)."
         ),
         reason=facts.say(
+            first_rung(tables),
             "@sec-torch_compile says after how many steps compiling pays off, @sec-host_costs what the host costs "
-            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded."
+            "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded.",
         ),
     )
