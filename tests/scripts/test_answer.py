@@ -1,0 +1,46 @@
+"""How sentences take their values, and tables their lines."""
+
+from math import nan
+
+import pytest
+from pandas import DataFrame
+
+from scripts.rendering.answer import Answer, Captioned, Facts, say
+from scripts.rendering.grid import NONE, crossed
+from scripts.rendering.markup import Table, Typst
+
+
+@pytest.mark.parametrize("fast", [None, {"ms": None}, {"ms": nan}, {"ms": 0.0}])
+def test_a_quotient_of_what_is_missing_leaves_no_hole(fast):
+    sentence = "It is {slow[ms] / fast[ms]:times} as fast."
+    assert say(sentence, slow={"ms": 3.0}, fast={"ms": 2.0}) == "It is 1.50× as fast."
+    assert say(sentence, "So much is known.", slow={"ms": 3.0}, fast=fast) == "So much is known."
+
+
+def test_markup_among_the_sentences_is_finished():
+    facts = Facts(ms=2.0, where="here")
+    assert facts.say(Typst("${x}$ is a set."), "", "It takes {ms:ms} {where}.", where=Typst("_there_")) == (
+        "${x}$ is a set. It takes 2.00\u202fms _there_."
+    )
+
+
+def test_a_name_that_nobody_gives_is_a_mistake():
+    with pytest.raises(KeyError, match="speed"):
+        say("It takes {speed:ms}.", time=1.0)
+
+
+def test_an_answer_holds_one_figure_or_table_like_several():
+    table, empty = Captioned(Table(["a"], [["1"]]), "Full."), Captioned(Table(["a"], []), "Empty.")
+    assert Answer("(a)", evidence="figure", details=[empty, table]).evidence == ["figure"]
+    assert Answer("(a)", evidence=table, details=[empty, table]).details == [table]
+
+
+def test_lines_cross_groups_also_where_a_pair_is_missing():
+    rows = DataFrame([["naive", "4 GPUs", 2.0], ["flat", "4 GPUs", 1.0], ["flat", "2.7B, 2 GPUs", 3.0]])
+    rows.columns = ["title", "cell", "ms"]
+    shown = crossed(rows, "title", "cell", {"step": "{ms:.1f}", "twice": "{ms:.0f} {title}"}, "wrapper")
+    assert shown.columns == ["wrapper", "step", "twice", "step", "twice"]
+    assert shown.groups == [("", 1), ("4 GPUs", 2), ("2.7B, 2 GPUs", 2)]
+    assert shown.rows == [["naive", "2.0", "2 naive", NONE, NONE], ["flat", "1.0", "1 flat", "3.0", "3 flat"]]
+    turned = crossed(rows, "title", "cell", {"step": "{ms:.1f}"}, groups=["2.7B, 2 GPUs", "4 GPUs"])
+    assert turned.rows == [["naive", NONE, "2.0"], ["flat", "3.0", "1.0"]]
