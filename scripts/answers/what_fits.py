@@ -15,7 +15,6 @@ from scripts.views.what_fits import HELD_BACK, judged, predictions, summary
 
 REBUILT = "PyTorch's DDP"
 WITHIN = {"memory": MEMORY_WITHIN, "time": TIME_WITHIN}
-UNITS = {"memory": "MiB", "time": "ms"}
 BY_EXPERIMENT: Columns = {
     "": "{experiment}",
     **{
