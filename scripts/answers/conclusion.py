@@ -188,16 +188,19 @@ def ladder(tables: Tables) -> Typst:
     )
 
 
-def first_rung(tables: Tables) -> Typst:
-    """The rung of one GPU's ladder that helped most, and how fast the step became."""
+def next_rungs(tables: Tables) -> Typst:
+    """The two rungs of one GPU's ladder after bf16 that helped most, and how fast the step became."""
     rungs = largest_ladder(tables)
     if rungs is None:
         return NOTHING
+    gains = gain_table(tables["training_ladder"], rungs)
+    most = gains[(gains["rung"] != "autocast") & (gains["gain"] > 0)].nlargest(2, "gain")
+    best = fastest_rung(rungs)
     return say(
-        "On one GPU, the rung of @sec-training_ladder that saves most is _{most[title]}_ ({most[gain]:ms} of "
-        "{best[label]}'s step); the fastest step takes {best[step]:ms}.",
-        most=last(gain_table(tables["training_ladder"], rungs).sort_values("gain")),
-        best=fastest_rung(rungs),
+        "After bf16, what saves most on one GPU (@sec-training_ladder, {best[label]}) is {most:listing}; the fastest "
+        "step takes {best[step]:ms}.",
+        most=[say("_{rung[title]}_ ({rung[gain]:ms})", rung=rung) for _, rung in most.iterrows()],
+        best=best,
     )
 
 
@@ -245,7 +248,7 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame) -> Answer:
             "without communication ({fsdp[panel]}, {fsdp[processes]} ranks)."
         ),
         reason=facts.say(
-            first_rung(tables),
+            next_rungs(tables),
             "@sec-torch_compile says after how many steps compiling pays off, @sec-host_costs what the host costs "
             "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded.",
         ),

@@ -164,6 +164,8 @@ def work_sentence(pairs: DataFrame) -> Typst:
 
 def step_sentence(told: DataFrame, cells: int) -> Typst:
     """The gain of the step itself, where that can be told."""
+    if not cells:
+        return say("No step was timed both ways.")
     gain = told["gain"].median()
     quick, slow = BOTH[::-1] if gain > 1 else BOTH
     kind = f"{len(told)} of {cells} cells; the others are host-bound"

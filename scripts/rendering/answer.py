@@ -95,11 +95,6 @@ def tell(holds: bool | None, if_so: str, if_not: str, untold: str = NOTHING) -> 
     return untold if holds is None else if_so if holds else if_not
 
 
-def paragraph(*sentences: Typst) -> Typst:
-    """Join the sentences that are there."""
-    return say(*sentences)
-
-
 def count(number: int, noun: str) -> Typst:
     """A number and its noun, as in "1 cell" and "3 cells"."""
     return Typst(f"{finalize(number)} {escape(noun if number == 1 else f'{noun}s')}")

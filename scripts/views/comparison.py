@@ -18,7 +18,7 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.rendering.answer import paragraph
+from scripts.rendering.answer import say
 from scripts.rendering.markup import Typst
 from scripts.views.cells import wide
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
@@ -319,7 +319,7 @@ def duels(rows: DataFrame, first: Sequence[str], other: Sequence[str]) -> list[D
 def yours(cell: DataFrame, others: Mapping[str, Sequence[str]]) -> Typst:
     """Each of the reader's own in a cell against the fastest of some others, by what these are called."""
     mine = [row for _, row in select(cell, family=OWN).iterrows()]
-    return paragraph(
+    return say(
         *(
             against(row, fastest(cell, names)).sentence(f"your {row['title']}", title)
             for row in mine
