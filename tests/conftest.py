@@ -19,6 +19,7 @@ FIRST = (
     "workflow/test_verify.py",
     "scripts/test_golden.py",
     "scripts/test_planted_faults.py",
+    "training/test_interpreted.py",
 )
 """The files that take longest. While one of them makes the finished project, the others need not wait for it."""
 
