@@ -38,7 +38,7 @@ class Bundle:
     folder: Path
     """Where they were written, as a machine's results."""
     entities: Mapping[str, Mapping[str, Any]]
-    """What the crate's description says, by identifier."""
+    """Entries of the crate's description by identifier."""
     plan: Plan
     csvs: Sequence[Path]
     """The jobs' CSV files."""
@@ -46,9 +46,9 @@ class Bundle:
     """The rows of each experiment."""
     cards: Sequence[RecordedCard]
     checks: str
-    """What the bundle says of the self-checks, as CSV."""
+    """The bundle's own table of self-checks, as CSV."""
     coverage: str
-    """What it says of planned and measured cells, as CSV."""
+    """Its table of planned and measured cells, as CSV."""
 
 
 @contextlib.contextmanager

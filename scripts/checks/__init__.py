@@ -48,7 +48,7 @@ class Case(NamedTuple):
     wrong: bool
     """Whether the check fails by it."""
     complaint: str
-    """What is said then behind these words."""
+    """The complaint then, which follows these words."""
     figure: float | None = None
     """A number of which the check's summary gives the extremes."""
 

@@ -11,7 +11,7 @@ from scripts.rendering.markup import NOT_MEASURED, Table, Typst, finalize, fixed
 NONE = "–"
 """Stands in a table for what was not measured."""
 Columns = Mapping[str, Mapping[str, str] | str]
-"""What columns hold by their titles, or groups of such columns by the title above them."""
+"""Columns' contents by their titles, or groups of such columns by the title above them."""
 
 
 class _Missing(Exception):
