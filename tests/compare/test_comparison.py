@@ -32,7 +32,7 @@ def recorded(tmp_path_factory):
 def test_a_copy_is_the_same_or_cannot_be_told(recorded, tmp_path):
     found = compare(recorded, results(tmp_path, JOBS))
     assert found.count(FASTER) == found.count(SLOWER) == 0
-    assert found.count(SAME) > 50
+    assert found.count(SAME) > 40
     assert not found.stated
     assert not found.only_a
     assert not found.only_b
@@ -65,7 +65,7 @@ def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, ut
 
     def noisy(row):
         row = row.model_copy(update={"utc": utc}) if utc else row
-        return slowed(row, math.exp(choose.gauss(0, 0.016))) if row.status == "ok" and row.unit == "ms" else row
+        return slowed(row, math.exp(choose.gauss(0, 0.02))) if row.status == "ok" and row.unit == "ms" else row
 
     found = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs, noisy))
     assert (found.widened > 1.3) == widened
