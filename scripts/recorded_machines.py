@@ -17,6 +17,7 @@ from scripts.bundle import SOFTWARE
 from scripts.card.document import read_card
 from scripts.data_dictionary import table
 from scripts.readme import headlines
+from scripts.rendering.summary import seconds_of
 
 PAGE = Path("docs/recorded-machines.md")
 RECORDED = Path("recorded")
@@ -75,8 +76,7 @@ def summary(experiment: str, rows: DataFrame) -> list[str]:
     cell = [name for name in parameters(EXPERIMENTS[experiment]) if name in rows]
     lost = len(rows[rows["metric"] == WHOLE_CELL].drop_duplicates(cell))
     cells = len(rows.drop_duplicates(cell))
-    starting = pandas.to_numeric(rows["startup_seconds"]).groupby(rows["job"]).max()
-    seconds = pandas.to_numeric(rows.loc[rows["metric"] == "wall", "median"]).sum() + starting.sum()
+    seconds = sum(seconds_of(rows.assign(**rows[["mean", "startup_seconds"]].apply(pandas.to_numeric))))
     counts = (rows["job"].nunique(), cells, cells - lost, lost)
     return [*map(str, counts), f"{seconds / 60:.1f}", day(rows["utc"], "max")]
 

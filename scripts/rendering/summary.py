@@ -65,7 +65,7 @@ def summarize(
         **origin(tables),
         "outdated": outdated(tables, digests),
         "costs": costs_table(tables),
-        "seconds": sum(seconds_of(table) for table in tables.values()),
+        "seconds": sum(sum(seconds_of(table)) for table in tables.values()),
         "traced": step_in_words(plan.trace.cells[0]),
         "cells_planned": int(coverage["planned"].sum()),
         "cells_ok": int(coverage["ok"].sum()),
@@ -129,14 +129,11 @@ def costs_table(tables: Mapping[str, DataFrame]) -> Table:
     for name, table in tables.items():
         if not len(table):
             continue
-        jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
-        cells = select(table, metric=WALL)["mean"]
-        numbers = [len(cells), cells.sum(), jobs["startup_seconds"].sum()]
+        cells = len(select(table, metric=WALL))
+        numbers = [cells, *seconds_of(table)]
         total = [sum(pair) for pair in zip(total, numbers, strict=True)]
         digests = ", ".join(dict.fromkeys(table["source_digest"]))
-        body.append(
-            [name, digests, str(len(cells)), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])]
-        )
+        body.append([name, digests, str(cells), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])])
     body.append(["all", "", str(total[0]), *(f"{seconds:.0f}" for seconds in [*total[1:], sum(total[1:])])])
     header = ["experiment", "digest of its code", "cells", "measuring", "starting processes", "together"]
     return Table(header, body, text_columns=2, groups=[("", 3), ("seconds", 3)])
@@ -156,10 +153,10 @@ def lost_in_words(coverage: DataFrame) -> Typst:
     return Typst("".join(f", {finalize(number)} {WORDS[name]}" for name, number in counts.items() if number))
 
 
-def seconds_of(table: DataFrame) -> float:
-    """The time of an experiment, starting processes included."""
+def seconds_of(table: DataFrame) -> tuple[float, float]:
+    """The time of an experiment: measuring, and starting processes."""
     jobs = table.drop_duplicates(["utc", "startup_seconds"])  # a job ends once, and starts in a time of its own
-    return float(select(table, metric=WALL)["mean"].sum() + jobs["startup_seconds"].sum())
+    return float(select(table, metric=WALL)["mean"].sum()), float(jobs["startup_seconds"].sum())
 
 
 def failed_table(checks: DataFrame) -> Table | None:
