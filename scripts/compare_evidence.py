@@ -135,12 +135,15 @@ def of_launches(folder: Path) -> list[list[Difference]]:
     return [[cell.difference for cell in each.cells if cell.judged] for each in compared]
 
 
-def rows(folders: dict[str, Path]) -> Iterator[str]:
-    """The lines of the table."""
+def rows(folders: dict[str, Path], page: str) -> Iterator[str]:
+    """The lines of the table; of launches whose folder is not given, the line that the page has."""
     yield evidence([held_out(from_history())]).line("H200s, pairs in the record's history (models fitted without them)")
     names = {"gpu": "one GPU, each two launches", "cpu": "two cores that others load, each two launches"}
-    for device, folder in folders.items():
-        yield evidence(of_launches(folder)).line(names[device])
+    for device, name in names.items():
+        if device in folders:
+            yield evidence(of_launches(folders[device])).line(name)
+        else:
+            yield from (line for line in page.splitlines(keepends=True) if line.startswith(f"| {name} |"))
 
 
 def slowed(row: Row, factor: float) -> Row:
@@ -205,9 +208,10 @@ def with_table(page: str, name: str, lines: Iterable[str]) -> str:
 
 if __name__ == "__main__":
     given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    evidence_lines = [HEADER, *rows({device: Path(folder) for device, folder in given.items()})]
+    text = PAGE.read_text(encoding="utf-8")
+    evidence_lines = [HEADER, *rows({device: Path(folder) for device, folder in given.items()}, text)]
     with tempfile.TemporaryDirectory() as kept:
         whole_lines = [WHOLE_HEADER, *whole_comparisons(Path(kept))]
     print("".join([*evidence_lines, "\n", *whole_lines]), end="")
-    text = with_table(PAGE.read_text(encoding="utf-8"), "evidence", evidence_lines)
+    text = with_table(text, "evidence", evidence_lines)
     PAGE.write_text(with_table(text, "whole", whole_lines), encoding="utf-8")

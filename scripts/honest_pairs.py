@@ -70,10 +70,13 @@ def same_program(a: Row, b: Row) -> bool:
     """Whether two rows of a cell timed the same code: of one digest, or PyTorch's own."""
     if any(getattr(a, name) != getattr(b, name) for name in VERSIONS if getattr(a, name) and getattr(b, name)):
         return False
+    implementation = getattr(a, "implementation", "")
+    if implementation == "plain_compiled":
+        return False  # PyTorch chooses its kernels anew in each launch, by timing them: once they were 5 % slower.
     if getattr(a, "source_digest", "") == getattr(b, "source_digest", ""):
         return True
     if a.experiment == "flash":
-        contender = contender_of(getattr(a, "implementation", ""))
+        contender = contender_of(implementation)
         same_package = not contender.package or getattr(a, "flash_attn", "") == getattr(b, "flash_attn", "")
         return same_package and (contender.foreign or contender.name == "plain")
     # Not around attention of ours that has changed: what it leaves in the caches, other kernels find there.
