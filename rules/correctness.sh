@@ -21,12 +21,16 @@ for name in $names; do
 done
 if [ "${#tests[@]}" = 0 ]; then exit; fi
 log="$passed/last.log"
-status=0
-# GPUs are not shared out; a processor's cores are, by file, as a file's tests share what takes long to make.
-workers=()
-if [ "$machine" = cpu ] && [ "${#tests[@]}" -gt 1 ]; then workers=(--numprocesses=auto --maxprocesses=4 --dist=loadfile); fi
+cache=$(mktemp -d)
+trap 'rm -rf "$cache"' EXIT
 # One thread per process, since several ranks share the processor.
-OMP_NUM_THREADS=1 python -m pytest -q -m numeric -p no:cacheprovider "${workers[@]}" "${tests[@]}" >"$log" 2>&1 || status=$?
+run() { OMP_NUM_THREADS=1 python -m pytest -q -m numeric -o cache_dir="$cache" "$@" "${tests[@]}" >"$log" 2>&1; }
+# Side by side, by file, as a file's tests share what takes long to make: most of the time processors compile. Then what has
+# failed by itself, since GPUs are shared too: their time and memory, and some let in one process only.
+workers=()
+if [ "${#tests[@]}" -gt 1 ]; then workers=(--numprocesses=auto --maxprocesses=4 --dist=loadfile); fi
+status=0
+run "${workers[@]}" || run --last-failed || status=$?
 if [ "$status" -ne 0 ]; then
     cat "$log" >&2
     reason="The code is incorrect on this machine"
