@@ -21,7 +21,7 @@ from pathlib import Path
 from cs336_systems.plan import Job, make_plan, recorded_modules, with_switches
 from cs336_systems.record.source import Source, digest_of, find_sources, is_bare_string, measured_tree
 from cs336_systems.yaml_file import read_mapping
-from scripts.syntax_trees import Comparison, Renames
+from scripts.syntax_trees import Known, Renames, require_same
 
 TABLE = Path("scripts/renames.yaml")
 COLUMNS = ("job", "old_digest", "new_digest", "commit")
@@ -78,11 +78,12 @@ def require_same_sources(old: Mapping[str, Source], new: Mapping[str, Source], r
     after = {renames.old_module(module): (module, tree) for module, source in new.items() if (tree := code_of(source))}
     if before.keys() != after.keys():
         raise ValueError(f"only one of the versions has {', '.join(sorted(before.keys() ^ after.keys()))}")
-    comparison = Comparison(renames)
+    shared: Known = {}
     for old_name, tree in before.items():
         name, new_tree = after[old_name]
+        packages = package_of(old_name, old), package_of(name, new)
         try:
-            comparison.require_same(tree, new_tree, package_of(old_name, old), package_of(name, new))
+            require_same(tree, new_tree, packages, renames, shared)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 

@@ -68,9 +68,9 @@ def test_renames_of_all_kinds_leave_code_the_same(old, tmp_path):
 
 
 MORE_THAN_NAMES = {
-    "a number": ("top", "1.5", "1.25", "digested.top: 1.5 has become 1.25"),
-    "a number of another type": ("top", "last=False", "last=0", "False has become 0"),
-    "an operator": ("other", "if system else 0", "if not system else 0", "has become not system"),
+    "a number": ("top", "1.5", "1.25", r"digested.top: .*count=1\.5.* has become, .*count=1\.25"),
+    "a number of another type": ("top", "last=False", "last=0", "last=False.* has become, .*last=0"),
+    "an operator": ("other", "if system else 0", "if not system else 0", "has become, .* not system"),
     "a statement": ("top", "        return", "        self.count = count\n        return", "has become"),
     "a default": ("top", "count=1.5", "count", "has become"),
     "a word of a string": ("top", "symmetric memory,", "symmetric memories,", "has become"),
@@ -79,17 +79,12 @@ MORE_THAN_NAMES = {
         "top",
         "streams.stream import",
         "other import",
-        "digested.other import Stream",
+        "digested.lane import Lane has",
     ),
     "a module": ("top", "\nclass", "\nimport digested.more\n\nclass", "only one of the versions has digested.more"),
-    "a name that no rename lists": ("other", "base", "bases", "'base' has become 'bases'"),
-    "a name in one of its places": (
-        "top",
-        "_stream = stream",
-        "_stream = lane",
-        "'lane' has become 'stream' and",
-    ),
-    "two names for one": ("top", "Stream, count=1.5", "Stream, stream=1.5", "'count' has become 'stream'"),
+    "a name that no rename lists": ("other", "base", "bases", "base = .* has become, .*bases = "),
+    "a name in one of its places": ("top", "_stream = stream", "_stream = lane", "'lane' has become .* and "),
+    "two names for one": ("top", "Stream, count=1.5", "Stream, stream=1.5", "count=1.5.* has become, .*lane=1.5"),
     "an argument of another module": ("top", "spare=", "beside=", "'beside' has become 'beside' and 'spare'"),
 }
 
@@ -108,7 +103,7 @@ def test_two_names_never_become_one(tmp_path):
     """A value assigned to one of them would be read by the other."""
     old = sources(tmp_path / "old", OLD | {"other": "class Base:\n    first, both = 1, 2\n    base = first\n"})
     new = sources(tmp_path / "new", NEW | {"other": "class Base:\n    both, both = 1, 2\n    base = both\n"})
-    with pytest.raises(ValueError, match="'first' and 'both' have become 'both'"):
+    with pytest.raises(ValueError, match=r"first, both = .* has become, with old names, first, first = "):
         require_same_sources(old, new, Renames(RENAMES.modules, {**RENAMES.names, "both": "first"}, RENAMES.strings))
 
 
