@@ -17,6 +17,7 @@ from cs336_systems.experiments.metrics import COMMON, DETAILS, Metric, metrics_o
 from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.measurement import Measurement
 from cs336_systems.record.rows import Provenance
+from scripts.markdown import table
 
 DICTIONARY = Path("docs/data-dictionary.md")
 INTRODUCTION = """# Data dictionary
@@ -42,26 +43,26 @@ def dictionary() -> str:
 def _lines() -> Iterator[str]:
     yield INTRODUCTION
     yield "## Columns of a measurement\n"
-    yield from table(["column", "allowed", "meaning"], columns(Measurement, without=("details",)))
+    yield table(["column", "allowed", "meaning"], columns(Measurement, without=("details",)))
     yield "## Columns of a job\n"
-    yield from table(["column", "allowed", "meaning"], columns(Provenance))
+    yield table(["column", "allowed", "meaning"], columns(Provenance))
     yield "## Metrics of every experiment\n"
-    yield from metrics_table(COMMON)
+    yield metrics_table(COMMON)
     for _, kind in sorted(KINDS.items()):
         yield f"## {kind.name}\n"
         yield f"{inspect.cleandoc(kind.__doc__ or '')}\n"
-        yield from table(["parameter", "allowed", "meaning"], columns(kind))
+        yield table(["parameter", "allowed", "meaning"], columns(kind))
         if kind.details:
-            yield from table(["detail", "meaning"], [[f"`{name}`", DETAILS.get(name, "")] for name in kind.details])
-        yield from metrics_table(metrics_of(kind))
+            yield table(["detail", "meaning"], [[f"`{name}`", DETAILS.get(name, "")] for name in kind.details])
+        yield metrics_table(metrics_of(kind))
 
 
-def metrics_table(metrics: Mapping[str, Metric]) -> Iterator[str]:
+def metrics_table(metrics: Mapping[str, Metric]) -> str:
     """A row for each metric."""
     body = [
         [f"`{name}`", of.unit or ("count" if of.counts else ""), of.meaning, role(of)] for name, of in metrics.items()
     ]
-    yield from table(["metric", "unit", "meaning", "role"], body)
+    return table(["metric", "unit", "meaning", "role"], body)
 
 
 def role(metric: Metric) -> str:
@@ -92,13 +93,6 @@ def allowed(hint: Any) -> str:
 
 
 WORDS = {int: "whole number", float: "number", bool: "True or False", str: "text"}
-
-
-def table(header: list[str], body: Iterable[list[str]]) -> Iterator[str]:
-    """The lines of a Markdown table, and an empty one."""
-    for cells in (header, ["---"] * len(header), *body):
-        yield f"| {' | '.join(' '.join(cell.split()) for cell in cells)} |"
-    yield ""
 
 
 if __name__ == "__main__":

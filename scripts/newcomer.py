@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts import markdown
+
 RECORDED = "--config recorded=nvidia-h200"
 SNAKEMAKE = ".venv/bin/python -m snakemake"
 TEMPLATE = "report/sections/torch_compile.typ.j2"
@@ -58,14 +60,14 @@ def timed(step: Step, clone: Path) -> tuple[float, float, int]:
 
 def table(clone: Path, names: list[str]) -> str:
     """A table of the named steps, one after another."""
-    lines = ["| step | command | wanted / s | wall / s | processor / s |", "|---|---|---|---|---|"]
+    body = []
     for name in names:
         step = STEPS[name]
         wall, processor, status = timed(step, clone)
         wanted = "–" if step.wanted is None else f"{step.wanted:.0f}"
         failed = f" (exit {status})" if status else ""
-        lines.append(f"| {step.does} | `{step.command}` | {wanted} | {wall:.1f}{failed} | {processor:.1f} |")
-    return "\n".join(lines)
+        body.append([step.does, f"`{step.command}`", wanted, f"{wall:.1f}{failed}", f"{processor:.1f}"])
+    return markdown.table(["step", "command", "wanted / s", "wall / s", "processor / s"], body)
 
 
 if __name__ == "__main__":
@@ -77,4 +79,4 @@ if __name__ == "__main__":
         parser.error(f"step is {min(unknown)!r}; allowed: {', '.join(STEPS)}")
     if not arguments.folder.exists():
         subprocess.run(["git", "clone", "--quiet", Path(__file__).parents[1], arguments.folder], check=True)
-    print(table(arguments.folder, arguments.steps or list(STEPS)))
+    print(table(arguments.folder, arguments.steps or list(STEPS)), end="")

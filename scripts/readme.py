@@ -10,26 +10,23 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
+from scripts.markdown import table, with_table
 from scripts.views.data import select
 
 README = Path("README.md")
 RECORDED = Path("recorded/nvidia-h200/raw")
-BEGIN, END = "<!-- --8<-- [start:headlines] -->\n", "<!-- --8<-- [end:headlines] -->\n"
-HEADER = """| on NVIDIA H200, bf16, medians | this project | speed relative to |
-| --- | ---: | --- |
-"""
+COMPARED = ("this project", "speed relative to")
+"""Titles of the columns of numbers."""
 PYTORCH_ATTENTION = ["sdpa_flash", "sdpa_cudnn", "flex"]
 
 
 def with_headlines(readme: str) -> str:
     """The text of README.md with the table of the recorded results."""
-    before, _, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, f"{README} has no lines {BEGIN!r} and {END!r}"
-    return before + BEGIN + HEADER + "".join(headlines(RECORDED)) + end + after
+    header = ["on NVIDIA H200, bf16, medians", *COMPARED]
+    return with_table(readme, "headlines", table(header, headlines(RECORDED), right=[1]))
 
 
-def headlines(raw: Path) -> Iterator[str]:
+def headlines(raw: Path) -> Iterator[list[str]]:
     """The rows of the table that a recorded machine has the measurements for."""
     calls = rows(raw, "flash/leaderboard.csv", metric="forward_backward").set_index("implementation")
     for d in (64, 128):
@@ -78,7 +75,7 @@ def rows(raw: Path, path: str, metric: str, **parameters: Any) -> DataFrame:
     return select(pd.concat(tables), metric=metric, status="ok", **parameters)
 
 
-def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> Iterator[str]:
+def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> Iterator[list[str]]:
     """A row of the table: the fastest of ours against the fastest of each group of others; medians in ms, by name.
 
     No row without ours, and no group of which nothing was measured.
@@ -89,7 +86,7 @@ def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[
         f"{title} ({other:.1f} ms): **{other / fastest:.2f}×**" for title, other in slower.items() if pd.notna(other)
     ]
     if pd.notna(fastest):
-        yield f"| {what} | {fastest:.1f} ms | {', '.join(against)} |\n"
+        yield [what, f"{fastest:.1f} ms", ", ".join(against)]
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
 from scripts.bundle import SOFTWARE
 from scripts.card.document import read_card
-from scripts.data_dictionary import table
-from scripts.readme import headlines
+from scripts.markdown import table
+from scripts.readme import COMPARED, headlines
 from scripts.rendering.summary import seconds_of
 
 PAGE = Path("docs/recorded-machines.md")
@@ -42,7 +42,7 @@ def section(machine: Path) -> Iterator[str]:
     counts = [int(count) for count in values(rows, "gpu_count") if count != "0"]
     processors = listed(values(rows, "cpu"))
     yield f"## {listed(values(rows, 'gpu')) or processors}\n"
-    yield from table(
+    yield table(
         ["", ""],
         [
             ["label", f"`{machine.name}`"],
@@ -57,9 +57,9 @@ def section(machine: Path) -> Iterator[str]:
             ),
         ],
     )
-    if found := "".join(headlines(machine / "raw")):
-        yield "| medians | this project | speed relative to |\n| --- | ---: | --- |\n" + found
-    yield from table(
+    if compared := list(headlines(machine / "raw")):
+        yield table(["medians", *COMPARED], compared, right=[1])
+    yield table(
         ["experiment", "jobs", "cells", "measured", "not measured", "minutes", "last"],
         [[f"`{name}`", *summary(name, found)] for name, found in tables.items()],
     )

@@ -105,7 +105,8 @@ class _OldNames(ast.NodeTransformer):
     def items(self, items: Iterable[Any]) -> list[Any]:
         """Statements in order and without docstrings; or the old names that `global` and `nonlocal` have."""
         named = (self.name(item, local=True) if isinstance(item, str) else item for item in items)
-        runs = groupby((item for item in named if not is_bare_string(item)), _is_import)
+        kept: Iterable[Any] = (item for item in named if not is_bare_string(item))
+        runs = groupby(kept, _is_import)
         return [item for imports, run in runs for item in (sorted(run, key=ast.unparse) if imports else run)]
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:

@@ -9,9 +9,8 @@ import sys
 import pytest
 
 from cs336_systems.compare.__main__ import main
-from scripts.compare_evidence import slowed
 from tests.samples import ROOT
-from tests.support.planted_runs import copy_of
+from tests.support.planted_runs import copy_of, scaled
 
 JOB = "flash/leaderboard"
 
@@ -23,7 +22,7 @@ def folders(tmp_path, monkeypatch):
     copy_of(JOB, tmp_path / "results/one")
     copy_of(JOB, tmp_path / "results/two")
     change = {"forward_backward": 1.2}
-    copy_of(JOB, tmp_path / "slow", lambda row: slowed(row, change[row.metric]) if row.metric in change else row)
+    copy_of(JOB, tmp_path / "slow", lambda row: scaled(row, change[row.metric]) if row.metric in change else row)
     return tmp_path
 
 

@@ -11,9 +11,8 @@ from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, com
 from cs336_systems.compare.results import raw_csvs, read_results
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
 from cs336_systems.experiments.registry import KINDS
-from scripts.compare_evidence import slowed
 from tests.samples import ROOT
-from tests.support.planted_runs import copy_of
+from tests.support.planted_runs import copy_of, scaled
 
 JOBS = ("flash/leaderboard", "flash/tiled", "end_to_end/compiled", "training_ladder/large")
 
@@ -45,7 +44,7 @@ def test_a_planted_change_is_found_and_nothing_else(recorded, tmp_path):
 
     def change(row):
         times = row.status == "ok" and row.unit == "ms" and row.n > 0
-        return slowed(row, 1.05) if times and choose.random() < 0.4 else row
+        return scaled(row, 1.05) if times and choose.random() < 0.4 else row
 
     found = compare(recorded, results(tmp_path, JOBS, change))
     changed = [cell for cell in found.cells if cell.difference.ratio == pytest.approx(1.05, abs=1e-3)]
@@ -65,7 +64,7 @@ def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, ut
 
     def noisy(row):
         row = row.model_copy(update={"utc": utc}) if utc else row
-        return slowed(row, math.exp(choose.gauss(0, 0.02))) if row.status == "ok" and row.unit == "ms" else row
+        return scaled(row, math.exp(choose.gauss(0, 0.02))) if row.status == "ok" and row.unit == "ms" else row
 
     found = compare(results(tmp_path / "a", jobs), results(tmp_path / "b", jobs, noisy))
     assert (found.widened > 1.3) == widened
@@ -74,7 +73,7 @@ def test_intervals_are_widened_by_other_runs_of_the_same_code_alone(tmp_path, ut
 
 def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
     """Honest runs of eager bf16 steps differ by a factor of two."""
-    found = compare(recorded, results(tmp_path, JOBS, lambda row: slowed(row, 2) if row.metric == "host" else row))
+    found = compare(recorded, results(tmp_path, JOBS, lambda row: scaled(row, 2) if row.metric == "host" else row))
     host = [cell for cell in found.cells if cell.bound == "host"]
     assert len(host) > 5
     assert {cell.verdict for cell in host} == {UNTOLD}
@@ -169,7 +168,7 @@ def test_times_of_each_experiment_are_compared():
 
 def test_intervals_are_symmetric(recorded, tmp_path):
     """B against A tells the reverse of A against B."""
-    other = results(tmp_path, JOBS[:1], lambda row: slowed(row, 1.1) if row.metric == "backward" else row)
+    other = results(tmp_path, JOBS[:1], lambda row: scaled(row, 1.1) if row.metric == "backward" else row)
     there, back = compare(recorded, other), compare(other, recorded)
     for one, reverse in zip(there.cells, back.cells, strict=False):
         assert one.name == reverse.name

@@ -16,18 +16,13 @@ from scripts.card.document import SCHEMA, card_of, check, read_card, references_
 from scripts.card.lines import RATES
 from scripts.card.record import RecordedCard, record
 from tests.samples import ROOT, provenance
+from tests.support.planted_runs import scaled
 from tests.support.seal import copy_sealed
 
 FOLDER = ROOT / "recorded/nvidia-h200/card"
 ROWS = read_jobs(Card, sorted(FOLDER.glob("*.csv"))[-1:])
 REFERENCES = references_of("NVIDIA H200", "", ROOT / "recorded")
-STATISTICS = ("mean", "std", "median", "p20", "p80")
 CLOCK = {(row.work, row.device): row.median for row in ROWS if row.metric == "sm_clock"}
-
-
-def scaled(row, factor):
-    values = {name: getattr(row, name) and getattr(row, name) * factor for name in STATISTICS}
-    return row.model_copy(update={**values, "samples": ""})
 
 
 def planted(rates=None, facts=None, state=None, throttled=None, rows=ROWS):

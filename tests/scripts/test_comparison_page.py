@@ -8,9 +8,8 @@ import pytest
 from cs336_systems.compare.comparison import NOT_CALIBRATED, compare
 from cs336_systems.compare.output import to_json
 from cs336_systems.compare.results import read_results
-from scripts.compare_evidence import slowed
 from scripts.comparison_page import headline, page, write
-from tests.support.planted_runs import copy_of
+from tests.support.planted_runs import copy_of, scaled
 
 JOBS = ("flash/leaderboard", "training_ladder/small")
 
@@ -20,7 +19,7 @@ def comparison(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for job in JOBS:
         copy_of(job, folder / "A_1 #x")
-        copy_of(job, folder / "B", lambda row: slowed(row, 1.2) if row.metric == "forward" else row)
+        copy_of(job, folder / "B", lambda row: scaled(row, 1.2) if row.metric == "forward" else row)
     found = compare(read_results(str(folder / "A_1 #x")), read_results(str(folder / "B")), price_a=3.5, price_b=2)
     return json.loads(json.dumps(to_json(found)))
 

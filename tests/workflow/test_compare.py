@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from scripts.compare_evidence import slowed
-from tests.support.planted_runs import copy_of
+from tests.support.planted_runs import copy_of, scaled
 from tests.workflow.project import NO_CELLS, copy_project, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -16,7 +15,7 @@ JOB = "flash/leaderboard"
 @pytest.mark.slow
 def test_a_page_is_made_and_a_slower_time_fails_the_run(tmp_path):
     folder = copy_project(tmp_path / "project", NO_CELLS, sections=())
-    copy_of(JOB, tmp_path / "before it", lambda row: slowed(row, 0.8) if row.metric == "backward" else row)
+    copy_of(JOB, tmp_path / "before it", lambda row: scaled(row, 0.8) if row.metric == "backward" else row)
     options = ["compare", "--config", "recorded=nvidia-h200", f"with={tmp_path / 'before it'}", "price=3.5"]
     assert "slower:" in snakemake(folder, *options)
     made = folder / "results/recorded/nvidia-h200/comparison/before it"
