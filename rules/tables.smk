@@ -1,6 +1,6 @@
 """Tables: the CSV files of each experiment merged and validated, the plan, its coverage, and the self-checks.
 
-Needs raw/; makes results/<machine>/tables/*.csv, unplanned/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
+Needs raw/; makes results/<machine>/tables/*.csv, plan.json, coverage.csv, checks.csv and verdict.txt.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ rule plan:
 
 
 rule tables:
-    """One validated table per experiment, one of what was measured but is not planned, and planned against measured."""
+    """One validated table per experiment, and planned against measured."""
     input:
         plan=rules.plan.output[0],
         csvs=raw_csvs,
@@ -39,8 +39,6 @@ rule tables:
             report(path, category="Tables", labels={"experiment": experiment}, caption="../report/captions/table.rst")
             for experiment, path in TABLES.items()
         ],
-        # Cells that were measured and that no plan asks for, by experiment.
-        [f"{RESULTS}/unplanned/{experiment}.csv" for experiment in PLAN.jobs],
         coverage=f"{RESULTS}/coverage.csv",
     log:
         f"{RESULTS}/logs/tables.log",

@@ -9,11 +9,9 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas
 from pandas import DataFrame
 
 from cs336_systems.discovery import modules
-from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, recorded_modules
 from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.rows import Provenance
@@ -24,7 +22,7 @@ from scripts.checks import Check, checks_of
 from scripts.coverage import cover
 from scripts.limits import TooExpensive
 from scripts.read_bundle import Bundle
-from scripts.tables import planned_cells, split
+from scripts.tables import planned_rows
 from scripts.views.data import frame
 
 
@@ -41,25 +39,16 @@ class Evidence:
         return DataFrame([[getattr(row, name) for name in names] for row in each(self.bundle.rows)], columns=names)
 
     @cached_property
-    def frames(self) -> dict[str, list[DataFrame]]:
-        """Two tables of each experiment, as the report has them: of planned cells, and of the others."""
-        later = read_later(sorted(Path("recorded").glob("*/same_code.csv")))
-        found = {}
-        for name, rows in self.bundle.rows.items():
-            latest = [with_latest_digest(row, later) for row in rows]
-            parts = split(EXPERIMENTS[name], latest, planned_cells(self.bundle.plan, name))
-            found[name] = [frame(name, part) for part in parts]
-        return found
-
-    @cached_property
     def tables(self) -> dict[str, DataFrame]:
-        """The table of each experiment's planned cells."""
-        return {name: planned for name, (planned, _) in self.frames.items()}
+        """The table of each experiment's planned cells, as the report has it."""
+        plan, later = self.bundle.plan, read_later(sorted(Path("recorded").glob("*/same_code.csv")))
+        latest = {name: [with_latest_digest(row, later) for row in rows] for name, rows in self.bundle.rows.items()}
+        return {name: frame(name, planned_rows(plan, name, rows)) for name, rows in latest.items()}
 
     @cached_property
     def coverage(self) -> DataFrame:
         """Planned against measured cells."""
-        return cover(self.bundle.plan, {name: pandas.concat(frames) for name, frames in self.frames.items()})
+        return cover(self.bundle.plan, {name: frame(name, rows) for name, rows in self.bundle.rows.items()})
 
     @cached_property
     def checks(self) -> dict[str, list[Check]]:

@@ -2,18 +2,15 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-import pandas
 import yaml
 from pandas import DataFrame
 
-from cs336_systems.plan import Plan, read_plan
+from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import COMMON_UNITS, WHOLE_CELL
 from scripts.views.completeness import cells_of, missing_metrics
-from scripts.views.data import load
 
 NOT_RUN = "not run"
 INCOMPLETE = "incomplete"
@@ -26,19 +23,23 @@ NO_GRID = "–"
 
 def cover(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     """One row per grid: experiment, grid, planned cells, and cells of each outcome; one for unplanned cells."""
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    for experiment, jobs in plan.jobs.items():
-        outcomes = cell_outcomes(experiment, tables[experiment])
-        for job in jobs.values():
-            counter = counts.setdefault((experiment, job.grid), Counter())
-            counter.update(outcomes.pop(dataclasses.astuple(cell), NOT_RUN) for cell in job.cells)
-        if outcomes:
-            counts[experiment, NO_GRID] = Counter({UNPLANNED: len(outcomes)})
-    return DataFrame(
+    return DataFrame(row for name in plan.jobs for row in cover_experiment(plan, name, tables[name]))
+
+
+def cover_experiment(plan: Plan, experiment: str, table: DataFrame) -> list[dict[str, Any]]:
+    """The rows of `cover` for one experiment, from the table of all that was measured."""
+    counts: dict[str, Counter[str]] = {}
+    outcomes = cell_outcomes(experiment, table)
+    for job in plan.jobs[experiment].values():
+        counter = counts.setdefault(job.grid, Counter())
+        counter.update(outcomes.pop(dataclasses.astuple(cell), NOT_RUN) for cell in job.cells)
+    if outcomes:
+        counts[NO_GRID] = Counter({UNPLANNED: len(outcomes)})
+    return [
         {"experiment": experiment, "grid": grid, "planned": counter.total() - counter[UNPLANNED]}
         | {outcome: counter[outcome] for outcome in [*OUTCOMES, UNPLANNED]}
-        for (experiment, grid), counter in counts.items()
-    )
+        for grid, counter in counts.items()
+    ]
 
 
 def cell_outcomes(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], str]:
@@ -92,9 +93,3 @@ def recorded_notes(plan: Plan) -> dict[int, str]:
     """Why recorded results lack jobs, by the number of GPUs that they need: `not_measured.yaml` next to the rows."""
     path = plan.raw.with_name("not_measured.yaml")
     return yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
-
-
-def write_coverage(plan: str, tables: Mapping[str, Sequence[str]], output: str) -> None:
-    """Write how much of a plan was measured; the plan and each experiment's tables are given as paths."""
-    loaded = {name: pandas.concat([load(name, path) for path in paths]) for name, paths in tables.items()}
-    cover(read_plan(Path(plan)), loaded).to_csv(output, index=False)

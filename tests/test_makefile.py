@@ -32,7 +32,7 @@ def test_clean_removes_what_runs_made_and_nothing_else(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "results/link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "results/cpu/unplanned").symlink_to(tmp_path / "elsewhere/tables")
+    (tmp_path / "results/quick/cpu/tables").symlink_to(tmp_path / "elsewhere/tables")
     subprocess.run(["make", "clean"], cwd=tmp_path, capture_output=True, check=True)
     assert (tmp_path / "results").is_symlink()
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}

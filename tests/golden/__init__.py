@@ -24,11 +24,11 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, make_plan
 from cs336_systems.record.rows import parameters, read_jobs
 from cs336_systems.record.validation import Row
+from scripts import tables
 from scripts.coverage import cover
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.self_checks import all_checks
-from scripts.tables import planned_cells, split
 from scripts.views.data import frame
 from scripts.writeup import compute, fill
 from tests.samples import ROOT, config, planned_rows
@@ -78,13 +78,10 @@ def machine(name: str) -> Machine:
         plan = make_plan(config(machine="cpu"))
         return Machine(plan, {key: planned_rows(key, plan.scale) for key in EXPERIMENTS})
     plan = make_plan(config(recorded=RECORDED), ROOT / "recorded")
-    rows = {
-        key: split(
-            kind, read_jobs(kind, sorted((ROOT / plan.raw / key).glob("*.csv")), RECORDED), planned_cells(plan, key)
-        )[0]
-        for key, kind in EXPERIMENTS.items()
-    }
-    return Machine(plan, rows)
+    raw = {key: sorted((ROOT / plan.raw / key).glob("*.csv")) for key in EXPERIMENTS}
+    return Machine(
+        plan, {key: tables.planned_rows(plan, key, read_jobs(EXPERIMENTS[key], raw[key], RECORDED)) for key in raw}
+    )
 
 
 def texts() -> dict[str, str]:

@@ -48,8 +48,8 @@ def results_of(experiments, folder):
     (folder / "plan.json").write_text(plan_to_json(make_plan(planned, recorded=ROOT / "recorded")))
     csvs = [str(path) for path in sorted(folder.glob("raw/*/*.csv"))]
     tables = {name: f"{folder}/tables/{name}.csv" for name in EXPERIMENTS}
-    others = (f"{folder}/{name}" for name in ("tables", "unplanned", "coverage.csv"))
-    merge_all(f"{folder}/plan.json", csvs, sorted(map(str, (ROOT / "recorded").glob("*/same_code.csv"))), *others, 1)
+    same_code = sorted(map(str, (ROOT / "recorded").glob("*/same_code.csv")))
+    merge_all(f"{folder}/plan.json", csvs, same_code, f"{folder}/tables", f"{folder}/coverage.csv", 1)
     write_checks(tables, f"{folder}/checks.csv")
     return folder
 

@@ -18,13 +18,12 @@ from cs336_systems.plan import Plan, make_plan, plan_to_json
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from cs336_systems.record.rows import read_table
 from scripts.compute_answers import answer
-from scripts.coverage import write_coverage
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.rendering.markup import string
 from scripts.rendering.style import save_note
 from scripts.self_checks import write_checks
-from scripts.tables import merge
+from scripts.tables import merge_all
 from scripts.typeset import typeset
 from scripts.views.data import load
 from scripts.writeup import compute, environment, fill, picture_of, write
@@ -79,18 +78,14 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
     # A table is read once, though each figure reads its own.
     with contextlib.chdir(folder), mock.patch("scripts.views.data.read_table", functools.cache(read_table)):
         tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
-        unplanned = {name: str(results / "unplanned" / f"{name}.csv") for name in EXPERIMENTS}
-        for name, path in tables.items():
-            raw = [str(write_raw(plan.raw.parent, name, rows[name]))] if name in rows else []
-            planned = [dataclasses.astuple(cell) for job in plan.jobs[name].values() for cell in job.cells]
-            merge(name, raw, path, plan.machine, planned=planned, unplanned=unplanned[name])
+        raw = [str(write_raw(plan.raw.parent, name, rows[name])) for name in rows]
+        results.mkdir(parents=True, exist_ok=True)
         (results / "plan.json").write_text(plan_to_json(plan))
+        merge_all(*(str(results / "plan.json"), raw, [], str(results / "tables"), str(results / "coverage.csv")), 1)
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
             output = str(results / "figures" / f"{name}.svg")
             draw(figure.script, figure.options, output, **figure.sources(tables, trace))
-        both = {name: (tables[name], unplanned[name]) for name in EXPERIMENTS}
-        write_coverage(str(results / "plan.json"), both, str(results / "coverage.csv"))
         write_checks(tables, str(results / "checks.csv"))
         typeset_again(plan)
 
