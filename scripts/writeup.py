@@ -88,7 +88,7 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
         if name not in contents.figures:
             raise ValueError(f"the report shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
         shown = contents.figures[name]
-        caption = escape(f"{shown.caption}{'' if shown.closed_form else f', on {machine}'}.")
+        caption = escape(f"{shown.caption}, on {machine}.")
         return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)}) <fig-{name}>")
 
     return figure

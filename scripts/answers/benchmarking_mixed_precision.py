@@ -2,10 +2,10 @@
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
-from scripts.views.data import PRECISIONS, first, last, measured_gpu, one, reference_context, select
+from scripts.views.data import PRECISIONS, last, measured_gpu, one, reference_context, select
 from scripts.views.kernels import FORWARD_AND_BACKWARD, kernels
 from scripts.views.precisions import precision_pairs
 from scripts.views.steps import most_complete, steady, step_table
@@ -19,15 +19,11 @@ COMPONENTS = {
     "gradients": "gradients",
 }
 SPEED: Columns = {
-    "size": "{label}{star}",
+    "size": "{label}{host_bound:star}",
     "forward": {name: f"{{forward_{name}:.1f}}" for name in PRECISIONS},
     "forward + backward": {name: f"{{{name}:.1f}}" for name in PRECISIONS},
     "both, on the device": {name: f"{{device_{name}:.1f}}" for name in PRECISIONS},
     " ": {"gain": "{shown:.2f}×"},
-}
-KINDS: Columns = {
-    "context": "{context}",
-    **{kind: {name: f"{{{kind} {name}:.1f}}" for name in PRECISIONS} for kind in ("matmuls", "the rest")},
 }
 
 
@@ -105,13 +101,12 @@ def norm(table: DataFrame) -> Answer:
 
 
 def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gpu: bool) -> Answer:
-    """Sub-question (c): what bf16 gains by size and by context, and why."""
+    """Sub-question (c): what bf16 gains by size, and why."""
     if not len(here):
         return Answer("(c) Speed", missing="Not measured: no step ran in both precisions.")
     small, large = here.iloc[0], here.iloc[-1]
     best = last(pairs[~pairs["host_bound"]].sort_values("gain")) if on_gpu else None
     gains = here["shown"]
-    spent = matmul_times(profile, str(large["size"]))
     facts = Facts(small=small, large=large, best=best, cells=count(len(pairs), "cell"))
     return Answer(
         asked="(c) Speed",
@@ -134,58 +129,27 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
             "context {best[context]}. {bound} of {cells} are host-bound.",
             bound=int(pairs["host_bound"].sum()),
         ),
-        evidence=[
-            Captioned(
-                grid(here.assign(star=here["host_bound"].map({True: "*", False: ""}) if on_gpu else ""), SPEED),
-                f"Sums of the phases' medians in ms, eager, context {small['context']}; a star: host-bound in one "
-                "precision, so only the device's times can be compared.",
-            ),
-            "precision_context",
-        ],
-        reason=why(pairs, profile),
-        details=Captioned(
-            grid(spent.reset_index(), KINDS),
-            "Milliseconds of kernels in forward and backward of the largest model, by context.",
+        evidence=Captioned(
+            grid(here, SPEED),
+            f"Sums of the phases' medians in ms, eager, context {small['context']}; a star: host-bound in one "
+            "precision, so only the device's times can be compared.",
         ),
+        reason=why(here, profile),
     )
 
 
-def matmul_times(profile: DataFrame, size: str) -> DataFrame:
-    """Milliseconds in matmuls and in the rest of forward and backward: a row per context, columns for each precision.
-
-    No rows unless both precisions were profiled.
-    """
-    eager = {"compiled": False, "attention": "plain", "mode": "train_step", "size": size}
-    rows = kernels(profile, FORWARD_AND_BACKWARD, **eager)
+def why(here: DataFrame, profile: DataFrame) -> Typst:
+    """The source of the gain at the largest size whose step was profiled in both precisions."""
+    eager = {"compiled": False, "attention": "plain", "mode": "train_step"}
+    rows = kernels(profile, FORWARD_AND_BACKWARD, **eager).merge(here[["size", "context"]])
     kind = (rows["category"] == "matmul").map({True: "matmuls ", False: "the rest "}) + rows["precision"]
-    wide = rows.assign(kind=kind).pivot_table(index="context", columns="kind", values="ms", aggfunc="sum")
-    return wide.reindex(columns=[f"{each} {name}" for each in ("matmuls", "the rest") for name in PRECISIONS]).dropna()
-
-
-def why(pairs: DataFrame, profile: DataFrame) -> Typst:
-    """The source of the gain, and why it falls with a long context."""
-    trained = set(kernels(profile, mode="train_step")["size"])
-    row = last(pairs[pairs["size"].isin(trained)])
-    spent = matmul_times(profile, "" if row is None else row["size"]).reset_index()
-    context = reference_context(spent)
-    here, long = first(select(spent, context=context)), last(spent)
-    if row is None or here is None or long is None:
-        return NOTHING
-    ends = pairs.pivot_table(index="label", columns="context", values="shown", sort=False)
-    fell = ends.reindex(columns=[context, long["context"]]).dropna() if long["context"] > context else ends[:0]
+    spent = rows.assign(kind=kind).pivot_table(index=["label", "context"], columns="kind", values="ms", aggfunc="sum")
+    spent = spent.reindex(columns=[f"{each} {name}" for each in ("matmuls", "the rest") for name in PRECISIONS])
+    sizes = [label for label in here["label"] if label in spent.dropna().index.get_level_values("label")]
     return say(
-        "At {row[label]}, context {context}, matmuls take {here[matmuls fp32]:ms} in fp32 and "
-        "{here[matmuls bf16]:ms} in bf16 ({here[matmuls fp32] / here[matmuls bf16]:times}); all the rest, autocast's "
-        "casts included, takes {here[the rest fp32]:ms} and {here[the rest bf16]:ms}. So a step gains more, the larger "
+        "At {row[label]}, context {row[context]}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
+        "{row[matmuls bf16]:ms} in bf16 ({row[matmuls fp32] / row[matmuls bf16]:times}); all the rest, autocast's "
+        "casts included, takes {row[the rest fp32]:ms} and {row[the rest bf16]:ms}. So a step gains more, the larger "
         "the share of its matmuls, which grows with the size.",
-        "From context {context} to {long[context]:whole} the gain falls (@fig-precision_context) at {fell} of "
-        "{sizes}: work on the scores (softmax, mask, casts) grows with the context's square, so the rest takes "
-        "{long[the rest bf16] / here[the rest bf16]:times} as long, matmuls "
-        "{long[matmuls bf16] / here[matmuls bf16]:times}.",
-        row=row,
-        context=context,
-        here=here,
-        long=long if len(fell) else None,
-        sizes=count(len(fell), "size"),
-        fell=int((fell.iloc[:, -1] < fell.iloc[:, 0]).sum()) if len(fell) else None,
+        row=one(spent.reset_index(), label=sizes[-1]) if sizes else None,
     )

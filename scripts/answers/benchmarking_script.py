@@ -25,12 +25,7 @@ TIMES: Columns = {
     "": {"size": "{shown}", "weights / M": "{weights:,.0f}", "precision": "{precision}"},
     "mean ± std / ms": {name: f"{{{name}}}" for name in ("inference", "forward", "backward")}
     | {"AdamW": "{optimizer}"},
-    "of the step": {"busy / %": "{busy:share}{star}", "MFU / %": "{utilization:share}"},
-}
-EVERY: Columns = {
-    "": {"size": "{label}", "context": "{context}", "precision": "{precision}"},
-    "ms": {"forward": "{forward:sig}", "+ backward": "{forward + backward:sig}", "+ AdamW": "{training step:sig}"},
-    "of the step": {"busy / %": "{busy:share}{star}", "peak / GiB": "{peak_memory:GiB}"},
+    "of the step": {"busy / %": "{busy:share}{host_bound:star}", "MFU / %": "{utilization:share}"},
 }
 
 
@@ -38,7 +33,6 @@ def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["end_to_end"]
     known = steady(step_table(table))
-    known["star"] = known["host_bound"].map({True: "*", False: ""})
     known["utilization"] = [utilization(step, step["mode"], step["step"]) for _, step in known.iterrows()]
     eager = select(known, compiled=False, attention="plain")
     best = best_utilization(known)
@@ -96,15 +90,6 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             "{share:percent} of them, waiting for launches, so their times are the host's (@sec-host_costs).",
             share=HOST_BOUND,
         ),
-        details=[
-            "step_phases",
-            "step_context",
-            Captioned(
-                grid(most_complete(eager), EVERY),
-                "Medians of the training step up to each of its phases, in all eager cells; a star: host-bound.",
-                long=True,
-            ),
-        ],
     )
 
 
@@ -180,7 +165,6 @@ def warmup(table: DataFrame) -> Answer:
             "Columns are different processes; only _first − median_ compares within one.",
             later=later["device_allocations"].max(),
         ),
-        details="warmup",
     )
 
 
@@ -205,14 +189,10 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
             weights = parameters(parse_size(size), int(row["vocab_size"])) / 1e6
             shown = row["label"] if context == reference else f"{row['label']} at {context}"
             line = {"shown": shown, "weights": weights, "precision": precision, "lost": reason(rows, mode="train_step")}
-            line |= {
-                "inference": mean_and_std(rows, "forward", "inference"),
-                "busy": nan,
-                "star": "",
-                "utilization": nan,
-            }
+            line |= {"inference": mean_and_std(rows, "forward", "inference")}
             line |= {phase: phase_statistics(rows, phase) for phase in PHASES}
-            whole = select(most_complete(eager), **cell)[["busy", "star", "utilization"]]
+            line |= {"busy": nan, "host_bound": False, "utilization": nan}
+            whole = select(most_complete(eager), **cell)[["busy", "host_bound", "utilization"]]
             lines.append({**line, **dict(*[step for _, step in whole.iterrows()])})
     found = DataFrame(lines)
     for name in ("inference", *PHASES) if lines else ():

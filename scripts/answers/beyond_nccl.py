@@ -2,14 +2,11 @@
 
 from typing import Any
 
-import pandas
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
-from scripts.rendering.grid import crossed
-from scripts.rendering.markup import Table, Tile, escape, times
-from scripts.views.comparison import TRIED, Duel, cells_of, device_bound, duels, preferred_cells, yours
-from scripts.views.data import select
+from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
+from scripts.rendering.markup import Tile, escape, times
+from scripts.views.comparison import Duel, device_bound, duels, preferred_cells, yours
 from scripts.views.data_parallel import (
     ACROSS,
     BEST_BUCKETS,
@@ -20,13 +17,10 @@ from scripts.views.data_parallel import (
     across_cells,
     against_baseline,
     elsewhere,
-    every_row,
     why_untold,
     wrappers,
 )
 
-TRIED_AT = "100"
-"""The bucket size at which all that was tried stands against plain buckets, MB."""
 SHOWN = (
     WITHOUT_COMMUNICATION
     | BEST_BUCKETS
@@ -40,7 +34,6 @@ def answers(tables: Tables) -> Found:
     table, rows = tables["data_parallel"], wrappers(tables)
     return {
         "gain": gain(table, rows),
-        "tried": tried(table, rows),
         "against": duels(rows, ["symmetric_memory"], PYTORCH),
         "gpu": bool(len(rows) and rows["gpu"].iloc[0]),
     }
@@ -80,9 +73,6 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
             against_baseline(most, f"symmetric memory ({most['cell']})"),
             yours(mine, {"ours at its best": list(OURS), "PyTorch's at its best": PYTORCH}),
         ),
-        details=every_row(
-            table, rows, ["bucketed", "symmetric_memory", *PYTORCH], "Buckets, symmetric memory and PyTorch's"
-        ),
     )
 
 
@@ -100,43 +90,3 @@ def limits(duel: Duel) -> Any:
         buckets=buckets if buckets["stretched"] > 2 * ours["stretched"] else None,
         more=more if more > 0 else None,
     )
-
-
-def tried(table: DataFrame, rows: DataFrame) -> Answer:
-    """The other variations against plain buckets of the same size."""
-    bound = device_bound(rows)
-    names = [name for name in TRIED if name in set(bound["contender"])]
-    at_size = bound[(bound["contender"] != "bucketed") | (bound["bucket_mb"] == TRIED_AT)]
-    firsts = [pairs[0] for name in names if (pairs := duels(at_size, [name], ["bucketed"]))]
-    best = max(firsts, key=lambda duel: float(duel.speed.ratio or 0), default=None)
-    known = set(TRIED) & set(rows["contender"])
-    facts = Facts(error=select(at_size, contender="bf16_wire")["gradient_error"].median())
-    return Answer(
-        asked="What else was tried",
-        verdict=""
-        if best is None
-        else best.speed.sentence(f"“{best.first['title']}”, the best variation,", "plain buckets", f"({best.cell})"),
-        more=facts.say("Gradients sent as bf16 are off by {error:percent}."),
-        evidence=Captioned(
-            tried_table(at_size, names),
-            f"Variations against plain buckets of {TRIED_AT} MB, device-bound cells: median step, ms, and its "
-            "ratio to theirs.",
-        ),
-        reason=say(
-            "_Grouped, no copies_: a bucket's gradients as they lie, in one grouped call. _Small last bucket_: the "
-            "gradient made last has its own. _High-priority stream_: NCCL's kernels go first. _bf16 on the wire_: half "
-            "of the bytes. _Update per bucket_: the optimizer updates a bucket's parameters as soon as it has arrived."
-        ),
-        details=every_row(table, rows, ["bucketed", *TRIED], "Variations against plain buckets") if known else (),
-        missing=why_untold(table, rows[rows["contender"].isin(TRIED)]) if known else "Not measured on this machine.",
-    )
-
-
-def tried_table(rows: DataFrame, names: list[str]) -> Table:
-    """A row per variation, a pair of columns per cell."""
-    cells = [cell for cell in cells_of(rows) if set(names) & set(cell["contender"])]
-    every = [select(cell, contender=name) for name in ["bucketed", *names] for cell in cells]
-    found = pandas.concat([rows.iloc[:1] for rows in every] or [rows])
-    plain = select(found, contender="bucketed").set_index("cell")["median"]
-    found["ratio"] = found["median"] / found["cell"].map(plain)
-    return crossed(found, "title", "cell", {"step": "{median:cut}", "ratio": "{ratio:.4g}"})

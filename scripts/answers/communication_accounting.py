@@ -136,7 +136,6 @@ def batch() -> Answer:
         facts.say("From $alpha \\/ (Y M_X)$, {each} tokens per device, {all} in all."),
         facts.say("If the two collectives take turns: {each_in_turn} and {in_turn}."),
         evidence=Captioned(table, "The least compute-bound batch in tokens, under several readings.", closed_form=True),
-        details="mesh_batch",
     )
 
 

@@ -1,7 +1,6 @@
 """How far the optimizations of this report take one training step, how it scales, and what to do on this machine."""
 
 from collections.abc import Mapping
-from itertools import pairwise
 from math import nan
 from typing import Any
 
@@ -45,7 +44,7 @@ def answers(tables: Tables) -> Found:
     return {
         "helped": helped(tables, steps, work),
         "scaling": weak_scaling(found, wrappers),
-        "advice": advice(tables, steps, found),
+        "advice": advice(steps, found),
     }
 
 
@@ -143,64 +142,25 @@ def helped(tables: Tables, steps: DataFrame, work: Mapping[str, Any]) -> Answer:
             else ""
         ),
         evidence=Captioned(grid(steps, CHAIN, text_columns=2), caption),
-        reason=say(device_work(steps), attention(tables), ladder(tables)),
+        reason=ladder(tables),
     )
-
-
-def device_work(steps: DataFrame) -> Typst:
-    """The effect of precision and compilation on the device's work."""
-    known = steps[(steps["ranks"] == 1) & (steps["busy"] > 0)].to_dict("records") if len(steps) else []
-    gains = [
-        say("{to[title]} ({of[busy] / to[busy]:times}: {of[busy]:ms} to {to[busy]:ms})", of=of, to=to)
-        for of, to in pairwise(known)
-        if of["busy"] > 1.02 * to["busy"]
-    ]
-    return say("The device's own work shrinks with {gains:listing}.", gains=gains)
-
-
-def attention(tables: Tables) -> Typst:
-    """The effect of our attention kernels, no part of the chain, on the device's work at the longest context."""
-    steps = step_table(tables["end_to_end"])
-    steps = select(steps, mode="train_step", compiled=False, precision="bf16", size=SIZE, cold_start=False)
-    plain, flash = (first(select(steps, attention=way, context=steps["context"].max())) for way in ("plain", "flash"))
-    return say(
-        "Our attention kernels, which this chain leaves out, cut it from {plain[device_busy]:ms} to "
-        "{flash[device_busy]:ms} at context {plain[context]}.",
-        plain=plain,
-        flash=flash,
-    )
-
-
-def largest_ladder(tables: Tables) -> DataFrame | None:
-    """The rungs of one GPU's training step, those of the largest model; None where they were not measured."""
-    rungs = rung_table(tables["training_ladder"])
-    return next(reversed(ends(rungs[rungs["gpu"] != ""])), None)
 
 
 def ladder(tables: Tables) -> Typst:
-    """How far one GPU's step comes if nothing of this project is left out."""
-    rungs = largest_ladder(tables)
+    """How far one GPU's step comes if nothing of this project is left out, and what helps most after bf16."""
+    rungs = rung_table(tables["training_ladder"])
+    found = ends(rungs[rungs["gpu"] != ""])
+    if not found:
+        return NOTHING
+    gains = gain_table(tables["training_ladder"], found[-1])
+    most = gains[(gains["rung"] != "autocast") & (gains["gain"] > 0)].nlargest(2, "gain")
     return say(
         "With every improvement of @sec-training_ladder, one GPU's step of {best[label]} goes from {begin[step]:ms} to "
         "{best[step]:ms}.",
-        begin=None if rungs is None else first(rungs),
-        best=None if rungs is None else fastest_rung(rungs),
-    )
-
-
-def next_rungs(tables: Tables) -> Typst:
-    """The two rungs of one GPU's ladder after bf16 that helped most, and how fast the step became."""
-    rungs = largest_ladder(tables)
-    if rungs is None:
-        return NOTHING
-    gains = gain_table(tables["training_ladder"], rungs)
-    most = gains[(gains["rung"] != "autocast") & (gains["gain"] > 0)].nlargest(2, "gain")
-    best = fastest_rung(rungs)
-    return say(
-        "After bf16, what saves most on one GPU (@sec-training_ladder, {best[label]}) is {most:listing}; the fastest "
-        "step takes {best[step]:ms}.",
+        "After bf16, what saves most there is {most:listing}.",
+        begin=first(found[-1]),
+        best=fastest_rung(found[-1]),
         most=[say("_{rung[title]}_ ({rung[gain]:ms})", rung=rung) for _, rung in most.iterrows()],
-        best=best,
     )
 
 
@@ -231,7 +191,7 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     )
 
 
-def advice(tables: Tables, steps: DataFrame, found: DataFrame) -> Answer:
+def advice(steps: DataFrame, found: DataFrame) -> Answer:
     """The recommended way to train on this machine."""
     several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
     best = last(several)
@@ -248,7 +208,6 @@ def advice(tables: Tables, steps: DataFrame, found: DataFrame) -> Answer:
             "without communication ({fsdp[panel]}, {fsdp[processes]} ranks)."
         ),
         reason=facts.say(
-            next_rungs(tables),
             "@sec-torch_compile says after how many steps compiling pays off, @sec-host_costs what the host costs "
             "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded.",
         ),

@@ -12,7 +12,7 @@ from scripts.views.bucket_sizes import bucket_model
 from scripts.views.communication import MB, data_size
 from scripts.views.comparison import device_bound, duels, fastest, outcome, preferred_cells
 from scripts.views.data import select
-from scripts.views.data_parallel import elsewhere, every_row, why_untold, wrappers
+from scripts.views.data_parallel import elsewhere, why_untold, wrappers
 
 MODEL: Columns = {
     "": "{cell}",
@@ -55,7 +55,6 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     if not swept:
         return Answer("(a) Bucket sizes", missing=why_untold(table, rows))
     asked, best = swept[0], best_of(swept[0])
-    every = every_row(table, rows, ["bucketed"], "Buckets from small to large")
     others = [say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])]
     over = duels(rows, ["bucketed"], ["overlapped"])
     more = asked["peak_memory"].iloc[-1] - asked["peak_memory"].iloc[0]
@@ -73,7 +72,7 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             best=best,
         ),
         more=facts.say("Best elsewhere: {others:listing}."),
-        evidence="ddp_bucket_sizes" if asked["exposed"].notna().any() else every,
+        evidence="ddp_bucket_sizes",
         reason=facts.say(
             same_calls(asked),
             "But calls are not what is exposed: of {best[exposed]:ms} at {best[bucket_mb]} MB, "
@@ -84,7 +83,6 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             best=best if best["stretched"] > best["exposed"] / 2 else None,
             large=asked["bucket_mb"].iloc[-1],
         ),
-        details=every,
     )
 
 

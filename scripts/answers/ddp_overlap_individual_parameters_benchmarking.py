@@ -2,7 +2,6 @@
 
 from pandas import DataFrame
 
-from cs336_systems.experiments.data_parallel import BASELINE
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables
 from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.data_parallel import (
@@ -10,7 +9,6 @@ from scripts.views.data_parallel import (
     WITHOUT_COMMUNICATION,
     across_cells,
     difference,
-    every_row,
     why_untold,
     wrappers,
 )
@@ -46,7 +44,6 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
             "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
             "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
         ),
-        details=every_row(table, rows, [BASELINE, *WRAPPERS], "Naive, flat and overlapped"),
     )
 
 

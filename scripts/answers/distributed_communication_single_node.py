@@ -5,25 +5,13 @@ from math import nan
 
 from pandas import DataFrame
 
-from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Typst
+from scripts.rendering.markup import Typst
 from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
-from scripts.views.data import first, last, measured_gpu, reason, select
+from scripts.views.data import first, last, measured_gpu, select
 
-CELL = ["backend", "processes", "megabytes"]
 Lines = Mapping[tuple[str, int], Line]
-TIMES: Columns = {
-    "": {"backend": "{name}", "n": "{processes}", "MB": "{megabytes}"},
-    "time / ms": {
-        "median": "{median:sig}{star}",
-        "p20–p80": "{p20:sig}–{p80:sig}",
-        "line": "{line:sig}",
-        "rank spread": "{rank_spread:sig2}",
-    },
-    "bandwidth / GB/s": {"algorithm": "{algorithm_bandwidth:sig}", "bus": "{bus_bandwidth:sig}"},
-}
 FITS: Columns = {
     "backend": "{backend}",
     "n": "{n}",
@@ -38,23 +26,25 @@ def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["all_reduce"]
     cells = all_reduce_table(table)
-    spread = (cells["p80"] - cells["p20"]) / cells["median"] > WIDE_SPREAD
-    cells = cells.assign(star=spread.map({True: " *", False: ""}), name=cells["backend"].map(BACKENDS))
+    cells = cells.assign(name=cells["backend"].map(BACKENDS))
     fits = lines(cells)
     return {
-        "times": times(table, cells, fits, measured_gpu(tables)),
+        "times": times(cells, measured_gpu(tables)),
         "interaction": interaction(cells, fits),
         "steps": int(cells["n"].max()) if len(cells) else None,
         "exact": bool((select(table, metric="wrong_numbers")["mean"] == 0).all()),
     }
 
 
-def times(table: DataFrame, cells: DataFrame, fits: Lines, gpu: str) -> Answer:
+def times(cells: DataFrame, gpu: str) -> Answer:
     """How long an all-reduce takes, and who is faster."""
     largest = cells.sort_values(["processes", "megabytes"], ascending=[True, False])
     nccl, gloo = (first(select(largest, backend=backend)) for backend in BACKENDS)
     quoted = gloo if nccl is None else nccl
-    both = select(cells, backend="gloo").merge(select(cells, backend="nccl"), on=CELL[1:], suffixes=("_gloo", "_nccl"))
+    both = select(cells, backend="gloo").merge(
+        select(cells, backend="nccl"), on=["processes", "megabytes"], suffixes=("_gloo", "_nccl")
+    )
+    wide = (cells["p80"] - cells["p20"]) / cells["median"] > WIDE_SPREAD
     most = select(cells, backend="nccl")["processes"].max()
     alone = sorted(number for number in set(select(cells, backend="gloo")["processes"]) if number > most)
     facts = Facts(gloo=gloo, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD)
@@ -75,14 +65,8 @@ def times(table: DataFrame, cells: DataFrame, fits: Lines, gpu: str) -> Answer:
             "Gloo moves the data through the host's memory and NCCL from GPU to GPU." if len(both) else "",
             "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each.",
             "In {wide} of {cells} the percentiles are more than {limit:percent} of the median apart.",
-            wide=int((cells["star"] != "").sum()) or None,
+            wide=int(wide.sum()) or None,
             cells=count(len(cells), "cell"),
-        ),
-        details=Captioned(
-            times_table(table, cells, fits),
-            "All-reduces after a warm-up; medians, a star: percentiles 20 and 80 more than 5 % apart; line: "
-            "o + s/w; rank spread: slowest less fastest rank.",
-            long=True,
         ),
     )
 
@@ -165,17 +149,3 @@ def growth(cells: DataFrame, fits: Lines) -> Typst:
         if grows and before and after
         else "",
     )
-
-
-def times_table(table: DataFrame, cells: DataFrame, fits: Lines) -> Table:
-    """One row per cell that was tried; wide spreads are marked."""
-    tried = table.drop_duplicates(CELL)[CELL].merge(cells, on=CELL, how="left")
-    order = tried.assign(rank=tried["backend"].map(list(BACKENDS).index)).sort_values(["rank", *CELL[1:]])
-    found = []
-    for line in order.to_dict("records"):
-        rows = select(table, **{name: line[name] for name in CELL})
-        fit = fits.get((line["backend"], line["processes"]))
-        lost = reason(rows) if len(select(rows, metric=WHOLE_CELL)) else "its sum is wrong"
-        line |= {"name": BACKENDS[line["backend"]], "message": "" if line["median"] == line["median"] else lost}
-        found.append(line | {"line": 1e3 * fit.seconds(line["size"]) if fit else nan})
-    return grid(DataFrame(found), TIMES, text_columns=3)

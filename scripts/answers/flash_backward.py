@@ -3,17 +3,11 @@
 from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
-from scripts.rendering.grid import Columns, grid
+from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table
 from scripts.views.attention_calls import ONE_HEAD, availability
 from scripts.views.attention_times import backward_pairs, call_table
 from scripts.views.data import first, flat, measured_gpu, select
-
-WAYS: Columns = {
-    "": {"precision": "{precision}", "sequence": "{sequence}", "d": "{d}"},
-    "ms": {"kernels": "{kernels:.3f}", "compiled PyTorch": "{compiled:.3f}"},
-    " ": {"ratio": "{gain:.1f}×{star}"},
-}
 
 
 def answers(tables: Tables) -> Found:
@@ -25,7 +19,6 @@ def answers(tables: Tables) -> Found:
     waits = pairs["waits"].astype(bool)
     told = pairs[~waits]
     longest = select(told, sequence=told["sequence"].max())
-    shown = pairs.assign(star=waits.map({True: "*", False: ""})).sort_values(["precision", "d", "sequence"])
     facts = Facts(ratio=told["gain"].median(), row=first(longest), long=longest["gain"].median())
     return {
         "hopper": measured_gpu(tables) != "",
@@ -46,9 +39,6 @@ def answers(tables: Tables) -> Found:
                 ratio_table(told),
                 "Time of the backward pass in compiled PyTorch over that of our kernels, medians; causal, one "
                 "head. –: either is host-bound.",
-            ),
-            details=Captioned(
-                grid(shown, WAYS), "The backward pass by itself, medians; a star: host-bound.", long=True
             ),
             missing=f"Not measured: {why}.",
         ),

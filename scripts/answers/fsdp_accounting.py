@@ -82,10 +82,6 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     # Of a tiny model, the units that pass through whole outweigh what is sharded.
     peak = with_unit(less["expected_peak"], unit) if less["expected_peak"] > 0 else "nothing"
     columns = {f"{group} / {unit}": forms for group, forms in MEMORY.items()}
-
-    def shown(rows: DataFrame) -> Table:
-        return contender_table(FullyShardedTraining, table.iloc[:0], rows, columns)
-
     facts = Facts(less=less, peak=peak, own=own)
     return Answer(
         asked="(a) Memory saved",
@@ -95,12 +91,11 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
-            shown(fewest_ranks(kept)),
+            contender_table(FullyShardedTraining, table.iloc[:0], fewest_ranks(kept), columns),
             "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
             "whole, and the peak, measured once, on rank 0. In bf16 the closed form of the peak is an upper limit, "
             "since it counts autocast's activations.",
         ),
-        details=Captioned(shown(kept), "The same in every cell.", long=True),
     )
 
 
@@ -136,9 +131,6 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
             ),
         ],
         reason="The first weights always come late, as no compute runs before them." if len(late) else "",
-        details=Captioned(
-            waiting_table(table, all_reduces, rows, passes), "The same in every profiled cell.", long=True
-        ),
     )
 
 

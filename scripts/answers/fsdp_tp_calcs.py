@@ -60,6 +60,5 @@ def answers(tables: Tables) -> Found:
             evidence=Captioned(
                 limits, say("All strategies, with $a = B W \\/ C$ and $c = 3 F W \\/ (2 C)$."), closed_form=True
             ),
-            details="parallelism_times",
         ),
     }

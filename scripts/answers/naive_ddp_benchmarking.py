@@ -68,7 +68,7 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             "and idle: communication next to no compute, and further idle time, in the profiled step.",
         ),
         reason=reason(tables["all_reduce"], found.iloc[0]),
-        details=every_row(table, rows, [BASELINE, "naive"], "Baseline and naive wrapper"),
+        details=every_row(table, rows),
     )
 
 

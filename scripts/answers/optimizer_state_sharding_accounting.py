@@ -41,14 +41,6 @@ TIMES: Columns = {
     "step / ms": STEP | RATIO,
     "timed apart / ms": {{"synchronization": "sync."}.get(name, name): f"{{{name}:cut}}" for name in PHASES},
 }
-PROFILE: Columns = {
-    "step / ms": STEP,
-    "profile / ms": {
-        "comm.": "{communication:cut}",
-        "hidden / %": "{hidden_share:share}",
-        "compute": "{compute:cut}",
-    },
-}
 PARTS = {"weights": "parameters", "gradients": "gradients", "state": "optimizer_state", "rest": "rest"}
 MOMENTS: Columns = {
     "first": {"in use": "{initialized:.2f}"},
@@ -126,9 +118,6 @@ def memory_answer(table: DataFrame) -> Answer:
             error=(asked["peak"] / asked["predicted_peak"] - 1).abs().max(),
             rest=rest if rest > 0.1 * asked["gradients"].max() else None,
         ),
-        details=Captioned(
-            grid(found, {"": "{title}", **MOMENTS}, by="cell"), f"The same in every cell, {unit}.", long=True
-        ),
     )
 
 
@@ -187,9 +176,8 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
             yours(asked, {"ours, sharded": [HANDOUT]}),
         ),
         details=Captioned(
-            contender_table(OptimizerSharding, table, rows, PROFILE),
-            "Training steps in every cell, and what a profile of one step on rank 0 shows; communication includes "
-            "waits for other ranks. Nothing is concluded from host-bound cells.",
+            contender_table(OptimizerSharding, table, rows, TIMES),
+            "The same in every cell; nothing is concluded from host-bound ones.",
             long=True,
         ),
     )

@@ -7,17 +7,10 @@ from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.attention import Attention
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
-from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.cells import side_by_side
-from scripts.views.compiled_attention import grid_table
+from scripts.views.compiled_attention import TIMES, grid_table
 from scripts.views.data import first, last, one, select
-
-EVERY: Columns = {
-    "": {"sequence": "{sequence}", "d": "{d}"},
-    "mean ± std / ms": {name: f"{{{name}:.2f}} ± {{{name} std:.2f}}" for name in ("forward", "backward")},
-    "MiB": {"in use": "{kept:.1f}", "peak": "{peak:.1f}"},
-}
 
 
 def answers(tables: Tables) -> Found:
@@ -36,15 +29,11 @@ def answers(tables: Tables) -> Found:
 def plain_cells(table: DataFrame) -> DataFrame:
     """One row per measured cell, by `sequence` and `d`.
 
-    Columns: the means `forward` and `backward`, their `std`, and `time`, the sum, ms; `host_bound`; `kept`, the memory
-    in use before the backward pass, and `peak`, MiB, NaN where not measured.
+    Columns: `host_bound`; `kept`, the memory in use before the backward pass, and `peak`, MiB, NaN where not measured.
     """
     wanted = ["forward", "backward", "device_busy", "memory_before_backward", "peak_memory"]
-    spread = side_by_side(table, Attention, "std").reindex(columns=wanted[:2]).add_suffix(" std")
-    cells = side_by_side(table, Attention).reindex(columns=wanted).join(spread)
-    cells = cells.reset_index().sort_values(["sequence", "d"])
-    cells["time"] = cells["forward"] + cells["backward"]
-    cells["host_bound"] = cells["device_busy"] < HOST_BOUND * cells["time"]
+    cells = side_by_side(table, Attention).reindex(columns=wanted).reset_index().sort_values(["sequence", "d"])
+    cells["host_bound"] = cells["device_busy"] < HOST_BOUND * (cells["forward"] + cells["backward"])
     return cells.rename(columns={"memory_before_backward": "kept", "peak_memory": "peak"})
 
 
@@ -59,9 +48,9 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         or say("Nothing runs out of memory up to {cell[sequence]} tokens.", cell=last(cells)),
         more=say("Up to {most:whole} tokens it is host-bound.", most=host_bound[host_bound].index.max()),
         evidence=Captioned(
-            grid_table(table, [False]), "Mean times of plain attention by head dimension; a star: host-bound."
+            grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),
+            "Plain attention by head dimension, means; a star: host-bound.",
         ),
-        details=["attention_length", Captioned(grid(cells, EVERY, text_columns=0), "Every shape measured.", long=True)],
     )
 
 

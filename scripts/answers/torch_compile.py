@@ -8,31 +8,15 @@ from pandas import DataFrame, Series
 
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Tile, Typst, measured, times
-from scripts.views.compiled_attention import grid_table, paired
+from scripts.rendering.markup import Typst, measured
+from scripts.views.compiled_attention import TIMES, grid_table, paired
 from scripts.views.data import PRECISIONS, first, last, one, ratio, reason, select, size_order
-from scripts.views.steps import PASSES, steady, step_table, utilization
+from scripts.views.steps import PASSES, step_table
 
-STAGES = {
-    "fp32": {"precision": "fp32", "compiled": False, "attention": "plain"},
-    "bf16": {"precision": "bf16", "compiled": False, "attention": "plain"},
-    "bf16, compiled": {"precision": "bf16", "compiled": True, "attention": "plain"},
-    "bf16, our attention": {"precision": "bf16", "compiled": False, "attention": "flash"},
-    "bf16, our attention, compiled": {"precision": "bf16", "compiled": True, "attention": "flash"},
-}
-"""One step after another, from fp32 to all together."""
-TOGETHER: Columns = {
-    "training step": "{stage}",
-    "median / ms": "{step:.1f}{star}",
-    "device busy / %": "{busy:share}",
-    "MFU / %": "{utilization:.1f}",
-    "peak / GiB": "{peak_memory:GiB}",
-    "gain": "{gain:.2f}×",
-}
 BOTH = ("eager", "compiled")
 MODEL: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
-    **{f"{title} / ms": {way: f"{{{way} {title}:.1f}}{{{way} star}}" for way in BOTH} for title in PASSES},
+    **{f"{title} / ms": {way: f"{{{way} {title}:.1f}}{{{way} host_bound:star}}" for way in BOTH} for title in PASSES},
     "device works / ms": {**{way: f"{{{way} device_busy:.1f}}" for way in BOTH}, "ratio": "{work:.2f}×"},
     "compiling": {"cost / s": "{cost:.0f}", "pays after": "{pays}"},
 }
@@ -40,22 +24,7 @@ MODEL: Columns = {
 
 def answers(tables: Tables) -> Found:
     """The section's answers."""
-    steps = stages(steady(step_table(tables["end_to_end"])))
-    return {
-        "attention": attention(tables["attention"]),
-        "model": model(tables["end_to_end"]),
-        "together": together(steps),
-        "stages": steps,
-    }
-
-
-def tiles(found: Found) -> list[Tile]:
-    """All together, where it can be told."""
-    begin, end = first(found["stages"]), last(found["stages"])
-    if begin is None or end is None or len(found["stages"]) < 2 or begin["host_bound"] or end["host_bound"]:
-        return []
-    meaning = f"the training step of {name_of(begin)}: {end['stage']}, over {begin['stage']}"
-    return [Tile(times(begin["step"] / end["step"]), meaning, "gain of all together")]
+    return {"attention": attention(tables["attention"]), "model": model(tables["end_to_end"])}
 
 
 def attention(table: DataFrame) -> Answer:
@@ -81,7 +50,7 @@ def attention(table: DataFrame) -> Answer:
             all=count(len(told), "device-bound shape" if measured(pairs["eager_busy"].max()) else "shape"),
         ),
         evidence=Captioned(
-            grid_table(table, [False, True]),
+            grid_table(table, TIMES),
             "Mean times of plain attention, eager and compiled, by head dimension; a star: host-bound.",
         ),
         reason=say(
@@ -90,7 +59,6 @@ def attention(table: DataFrame) -> Answer:
             cells=count(len(waits), "shape"),
             work=(waits["eager_busy"] / waits["compiled_busy"]).median(),
         ),
-        details="attention_compiled",
     )
 
 
@@ -130,7 +98,6 @@ def model(table: DataFrame) -> Answer:
 def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
     """One row per cell that was tried compiled, with both steps' columns, or the reason why one is missing."""
     steps = step_table(rows)
-    steps["star"] = steps["host_bound"].map({True: "*", False: ""})
     lines: list[dict[str, Any]] = []
     for size, precision in product(size_order(tried), PRECISIONS):
         cell = {"size": size, "precision": precision}
@@ -187,43 +154,3 @@ def compile_seconds(step: Series) -> float | None:
 def steps_to_pay(cost: float | None, eager: float, compiled: float) -> int | None:
     """After how many steps, of so many ms each, compiling has saved the seconds that it costs; None: never."""
     return math.ceil(1e3 * cost / (eager - compiled)) if cost is not None and compiled < eager else None
-
-
-def stages(steps: DataFrame) -> DataFrame:
-    """The training steps of the largest model in which compiling and our attention were measured together."""
-    trained = select(steps, mode="train_step")
-    best = last(select(trained, compiled=True, attention="flash"))
-    if best is None:
-        return DataFrame()
-    rows = select(trained, size=best["size"], context=best["context"])
-    found = [
-        {"stage": stage, **row} for stage, way in STAGES.items() if (row := first(select(rows, **way))) is not None
-    ]
-    return DataFrame(found)
-
-
-def name_of(step: Series) -> str:
-    """A step's model and context in words."""
-    return f"{step['label']} at context {step['context']}"
-
-
-def together(steps: DataFrame) -> Answer:
-    """All improvements of one training step on one device."""
-    if len(steps) < 2:
-        return Answer("All together", missing="Not measured: compiling with our attention needs a GPU.")
-    begin, best = steps.iloc[0], steps.sort_values("step").iloc[0]
-    told = not (begin["host_bound"] or best["host_bound"])
-    bound = steps["host_bound"].astype(bool)
-    shown = steps.assign(
-        star=bound.map({True: "*", False: ""}),
-        utilization=[100 * utilization(step, step["mode"], step["step"]) for _, step in steps.iterrows()],
-        gain=(begin["step"] / steps["step"]).where(~(bound | begin["host_bound"])),
-    )
-    where = name_of(begin)
-    facts = Facts(best=best, begin=begin, where=where, gain=begin["step"] / best["step"] if told else None)
-    return Answer(
-        asked="All together",
-        verdict=facts.say("{where} trains fastest in _{best[stage]}_: {gain:times} as fast as in _{begin[stage]}_.")
-        or facts.say("Whether it gains cannot be told for {where}: a step is host-bound."),
-        evidence=Captioned(grid(shown, TOGETHER), f"The training step of {where}, medians; gain: over the first line."),
-    )

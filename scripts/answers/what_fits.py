@@ -30,7 +30,11 @@ BY_EXPERIMENT: Columns = {
 EVERY: Columns = {
     "": {"": "{cell}", "kind": "{kind}"},
     "memory / MiB": {"measured": "{memory:.0f}", "predicted": "{memory_predicted:.0f}", "%": "{memory_percent:+.1f}"},
-    "time / ms": {"measured": "{time:.2f}{star}", "predicted": "{time_predicted:.2f}", "%": "{time_percent:+.1f}"},
+    "time / ms": {
+        "measured": "{time:.2f}{host_bound:star}",
+        "predicted": "{time_predicted:.2f}",
+        "%": "{time_percent:+.1f}",
+    },
 }
 
 
@@ -57,28 +61,26 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
             peaks=None if whole is None else whole["memory median"] / 100,
             times=None if whole is None else whole["time median"] / 100,
         ),
+        evidence=Captioned(
+            grid(table, BY_EXPERIMENT),
+            "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time of "
+            "the device-bound ones.",
+        ),
         reason=reason(found, gpu),
-        details=[
-            Captioned(
-                grid(table, BY_EXPERIMENT),
-                "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time "
-                "of the device-bound ones.",
-            ),
-            Captioned(
-                grid(
-                    found.assign(
-                        memory_percent=100 * found["memory_error"],
-                        time_percent=100 * found["time_error"],
-                        star=found["device_bound"].map({True: "", False: " *"}),
-                    ),
-                    EVERY,
-                    text_columns=2,
+        details=Captioned(
+            grid(
+                found.assign(
+                    memory_percent=100 * found["memory_error"],
+                    time_percent=100 * found["time_error"],
+                    host_bound=~found["device_bound"],
                 ),
-                "Every measured step against its prediction. A star: host-bound; its time is for how long the device "
-                "works in the step.",
-                long=True,
+                EVERY,
+                text_columns=2,
             ),
-        ],
+            "Every measured step against its prediction. A star: host-bound; its time is for how long the device works "
+            "in the step.",
+            long=True,
+        ),
         missing="Not predicted: memory is counted, and the device's time known, on GPUs only.",
     )
 

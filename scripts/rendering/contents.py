@@ -18,7 +18,7 @@ from cs336_systems.yaml_file import read_yaml
 CONTENTS = Path("report/contents.yaml")
 TRACES = ("training_step",)
 """The traces that a run writes."""
-SOURCES = ("table", "trace", "closed_form")
+SOURCES = ("table", "trace")
 """The keys of a figure that say what it is drawn from."""
 T = TypeVar("T")
 
@@ -34,31 +34,27 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """A second experiment whose table it needs, if any."""
     trace: str = ""
     """The trace that it is drawn from: the name of its file in `traces`."""
-    closed_form: bool = False
-    """Whether it is drawn from closed forms alone, and so looks the same on every machine."""
     category: str
     """Its heading in Snakemake's interactive report."""
     caption: str
-    """Plain text without a full stop, since the machine's name follows, unless closed forms are drawn."""
+    """Plain text without a full stop, since the machine's name follows."""
     alt: str
     """The description for readers who cannot see the picture."""
     options: dict[str, str] = {}
     """Arguments for the module's `draw` besides the paths."""
 
     def sources(self, tables: Mapping[str, T], trace: T) -> dict[str, T]:
-        """Of these, what it is drawn from, by the name that `draw` gives it; nothing for closed forms."""
+        """Of these, what it is drawn from, by the name that `draw` gives it."""
         if self.table:
             return {
                 key: tables[name] for key, name in (("table", self.table), ("second_table", self.second_table)) if name
             }
-        return {"trace": trace} if self.trace else {}
+        return {"trace": trace}
 
     @property
     def modules(self) -> list[str]:
         """The modules whose code decides what it shows."""
         scripts = ["scripts.draw", f"scripts.figures.{self.script}"]
-        if self.closed_form:
-            return scripts
         experiments = [name for name in (self.table or TRACED, self.second_table) if name]
         return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
 

@@ -33,8 +33,9 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "share": lambda value: f"{100 * value:.0f}",
     "GiB": lambda value: f"{value / 1024:.1f}",
     "count": finalize,
+    "star": lambda value: "*" if value else "",
 }
-"""Format specifications besides Python's; `share` is of a fraction in percent, `GiB` of MiB."""
+"""Format specifications besides Python's; `share` is of a fraction in percent, `GiB` of MiB, `star` of what is true."""
 
 
 class _Cell(string.Formatter):

@@ -12,7 +12,6 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, StrMethodFormatter
 
-from scripts.rendering.markup import measured
 from scripts.rendering.pointer import Values
 
 # Okabe & Ito 2008, ordered so that neighbours differ in lightness too.
@@ -157,19 +156,3 @@ def powers(axis: XAxis | YAxis, base: int = 10) -> None:
 def superscript(number: int) -> str:
     """A whole number as an exponent."""
     return str(number).translate(SUPERSCRIPTS)
-
-
-def grouped_bars(
-    axes: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float | None]], digits: int = 2
-) -> None:
-    """Bars side by side in each group, each labelled with its value; what was not measured is marked n/m."""
-    width = 0.8 / len(series)
-    for index, (name, values) in enumerate(series.items()):
-        positions = [group + (index - (len(series) - 1) / 2) * width for group in range(len(groups))]
-        heights = [value if measured(value) else 0 for value in values]
-        axes.bar(positions, heights, 0.92 * width, **look_of_bar(name, index))
-        for position, value in zip(positions, values, strict=True):
-            text = f"{round(value, digits) + 0.0:.{digits}f}" if measured(value) else "n/m"
-            annotate(axes, (position, max(value if measured(value) else 0, 0)), text, fontsize=6.5)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.grid(axis="x", visible=False)

@@ -1,6 +1,5 @@
 """The common part of sections that compare contenders: their table, their settings, and why there is none."""
 
-from collections.abc import Collection
 from typing import Any
 
 import pandas
@@ -10,8 +9,8 @@ from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.communication import BACKENDS
-from scripts.views.comparison import OWN, Kind, backend_of, compared, described, marked
-from scripts.views.data import first, reason, select
+from scripts.views.comparison import Kind, backend_of, compared, described, marked
+from scripts.views.data import reason, select
 
 STEP = {"median": "{median:cut}{star}", "p20–p80": "{p20:cut}–{p80:cut}"}
 EXPOSED = {"exposed": "{exposed:cut}"}
@@ -30,9 +29,7 @@ COLUMNS: Columns = {
 STARS = r"\*: more than 5 % of the median apart."
 
 
-def contender_table(
-    kind: Kind, table: DataFrame, rows: DataFrame, columns: Columns, names: Collection[str] | None = None
-) -> Table:
+def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Columns) -> Table:
     """Contenders cell by cell, those that could not be measured with their reason.
 
     Args:
@@ -40,7 +37,6 @@ def contender_table(
         table: its rows.
         rows: of `contenders`.
         columns: of which those that say nothing of any of them are left out.
-        names: which of them to show, besides the reader's own; None: all.
     """
     lost = compared(kind, table)
     lost = described(kind, lost[(lost["metric"] == "step") & (lost["status"] != "ok")])
@@ -48,14 +44,7 @@ def contender_table(
     if not len(both):
         return Table([], [])
     shown = described(kind, both)
-    if names is not None:
-        shown = shown[shown["contender"].isin(names) | (shown["family"] == OWN)]
-    headings = {name: name for name in shown["cell"]}
-    for name, cell in rows.groupby("cell", sort=False):
-        baseline = first(cell["baseline"].dropna().to_frame()) if names is not None else None
-        headings[str(name)] = marked(cell.iloc[0]) + (
-            "" if baseline is None else f"; baseline {baseline['baseline']:.1f} ms"
-        )
+    headings = {cell: cell for cell in shown["cell"]} | {row["cell"]: marked(row) for _, row in rows.iterrows()}
     shown = shown.assign(heading=shown["cell"].map(headings))
     return grid(shown, {"": {"": "{title}"}, **columns}, by="heading")
 

@@ -1,39 +1,46 @@
 """Plain attention by itself, eager and compiled: what answers and figures share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from itertools import product
 
 from pandas import DataFrame
 
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.attention import Attention
+from cs336_systems.record.measurement import WHOLE_CELL
+from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, significant
 from scripts.views.cells import side_by_side
 from scripts.views.data import reason, select, statistic
 
 PASSES = ("forward", "backward")
+TIMES = {f"{name} / ms": name for name in PASSES}
+"""The metrics of `grid_table` that are times."""
 
 
-def grid_table(table: DataFrame, kinds: Sequence[bool]) -> Table:
-    """One line per length and kind (compiled or not); for each pass a column per head dimension, means."""
-    dimensions = sorted(set(table["d"]))
-    body = []
-    for sequence in sorted(set(table["sequence"])):
-        for compiled in kinds:
-            rows = select(table, sequence=sequence, compiled=compiled)
-            cells = [(select(rows, d=d), name) for name in PASSES for d in dimensions]
-            line = [str(sequence), *(["compiled" if compiled else "eager"] if len(kinds) > 1 else [])]
-            body.append(line + [time(own, name) for own, name in cells])
-    header = ["sequence", *([""] if len(kinds) > 1 else []), *[f"d = {d}" for d in dimensions] * len(PASSES)]
-    first = len(header) - len(PASSES) * len(dimensions)
-    groups = [("", first), *((f"{name} / ms", len(dimensions)) for name in PASSES)]
-    return Table(header, body, text_columns=first, groups=groups)
+def grid_table(table: DataFrame, shown: Mapping[str, str]) -> Table:
+    """One line per length and kind, eager or compiled; for each metric, by the title above, a column per d, means."""
+    ways = {False: "eager", True: "compiled"}
+    dimensions, kinds = sorted(set(table["d"])), sorted(set(table["compiled"]))
+    lines = [
+        {"sequence": sequence, "kind": ways[compiled]}
+        | {
+            f"{metric} {d}": mean(select(table, sequence=sequence, compiled=compiled, d=d), metric)
+            for metric in shown.values()
+            for d in dimensions
+        }
+        for sequence, compiled in product(sorted(set(table["sequence"])), kinds)
+    ]
+    names = {"sequence": "{sequence}"} | ({"": "{kind}"} if len(kinds) > 1 else {})
+    columns = {title: {f"d = {d}": f"{{{metric} {d}}}" for d in dimensions} for title, metric in shown.items()}
+    return grid(DataFrame(lines), {"": names, **columns}, text_columns=len(names))
 
 
-def time(rows: DataFrame, name: str) -> str:
-    """The mean time of a pass, with a star where it is host-bound."""
-    mean, busy = statistic(rows, "mean", metric=name), statistic(rows, "mean", metric=f"{name}_busy")
+def mean(rows: DataFrame, name: str) -> str:
+    """The mean of a cell's metric, with a star where the time is host-bound; a dash if only the metric is not there."""
+    mean, busy = (statistic(rows, "mean", metric=metric) for metric in (name, f"{name}_busy"))
     if mean is None:
-        return reason(rows)
+        return NONE if len(rows) and not len(select(rows, metric=WHOLE_CELL)) else reason(rows)
     return f"{significant(mean)}{'*' if busy is not None and busy < HOST_BOUND * mean else ''}"
 
 

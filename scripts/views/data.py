@@ -19,7 +19,6 @@ from cs336_systems.sizes import SIZES, parse_size, size_name
 from scripts.rendering.markup import measured
 
 HANDOUT_CONTEXT = 512
-STEADY_WARMUP = 5
 PHASES = ["forward", "backward", "optimizer"]
 PRECISIONS = ["fp32", "bf16"]
 MODES = {
@@ -174,11 +173,6 @@ def reference_context(table: DataFrame) -> int | None:
     """The context that sizes are compared at: the handout's 512, else the longest one measured."""
     contexts = set(table["context"])
     return HANDOUT_CONTEXT if HANDOUT_CONTEXT in contexts else max(contexts, default=None)
-
-
-def steady_warmup(table: DataFrame) -> int:
-    """The number of warm-up steps behind the steady-state figures: the largest in the table."""
-    return int(table["warmup"].max()) if len(table) else STEADY_WARMUP
 
 
 def ratio(numerator: float | None, denominator: float | None) -> float | None:

@@ -108,10 +108,10 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
     return grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns})
 
 
-def every_row(table: DataFrame, rows: DataFrame, names: Sequence[str], what: str) -> Captioned:
-    """All that was measured of some wrappers in every cell, host-bound ones too."""
-    shown = contender_table(DataParallelTraining, table, rows, COLUMNS, names)
-    return Captioned(shown, f"{what} in every cell measured, host-bound ones too.", long=True)
+def every_row(table: DataFrame, rows: DataFrame) -> Captioned:
+    """All that was measured of wrappers in every cell, host-bound ones too."""
+    shown = contender_table(DataParallelTraining, table, rows, COLUMNS)
+    return Captioned(shown, "All wrappers in every cell measured, host-bound ones too.", long=True)
 
 
 def why_untold(table: DataFrame, rows: DataFrame) -> str:

@@ -99,17 +99,10 @@ class Longest:
 
     kernel: str
     category: str
-    launches: DataFrame
-    """Its rows."""
+    calls: float
+    """Its calls in the pass."""
     share: float
     """Of the pass's time."""
-    products: float
-    """Calls in the pass of all kernels that compute a matrix product."""
-
-    @property
-    def calls(self) -> float:
-        """Its calls in the pass."""
-        return float(self.launches["calls"].sum())
 
     @property
     def texts(self) -> dict[str, str]:
@@ -124,23 +117,8 @@ def top(rows: DataFrame) -> Longest | None:
         return None
     kernel = str(named.groupby("kernel")["ms"].sum().idxmax())
     launches = select(rows, kernel=kernel)
-    share = float(launches["ms"].sum() / rows["ms"].sum())
-    return Longest(kernel, str(launches["category"].iloc[0]), launches, share, float(products(rows)["calls"].sum()))
-
-
-def calls_explained(launched: DataFrame, layers: int) -> str:
-    """A kernel's launches as layers × modules, where they come from blocks: "12 × (query, 2 rope) + lm_head"."""
-    per_range = launched.groupby("range", sort=False)["calls"].sum()
-    inside = [_term(str(name), calls / layers) for name, calls in per_range.items() if calls % layers == 0]
-    outside = [_term(str(name), calls) for name, calls in per_range.items() if calls % layers]
-    blocks = [f"{layers} × ({', '.join(inside)})"] if inside else []
-    return " + ".join([*blocks, *outside])
-
-
-def _term(name: str, calls: float) -> str:
-    """A module by the last part of its name, with its number of calls unless it is one."""
-    module = name.rpartition(".")[2]
-    return module if calls == 1 else f"{calls:.0f} {module}"
+    calls, share = float(launches["calls"].sum()), float(launches["ms"].sum() / rows["ms"].sum())
+    return Longest(kernel, str(launches["category"].iloc[0]), calls, share)
 
 
 def forward_passes(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> DataFrame:

@@ -3,8 +3,8 @@
 import pytest
 
 from scripts.answers.gradient_checkpointing import bests, segments
+from scripts.answers.memory_profiling.block import block_cells, contributors
 from scripts.tables import merge
-from scripts.views.block_memory import block_cells, contributors
 from scripts.views.data import load, one_model, select
 from scripts.views.strategies import strategies_table
 from tests.samples import H200, planned_rows, write_raw
@@ -24,16 +24,6 @@ def load_tables(folder, scale, **origin):
 @pytest.fixture(scope="module")
 def h200(tmp_path_factory):
     return load_tables(tmp_path_factory.mktemp("h200"), "handout", **H200)
-
-
-@pytest.fixture(scope="module")
-def cpu(tmp_path_factory):
-    return load_tables(tmp_path_factory.mktemp("cpu"), "smoke")
-
-
-@pytest.fixture
-def nothing(h200):
-    return {name: table.iloc[:0] for name, table in h200.items()}
 
 
 def where(table, **wanted):

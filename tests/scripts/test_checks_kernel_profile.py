@@ -10,7 +10,6 @@ from scripts.views.data import frame, one, select
 from scripts.views.kernels import (
     FORWARD,
     attention_times,
-    calls_explained,
     forward_passes,
     kernels,
     profiled_closely,
@@ -105,10 +104,7 @@ def test_the_longest_kernel_and_its_calls_are_those_of_the_table(sound):
     cell = {"context": 512, "size": "xl", "precision": "fp32", "compiled": False, "attention": "plain"}
     forward = top(kernels(sound["kernel_profile"], FORWARD, mode="inference", **cell))
     # In the made-up tables one kernel computes all matmuls.
-    assert (forward.calls, forward.products, forward.category) == (433, 433, "matmul")
-    source = calls_explained(forward.launches, 48)
-    assert source.startswith("48 × (query, key, value, ")
-    assert source.endswith(" + lm_head")
+    assert (forward.calls, forward.category) == (433, "matmul")
 
 
 def test_the_largest_size_with_a_training_step_is_looked_at_closely(sound):

@@ -15,23 +15,38 @@ CONTENTS = yaml.safe_load((ROOT / "report" / "contents.yaml").read_text())
 @pytest.mark.parametrize(
     ("keys", "value", "sentence"),
     [
-        (["figures", "warmup", "colour"], "red", "unknown key 'colour' in figures.warmup; allowed: script, table, "),
-        (["figures", "warmup", "script"], "pie", "figures.warmup.script is 'pie'; allowed: .*flash, .*step_context, "),
-        (["figures", "warmup", "table"], "pie", "figures.warmup.table is 'pie'; allowed: accumulation, all_reduce, "),
-        (["figures", "warmup", "alt"], 3, "figures.warmup.alt is 3; allowed: a valid string"),
+        (
+            ["figures", "roofline", "colour"],
+            "red",
+            "unknown key 'colour' in figures.roofline; allowed: script, table, ",
+        ),
+        (
+            ["figures", "roofline", "script"],
+            "pie",
+            "figures.roofline.script is 'pie'; allowed: .*flash, .*roofline, ",
+        ),
+        (
+            ["figures", "roofline", "table"],
+            "pie",
+            "figures.roofline.table is 'pie'; allowed: accumulation, all_reduce, ",
+        ),
+        (["figures", "roofline", "alt"], 3, "figures.roofline.alt is 3; allowed: a valid string"),
         (
             ["figures", "flash"],
-            CONTENTS["figures"]["warmup"],
+            CONTENTS["figures"]["roofline"],
             "a figure is named 'flash'; allowed: any name but an experiment's, as both name targets",
         ),
         (["figures", "pie"], {"script": "flash"}, "figures.pie.category is missing"),
-        (["figures", "warmup", "table"], "", "warmup has no source; allowed: one of table, trace, "),
-        (["figures", "warmup", "trace"], "training_step", "warmup has table and trace; allowed: one of table, "),
-        (["figures", "warmup", "closed_form"], True, "warmup has table and closed_form; allowed: one of "),
+        (["figures", "roofline", "table"], "", "roofline has no source; allowed: one of table, trace"),
         (
-            ["figures", "warmup", "second_table"],
+            ["figures", "roofline", "trace"],
+            "training_step",
+            "roofline has table and trace; allowed: one of table, ",
+        ),
+        (
+            ["figures", "roofline", "second_table"],
             "pie",
-            "warmup.second_table is 'pie'; allowed: accumulation, all_reduce, ",
+            "roofline.second_table is 'pie'; allowed: accumulation, all_reduce, ",
         ),
         (
             ["figures", "kernel_timeline", "second_table"],

@@ -60,12 +60,6 @@ CALLED = {
 }
 """By column of the tables, how words name its values, but for baselines, which others are measured by."""
 
-SLOWER = {
-    "precision_context": ("precision", "fp32"),
-    "attention_compiled": ("compiled", False),
-}
-"""Of figures that show gains: what is improved, by its column and value."""
-
 
 @dataclass(frozen=True)
 class Drawn:
@@ -223,14 +217,6 @@ def test_numbers_are_of_the_size_of_the_measured_ones(name, tables):
             of_tables, one = SCALES[unit]
             most = rows.loc[rows["unit"] == of_tables, "mean"].max() * one
             assert most / 300 < max(shown) < 3 * most, (unit, most, max(shown))
-
-
-@pytest.mark.parametrize("name", SLOWER)
-def test_a_gain_is_what_is_improved_over_what_improves_it(name, tables):
-    column, value = SLOWER[name]
-    figures = (figure_of(name, each) for each in (tables, larger(tables, column, [value])))
-    marked = [[each.numbers[1] for each in drawn(figure) if not each.words[-1].startswith("_")] for figure in figures]
-    assert all(numpy.all(same(*pair, LARGER) | (pair[0] == 0)) for pair in zip(*marked, strict=True))
 
 
 def test_legends_are_made_in_one_place():

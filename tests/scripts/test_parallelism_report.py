@@ -3,12 +3,9 @@
 import importlib
 import math
 
-import pytest
-
 from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.xxl import XXL
-from scripts.figures.parallelism import best_split
 from scripts.views.parallelism import EXAMPLE, MESH
 from tests.support.tables import plain
 
@@ -60,15 +57,6 @@ def test_the_examples_limits_are_the_closed_forms():
     assert f"In the example {forward} and {backward} devices" in said("tp_calcs", "limit")
     gain = EXAMPLE.mixed_limit(overlapped=True) / EXAMPLE.mixed_limit(overlapped=False)
     assert f"{gain:.2f}× fewer" in said("fsdp_tp_calcs", "limit")
-
-
-@pytest.mark.parametrize("overlapped", [True, False])
-def test_the_drawn_split_crosses_at_the_limit(overlapped):
-    limit = EXAMPLE.mixed_limit(overlapped=overlapped)
-    times = best_split(limit, overlapped=overlapped)
-    assert times.communication == pytest.approx(times.compute)
-    assert not best_split(1.01 * limit, overlapped=overlapped).is_compute_bound
-    assert best_split(0.99 * limit, overlapped=overlapped).is_compute_bound
 
 
 def test_the_mesh_is_the_handouts():

@@ -35,7 +35,7 @@ GRIDS = {
 
 NUMERIC_TEST = "import pytest\n\n\n@pytest.mark.numeric\ndef test_it():\n    assert {}\n"
 SECTIONS = {"nsys_profile", "pytorch_attention", "torch_compile", "flash_backward", "fsdp_tp_calcs"}
-"""Sections of a copy's report: figures from tables, a trace and closed forms. To draw all figures takes longer
+"""Sections of a copy's report: figures from tables and a trace. To draw all figures takes longer
 than all else that a test looks at."""
 
 

@@ -14,15 +14,7 @@ from tests.workflow.project import GRIDS, edit, edit_yaml, environment, planned_
 pytestmark = pytest.mark.workflow
 
 REPORT = {"render", "typeset", "verdict", "writeup"}
-FIGURES = {
-    "warmup",
-    "kernel_timeline",
-    "roofline",
-    "kernel_shares",
-    "attention_length",
-    "attention_compiled",
-    "parallelism_times",
-}
+FIGURES = {"kernel_timeline", "roofline", "kernel_shares"}
 TABLE = "results/cpu/tables/accumulation.csv"
 
 
@@ -105,7 +97,7 @@ def test_an_edited_closed_form_redoes_what_quotes_it(project):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "redrawn"), [("figures/attention_length", {"attention_length"}), ("rendering/style", FIGURES)]
+    ("module", "redrawn"), [("figures/kernel_shares", {"kernel_shares"}), ("rendering/style", FIGURES)]
 )
 def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
     drawn = {path: path.read_text() for path in (project / "results/cpu/figures").iterdir()}
@@ -124,7 +116,7 @@ def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
     [
         ("scripts/answers/flash_backward.py", {"answers", *REPORT}),
         ("scripts/checks/attention.py", {"checks", "answers", *REPORT}),
-        ("scripts/figures/attention_length.py", {"figures", *REPORT} - {"render"}),
+        ("scripts/figures/kernel_shares.py", {"figures", *REPORT} - {"render"}),
         ("cs336_systems/experiments/autocast_dtypes.py", {"tables", "checks", "figures", "answers", *REPORT}),
     ],
 )

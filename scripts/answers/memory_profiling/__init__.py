@@ -9,7 +9,8 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.sizes import SIZES, parse_size
-from scripts.answers.memory_profiling.tensors import ASKED, block, largest
+from scripts.answers.memory_profiling.allocations import ASKED, largest
+from scripts.answers.memory_profiling.block import block
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Typst, fixed_point, measured, with_unit

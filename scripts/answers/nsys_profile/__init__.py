@@ -12,7 +12,7 @@ from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_or
 from scripts.views.kernels import MODES_PROFILED, forward_passes, kernels, label_of, profiled_closely, shares
 
 FORWARD: Columns = {
-    "size": "{label}{star}",
+    "size": "{label}{host_bound:star}",
     "precision": "{precision}",
     "kernels / ms": "kernels",
     "stage / ms": "stage",
@@ -53,7 +53,6 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         for _, each in told.iterrows()
         if each["label"] == row["label"]
     ]
-    shown = found.assign(star=bound.map({True: "*", False: ""}), share=found["busy"] if on_gpu else None)
     facts = Facts(row=row, times=times, gap=gap.median(), bound=int(bound.sum()) or None, all=len(found))
     return Answer(
         asked=ASKED["forward"],
@@ -64,7 +63,7 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
             cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         evidence=Captioned(
-            grid(shown, FORWARD, text_columns=2),
+            grid(found.assign(share=found["busy"] if on_gpu else None), FORWARD, text_columns=2),
             "Forward pass of inference: by the trace, by a clock around the stage without the profiler (means), "
             "and by the host's timer in another process (end_to_end, median). A star: host-bound in either.",
         ),

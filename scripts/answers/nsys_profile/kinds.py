@@ -7,7 +7,6 @@ from typing import cast
 from pandas import DataFrame, Series
 
 from cs336_systems.measure.gpus import gpu_of
-from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, count, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, percent
@@ -17,7 +16,6 @@ from scripts.views.kernels import (
     FORWARD_AND_BACKWARD,
     TOGETHER,
     attention_times,
-    calls_explained,
     kernels,
     label_of,
     readable,
@@ -61,16 +59,13 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
             line |= {f"both {name}": "–" for name in forward.texts}
             line |= {f"both {name}": text for name, text in both.texts.items()} if both else {}
             line["same"] = forward.kernel == both.kernel if both else None
-            line["source"] = calls_explained(forward.launches, parse_size(size).num_layers)
-            lines.append(line | {"matmuls": forward.products})
+            lines.append(line)
     rows = DataFrame(lines)
     same = [line["same"] for line in lines if line["same"] is not None]
     columns = {
         group: {title: f"{{{name} {key}}}" for title, key in ((unit, "kernel"), ("calls", "calls"), ("share", "share"))}
         for group, name in PASSES.items()
     }
-    cell_columns = {"size": "{label}", "precision": "{precision}"}
-    callers = {unit: "{forward kernel}", "called by": "{source}", "matmuls in the pass": "{matmuls:.0f}"}
     facts = Facts(
         hits=[
             say("{hits} of {all} in {name}", hits=int(own["matmul"].sum()), all=count(len(own), "size"), name=name)
@@ -84,14 +79,9 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
         verdict=facts.say("A matmul takes most time in the forward pass at {hits:listing}."),
         more=facts.say(quoted_kernel(close), "With the backward pass it is the same one in {same} of {cells}."),
         evidence=Captioned(
-            grid(rows, {"": cell_columns} | columns, text_columns=3),
+            grid(rows, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
             f"The {unit} with most time: its calls in a step and its share of all {unit}s' time. Of matmuls, kind, "
             "layout of the operands and tile.",
-        ),
-        details=Captioned(
-            grid(rows, cell_columns | callers, text_columns=4),
-            f"Where the calls of the forward pass's longest {unit} come from: layers × modules + modules outside.",
-            long=True,
         ),
     )
 

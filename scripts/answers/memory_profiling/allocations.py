@@ -1,0 +1,74 @@
+"""The largest allocations of a forward pass, for `memory_profiling`."""
+
+from pandas import DataFrame
+
+from cs336_systems.accounting.units import MIB
+from cs336_systems.measure import memory_timeline as of
+from cs336_systems.sizes import parse_size
+from scripts.rendering.answer import Answer, Captioned, Facts, count
+from scripts.rendering.grid import Columns, grid
+from scripts.views.data import select, statistic
+from scripts.views.units import GIB
+
+ASKED = {
+    "timelines": "(a) Stages over time",
+    "peaks": "(b) Peak memory",
+    "autocast": "(c) Mixed precision",
+    "residual": "(d) Residual stream",
+    "largest": "(e) Largest allocations",
+}
+SHOWN = 8
+"""Groups of allocations that are listed."""
+GROUPS: Columns = {
+    "operator": "{operator}",
+    "line": "{place}",
+    "its text": "{text}",
+    "MiB each": "{mib:.1f}",
+    "number": "{number}",
+    "kept": "{stays}",
+}
+
+
+def largest(cell: DataFrame, context: int) -> Answer:
+    """Sub-question (e): the largest allocations of the forward pass."""
+    rows = select(cell, metric="allocation")
+    if not len(rows):
+        return Answer(ASKED["largest"])
+    layers = parse_size(cell["size"].iloc[0]).num_layers
+    rows = rows.assign(
+        # File and line of the stack frame.
+        place=[source.partition(" ")[0].removeprefix("cs336_systems/") for source in rows["source"]],
+        text=[code if len(code) < 60 else f"{code[:57]}…" for code in rows["code"]],
+        mib=rows["mean"] / MIB,
+        number=[per_block(int(n), layers) for n in rows["n"]],
+        stays=[
+            "yes" if statistic(cell, "median", metric="lifetime", rank=rank) is None else "no" for rank in rows["rank"]
+        ],
+    )
+    alike = rows[rows["mean"] == rows["mean"].iloc[0]]
+    kept = select(rows, category=of.ACTIVATIONS)
+    facts = Facts(row=rows.iloc[0], operators=list(alike["operator"]), shown=min(SHOWN, len(rows)), kept=len(kept))
+    return Answer(
+        asked=ASKED["largest"],
+        verdict=facts.say("The largest take {row[mib]:MiB} each and are made at {row[place]} ({row[operator]})."),
+        more=facts.say("{groups} have that size: {operators:listing}.", groups=count(len(alike), "group")),
+        evidence=Captioned(
+            grid(rows.head(SHOWN), GROUPS, text_columns=3),
+            f"Groups of largest allocations in the forward pass with a graph, fp32, context {context}; number: per "
+            "block × blocks.",
+        ),
+        reason=facts.say(
+            "The stack traces of the {shown} largest groups point to {places:listing}. Of {groups}, {kept} are kept "
+            "for the backward pass ({size:GiB}); the others are released within a block. In the backward pass "
+            "autograd's own threads allocate, in which no Python runs, so there are no traces.",
+            places=list(dict.fromkeys(rows["place"][:SHOWN])),
+            groups=count(len(rows), "group"),
+            size=float((kept["n"] * kept["mean"]).sum()) / GIB,
+        ),
+    )
+
+
+def per_block(number: int, layers: int) -> str:
+    """A number of tensors as per block × blocks + the rest."""
+    each, rest = divmod(number, layers)
+    return (f"{each} × {layers}" + (f" + {rest}" if rest else "")) if each else str(rest)

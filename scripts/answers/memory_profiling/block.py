@@ -1,0 +1,119 @@
+"""The tensors that one Transformer block saves for its backward pass, and its gradients, for `memory_profiling`."""
+
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.units import MIB
+from scripts.rendering.answer import Answer, Captioned, Facts, count, say, tell
+from scripts.rendering.grid import grid
+from scripts.rendering.markup import Table, percent
+from scripts.views.closed_forms import FLASH, block_of, saved_by
+from scripts.views.data import flat, last, ratio, select, size_order, statistic
+from scripts.views.units import BYTE
+
+CELL = ["context", "precision", "attention"]
+CONTRIBUTORS = 5
+"""How many of each cell's largest tensors are listed."""
+
+
+def block(table: DataFrame) -> dict[str, Answer]:
+    """Sub-question (f): what one block saves, and the gradients of its backward pass."""
+    cells = block_cells(table)
+    asked = "(f) Saved by one block", "(f) A block's gradients"
+    if not len(cells):
+        return {"saved": Answer(asked[0]), "gradients": Answer(asked[1])}
+    context = int(cells["context"].max())
+    longest = select(cells, context=context)
+    full = longest.iloc[0]
+    most = last(select(rows_of(table, full), metric="saved").sort_values("mean"))
+    sizes = {(row["precision"], row["attention"]): row["saved"] for _, row in longest.iterrows()}
+    plain, flash, low = (sizes.get(key) for key in (("fp32", "plain"), ("fp32", "flash"), ("bf16", "plain")))
+    exact = (cells["gradients"] - cells["expected"]).abs().dropna() < BYTE
+    facts = Facts(full=full, context=context, more=ratio(plain, flash))
+    return {
+        "saved": Answer(
+            asked=asked[0],
+            verdict=facts.say(
+                "A block of {full[label]} saves {full[saved]:MiB} at context {context} ({full[precision]}, "
+                "{full[attention]}); {most[mean] / full[saved]:percent} is {operator}'s.",
+                most=most,
+                operator=None if most is None else most["operator"] or FLASH,
+            ),
+            more=facts.say("Plain attention saves {more:times} as much as FlashAttention."),
+            evidence=Captioned(
+                contributors(table, longest),
+                f"The largest contributors to what one block saves for backward in each cell, context {context}.",
+            ),
+            reason=say(
+                "Attention's weights grow with the square of the context. FlashAttention saves one number per row "
+                "of scores instead.",
+                "Under autocast a block with plain attention saves {ratio:times} what it saves in fp32: the "
+                "softmax keeps its result in fp32, the product its copy in bf16.",
+                "Autocast casts the normalized input anew for each linear layer that takes it: query, key and "
+                "value keep a copy each, and so do gate and up."
+                if low
+                else "",
+                ratio=ratio(low, plain) if low and plain and low > plain else None,
+            ),
+        ),
+        "gradients": Answer(
+            asked=asked[1],
+            verdict=facts.say(
+                "A block's backward pass makes {full[gradients]:MiB} of gradients at context {context}"
+                + tell(bool(exact.all()), ", to the byte as expected.", ", not all as expected.")
+            ),
+            more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
+            reason=facts.say(
+                "Expected: 4 bytes per weight, and batch × context × d_model × 4 for the input, "
+                "{full[expected]:MiB} together, in both precisions; it holds in {held} of {cells}.",
+                held=int(exact.sum()),
+                cells=count(len(exact), "cell"),
+            ),
+        ),
+    }
+
+
+def block_cells(table: DataFrame) -> DataFrame:
+    """One row per cell of the largest size: by context, fp32 and plain attention first.
+
+    Columns next to a row's own, in MiB: `saved`; the gradients of weights (`weights`) and of the block's input
+    (`input`), and their sum (`gradients`), of which `expected` is the closed form.
+    """
+    found = select(table, metric="saved_activations")
+    found = select(found, size=(size_order(found) or [""])[-1]).sort_values(CELL, ascending=[True, False, False])
+    metrics = {"weights": "parameter_gradients", "input": "input_gradient"}
+    for name, metric in metrics.items():
+        values = [statistic(rows_of(table, row), "mean", metric=metric) for _, row in found.iterrows()]
+        found[name] = Series(values, index=found.index, dtype=float)
+    blocks = [block_of(row) for _, row in found.iterrows()]
+    return found.assign(
+        saved=found["mean"],
+        gradients=found["weights"] + found["input"],
+        expected=[(block.parameter_gradients + block.residual) / MIB for block in blocks],
+    )
+
+
+def rows_of(table: DataFrame, cell: Series) -> DataFrame:
+    """All rows of a row's cell."""
+    return select(table, size=cell["size"], **{name: cell[name] for name in CELL})
+
+
+def contributors(table: DataFrame, cells: DataFrame) -> Table:
+    """The largest contributors of each cell, one row each: what they are, then MiB and share in every cell."""
+    tensor, lines = ["module", "operator", "what is saved"], []
+    for _, cell in cells.iterrows():
+        rows = select(rows_of(table, cell), metric="saved").sort_values("mean", ascending=False, kind="stable")
+        for rank, row in enumerate(rows.to_dict("records")):
+            known = saved_by(cell).get((row["range"], row["operator"], row["tensor"]), [])
+            meaning = ", ".join(each.meaning for each in known) or "not in the closed form"
+            line = dict(zip(tensor, (row["range"], row["operator"] or FLASH, meaning), strict=True))
+            line |= {"cell": f"{cell['precision']}, {cell['attention']}", "rank": rank}
+            lines.append(line | {"mib": row["mean"], "share": str(percent(row["mean"] / cell["mean"]))})
+    found = DataFrame(lines)
+    by_tensor = found.groupby(tensor)
+    found["most"] = by_tensor["mib"].transform("max")
+    found = found[by_tensor["rank"].transform("min") < CONTRIBUTORS].sort_values("most", ascending=False, kind="stable")
+    wide = flat(found.pivot(index=["most", *tensor], columns="cell", values=["mib", "share"]))
+    names = dict.fromkeys(line["cell"] for line in lines)
+    groups = {cell: {"MiB": f"{{mib {cell}:sig}}", "share": f"{{share {cell}}}"} for cell in names}
+    columns = {"": {name: f"{{{name}}}" for name in tensor}, **groups}
+    return grid(wide.reset_index().sort_values("most", ascending=False, kind="stable"), columns, text_columns=3)
