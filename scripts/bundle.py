@@ -13,10 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distributions, version
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
-
-from rocrate.model import ContextEntity
-from rocrate.rocrate import ROCrate
+from urllib.parse import quote
 
 from cs336_systems import __version__
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -62,7 +59,7 @@ SOFTWARE = {
 SAME_HERE = ("torch", "triton")
 """Packages whose installed versions tell whether this environment is the one that measured."""
 FORMATS = {".csv": "text/csv", ".json": "application/json", ".gz": "application/gzip"}
-ROOT, PROGRAM = "./", "#cs336-systems"
+PROFILE, ROOT, PROGRAM = "https://w3id.org/ro/crate/1.1", "./", "#cs336-systems"
 Files = Mapping[str, bytes]
 Rows = Mapping[str, Sequence[Row]]
 
@@ -166,38 +163,28 @@ def installed(package: str) -> str:
 
 def metadata(files: Files, rows: Rows) -> bytes:
     """The crate's description in JSON-LD."""
-    crate = ROCrate(version="1.1")
-    # Later than the vocabulary of RO-Crate 1.1.
-    crate.metadata.extra_terms = {"sha256": "https://schema.org/sha256"}
-    for entity in entities(files, rows):
-        properties = {key: value for key, value in entity.items() if key != "@id"}
-        if entity["@id"] == ROOT:
-            for key, value in properties.items():
-                if not key.startswith("@"):
-                    crate.root_dataset[key] = value
-        elif entity["@type"] == "File":
-            crate.add_file(dest_path=unquote(entity["@id"]), properties=properties)
-        else:
-            crate.add(ContextEntity(crate, entity["@id"], properties=properties))
+    root, *others = entities(files, rows)
     license = read_mapping(Path(CITATION))["license"]
-    crate.root_dataset["license"] = crate.add(
-        ContextEntity(
-            crate,
-            f"https://spdx.org/licenses/{license}",
-            properties={"@type": "CreativeWork", "name": license},
-        )
-    )
-    program = {"@type": "SoftwareApplication", "name": "cs336-systems", "version": __version__}
-    crate.add(ContextEntity(crate, PROGRAM, properties=program))
-    return json.dumps(crate.metadata.generate(), indent=1, sort_keys=True, ensure_ascii=False).encode()
+    terms = {"@id": f"https://spdx.org/licenses/{license}"}
+    graph = [
+        {"@id": METADATA, "@type": "CreativeWork", "about": {"@id": ROOT}, "conformsTo": {"@id": PROFILE}},
+        {**root, "license": terms},
+        *others,
+        {**terms, "@type": "CreativeWork", "name": license},
+        {"@id": PROGRAM, "@type": "SoftwareApplication", "name": "cs336-systems", "version": __version__},
+    ]
+    # The vocabulary of RO-Crate 1.1 is older than sha256.
+    context = [f"{PROFILE}/context", {"sha256": "https://schema.org/sha256"}]
+    return json.dumps({"@context": context, "@graph": graph}, indent=1, sort_keys=True, ensure_ascii=False).encode()
 
 
 def entities(files: Files, rows: Rows) -> list[dict[str, Any]]:
     """The description's claims about files and rows, which anyone with both can verify."""
     times = [measured_at(row).isoformat() for row in each(rows)]
     machine = sorted({row.gpu or vars(row)["cpu"] for row in each(rows)})
+    parts = {quote(name): content for name, content in sorted(files.items()) if name != METADATA}
     software = [
-        {"@id": quote(f"#{column}-{value}"), "@type": "SoftwareApplication", "name": name, "version": value}
+        {"@id": f"#{column}-{quote(value)}", "@type": "SoftwareApplication", "name": name, "version": value}
         for column, name in SOFTWARE.items()
         for value in sorted({vars(row)[column] for row in each(rows)} - {""})
     ]
@@ -208,6 +195,7 @@ def entities(files: Files, rows: Rows) -> list[dict[str, Any]]:
             "name": f"Measurements on {' and '.join(machine)}",
             "description": f"{len(times)} rows of the experiments of Stanford CS336, assignment 2, by cs336-systems",
             "datePublished": max(times),
+            "hasPart": [{"@id": name} for name in parts],
             "citation": {"@id": CITATION},
             "mentions": {"@id": "#measurement"},
             "softwareRequirements": [{"@id": entity["@id"]} for entity in software],
@@ -225,14 +213,13 @@ def entities(files: Files, rows: Rows) -> list[dict[str, Any]]:
         *software,
         *(
             {
-                "@id": quote(name),
+                "@id": name,
                 "@type": "File",
                 "contentSize": str(len(content)),
                 "encodingFormat": FORMATS.get(Path(name).suffix, "text/plain"),
                 "sha256": hashlib.sha256(content).hexdigest(),
             }
-            for name, content in sorted(files.items())
-            if name != METADATA
+            for name, content in parts.items()
         ),
     ]
 

@@ -82,7 +82,7 @@ def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
     Raises:
         ValueError: the check found one, or as `promote` and `opened`; nothing is copied then.
     """
-    # Here, since a machine's own results are promoted without the library of bundles.
+    # Here, since a machine's own results need no checks, whose imports take seconds.
     from scripts.check_bundle import FAILED, findings
     from scripts.read_bundle import opened
 

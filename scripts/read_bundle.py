@@ -11,14 +11,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rocrate.metadata import find_root_entity_id
-
 from cs336_systems.measure.trace_file import read_trace
 from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.rows import digest_path
 from cs336_systems.record.validation import Row
 from scripts.archive import LARGEST_ENTRY_MB, MB, read_archive
-from scripts.bundle import CHECKS, CONSTRAINTS, COVERAGE, METADATA, PIN, PLAN, REQUIRED, ROOT, fault_of_name, read_rows
+from scripts.bundle import (
+    CHECKS,
+    CONSTRAINTS,
+    COVERAGE,
+    METADATA,
+    PIN,
+    PLAN,
+    PROFILE,
+    REQUIRED,
+    ROOT,
+    fault_of_name,
+    read_rows,
+)
 from scripts.card.record import RecordedCard, read_cards
 from scripts.limits import limited
 
@@ -26,7 +36,6 @@ MOST_SECONDS = 300
 """Processor time of a check: thirty times that of a recorded machine."""
 MOST_GB = 4
 """Address space of a check, above what is there before."""
-PROFILE = "https://w3id.org/ro/crate/1.1"
 LABEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -133,8 +142,8 @@ def read_metadata(content: bytes) -> dict[str, dict[str, Any]]:
         entities = {entity["@id"]: entity for entity in found["@graph"]}
         if len(entities) < len(found["@graph"]):
             raise ValueError("two of its entities have the same @id")
-        metadata, root = find_root_entity_id(entities)
-        if (root, entities[metadata]["conformsTo"]) != (ROOT, {"@id": PROFILE}):
+        about = entities[METADATA]
+        if (about["about"], about["conformsTo"]) != ({"@id": ROOT}, {"@id": PROFILE}):
             raise ValueError(f"it is not of {PROFILE}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{METADATA}: not the description of a bundle ({error})") from None

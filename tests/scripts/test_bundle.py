@@ -13,6 +13,7 @@ import zipfile
 from zipfile import ZipFile, ZipInfo
 
 import pytest
+from rocrate.rocrate import ROCrate
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan, plan_to_json
@@ -121,12 +122,14 @@ def test_recorded_rows_are_packed_checked_and_promoted(results, good, tmp_path):
 def test_the_same_results_give_the_same_bytes(results, good, tmp_path):
     elsewhere = shutil.copytree(results, tmp_path / "nvidia-h200", copy_function=shutil.copyfile)
     assert bundle_of(elsewhere, tmp_path / "again.zip").read_bytes() == good.read_bytes()
-    described = {entity["@id"]: entity for entity in json.loads(contents(good)[METADATA])["@graph"]}
-    assert described["./"]["license"] == {"@id": "https://spdx.org/licenses/MIT"}
-    assert described["./"]["citation"] == {"@id": "CITATION.cff"}
+    archive.unpack(good, tmp_path / "crate")
+    crate = ROCrate(tmp_path / "crate")
+    assert (crate.license.id, crate.root_dataset["citation"].type) == ("https://spdx.org/licenses/MIT", "File")
+    assert {entity.id for entity in crate.data_entities} == contents(good).keys() - {METADATA}
+    assert [each["name"] for each in crate.root_dataset["softwareRequirements"]][-2:] == ["Triton", "Python"]
     with ZipFile(good) as packed:
         (date,) = {entry.date_time[:3] for entry in packed.infolist()}
-    assert "-".join(f"{part:02}" for part in date) == described["./"]["datePublished"][:10]
+    assert "-".join(f"{part:02}" for part in date) == crate.root_dataset["datePublished"][:10]
 
 
 def test_the_card_of_a_run_is_packed_as_it_is_recorded(results, good, tmp_path):
