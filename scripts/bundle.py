@@ -10,7 +10,7 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -144,21 +144,14 @@ def constraints(folder: Path, last: Row) -> bytes:
     """
     if (kept := folder / CONSTRAINTS).is_file():
         return kept.read_bytes()
-    here = {"python": platform.python_version(), **{package: installed(package) for package in SAME_HERE}}
+    installed = {package.metadata["Name"].lower(): package.version for package in distributions()}
+    here = {"python": platform.python_version(), **{name: installed.get(name, "") for name in SAME_HERE}}
     if not here.items() <= vars(last).items():
         return b""
-    found = {f"{package.metadata['Name'].lower()}=={package.version}" for package in distributions()}
-    pins = sorted(pin for pin in found if PIN.fullmatch(pin) and not pin.startswith("cs336-systems=="))
+    found = sorted(f"{name}=={version}" for name, version in installed.items() if name != "cs336-systems")
+    pins = filter(PIN.fullmatch, found)
     title = f"# Python packages where these results were bundled (Python {platform.python_version()}):"
     return "".join(f"{line}\n" for line in (title, *pins)).encode()
-
-
-def installed(package: str) -> str:
-    """An installed package's version; empty without it."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def metadata(files: Files, rows: Rows) -> bytes:

@@ -3,7 +3,8 @@
 Launch: python -m scripts.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
 
 Its first row is of the pairs of honest runs in the history of recorded/, each judged by a model that was fitted without
-its run; a folder has the launches of `scripts.repeated_launches`. A slow-down is planted in a tenth of the cells.
+its run; a folder has launches of the same jobs, FOLDER/1/raw, FOLDER/2/raw and so on. A slow-down is planted in a tenth
+of the cells.
 """
 
 import itertools

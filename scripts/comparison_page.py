@@ -15,22 +15,13 @@ from typing import Any
 
 from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
+from scripts.bundle import SOFTWARE
 from scripts.rendering.answer import say
 from scripts.rendering.markup import Table, Typst, escape
 from scripts.rendering.short_page import REPORT, inline, write_pages
 from scripts.writeup import environment
 
-NAMES = {
-    "gpu": "GPU",
-    "cpu": "processor",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "torch": "PyTorch",
-    "triton": "Triton",
-    "flash_attn": "FlashAttention-4",
-    "python": "Python",
-    "git_commit": "commit",
-}
+NAMES = SOFTWARE | {"gpu": "GPU", "cpu": "processor", "git_commit": "commit"}
 SHOWN = 30
 """Rows of a table on paper; the web edition has all."""
 MOST_NAMED = 10

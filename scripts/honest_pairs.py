@@ -1,6 +1,6 @@
 """Pairs of honest runs: one program, timed in two launches on GPUs of one model with the same software.
 
-They come from the history of recorded/, which git keeps, and from the folders of `scripts.repeated_launches`.
+They come from the history of recorded/, which git keeps, and from folders of launches of the same jobs.
 """
 
 import csv

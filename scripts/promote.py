@@ -22,7 +22,7 @@ CONSTRAINTS = "constraints.txt"
 
 
 def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Path]:
-    """Copy a machine's CSV files, digests, cards and traces to its recorded ones; returns the copies of CSV files.
+    """Copy a machine's CSV files, digests, cards and traces to its recorded ones, and return the copies.
 
     Args:
         results: the folder of the machine's results, which is named by its label.
@@ -31,8 +31,8 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
             that are there already must be the same, and the rows of all files must be of different cells.
 
     Raises:
-        ValueError: a file that no measurement on this machine can have written, a symbolic link, no CSV file at all, or
-            a recorded file that must not be replaced; nothing is copied then.
+        ValueError: a file that no measurement on this machine can have written, a symbolic link, neither a CSV file nor
+            a card, or a recorded file that must not be replaced; nothing is copied then.
     """
     raw = results / "raw"
     csvs = {
@@ -48,8 +48,8 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     for path in [*inside(results, copies), *inside(recorded, copies.values())]:
         if path.is_symlink():
             raise ValueError(f"{path} is a symbolic link; allowed: a file or a folder")
-    if not csvs:
-        raise ValueError(f"{raw} has no CSV file of an experiment; allowed: at least one, which `snakemake` measures")
+    if not (csvs or cards):
+        raise ValueError(f"{raw} has no CSV file of an experiment; allowed: at least one, or a card in {results}")
     if not overwrite:
         pins = results / CONSTRAINTS
         if pins.exists() and not recorded.exists():
@@ -69,7 +69,7 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
     for path, copy in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(recorded_content(path, copy.name))
-    return list(csvs.values())
+    return list(copies.values())
 
 
 def promote_bundle(bundle: Path, recorded: Path) -> list[Path]:
@@ -105,5 +105,6 @@ if __name__ == "__main__":
         copied = promote(source, target / source.name) if source.is_dir() else promote_bundle(source, target)
     except (ValueError, TooExpensive) as error:
         sys.exit(printable(str(error)))
-    print(f"{len(copied)} files from {sys.argv[1]} are now recorded in {copied[0].parents[2]}")
+    machine = copied[0].relative_to(target).parts[0]
+    print(f"{len(copied)} files from {sys.argv[1]} are now recorded in {target / machine}")
     print("`python -m scripts.recorded_machines` writes what the documentation says of them")

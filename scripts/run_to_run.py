@@ -2,8 +2,8 @@
 
 Launch: python -m scripts.run_to_run [FOLDER ...]
 
-The GPU's pairs are those in the history of recorded/, and the CPU's those of launches in the given folders
-(`scripts.repeated_launches`). Writes cs336_systems/compare/run_to_run.json; without folders the CPU's entry stays.
+The GPU's pairs are those in the history of recorded/, and the CPU's those of launches of the same jobs in the given
+folders. Writes cs336_systems/compare/run_to_run.json; without folders the CPU's entry stays.
 """
 
 import json

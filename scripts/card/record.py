@@ -1,9 +1,5 @@
-"""Add a machine's card to the recorded ones, which later cards of the model are compared with.
+"""A machine's cards with their rows, as they are made and as they are recorded for later cards to be compared with."""
 
-Launch: python -m scripts.card.record results/nvidia-h200
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +8,6 @@ from typing import Any
 from cs336_systems.experiments.card import Card
 from cs336_systems.record.rows import digest_path, read_jobs
 from scripts.card.document import is_of, read_card
-
-RECORDED = Path("recorded")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,34 +67,5 @@ def read_cards(folder: Path, machine: str) -> list[RecordedCard]:
         found.append(RecordedCard(name=name, card=card, rows=rows))
         others -= {name, *csvs, *(f"{csv}.sha256" for csv in csvs)}
     if others:
-        raise ValueError(
-            f"{files[min(others)]} belongs to no card; allowed: what `python -m scripts.card.record` wrote"
-        )
+        raise ValueError(f"{files[min(others)]} belongs to no card; allowed: what `snakemake card` wrote")
     return found
-
-
-def record(results: Path, recorded: Path = RECORDED) -> list[Path]:
-    """Copy the card of a results folder, with the rows that it was made from, and return the copies.
-
-    Raises:
-        ValueError: there is no card, or as `read_cards`; nothing is copied then.
-    """
-    source = results / "card.json"
-    if not source.is_file():
-        raise ValueError(f"{results} has no card.json; allowed: a folder in which `snakemake card` has made one")
-    machine = read_card(source)["machine"]
-    read_cards(results, machine)
-    copies = []
-    for name, path in card_files(results).items():
-        copies.append(recorded / machine / name)
-        copies[-1].parent.mkdir(parents=True, exist_ok=True)
-        copies[-1].write_bytes(recorded_content(path, name))
-    return copies
-
-
-if __name__ == "__main__":
-    try:
-        for path in record(Path(sys.argv[1])):
-            print(path)
-    except ValueError as error:
-        sys.exit(str(error))

@@ -1,7 +1,9 @@
 """Honest runs get no wrong verdicts, and a planted slow-down is found: on recorded launches, the history, and here."""
 
+import shlex
 import statistics
 import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,14 +12,13 @@ from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.run_to_run import FITTED, run_to_run
 from cs336_systems.compare.statistics import FASTER, SLOWER
-from scripts import repeated_launches
 from scripts.compare_evidence import evidence, held_out, of_launches
 from scripts.honest_pairs import from_history, pairs_of
 from scripts.run_to_run import fit
 from tests.samples import ROOT
 
 LAUNCHES = ROOT / "tests/compare/h200_launches"
-"""Two launches of `scripts.repeated_launches` on one H200, to which nothing was fitted."""
+"""Two launches of the jobs in docs/compare.md on one H200, to which nothing was fitted."""
 
 
 def test_two_launches_on_one_gpu():
@@ -64,12 +65,13 @@ def test_the_pairs_in_the_history_of_the_record():
 
 
 @pytest.mark.slow
-def test_two_launches_on_this_machine(tmp_path, monkeypatch):
+def test_two_launches_on_this_machine(tmp_path):
     """Whatever else loads it."""
-    options = "--sequence 128 256 --d 16 32 --implementation plain tiled --precision fp32"
-    monkeypatch.setitem(repeated_launches.GRIDS, "cpu", {"flash/shapes": options})
+    options = "--device cpu --sequence 128 256 --d 16 32 --implementation plain tiled --precision fp32"
     for name in ("1", "2"):
-        repeated_launches.launch(tmp_path / name, "cpu")
+        output = f"--output={tmp_path / name}/raw/flash/shapes.csv"
+        command = [sys.executable, "-m", "cs336_systems.benchmarks.flash", *shlex.split(options), output]
+        subprocess.run(command, check=True)
     found = compare(read_results(str(tmp_path / "1")), read_results(str(tmp_path / "2")))
     assert len(found.cells) == 24
     assert found.count(FASTER) + found.count(SLOWER) == 0

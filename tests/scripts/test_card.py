@@ -14,7 +14,8 @@ from scripts.card.__main__ import write_card
 from scripts.card.checks import possible
 from scripts.card.document import SCHEMA, card_of, check, read_card, references_of
 from scripts.card.lines import RATES
-from scripts.card.record import RecordedCard, record
+from scripts.card.record import RecordedCard
+from scripts.promote import promote
 from tests.samples import ROOT, provenance
 from tests.support.planted_runs import scaled
 from tests.support.seal import copy_sealed
@@ -292,7 +293,7 @@ def test_a_recorded_card_keeps_its_rows(tmp_path):
     results = tmp_path / "results/nvidia-h200"
     copy_sealed(sorted(FOLDER.glob("*.csv"))[-1], results / "raw/card/all.csv")
     (results / "card.json").write_text(json.dumps(card_of(ROWS, [])), encoding="utf-8")
-    record(results, tmp_path / "recorded")
+    promote(results, tmp_path / "recorded/nvidia-h200")
     (copy,) = (tmp_path / "recorded/nvidia-h200/card").glob("*.csv")
     assert read_jobs(Card, [copy], machine="nvidia-h200") == ROWS
     assert len(references_of("NVIDIA H200", "", tmp_path / "recorded")) == 1
@@ -314,8 +315,6 @@ def test_what_is_no_card_is_refused_in_one_sentence(tmp_path, monkeypatch, conte
         read_card(path)
     assert str(refused.value).startswith(f"{path}: ")
     assert "\n" not in str(refused.value)
-    with pytest.raises(ValueError, match="allowed: a folder in which `snakemake card` has made one"):
-        record(tmp_path / "nothing")
 
 
 def test_the_schema_says_what_each_part_is():

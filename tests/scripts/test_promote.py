@@ -35,7 +35,7 @@ def test_csvs_with_their_digests_and_traces_are_copied_and_nothing_else(results,
         (results / name).parent.mkdir(exist_ok=True)
         (results / name).touch()
     recorded = tmp_path / "recorded/cpu"
-    assert promote(results, recorded) == [recorded / "raw/accumulation/all.csv"]
+    assert sorted(promote(results, recorded)) == [recorded / name for name in wanted]
     assert files(recorded) == wanted
     for name in wanted:
         assert (recorded / name).read_bytes() == (results / name).read_bytes()
