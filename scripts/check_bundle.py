@@ -22,7 +22,7 @@ from scripts.bundle_evidence import Evidence, digests
 from scripts.checks import Check
 from scripts.coverage import NOT_RUN, OUTCOMES, UNPLANNED
 from scripts.limits import TooExpensive
-from scripts.log import printable
+from scripts.log import printable, shortened
 from scripts.read_bundle import Bundle, opened
 from scripts.views.completeness import cells_of
 from scripts.views.own import own_rows
@@ -53,12 +53,7 @@ def judged(checks: Sequence[Check], of_what: str) -> tuple[str, str]:
     failed = [f"{check.check}: {check.detail}" for check in applicable if check.outcome == FAILED]
     detail = f"{len(applicable) - len(failed)} of {len(applicable)} {of_what}"
     outcome = FAILED if failed else PASSED if applicable else CANNOT_TELL
-    return outcome, "; ".join([detail, *shortened(failed)])
-
-
-def shortened(names: Sequence[str]) -> list[str]:
-    """The first few, and how many more."""
-    return [*names[:SHOWN], *([f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else [])]
+    return outcome, "; ".join(filter(None, [detail, shortened(failed, SHOWN, "; ")]))
 
 
 def archive(evidence: Evidence) -> tuple[str, str]:
@@ -83,7 +78,7 @@ def metadata(evidence: Evidence) -> tuple[str, str]:
         if evidence.bundle.entities.get(entity["@id"], {}).get(key) != value
     ]
     if wrong:
-        return FAILED, f"not of these files and rows: {', '.join(shortened(wrong))}"
+        return FAILED, f"not of these files and rows: {shortened(wrong, SHOWN)}"
     return PASSED, "RO-Crate 1.1 of these files, sizes, SHA-256, times and versions"
 
 
@@ -120,7 +115,7 @@ def code(evidence: Evidence) -> tuple[str, str]:
     detail = f"{same} of {len(evidence.provenance)} rows by the code of this clone"
     if others:
         commits = [f"{commit[:7] or 'unknown'}{in_history(commit)}" for commit, _ in others.most_common()]
-        detail += f"; {others.total()} by earlier or other code, of commits {', '.join(shortened(commits))}"
+        detail += f"; {others.total()} by earlier or other code, of commits {shortened(commits, SHOWN)}"
     if unknown:
         detail += f"; {unknown} unknown: not planned, or of implementations that are not here"
     return CANNOT_TELL if others or unknown else PASSED, detail
@@ -168,7 +163,7 @@ def cards(evidence: Evidence) -> tuple[str, str]:
         return CANNOT_TELL, "none, which `snakemake card` makes"
     outcome, detail = judged(evidence.card_checks, "applicable limits of the data sheet kept")
     called = [f"{each.name} ({each.card['verdict']['outcome']})" for each in cards]
-    return outcome, f"{', '.join(shortened(called))}: {detail}"
+    return outcome, f"{shortened(called, SHOWN)}: {detail}"
 
 
 def verdicts(evidence: Evidence) -> tuple[str, str]:

@@ -1,11 +1,11 @@
 """The ratios of a comparison as a figure: a line per experiment, a mark per time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
 from matplotlib.ticker import FuncFormatter
+from pandas import DataFrame, factorize
 
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
 from scripts.rendering.style import COLOURS, legend, save, save_note, subplots
@@ -27,24 +27,23 @@ WIDEST = 3.0
 
 def draw(comparison: Mapping[str, Any], output: Path) -> None:
     """Ratios on a logarithmic axis, with the interval of each time that changed; host-bound times are left out."""
-    cells = [cell for cell in comparison["cells"] if cell["bound"] != "host"]
-    if not cells:
+    cells = DataFrame(cell for cell in comparison["cells"] if cell["bound"] != "host")
+    if not len(cells):
         save_note("all times are host-bound, so no ratio is drawn", output)
         return
-    experiments = list(dict.fromkeys(cell["experiment"] for cell in cells))
+    cells[["ratio", "low", "high"]] = cells[["ratio", "low", "high"]].clip(1 / WIDEST, WIDEST)
+    # The height of a mark: its experiment's line, and across it its rank among the experiment's times.
+    lines, experiments = factorize(cells["experiment"])
+    of_experiment = cells.groupby(lines)["ratio"]
+    ranks = (of_experiment.cumcount() + 0.5) / of_experiment.transform("size")
+    cells["height"] = lines + SPREAD * (2 * ranks - 1)
     figure, (axes,) = subplots(height=1.2 + 0.32 * len(experiments))
-    heights = places(cells, experiments)
     for verdict, (colour, mark, size) in LOOKS.items():
-        chosen = [index for index, cell in enumerate(cells) if cell["verdict"] == verdict]
-        ratios = numpy.clip([cells[index]["ratio"] for index in chosen], 1 / WIDEST, WIDEST)
+        chosen = cells[cells["verdict"] == verdict]
         if verdict in (FASTER, SLOWER):
-            bounds = [(cells[index]["low"], cells[index]["high"]) for index in chosen]
-            ends = numpy.clip(numpy.array(bounds).reshape(-1, 2), 1 / WIDEST, WIDEST)
-            axes.hlines([heights[index] for index in chosen], ends[:, 0], ends[:, 1], color=colour, linewidth=0.7)
-        if chosen:
-            axes.plot(
-                ratios, [heights[index] for index in chosen], mark, color=colour, markersize=size, label=verdict, mew=0
-            )
+            axes.hlines(chosen["height"], chosen["low"], chosen["high"], color=colour, linewidth=0.7)
+        if len(chosen):
+            axes.plot(chosen["ratio"], chosen["height"], mark, color=colour, markersize=size, label=verdict, mew=0)
     margin = comparison["margin"]
     axes.axvspan(1 / (1 + margin), 1 + margin, color="#000000", alpha=0.07, linewidth=0)
     axes.set_xscale("log")
@@ -61,15 +60,3 @@ def draw(comparison: Mapping[str, Any], output: Path) -> None:
     axes.set_xlabel("time of B over time of A")
     legend([axes], ncols=4, fontsize=8)
     save(figure, output)
-
-
-def places(cells: Sequence[Mapping[str, Any]], experiments: Sequence[str]) -> list[float]:
-    """The height of each cell: its experiment's line, and across it its rank among the experiment's cells."""
-    found = []
-    counts = {name: sum(cell["experiment"] == name for cell in cells) for name in experiments}
-    seen = dict.fromkeys(experiments, 0)
-    for cell in cells:
-        name = cell["experiment"]
-        seen[name] += 1
-        found.append(experiments.index(name) + SPREAD * (2 * (seen[name] - 0.5) / counts[name] - 1))
-    return found

@@ -13,15 +13,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pandas import DataFrame
+
 from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
 from scripts.bundle import SOFTWARE
+from scripts.log import shortened
 from scripts.rendering.answer import say
+from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, escape
 from scripts.rendering.short_page import REPORT, inline, write_pages
 from scripts.writeup import environment
 
 NAMES = SOFTWARE | {"gpu": "GPU", "cpu": "processor", "git_commit": "commit"}
+RATIOS: Columns = {
+    "time": "{time}",
+    "A": "{a:.4g} {unit}",
+    "B": "{b:.4g} {unit}",
+    "B / A": "{ratio:.3f} [{low:.3f}, {high:.3f}]",
+    "bound": "{bound}",
+    "verdict": "{verdict}",
+}
+COSTS: Columns = {
+    "step": "{time}",
+    "price of 10⁶ tokens": {"A": "{price_a:.3g}", "B": "{price_b:.3g}"},
+    "J per token": {"A": "{joules_a:.3g}", "B": "{joules_b:.3g}"},
+}
+"""Columns of the tables, as `grid` has them."""
 SHOWN = 30
 """Rows of a table on paper; the web edition has all."""
 MOST_NAMED = 10
@@ -124,18 +142,7 @@ def by_experiment(cells: Sequence[Comparison]) -> Table:
 
 def ratios(cells: Sequence[Comparison]) -> Table:
     """Cells with both medians, the ratio and its interval, the bound and the verdict."""
-    lines = [
-        [
-            label(cell),
-            f"{cell['a']:.4g} {cell['unit']}",
-            f"{cell['b']:.4g} {cell['unit']}",
-            f"{cell['ratio']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]",
-            cell["bound"],
-            cell["verdict"],
-        ]
-        for cell in cells
-    ]
-    return Table(["time", "A", "B", "B / A", "bound", "verdict"], lines)
+    return grid(DataFrame({**cell, "time": label(cell)} for cell in cells), RATIOS)
 
 
 def label(cell: Comparison) -> str:
@@ -145,17 +152,13 @@ def label(cell: Comparison) -> str:
 
 def costs(cells: Sequence[Comparison]) -> Table:
     """Price and energy of the tokens of training steps."""
-    numbers = [
-        [
-            None if cell[side] is None else cell[side][name]
-            for name in ("price", "joules")
-            for side in ("cost_a", "cost_b")
-        ]
+    sides = ("a", "b")
+    rows = [
+        {f"{name}_{side}": (cell[f"cost_{side}"] or {}).get(name) for side in sides for name in ("price", "joules")}
+        | {"time": label(cell)}
         for cell in cells
     ]
-    texts = [["–" if value is None else f"{value:.3g}" for value in line] for line in numbers]
-    rows = [[label(cell), *line] for cell, line in zip(cells, texts, strict=True)]
-    return Table(["step", "A", "B", "A", "B"], rows, groups=[("", 1), ("price of 10⁶ tokens", 2), ("J per token", 2)])
+    return grid(DataFrame(rows), COSTS)
 
 
 def costs_caption(cells: Sequence[Comparison]) -> str:
@@ -179,9 +182,8 @@ def only(comparison: Comparison) -> Typst:
     for side in ("A", "B"):
         names = comparison[f"only_{side.lower()}"]
         if names:
-            more = f", and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            shown = "; ".join(names[:MOST_NAMED])
-            sentences.append(f"{len(names)} cells are in {side} only: {shown}{more}.")
+            shown = shortened(names, MOST_NAMED, "; ")
+            sentences.append(f"{len(names)} cells are in {side} only: {shown}.")
     return escape(" ".join(sentences) or "Each cell is in both runs.")
 
 

@@ -65,28 +65,24 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     One row per experiment, grid, metric and status, with the number of cells and the first reason; for cells that
     were not run, one row per reason.
     """
-    counts: Counter[tuple[str, ...]] = Counter()
-    first_reasons: dict[tuple[str, ...], str] = {}
     notes = recorded_notes(plan)
+    lost: list[tuple[str, ...]] = []
     for experiment, jobs in plan.jobs.items():
         grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
         table = tables[experiment]
-        lost = table[table["status"] != "ok"]
-        what = (lost[column] for column in ("metric", "status", "message"))
-        for cell, metric, status, message in zip(cells_of(experiment, lost), *what, strict=True):
-            # A cell that was measured once but is no longer planned has no grid.
-            key: tuple[str, ...] = (experiment, grids.get(cell, NO_GRID), metric, status)
-            counts[key] += 1
-            first_reasons.setdefault(key, message)
+        rows = table[table["status"] != "ok"]
+        what = (rows[column] for column in ("metric", "status", "message"))
+        # A cell that was measured once but is no longer planned has no grid.
+        cells = zip(cells_of(experiment, rows), *what, strict=True)
+        lost += [(experiment, grids.get(cell, NO_GRID), *why, "") for cell, *why in cells]
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
-            if missing := sum(dataclasses.astuple(cell) not in measured for cell in job.cells):
-                why = notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
-                key = (experiment, job.grid, WHOLE_CELL, NOT_RUN, why)
-                counts[key] += missing
-                first_reasons[key] = why
-    columns = ["experiment", "grid", "metric", "status", "cells", "reason"]
-    return DataFrame(([*key[:4], count, first_reasons[key]] for key, count in counts.items()), columns=columns)
+            why = notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
+            missing = sum(dataclasses.astuple(cell) not in measured for cell in job.cells)
+            lost += [(experiment, job.grid, WHOLE_CELL, NOT_RUN, why, why)] * missing
+    alike = ["experiment", "grid", "metric", "status", "not run"]
+    found = DataFrame(lost, columns=[*alike[:4], "reason", "not run"]).groupby(alike, sort=False)["reason"]
+    return found.agg(cells="size", reason="first").reset_index().drop(columns="not run")
 
 
 def recorded_notes(plan: Plan) -> dict[int, str]:

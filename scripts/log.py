@@ -2,7 +2,7 @@
 
 import contextlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -24,3 +24,9 @@ def log_to(path: str) -> Iterator[None]:
 def printable(line: str) -> str:
     """A line that may quote anybody's text, without what a terminal would act on."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+
+
+def shortened(names: Sequence[str], most: int, separator: str = ", ") -> str:
+    """The first few names, and how many more there are."""
+    more = [f"and {len(names) - most} more"] if len(names) > most else []
+    return separator.join([*names[:most], *more])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from scripts.archive import MB, pack, unpack
+from scripts.log import shortened
 from scripts.project_files import ProjectFiles, project_files
 
 CODE, WRITEUP = "code.zip", "writeup.pdf"
@@ -42,18 +43,13 @@ def told(found: ProjectFiles) -> list[str]:
     if found.no_checkout:
         sentences.append(f"no git checkout ({found.no_checkout}), so only files with the project's own names are in it")
     if found.changed:
-        sentences.append(f"not as in the last commit, and in it as they are now: {_listed(found.changed)}")
+        sentences.append(f"not as in the last commit, and in it as they are now: {shortened(found.changed, SHOWN)}")
     if found.links:
-        sentences.append(f"not in it, since they are symbolic links: {_listed(found.links)}")
+        sentences.append(f"not in it, since they are symbolic links: {shortened(found.links, SHOWN)}")
     if found.others:
         how = "git init; git add" if found.no_checkout else "git add"
-        sentences.append(f"not in it, since git does not track them ({how}): {_listed(found.others)}")
+        sentences.append(f"not in it, since git does not track them ({how}): {shortened(found.others, SHOWN)}")
     return sentences
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return ", ".join([*names[:SHOWN], *more])
 
 
 def submit(report: Path, folder: Path) -> None:

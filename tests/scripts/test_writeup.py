@@ -20,7 +20,6 @@ from cs336_systems.record.rows import read_table
 from scripts.compute_answers import answer
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
-from scripts.rendering.markup import string
 from scripts.rendering.style import save_note
 from scripts.self_checks import write_checks
 from scripts.tables import merge_all
@@ -218,27 +217,6 @@ def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
     # In the order of measurement.
     assert '#"2026-01-02"; to #"2026-01-04";' in text
     assert 'commits #"0123abc";, #"unknown"; and #"9876543"; (see @versions)' in text
-
-
-def test_the_title_page_shows_the_figures_that_there_are(h200, cpu, nothing):
-    tiles = [report.source.read_text().count("\ntile(") for report in (h200, cpu, nothing)]
-    assert tiles[0] > tiles[1] > tiles[2] == 0
-
-
-def test_lost_cells_are_counted_and_explained(h200):
-    cells = [cell for name in EXPERIMENTS for cell in planned_cells(name, "quick")]
-    statuses = pandas.concat([table[table["metric"] == WHOLE_CELL]["status"] for table in h200.tables.values()])
-    assert {"oom", "failed"} == set(statuses)
-    assert h200.says(f"{len(cells) - len(statuses)} of {len(cells)} planned cells were measured")
-    assert h200.says("out of memory")
-    assert h200.says("OOM")
-
-
-def test_every_job_can_be_repeated_by_its_command(h200):
-    source = h200.source.read_text()
-    for name in EXPERIMENTS:
-        for job in H200_PLAN.jobs[name].values():
-            assert f"raw({string(job.command)})" in source
 
 
 def test_the_same_tables_give_the_same_bytes(cpu, tmp_path):
