@@ -18,7 +18,7 @@ from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.scaling import PYTORCHS, scaling
 from scripts.views.steps import step_table, utilization
-from scripts.views.training_ladder import ends, gain_table, rung_table
+from scripts.views.training_ladder import ends, rung_table, worth_doing
 from scripts.views.training_ladder import fastest as fastest_rung
 
 SIZE = "xl"
@@ -152,8 +152,8 @@ def ladder(tables: Tables) -> Typst:
     found = ends(rungs[rungs["gpu"] != ""])
     if not found:
         return NOTHING
-    gains = gain_table(tables["training_ladder"], found[-1])
-    most = gains[(gains["rung"] != "autocast") & (gains["gain"] > 0)].nlargest(2, "gain")
+    gains = worth_doing(tables["training_ladder"], found[-1])
+    most = gains[gains["rung"] != "autocast"].head(2)
     return say(
         "With every improvement of @sec-training_ladder, one GPU's step of {best[label]} goes from {begin[step]:ms} to "
         "{best[step]:ms}.",

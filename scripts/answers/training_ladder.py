@@ -1,6 +1,5 @@
-"""Answers to `training_ladder`: how fast a model trains here, what brings it there, and how far the card's floor is."""
+"""Answers to `training_ladder`: how fast a model trains here, what brings it there, and what its parts take alone."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import pandas
@@ -11,10 +10,12 @@ from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
 from scripts.checks.training_ladder import SCATTER
 from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, crossed, grid
-from scripts.rendering.markup import Tile, Typst, measured, milliseconds
+from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
 from scripts.views.data import first, last, measured_machine, one
 from scripts.views.training_ladder import (
     SHAPE,
+    WORTH,
+    against,
     ends,
     fastest,
     floor_table,
@@ -24,12 +25,11 @@ from scripts.views.training_ladder import (
     recomputed_table,
     rung_table,
     utilization,
+    worth_doing,
     wrapped_table,
 )
 
 NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothing of it."
-WORTH = 0.02
-"""Share of a step that a rung must save to be recommended: less lies between two launches."""
 RUNG: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
@@ -39,7 +39,7 @@ RUNG: Columns = {
     "n": "{n:.0f}",
     "busy / ms": "{device_busy:.2f}",
     "launches": "{launches:.0f}",
-    "× floor": "{over:.2f}",
+    "× parts": "{over:.2f}",
     "MFU / %": "{mfu:.1f}",
     "J": "{energy:.1f}",
     "peak / GiB": "{peak_memory:GiB}",
@@ -50,8 +50,8 @@ SIZES: Columns = {
     "batch": "{batch_size} × {context}",
     "fp32 / ms": "{first_step:sig}",
     "fastest": "{step:sig}",
-    "floor / ms": "{floor:.1f}",
-    "× floor": "{over:.2f}",
+    "parts / ms": "{floor:.1f}",
+    "× parts": "{over:.2f}",
     "MFU / %": "{mfu:.1f}",
     "tokens/s": "{tokens:.0f}",
     "mJ/token": "{millijoules:.1f}",
@@ -128,7 +128,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
     )
     facts = Facts(best=best, begin=begin, machine=measured_machine({"": table}), parts=floor_of(table, best))
     return Answer(
-        asked="How fast, and how far from the floor",
+        asked="How fast, against its parts alone",
         verdict=facts.say(
             "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its parts alone."
         ),
@@ -139,7 +139,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         evidence="ladder",
         reason=facts.say(
-            "The floor is what the parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
+            "The parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
             "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
             "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
             "The step is faster than its parts: likely matmuls in a row reach the power limit and the clock falls, "
@@ -150,7 +150,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         details=Captioned(
             grid(shown, RUNG, text_columns=3),
-            "Every rung of every cell: medians; floor: the parts of a bf16 step alone; MFU: FLOPs of matmuls "
+            "Every rung of every cell: medians; parts: those of a bf16 step alone; MFU: FLOPs of matmuls "
             "without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a "
             "step.",
             long=True,
@@ -178,7 +178,7 @@ def conventions(best: Series | None) -> Any:
 
 
 def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
-    """First, fastest and floor of each cell."""
+    """First and fastest step of each cell, and the sum of its parts alone."""
     lines = []
     for ladder in ladders(rungs):
         begin, best = ladder.iloc[0], fastest(ladder)
@@ -186,7 +186,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
         lines.append({**best, "first_step": begin["step"] if whole else None, "millijoules": 1e3 * best["joules"]})
     told = DataFrame(lines, columns=["over", *(lines[0] if lines else [])])
     told = told.loc[:, ~told.columns.duplicated()].dropna(subset=["over"]).sort_values("over")
-    nearest = first(told)
+    nearest = first(told.sort_values("over", key=lambda over: (over - 1).abs()))
     facts = Facts(over=[told["over"].min(), told["over"].max()], cells=count(len(told), "cell"), row=nearest)
     return Answer(
         asked="All sizes",
@@ -197,7 +197,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
             "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
         ),
         reason=facts.say(
-            "The closest is {row[label]} with {row[batch_size]} × {row[context]} tokens.",
+            "The closest to them is {row[label]} with {row[batch_size]} × {row[context]} tokens ({row[over]:times}).",
             "Each takes at most {wall:times} as long as the device works.",
             in_fp8(rungs, fastest(found[-1])) if found else "",
             wall=(told["step"] / told["device_busy"]).max() if len(told) else None,
@@ -263,64 +263,63 @@ def several(table: DataFrame) -> Answer:
 
 def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
     """The first rungs to climb, by what each rung saves of the step before it."""
-    shares = {
-        ladder["label"].iloc[0]: worth_doing(gain_table(table, ladder).set_index("title")["gain"], ladder)
-        for ladder in found
-    }
-    largest = found[-1]["label"].iloc[0] if found else None
-    order = list(shares[largest]) if largest else []
-    facts = Facts(size=largest, left=left_out(rungs, found), worth=WORTH)
+    ladder = found[-1] if found else None
+    order = [] if ladder is None else list(worth_doing(table, ladder)["title"])
+    size = None if ladder is None else ladder["label"].iloc[0]
+    facts = Facts(size=size, left=left_out(rungs, found), worth=WORTH)
     return Answer(
         asked="What to do first",
         verdict=facts.say("For {size} do first: {order:listing}.", order=order[:2]),
         more=facts.say("Then what saves at least {worth:percent} of a step: {order:listing}.", order=order[2:]),
         reason=facts.say(
-            *(
-                say("For {size} the order is {order:listing}.", size=size, order=list(each))
-                for size, each in shares.items()
-                if size != largest
-            ),
+            NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Taken out of the last rung of {size}, alone, each would cost: {left:listing}.",
         ),
     )
 
 
-def worth_doing(gained: Series, ladder: DataFrame) -> Mapping[str, float]:
-    """Rungs in the order of what they save, those that save less than WORTH of the fastest step left out."""
-    least = WORTH * fastest(ladder)["step"]
-    return gained[gained > least].sort_values(ascending=False).to_dict()
+def instead_of_the_compiler(ladder: DataFrame) -> Typst:
+    """Fused passes against the compiler, whose place they take."""
+    fused, compiled = one(ladder, rung="fused"), one(ladder, rung="compiled")
+    if fused is None or compiled is None:
+        return NOTHING
+    return against(fused, compiled).sentence("fused passes, which take the compiler’s place,", "compiled blocks")
 
 
 def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
-    """The cost of the last rung without each of the others, for the largest model."""
+    """The cost of the last rung without each of the others, where it can be told, for the largest model."""
     if not found:
         return []
     first = found[-1].iloc[0]
     cell = rungs[(rungs[["size", "batch_size", "context"]] == first[["size", "batch_size", "context"]]).all(axis=1)]
-    steps = cell.set_index("rung")["step"]
-    if "overlap" not in steps:
+    last = one(cell, rung="overlap")
+    if last is None:
         return []
-    without = {name: rung.without for name, rung in RUNGS.items() if rung.without and name in steps}
     return [
-        say("{title} {cost:ms}", title=RUNGS[taken].title, cost=steps[name] - steps["overlap"])
-        for name, taken in without.items()
+        say("{title} {cost:ms}", title=RUNGS[taken].title, cost=row["step"] - last["step"])
+        for _, row in cell.iterrows()
+        if (taken := RUNGS[row["rung"]].without) and against(row, last).faster is False
     ]
 
 
 def gains(table: DataFrame, found: list[DataFrame]) -> Answer:
     """Each rung's gain next to its closed form."""
     rows = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
-    every = pandas.concat(rows) if rows else DataFrame(columns=["title", "label", "gain", "expected"])
-    known = every.dropna(subset=["gain", "expected"])
-    reached = int((known["gain"] >= 0.5 * known["expected"]).sum())
-    facts = Facts(reached=reached, all=len(known) or None)
+    every = pandas.concat(rows) if rows else DataFrame(columns=["title", "label", "gain", "told", "expected"])
+    every["star"] = every["told"].map({True: "", False: " *"})
+    largest = found[-1]["label"].iloc[0] if found else None
+    known = every[(every["label"] == largest) & (every["star"] == "")].dropna(subset=["expected"])
+    known = known.sort_values("gain", ascending=False).head(2)
+    most = [say("{row[title]} ({row[gain]:ms})", row=row) for _, row in known.iterrows()]
     return Answer(
         asked="Gains and closed forms",
-        verdict=facts.say("{reached} of {all} gains reach half of what their closed forms promise."),
+        verdict=say("For {size} what saves most is {most:listing}.", size=largest, most=most),
+        more=say("Their closed forms promise {promised:listing}.", promised=list(map(milliseconds, known["expected"]))),
         evidence=Captioned(
-            crossed(every, "title", "label", {f"{end} / ms": f"{{{end}:.1f}}" for end in ("gain", "expected")}),
+            crossed(every, "title", "label", {"gain / ms": "{gain:.1f}{star}", "expected / ms": "{expected:.1f}"}),
             "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
-            "promises at the rates measured in the same job. –: no closed form, or not measured.",
+            "promises at the rates measured in the same job. *: closer than the spread, or host-bound; –: no closed "
+            "form, or not measured.",
         ),
         reason=say(
             "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
@@ -348,9 +347,15 @@ def learning(table: DataFrame) -> Answer:
         verdict=facts.say(
             tell(
                 alike,
-                "All {rungs} later rungs learn as fp32 does, within the scatter of its seeds.",
-                "Not all of {rungs} rungs end within the scatter of fp32's seeds.",
+                "All {rungs} other exact rungs learn as fp32 does, within the scatter of its seeds.",
+                "Not all of {rungs} other exact rungs end within the scatter of fp32's seeds.",
             )
+        ),
+        more=facts.say(
+            "fp32 ends at {fp32} nat, the others at {least} to {most}.",
+            fp32=None if exact is None else f"{exact['loss']:.3f} ± {exact['std']:.3f}",
+            least=fixed_point(others["loss"].min(), 3, missing=""),
+            most=fixed_point(others["loss"].max(), 3, missing=""),
         ),
         reason=facts.say(
             "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "

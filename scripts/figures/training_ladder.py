@@ -1,4 +1,4 @@
-"""The training ladder from the first step to the fastest, with the floor as a line."""
+"""The training ladder from the first step to the fastest, with its parts alone as a line."""
 
 from matplotlib.axes import Axes
 from pandas import DataFrame
@@ -43,21 +43,16 @@ def draw_ladder(axes: Axes, ladder: DataFrame) -> None:
         linewidth=0.5,
     )
     for place, step in enumerate(steps):
-        axes.annotate(
-            significant(step) + (" →" if step > end else ""),
-            (0, place),
-            (3, 0),
-            textcoords="offset points",
-            ha="left",
-            va="center",
-            fontsize=6.5,
-            color="white",
-        )
+        if step > end:
+            axes.annotate(
+                "→", (end, place), (-3, 0), textcoords="offset points", ha="right", va="center", color="white"
+            )
     floor = ladder["floor"].iloc[0]
     if floor == floor:
-        axes.axvline(floor, linestyle="--", color="black", linewidth=1.0, label="floor")
+        axes.axvline(floor, linestyle="--", color="black", linewidth=1.0, label="its parts alone")
     first = ladder.iloc[0]
-    axes.set_yticks(places, ladder["title"], fontsize="x-small")
+    names = [f"{title}: {significant(step)}" for title, step in zip(ladder["title"], steps, strict=True)]
+    axes.set_yticks(places, names, fontsize="x-small")
     axes.invert_yaxis()
     axes.set_xlim(0, end)
     axes.set(title=f"{first['label']}, {first['batch_size']} × {first['context']} tokens", xlabel="step / ms")

@@ -84,17 +84,22 @@ class Score:
     """The median of the other's time over ours."""
 
     @property
-    def text(self) -> str:
+    def counts(self) -> list[int]:
         """Shapes at which ours is faster, as fast within the spread, and slower."""
-        return f"{self.wins} / {self.cells - self.wins - self.losses} / {self.losses}" if self.cells else "–"
+        return [self.wins, self.cells - self.wins - self.losses, self.losses]
+
+    @property
+    def text(self) -> str:
+        """The counts as a table has them."""
+        return " / ".join(map(str, self.counts)) if self.cells else "–"
 
     def sentence(self, other: str, where: str, aside: str = "") -> Typst:
         """Who is faster at most of the shapes, or that neither is; `aside` says what the other is."""
         if self.ratio is None:
             return NOTHING
         if 2 * max(self.wins, self.losses) <= self.cells:
-            words = "{where}: ours and {other} are as fast, within the spread, at most shapes."
-            return say(words, where=where, other=other)
+            words = "{where}: against {other} ours is faster at {n[0]} shapes, equal at {n[1]}, slower at {n[2]}."
+            return say(words, where=where, other=other, n=self.counts)
         named = f"{other}, {aside}" if aside else other
         if self.wins > self.losses:
             return say("{where}: ours is {gain:times} as fast as {other}.", where=where, gain=self.ratio, other=named)

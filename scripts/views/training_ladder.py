@@ -6,16 +6,20 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import Load, Rates, expected_gains, load_of, matmul_flops, step_flops
+from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.training_ladder import CHECKPOINT, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.cells import wide
 from scripts.views.data import select, size_order
+from scripts.views.verdicts import Speed, speed
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
 """The parts of the floor."""
 METRICS = ["step", "device_busy", "launches", "energy", "setup", "peak_memory"]
 EXACT = [rung.name for rung in LADDER]
+WORTH = 0.02
+"""Share of a step that a rung must save to be recommended: less lies between two launches."""
 
 
 def load_of_row(row: Series) -> Load:
@@ -95,8 +99,9 @@ def ends(rungs: DataFrame) -> list[DataFrame]:
 def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
     """One row per rung of one cell but its first: `title`, `gain` over the rung before, and `expected`, ms.
 
-    `expected` is the closed form at the rates that were measured in the same job; of the graph, the time for which the
-    device waited in the step before; NaN where neither is known.
+    `told` is whether it is faster or slower than that rung: not if either waits for the host. `expected` is the
+    closed form at the rates that were measured in the same job; of the graph, the time for which the device waited
+    in the step before; NaN where neither is known.
     """
     expected = closed_forms(table, ladder)
     rows = []
@@ -110,8 +115,31 @@ def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
             before, follows = (eager.iloc[0], True) if len(eager) else (before, False)
         if follows:
             gain = {"rung": row["rung"], "title": row["title"], "before": before["title"]}
-            rows.append({**gain, "gain": before["step"] - row["step"], "expected": closed})
-    return DataFrame(rows, columns=["rung", "title", "before", "gain", "expected"])
+            told = against(row, before).faster is not None
+            rows.append({**gain, "gain": before["step"] - row["step"], "told": told, "expected": closed})
+    return DataFrame(rows, columns=["rung", "title", "before", "gain", "told", "expected"])
+
+
+def against(row: Series, other: Series) -> Speed:
+    """A rung against another of the same cell."""
+    return speed(*(Series({**each, "median": each["step"], "host_bound": waits(each)}) for each in (row, other)))
+
+
+def waits(row: Series) -> bool:
+    """Whether a rung is host-bound."""
+    return bool(row["device_busy"] < HOST_BOUND * row["step"])
+
+
+def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
+    """The rows of `gain_table` that save WORTH of the fastest step, in the order of what they save.
+
+    Fused passes, which take the compiler's place, are not among them where it was measured.
+    """
+    gains = gain_table(table, ladder)
+    found = gains[gains["told"].astype(bool) & (gains["gain"] > WORTH * fastest(ladder)["step"])]
+    if "compiled" in set(gains["rung"]):
+        found = found[found["rung"] != "fused"]
+    return found.sort_values("gain", ascending=False)
 
 
 def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:

@@ -14,6 +14,7 @@ from scripts.views.training_ladder import (
     gain_table,
     recomputed_table,
     rung_table,
+    worth_doing,
     wrapped_table,
 )
 from tests.samples import H200, planned_rows
@@ -78,8 +79,9 @@ def test_the_section_says_how_fast_how_far_and_what_first(h200):
     assert f"One NVIDIA H200 trains 2.7B in {best['step']:.0f} ms per step, 1.08× its parts alone." in plain(
         found["fastest"].verdict
     )
-    assert "For 2.7B do first: bf16 autocast and our attention." in plain(found["advice"].verdict)
-    assert "All 8 later rungs learn as fp32 does" in plain(found["learning"].verdict)
+    order = list(worth_doing(h200, ends(rung_table(h200))[-1])["title"])
+    assert f"For 2.7B do first: {order[0]} and {order[1]}." in plain(found["advice"].verdict)
+    assert "All 8 other exact rungs learn as fp32 does" in plain(found["learning"].verdict)
     assert len(found["sizes"].evidence[0].table.rows) == 12
     assert "Each takes at most 1.01× as long as the device works." in plain(found["sizes"].reason)
     first, last = ends(rung_table(h200))[-1].iloc[0]["step"], best["step"]
@@ -118,7 +120,7 @@ def test_a_processor_has_no_verdict_on_speed_and_nothing_is_a_report_too(cpu, h2
     found = section.answers({NAME: cpu})
     assert not found["measured"]
     assert not found["fastest"].verdict
-    assert "All 3 later rungs learn" in plain(found["learning"].verdict)
+    assert "All 3 other exact rungs learn" in plain(found["learning"].verdict)
     nothing = section.answers({NAME: h200.iloc[:0]})
     assert not any(nothing[name].verdict for name in ("fastest", "learning"))
     assert set(outcomes(h200.iloc[:0])) == {"not applicable"}

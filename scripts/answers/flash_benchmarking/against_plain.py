@@ -48,9 +48,8 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
             Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({precision})"),
         ),
         more=say(
-            "In fp32 it is {other[ratio]:times} as fast at {other[sequence]} tokens.",
+            in_fp32(met, other),
             "" if cell is None else memory(alone, ours, cell),
-            other=other if other is not None and other["faster"] else None,
         ),
         evidence=Captioned(shown[d], captions[d]),
         reason="" if other is None else units(table),
@@ -58,6 +57,19 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
             *(Captioned(grid, captions[each]) for each, grid in shown.items() if each != d),
             "flash_throughput",
         ],
+    )
+
+
+def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
+    """The ratio at the longest sequence, and the shapes at which ours takes the device longer than plain attention."""
+    fp32 = select(met, precision="fp32")
+    slower = sum(faster is False for faster in fp32["faster"])
+    return say(
+        "In fp32 it is {row[ratio]:times} as fast at {row[sequence]} tokens"
+        + (", slower at {slower} of {all} shapes." if slower else "."),
+        row=longest if longest is not None and longest["faster"] else None,
+        slower=slower,
+        all=len(fp32),
     )
 
 
