@@ -37,6 +37,11 @@ class Metric:
     zero: bool = False
     """Whether it may be zero although it is a time: it may never happen, or happen at the beginning."""
 
+    @property
+    def exact(self) -> bool:
+        """Whether it and the other parts of a whole add up to it to the digit."""
+        return not self.timed and not self.between
+
 
 def metrics_of(experiment: type[Experiment]) -> Mapping[str, Metric]:
     """Look up the metrics of an experiment; without an entry in METRICS, only their units are known."""
@@ -50,10 +55,10 @@ def timed(experiment: type[Experiment]) -> list[str]:
 
 
 def wholes(experiment: type[Experiment]) -> dict[str, list[str]]:
-    """The metrics of an experiment that are sums, and the parts that add up to them to the digit."""
+    """The metrics of an experiment that have parts, and the names of these."""
     found: dict[str, list[str]] = {}
     for name, metric in metrics_of(experiment).items():
-        if metric.part_of and not metric.timed and not metric.between:
+        if metric.part_of:
             found.setdefault(metric.part_of, []).append(name)
     return found
 

@@ -6,7 +6,7 @@ from cs336_systems.measure.gpus import gpu_of
 from scripts.card.expected import sheet_peak
 from scripts.card.lines import facts_of, lines_of
 from scripts.card.record import RecordedCard
-from scripts.checks import Check, Evidence, check
+from scripts.checks import Case, Check, Evidence, check
 from scripts.checks.data_sheet import memory_of_a_card
 
 
@@ -31,6 +31,6 @@ def rates_are_below_the_peak(cards: Sequence[RecordedCard]) -> Evidence:
             continue
         for line in lines_of(each.rows):
             if line.value and (peak := sheet_peak(sheet, line, facts_of(each.rows))):
-                yield line.value / peak
-                if line.value > peak:
-                    yield f"{each.name}: {line.instrument}, {line.work}: {line.value:.0f} of {peak:.0f} {line.unit}"
+                found = f"{line.value:.0f} of {peak:.0f} {line.unit}"
+                where = f"{each.name}: {line.instrument}, {line.work}"
+                yield Case(where, line.value > peak, found, line.value / peak)

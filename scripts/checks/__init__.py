@@ -10,12 +10,11 @@ from typing import Any, NamedTuple, ParamSpec
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.base import Experiment
-from cs336_systems.measure.gpus import Gpu, gpu_of
+from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
 from scripts.rendering.markup import NOT_MEASURED, fixed_point
 from scripts.views.cells import in_words
+from scripts.views.data import select
 
 P = ParamSpec("P")
 TOLERANCE = {"GPU": 0.15, "CPU": 0.5}
@@ -35,9 +34,18 @@ def told(value: float | None, decimals: int = 0) -> str:
     return fixed_point(value, decimals, missing=NOT_MEASURED)
 
 
-def name_row(kind: type[Experiment], row: Series) -> str:
-    """The cell of a row of any experiment, in words."""
-    return in_words(kind, tuple(row[name] for name in parameters(kind)))
+def name_row(experiment: str, row: Series) -> str:
+    """The cell of a row of any experiment, in words, and what tells the row apart from others of the cell."""
+    kind = EXPERIMENTS[experiment]
+    details = [str(row[name]) for name in kind.details if row.get(name)]
+    return ", ".join([in_words(kind, tuple(row[name] for name in parameters(kind))), *details])
+
+
+def rows_of(tables: Mapping[str, DataFrame], **wanted: Any) -> Iterator[tuple[str, Series]]:
+    """Each measured row of any experiment with the wanted value in each named column, and its words."""
+    for name, table in tables.items():
+        for _, row in select(table, status="ok", **wanted).iterrows():
+            yield name_row(name, row), row
 
 
 class Case(NamedTuple):
@@ -45,16 +53,15 @@ class Case(NamedTuple):
 
     where: object
     """The case; its text names it in a complaint."""
-    wrong: bool
+    wrong: bool = False
     """Whether the check fails by it."""
-    complaint: str
+    complaint: str = ""
     """The complaint then, which follows these words."""
     figure: float | None = None
     """A number of which the check's summary gives the extremes."""
 
 
-Evidence = Iterator[Case | int | float | str]
-"""An int: so many cases without a complaint. A float: the figure of one. A str: a complaint next to them."""
+Evidence = Iterator[Case]
 
 
 @dataclass(frozen=True)
@@ -69,20 +76,14 @@ class Check:
     """The figures behind the outcome."""
 
 
-class NotApplicable(Exception):
-    """Raised by a check that cannot be made, with the reason."""
-
-
-def check(
-    summary: str | Callable[..., str], otherwise: str | None = None
-) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
+def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, Evidence]], Callable[P, Check]]:
     """Make a generator of evidence a check, which fails at a complaint, and does not apply where there is no case.
 
     The first paragraph of its docstring is the sentence that must hold. Constants of its module are filled into both;
     into the summary also the number of cases `n`, and the `least`, the `most` and the `total` of their figures.
 
     Args:
-        summary: the detail of a check that has passed, or what makes it of the check's arguments.
+        summary: the detail of a check that has passed.
         otherwise: why there is no case, if that is not what the summary says of none.
     """
 
@@ -96,33 +97,15 @@ def check(
         def concluded(*args: P.args, **kwargs: P.kwargs) -> Check:
             constants = vars(getmodule(examine))
             name = sentence.format_map(constants)
-            number, figures, complaints = 0, list[float](), list[str]()
-            try:
-                for found in examine(*args, **kwargs):
-                    match found:
-                        case Case(where, wrong, complaint, figure):
-                            number += 1
-                            figures += [] if figure is None else [figure]
-                            complaints += [f"{where}: {complaint}"] if wrong else []
-                        case int():
-                            number += found
-                        case float():
-                            number += 1
-                            figures.append(found)
-                        case str():
-                            complaints.append(found)
-            except NotApplicable as reason:
-                return Check(name, "not applicable", str(reason))
-            if number and complaints:
+            cases = list(examine(*args, **kwargs))
+            if complaints := [f"{case.where}: {case.complaint}" for case in cases if case.wrong]:
                 more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
                 return Check(name, "failed", "; ".join(complaints[:3]) + more)
-            known = [figure for figure in figures if not math.isnan(figure)]
+            known = [case.figure for case in cases if case.figure is not None and not math.isnan(case.figure)]
             extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
-            detail = summary if isinstance(summary, str) else summary(*args, **kwargs)
-            if not number and otherwise is not None:
-                detail = otherwise
-            detail = detail.format_map({**constants, "n": number, **extremes})
-            return Check(name, "passed" if number else "not applicable", detail)
+            detail = summary if cases or otherwise is None else otherwise
+            detail = detail.format_map({**constants, "n": len(cases), **extremes})
+            return Check(name, "passed" if cases else "not applicable", detail)
 
         concluded.__signature__ = signature(examine).replace(return_annotation=Check)  # type: ignore[attr-defined]
         return concluded
@@ -144,40 +127,3 @@ def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[C
             if name not in given:
                 given[name] = tables[name] if name in tables else getattr(module, name)(tables)
         yield examine(*(given[name] for name in signature(examine).parameters))
-
-
-def under_the_roofline(
-    gpu: str,
-    rows: DataFrame,
-    named: Callable[[Series], str],
-    flops: Callable[[Series], float],
-    *,
-    time: str = "median",
-    ceiling: Callable[[Gpu, str], float] = Gpu.flops,
-) -> Evidence:
-    """Evidence that no timing is faster than its matrix multiplies at the GPU's peak.
-
-    Args:
-        gpu: the GPU's name.
-        rows: the timings.
-        named: the words for one of them.
-        flops: the operations of its matrix multiplies.
-        time: the column of their times, ms.
-        ceiling: the peak by precision, FLOP/s.
-
-    Raises:
-        NotApplicable: the GPU's peak is not listed.
-    """
-    peak = gpu_of(gpu)
-    if peak is None:
-        raise NotApplicable(f"no peak rate is listed for {gpu or 'a CPU'}")
-    for _, row in rows.iterrows():
-        share = flops(row) / (row[time] / 1e3) / ceiling(peak, row["precision"])
-        yield Case(named(row), share > 1, f"{share:.0%} of the peak", share)
-
-
-def within_memory(row: Series, cell: str, least: float, digits: int = 0) -> Case:
-    """The case that a row's memory must be between `least` bytes and what the device has."""
-    low, high = least / MIB, row["gpu_memory"] / MIB
-    limits = f"{row['mean']:.{digits}f} MiB, not between {low:.{digits}f} and {high:.0f}"
-    return Case(cell, not low <= row["mean"] <= high, limits)

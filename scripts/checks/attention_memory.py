@@ -5,11 +5,10 @@ import statistics
 import numpy
 from pandas import DataFrame
 
-from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
+from cs336_systems.accounting.attention import inputs_and_gradients_bytes, plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import contender_of
-from scripts.checks import Case, Evidence, check
-from scripts.checks.attention import name_flash, name_plain
+from scripts.checks import Case, Evidence, check, name_row
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
 from scripts.views.data import select
 
@@ -18,9 +17,10 @@ WORKSPACE_TOLERANCE = 1.0
 PEAK_TOLERANCE = 0.05
 TERMS = 4
 FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision", "for_hopper"]
+ON_GPUS = "memory is counted on GPUs only"
 
 
-@check("{n} numbers; {least:.0f} MiB", "memory is counted on GPUs only")
+@check("{n} numbers; {least:.0f} MiB", ON_GPUS)
 def workspace_is_constant(attention: DataFrame) -> Evidence:
     """Attention's memory between its passes, and its peak where it is eager, is its closed form and one constant.
 
@@ -39,10 +39,19 @@ def workspace_is_constant(attention: DataFrame) -> Evidence:
     usual = statistics.median(left for _, left in kept) if kept else 0.0
     for row, left in kept:
         found = f"{row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
-        yield Case(name_plain(row), abs(left - usual) > WORKSPACE_TOLERANCE, found, usual)
+        yield Case(name_row("attention", row), abs(left - usual) > WORKSPACE_TOLERANCE, found, usual)
 
 
-@check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", "memory is counted on GPUs only")
+@check("{n} cells", ON_GPUS)
+def memory_holds_the_tensors(flash: DataFrame) -> Evidence:
+    """Attention's peak memory holds at least its inputs and their gradients."""
+    for _, row in select(flash, metric="peak_memory").iterrows():
+        heads = row["batch_size"] * row["heads"]
+        least = inputs_and_gradients_bytes(heads, row["sequence"], row["d"], row["precision"]) / MIB
+        yield Case(name_row("flash", row), row["mean"] < least, f"{row['mean']:.2f} MiB, not {least:.2f}")
+
+
+@check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)
 def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
     """An attention implementation's peak memory is one polynomial of length and head dimension.
 
@@ -56,17 +65,14 @@ def peaks_are_polynomials(attention: DataFrame, flash: DataFrame) -> Evidence:
     # Those for Hopper take 16-bit numbers; of rows of earlier code it is not known which kernels ran.
     flash = flash[flash["told"] | (flash["implementation"] != OURS) | (flash["precision"] == "fp32")]
     groups = [
-        *((name_plain, group) for _, group in attention.groupby(["compiled", "batch_size", "precision"])),
-        *((name_flash, group) for _, group in flash.groupby(FLASH_GROUP)),
+        *(("attention", group) for _, group in attention.groupby(["compiled", "batch_size", "precision"])),
+        *(("flash", group) for _, group in flash.groupby(FLASH_GROUP)),
     ]
     for name, group in groups:
-        if len(group) <= TERMS:
-            continue
-        errors = numpy.abs(relative_residuals(group))
-        yield from errors.tolist()
-        if errors.max() > PEAK_TOLERANCE:
-            row = group.iloc[errors.argmax()]
-            yield f"{name(row)} or a neighbour: {row['mean']:.2f} MiB, {errors.max():.0%} off the others"
+        if len(group) > TERMS:
+            for (_, row), error in zip(group.iterrows(), numpy.abs(relative_residuals(group)), strict=True):
+                found = f"{row['mean']:.2f} MiB, {error:.0%} off the others"
+                yield Case(name_row(name, row), error > PEAK_TOLERANCE, found, float(error))
 
 
 def relative_residuals(rows: DataFrame) -> numpy.ndarray:

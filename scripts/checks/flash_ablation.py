@@ -35,7 +35,7 @@ def nothing_reverted_is_the_implementation(flash_ablation: DataFrame, flash: Dat
             slower = row["median"] / row["usual"] - 1
             error = max(0.0, -slower) if row["precision"] == "bf16" else abs(slower)
             found = f"{metric} {row['median']:.2f} ms, elsewhere {row['usual']:.2f} ms"
-            yield Case(name_row(FlashAblation, row), error > TOLERANCE["GPU"], found, error)
+            yield Case(name_row(FlashAblation.name, row), error > TOLERANCE["GPU"], found, error)
 
 
 @check("{n} passes; {least:.2f} times as long at least, allowed {LEAST:.2f}", "nothing was reverted on a GPU")
@@ -46,4 +46,4 @@ def nothing_reverted_is_the_fastest(flash_ablation: DataFrame) -> Evidence:
         for _, row in matched(rows[rows["without"] != "nothing"], select(rows, without="nothing")).iterrows():
             ratio = row["median"] / row["usual"]
             found = f"{metric} {row['median']:.2f} ms, as it is {row['usual']:.2f} ms"
-            yield Case(name_row(FlashAblation, row), ratio < LEAST, found, ratio)
+            yield Case(name_row(FlashAblation.name, row), ratio < LEAST, found, ratio)

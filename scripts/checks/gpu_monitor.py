@@ -1,16 +1,17 @@
 """Self-checks of the GPU's clock and power, which are sampled while a cell is measured."""
 
-from collections.abc import Iterator, Mapping
+import heapq
+from collections.abc import Mapping
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Evidence, NotApplicable, check, name_row, told
+from scripts.checks import Case, Evidence, check, rows_of, told
 from scripts.views.cells import in_words
-from scripts.views.data import measured_gpu, select
+from scripts.views.data import select
 
 INTERVAL = 0.1
 """Seconds between two samples, at least."""
@@ -18,6 +19,7 @@ LATE = 3
 """How many times that the samples may be apart on average: a busy host wakes the thread that takes them late."""
 MISSED = 3
 """Samples that there may be fewer."""
+NO_LIMIT = "no power limit is listed for this GPU, or for a CPU"
 NO_MONITOR = "a GPU's clock is sampled where its driver reports it"
 ABOVE = 0.1
 """Share of its limit by which a GPU's power may be above it for a moment."""
@@ -45,39 +47,21 @@ def samples_fill_the_cell(tables: Mapping[str, DataFrame]) -> Evidence:
             yield Case(in_words(EXPERIMENTS[name], cell), wrong, f"{told(clock)} and {told(power)} in {wall:.2f} s")
 
 
-def rows_of_cells(tables: Mapping[str, DataFrame], metric: str) -> Iterator[tuple[str, Series]]:
-    """Each cell in words, and its row of a metric."""
-    for name, table in tables.items():
-        for _, row in select(table, metric=metric).iterrows():
-            yield name_row(EXPERIMENTS[name], row), row
-
-
 @check("{n} cells", NO_MONITOR)
 def clocks_are_clocks(tables: Mapping[str, DataFrame]) -> Evidence:
     """A GPU's clock is a whole number of MHz that other cells reach too."""
-    highest = [(0.0, ""), (0.0, "")]
-    for cell, row in rows_of_cells(tables, SM_CLOCK):
-        samples = parse_samples(row["samples"]) or [row["mean"]]
-        highest.append((max(samples), cell))
-        yield Case(cell, any(sample % 1 for sample in samples), f"{max(samples):g} MHz")
-    *_, (second, _), (first, cell) = sorted(highest)
-    if second and first > (1 + ABOVE_OTHERS) * second:
-        yield f"{cell}: {first:g} MHz, in no other cell above {second:g} MHz"
+    found = [(cell, parse_samples(row["samples"]) or [row["mean"]]) for cell, row in rows_of(tables, metric=SM_CLOCK)]
+    second = min(heapq.nlargest(2, (max(samples) for _, samples in found)), default=0.0)
+    for cell, samples in found:
+        wrong = any(sample % 1 for sample in samples) or max(samples) > (1 + ABOVE_OTHERS) * second
+        yield Case(cell, wrong, f"{max(samples):g} MHz, the second highest of all cells {second:g} MHz")
 
 
-@check("{n} cells")
+@check("{n} cells", NO_LIMIT)
 def power_is_within_the_limit(tables: Mapping[str, DataFrame]) -> Evidence:
     """A GPU's power is within its data sheet's limit."""
-    rows = [(cell, row, gpu) for cell, row in rows_of_cells(tables, POWER) if (gpu := gpu_of(row["gpu"]))]
-    if not rows:
-        raise NotApplicable(no_limit(tables))
-    for cell, row, gpu in rows:
-        limit = gpu.power_limit
-        found = f"{row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W"
-        yield Case(cell, not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit, found)
-
-
-def no_limit(tables: Mapping[str, DataFrame]) -> str:
-    """Why no power can be held to a limit."""
-    gpu = measured_gpu(tables)
-    return f"no power limit is listed for {gpu}" if gpu and not gpu_of(gpu) else NO_MONITOR
+    for cell, row in rows_of(tables, metric=POWER):
+        if gpu := gpu_of(row["gpu"]):
+            limit = gpu.power_limit
+            found = f"{row['p20']:.1f} to {row['p80']:.1f} W of {limit:g} W"
+            yield Case(cell, not IDLE * limit <= row["p20"] <= row["p80"] <= (1 + ABOVE) * limit, found)

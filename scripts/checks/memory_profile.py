@@ -1,17 +1,20 @@
-"""Self-checks of the memory profile."""
+"""Self-checks of the memory profile: of its closed forms, and of its timeline against the peaks that were counted."""
 
+import math
+
+import numpy
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.record.rows import parameters
+from cs336_systems.record.measurement import parse_samples
 from cs336_systems.sizes import parse_size
 from scripts.checks import Case, Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import held_by_training, step_of
-from scripts.views.data import select, statistic
+from scripts.views.data import one, select, statistic
 
 MEASURED = "peak_allocated"
 """The metric that every measured cell has."""
@@ -20,66 +23,49 @@ UNCLASSIFIED_LIMIT = 0.02
 PERSISTENT = (of.PARAMETERS, of.OPTIMIZER_STATE)
 ACTIVATIONS_TOLERANCE = 0.02
 """Relative difference of what is saved: a library may save numbers of its own."""
-PEAK_TOLERANCE = 0.01
-"""Relative difference between peaks of one step in two processes, whose blocks may be divided differently."""
+ROUNDING = 1e-4
+"""Of a sum of samples that are kept with five digits."""
+DETAILS = list(MemoryProfile.details)
 
 
 @check("{n} cells, to the byte", NOT_MEASURED)
-def replay_is_exact(memory_profile: DataFrame) -> Evidence:
-    """The replayed memory timeline's peak is torch.cuda.max_memory_allocated, and its parts add up to it."""
+def peak_is_the_same(memory_profile: DataFrame) -> Evidence:
+    """A step's peak memory is torch.cuda.max_memory_allocated, the replayed timeline's peak, and that of the stage
+    named for it.
+    """
     for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
-        replayed = statistic(rows, "mean", metric="peak_replayed")
-        parts = select(rows, metric="at_peak")["mean"].sum()
-        found = f"{row['mean']:.0f} B, replayed {replayed or 0:.0f} B, parts {parts:.0f} B"
-        yield Case(name_cell(row), not row["mean"] == replayed == parts, found)
+        stages = select(rows, metric="stage_peak").set_index("stage")["mean"]
+        named = one(rows, metric="peak_stage")
+        peaks = {statistic(rows, "mean", metric="peak_replayed")}
+        if len(stages) and named is not None:
+            peaks |= {stages.max(), stages.get(named["value"])}
+        found = f"{row['mean']} B, replayed or of a stage {' and '.join(map(str, peaks))}"
+        yield Case(name_cell(row), peaks != {row["mean"]}, found)
 
 
-@check("{n} cells, to the byte", NOT_MEASURED)
-def state_is_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
-    """Parameters, gradients, AdamW's state and bf16 copies of weights have the bytes of their closed forms."""
+@check("{n} sizes, to the byte; activations within {ACTIVATIONS_TOLERANCE:.0%}", NOT_MEASURED)
+def held_is_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
+    """Parameters, gradients, AdamW's state, bf16 copies of weights and saved activations have the bytes of their
+    closed forms.
+    """
     for row, rows in cells(select(memory_profile, model=MemoryProfile.model), MemoryProfile, MEASURED):
-        yield 1
+        most = select(rows, metric="most").set_index("category")["mean"]
         for category, expected in closed_forms(row).items():
-            found = statistic(rows, "mean", metric="most", category=category) or 0
-            if found != expected:
-                yield f"{name_cell(row)}: {category} {found:.0f} B, expected {expected} B"
+            found = most.get(category, 0)
+            tolerance = ACTIVATIONS_TOLERANCE if category == of.ACTIVATIONS else 0.0
+            said = f"{category} {found:.0f} B, expected {expected} B"
+            yield Case(name_cell(row), abs(found - expected) > tolerance * expected, said)
 
 
 def closed_forms(row: Series) -> dict[str, int]:
     """Bytes by category, less the allocator's rounding, that a cell must have."""
-    absent: list[str] = []
-    if row["mode"] != "train_step":
-        absent += [of.GRADIENTS, of.OPTIMIZER_STATE]
+    held = held_by_training(row)
     if row["precision"] != "bf16":
-        absent.append(of.WEIGHT_COPIES)
-    return held_by_training(row) | dict.fromkeys(absent, 0)
-
-
-@check("{n} cells, to the byte", NOT_MEASURED)
-def state_is_there_at_the_peak(memory_profile: DataFrame) -> Evidence:
-    """At a step's peak parameters and AdamW's state are there, and no more of anything than at any time."""
-    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
-        yield 1
-        at_peak, most = (select(rows, metric=name).set_index("category")["mean"] for name in ("at_peak", "most"))
-        for category, count in at_peak.items():
-            if count > most.get(category, 0) or (category in PERSISTENT and count != most.get(category)):
-                yield f"{name_cell(row)}: {category} {count:.0f} B of {most.get(category, 0):.0f} B"
-
-
-@check("{n} cells; largest difference {most:.2%}", NOT_MEASURED)
-def activations_are_what_the_shape_says(memory_profile: DataFrame) -> Evidence:
-    """Activations that are saved for the backward pass have the bytes of their closed form.
-
-    Copies of weights are left out.
-    """
-    eager = select(memory_profile, model=MemoryProfile.model)
-    for row, rows in cells(eager[eager["mode"] != "inference"], MemoryProfile, MEASURED):
-        closed_form = step_of(row).saved_for_backward
-        expected = closed_form - (held_by_training(row)[of.WEIGHT_COPIES] if row["precision"] == "bf16" else 0)
-        found = statistic(rows, "mean", metric="most", category=of.ACTIVATIONS) or 0
-        error = abs(found / expected - 1)
-        said = f"{found / MIB:.0f} MiB, {expected / MIB:.0f} MiB expected"
-        yield Case(name_cell(row), error > ACTIVATIONS_TOLERANCE, said, error)
+        held[of.WEIGHT_COPIES] = 0
+    if row["mode"] != "inference":
+        held[of.ACTIVATIONS] = step_of(row).saved_for_backward - held[of.WEIGHT_COPIES]
+    absent = [] if row["mode"] == "train_step" else [of.GRADIENTS, of.OPTIMIZER_STATE]
+    return held | dict.fromkeys(absent, 0)
 
 
 @check("{n} cells; at most {most:.1%}", NOT_MEASURED)
@@ -101,13 +87,53 @@ def residual_stream_is_found(memory_profile: DataFrame) -> Evidence:
         yield Case(name_cell(row), found != 2 * shape.num_layers, said)
 
 
-@check("{n} cells; largest difference {most:.2%}", "no step was both followed and timed on a GPU")
-def peaks_agree(memory_profile: DataFrame, end_to_end: DataFrame) -> Evidence:
-    """A step's peak memory is the same when its allocations are followed and when it is timed."""
-    timed = select(end_to_end, metric="peak_memory", compiled=False)
-    timed = timed[timed["warmup"] == timed["warmup"].max()]
-    for row, _ in cells(memory_profile, MemoryProfile, MEASURED):
-        for peak in select(timed, **{name: row[name] for name in parameters(MemoryProfile)})["mean"] * MIB:
-            error = abs(row["mean"] - peak) / peak
-            found = f"{row['mean'] / MIB:.0f} MiB against {peak / MIB:.0f} MiB"
-            yield Case(name_cell(row), error > PEAK_TOLERANCE, found, error)
+def moments_of(row: Series) -> list[float]:
+    """A category's memory at each moment of a stage, MiB."""
+    return parse_samples(row["samples"]) or [float(row["mean"])]
+
+
+@check("{n} stages", NOT_MEASURED)
+def timeline_has_the_peaks(memory_profile: DataFrame) -> Evidence:
+    """The memory timeline reaches each stage's peak, no more."""
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
+        for stage, active in select(rows, metric="active").groupby("stage"):
+            peak = statistic(rows, "mean", metric="stage_peak", stage=stage)
+            moments = active.apply(moments_of, axis=1)
+            alike = moments.map(len).nunique() == 1
+            reached = MIB * numpy.sum(list(moments), axis=0).max() if alike else math.inf
+            if peak is not None:
+                found = f"{stage} {reached:.0f} B, peak {peak:.0f} B"
+                yield Case(name_cell(row), abs(reached / peak - 1) > ROUNDING, found)
+
+
+@check("{n} categories", NOT_MEASURED)
+def categories_have_a_most(memory_profile: DataFrame) -> Evidence:
+    """No category of memory is ever above its most, at which parameters and AdamW's state are at the peak."""
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
+        most = select(rows, metric="most").set_index("category")["mean"]
+        active = select(rows, metric="active")
+        seen = {
+            "at the peak": select(rows, metric="at_peak"),
+            "at a stage's end": select(rows, metric="stage_end"),
+            "in the timeline": active.assign(mean=MIB * active.apply(moments_of, axis=1).map(max)),
+        }
+        for where, amounts in seen.items():
+            for category, amount in amounts.groupby("category")["mean"].max().items():
+                limit = most.get(category, 0)
+                less = where == "at the peak" and category in PERSISTENT and amount != limit
+                found = f"{category} {where} {amount:.0f} B, at most {limit:.0f} B"
+                yield Case(name_cell(row), less or amount > (1 + ROUNDING) * limit, found)
+
+
+@check("{n} cells", NOT_MEASURED)
+def allocations_have_a_lifetime(memory_profile: DataFrame) -> Evidence:
+    """The largest allocations are by size, and each that ends has a lifetime."""
+    for row, rows in cells(memory_profile, MemoryProfile, MEASURED):
+        listed = select(rows, metric="allocation").astype({"rank": int}).sort_values("rank")
+        freed, lasting = (
+            set(map(tuple, chosen[[*DETAILS, "n"]].astype({"rank": int}).to_numpy()))
+            for chosen in (listed[listed["freed"] != ""], select(rows, metric="lifetime"))
+        )
+        by_size = list(listed["rank"]) == list(range(1, len(listed) + 1)) and listed["mean"].is_monotonic_decreasing
+        found = f"by size: {by_size}; {len(freed ^ lasting)} without allocation or lifetime"
+        yield Case(name_cell(row), not by_size or freed != lasting, found)

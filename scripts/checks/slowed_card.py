@@ -6,9 +6,8 @@ from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import POWER, SM_CLOCK
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Evidence, NotApplicable, check
-from scripts.checks.attention import name_flash
-from scripts.checks.gpu_monitor import no_limit
+from scripts.checks import Case, Evidence, check, name_row
+from scripts.checks.gpu_monitor import NO_LIMIT
 from scripts.views.data import select
 
 SLOWED = 0.05
@@ -19,7 +18,7 @@ SLOWER_PRODUCT = 1.3
 """How many times the usual the product that each attention cell times may take: it draws power, so that it varies."""
 
 
-@check("{n} cells")
+@check("{n} cells", NO_LIMIT)
 def only_power_holds_the_clock_back(flash: DataFrame) -> Evidence:
     """Where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back.
 
@@ -29,12 +28,11 @@ def only_power_holds_the_clock_back(flash: DataFrame) -> Evidence:
     clocks, watts = (select(flash, metric=f"handout_{name}").set_index(keys) for name in (SM_CLOCK, POWER))
     long = DataFrame({"clock": clocks["median"], "power": watts["median"]}).dropna().reset_index()
     highest = flash[flash["metric"].isin([SM_CLOCK, f"handout_{SM_CLOCK}"])].groupby("gpu")["median"].max()
-    found = [(row, gpu.power_limit) for _, row in long.iterrows() if (gpu := gpu_of(row["gpu"]))]
-    if not found:
-        raise NotApplicable(no_limit({Flash.name: flash}))
-    for row, limit in found:
-        wrong = row["clock"] < (1 - SLOWED) * highest[row["gpu"]] and row["power"] < (1 - NEAR_LIMIT) * limit
-        yield Case(name_flash(row), wrong, f"{row['clock']:.0f} MHz at {row['power']:.0f} W of {limit:g} W")
+    for _, row in long.iterrows():
+        if gpu := gpu_of(row["gpu"]):
+            slow, limit = row["clock"] < (1 - SLOWED) * highest[row["gpu"]], gpu.power_limit
+            found = f"{row['clock']:.0f} MHz at {row['power']:.0f} W of {limit:g} W"
+            yield Case(name_row(Flash.name, row), slow and row["power"] < (1 - NEAR_LIMIT) * limit, found)
 
 
 @check("{n} cells; {most:.2f} times as long at most", "the product is timed on GPUs only")
@@ -44,4 +42,9 @@ def the_product_takes_the_usual_time(flash: DataFrame) -> Evidence:
     usual = products.groupby(["gpu", "precision"])["median"].transform("median")
     for _, row in products.assign(usual=usual).iterrows():
         found = f"{row['median']:.3f} ms, usually {row['usual']:.3f} ms"
-        yield Case(name_flash(row), row["median"] / row["usual"] > SLOWER_PRODUCT, found, row["median"] / row["usual"])
+        yield Case(
+            name_row(Flash.name, row),
+            row["median"] / row["usual"] > SLOWER_PRODUCT,
+            found,
+            row["median"] / row["usual"],
+        )

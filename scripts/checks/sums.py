@@ -1,70 +1,84 @@
 """Self-checks of what is a sum of other rows by definition."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 
 import numpy
 from pandas import DataFrame
 
-from cs336_systems.experiments.base import Experiment
-from cs336_systems.experiments.metrics import wholes
+from cs336_systems.experiments.metrics import Metric, metrics_of, wholes
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.checks import Case, Evidence, check, told
+from scripts.checks import TOLERANCE, Case, Evidence, check, name_row, told
 from scripts.views.cells import in_words
-from scripts.views.data import select
+from scripts.views.completeness import CONTENDER
+from scripts.views.data import measured_gpu, select
 
 ROUNDING = 1e-9
 SAMPLE_ROUNDING = 1e-4
 """Samples are kept with five digits."""
+TIMED_APART = (0.6, 2.5)
+"""The sum of parts over their whole if they were timed in other steps, one by one, so that none overlaps."""
 
 
-def sums(tables: Mapping[str, DataFrame]) -> Iterator[tuple[type[Experiment], DataFrame, str, list[str]]]:
-    """Each metric that is a sum: its experiment, the experiment's measured rows, its name, and its parts."""
-    for name, kind in EXPERIMENTS.items():
-        for whole, parts in wholes(kind).items():
-            yield kind, select(tables[name], status="ok"), whole, parts
+def bounds(part: Metric, on_gpu: bool) -> tuple[float, float]:
+    """The least and the most of the sum of such parts over their whole."""
+    if part.timed:
+        return TIMED_APART if on_gpu else (0.0, math.inf)
+    between = part.between if on_gpu or not part.between else max(part.between, TOLERANCE["CPU"])
+    return 1 - max(between, ROUNDING), 1 + max(between, ROUNDING)
 
 
-@check("{n} sums, to the digit")
+@check("{n} sums")
 def parts_add_up(tables: Mapping[str, DataFrame]) -> Evidence:
-    """What has parts, such as a step, the device's time in it or the memory at its peak, is their sum."""
-    for kind, table, whole, parts in sums(tables):
-        rows = table[table["metric"].isin(parts)]
-        cells = table[table["metric"] == whole].set_index(parameters(kind))["mean"].to_frame("whole")
-        cells["parts"] = rows.groupby(parameters(kind))["mean"].sum()
-        yield len(cells)
-        wrong = cells[~((cells["parts"] - cells["whole"]).abs() <= ROUNDING * cells["whole"])]
-        for cell, row in wrong.iterrows():
-            found = f"{told(row['whole'], 3)} {kind.metrics[whole]}, parts {told(row['parts'], 3)}"
-            yield f"{in_words(kind, cell)}: {whole} {found}"
+    """What has parts, such as a step, the device's time in it or the memory at its peak, is their sum.
+
+    That is to the digit, but for what lies between the parts by the dictionary of metrics, or if they were timed apart.
+    """
+    for name, table in tables.items():
+        kind, table = EXPERIMENTS[name], select(table, status="ok")
+        keys = [*parameters(kind), *(column for column in CONTENDER if column in table)]
+        for whole, parts in wholes(kind).items():
+            part = metrics_of(kind)[parts[0]]
+            least, most = bounds(part, bool(measured_gpu({name: table})))
+            cells = select(table, metric=whole).set_index(keys)["mean"].to_frame("whole")
+            cells["parts"] = table[table["metric"].isin(parts)].groupby(keys)["mean"].sum()
+            if not part.exact:
+                cells = cells.dropna()
+            for _, row in cells.reset_index().iterrows():
+                wrong = not least * row["whole"] <= row["parts"] <= most * row["whole"]
+                found = f"{whole} {told(row['whole'], 3)} {kind.metrics[whole]}, parts {told(row['parts'], 3)}"
+                yield Case(name_row(name, row), wrong, found)
 
 
-@check("{n} steps, to the digits that are kept")
+@check("{n} cells, to the digits that are kept")
 def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Evidence:
     """Each sample of a step is the sum of its phases' samples.
 
     The samples are in the order of the steps.
     """
-    for kind, table, whole, parts in sums(tables):
-        rows = table[table["metric"].isin([whole, *parts]) & (table["samples"] != "")]
-        texts = rows.pivot(index=parameters(kind), columns="metric", values="samples").reindex(columns=[whole, *parts])
-        for cell, of_cell in texts.dropna(subset=whole).iterrows():
-            step, *phases = (numpy.array(parse_samples(text)) for text in of_cell.dropna())
-            yield len(step)
-            if any(len(phase) != len(step) for phase in phases):
-                yield f"{in_words(kind, cell)}: not as many phases as steps"
-            elif (numpy.abs(sum(phases) - step) > SAMPLE_ROUNDING * step).any():
-                yield f"{in_words(kind, cell)}: up to {numpy.abs(sum(phases) - step).max():.3f} ms apart"
+    for name, table in tables.items():
+        kind = EXPERIMENTS[name]
+        exact = {whole: parts for whole, parts in wholes(kind).items() if metrics_of(kind)[parts[0]].exact}
+        for whole, parts in exact.items():
+            rows = table[table["metric"].isin([whole, *parts]) & (table["samples"] != "")]
+            texts = rows.pivot(index=parameters(kind), columns="metric", values="samples")
+            for cell, of_cell in texts.reindex(columns=[whole, *parts]).dropna(subset=whole).iterrows():
+                step, *phases = (numpy.array(parse_samples(text)) for text in of_cell.dropna())
+                alike = all(len(phase) == len(step) for phase in phases)
+                apart = numpy.abs(sum(phases) - step) if alike else numpy.full(len(step), math.inf)
+                found = f"up to {apart.max():.3f} {kind.metrics[whole]} apart"
+                yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), found)
 
 
 @check("{n} cells")
 def first_step_is_the_first_sample(end_to_end: DataFrame) -> Evidence:
     """The first timed step is the first of the steps' samples."""
     keys = parameters(EXPERIMENTS["end_to_end"])
-    steps, firsts = (select(end_to_end, metric=name).set_index(keys) for name in ("step", "first_step"))
-    both = steps.assign(first=firsts["mean"]).dropna(subset="first")
-    for cell, row in both[both["samples"] != ""].iterrows():
-        first, sample = row["first"], parse_samples(row["samples"])[0]
+    firsts = select(end_to_end, metric="first_step")[[*keys, "mean"]]
+    steps = select(end_to_end, metric="step").merge(firsts, on=keys, suffixes=("", "_first"))
+    for _, row in steps[steps["samples"] != ""].iterrows():
+        first, sample = row["mean_first"], parse_samples(row["samples"])[0]
         found = f"{first:.3f} ms, first sample {sample:.3f} ms"
-        yield Case(in_words(EXPERIMENTS["end_to_end"], cell), abs(sample - first) > SAMPLE_ROUNDING * first, found)
+        yield Case(name_row("end_to_end", row), abs(sample - first) > SAMPLE_ROUNDING * first, found)

@@ -1,5 +1,6 @@
 """Self-checks of cells that resemble each other more than two measurements do."""
 
+import math
 from collections.abc import Mapping
 
 import numpy
@@ -9,7 +10,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.metrics import SECONDS, metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
-from scripts.checks import Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.cells import in_words, side_by_side
 
 APART = 0.006
@@ -17,7 +18,7 @@ APART = 0.006
 SETS_APART = ("compiled", "compiled_call", "implementation", "attention", "context", "sequence", "megabytes")
 
 
-@check("{n} times")
+@check("{n} kinds of times")
 def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
     """No two times of a kind are identical to the last digit.
 
@@ -33,9 +34,9 @@ def no_two_times_identical(tables: Mapping[str, DataFrame]) -> Evidence:
         for metric in means:
             times = DataFrame({"mean": means[metric], "std": spreads.get(metric)}).dropna(subset="mean")
             times = times[times["mean"] > 0]
-            yield len(times)
-            for cell, value in times.loc[times.duplicated(), "mean"].items():
-                yield f"{in_words(kind, cell)}: {metric} {value}"
+            twice = [in_words(kind, cell) for cell in times.index[times.duplicated()]]
+            if len(times):
+                yield Case(metric, bool(twice), ", ".join(twice))
 
 
 @check("{n} pairs; the closest differ by {least:.1%}", "there are no two such cells")
@@ -55,10 +56,10 @@ def no_two_cells_alike(tables: Mapping[str, DataFrame]) -> Evidence:
                 same = ran[ones] == ran[others]
                 ones, others = ones[same], others[same]
                 differences = largest_differences(cells[ones], cells[others])
-                yield from differences[~numpy.isnan(differences)].tolist()
-                for place in numpy.flatnonzero(differences <= APART):
-                    cell = in_words(kind, group.index[int(ones[place])])
-                    yield f"{cell}: another {differs}, all times within {differences[place]:.2%}"
+                for one, difference in zip(ones.tolist(), differences.tolist(), strict=True):
+                    if not math.isnan(difference):
+                        found = f"another {differs}, all times within {difference:.2%}"
+                        yield Case(in_words(kind, group.index[one]), difference <= APART, found, difference)
 
 
 def kernels_of(table: DataFrame, keys: list[str]) -> "Series[str]":

@@ -17,6 +17,19 @@ ONE_EACH = (
 )
 """Columns that rows which are compared with each other must share."""
 ALL_OF_THEM = ", ".join(ONE_EACH)
+ORIGIN = [field.name for field in dataclasses.fields(Provenance)]
+
+
+@check("{n} experiments")
+def one_machine(tables: Mapping[str, DataFrame]) -> Evidence:
+    """All rows were measured on one GPU model, on one GPU per process, with TF32 off (probed by a multiplication)."""
+    models = {gpu or "no GPU" for table in tables.values() for gpu in table["gpu"]}
+    for name, table in measured(tables).items():
+        on_gpu = (table["gpu"] != "") & (table["backend"] == "nccl" if "backend" in table else True)
+        processes = table["processes"] if "processes" in table else EXPERIMENTS[name].processes
+        tf32, miscounted = (int(rows.sum()) for rows in (table["tf32"], table["gpu_count"] != on_gpu * processes))
+        found = f"{' and '.join(sorted(models))}, TF32 in {tf32} rows, another number of GPUs in {miscounted}"
+        yield Case(name, len(models) > 1 or tf32 + miscounted > 0, found)
 
 
 @check("{n} experiments: {ALL_OF_THEM}")
@@ -27,13 +40,15 @@ def one_version_each(tables: Mapping[str, DataFrame]) -> Evidence:
     implementation needs counts in its rows, among those that a table compares.
     """
     for name, table in measured(tables).items():
-        yield 1
+        differing = []
         for column in ONE_EACH:
             for rows in compared_rows(name, column, table):
                 known = rows.loc[rows[column] != "", column]
                 digests = rows.groupby("source_digest")[column]
                 if known.nunique(dropna=False) > 1 or (digests.nunique(dropna=False) > 1).any():
-                    yield f"{name}: {column} {' and '.join(str(value) or 'unknown' for value in rows[column].unique())}"
+                    values = " and ".join(str(each) or "unknown" for each in rows[column].unique())
+                    differing.append(f"{column} {values}")
+        yield Case(name, bool(differing), ", ".join(differing))
 
 
 def measured(tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
@@ -54,34 +69,15 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
     return [group for _, group in rows.groupby(kind_of_call(rows))]
 
 
-@check("{n} experiments")
-def fp32_is_fp32(tables: Mapping[str, DataFrame]) -> Evidence:
-    """TF32 was off in every job (probed by a multiplication)."""
-    for name, table in measured(tables).items():
-        yield Case(name, bool(table["tf32"].any()), f"{table['tf32'].sum()} rows")
-
-
-@check("{n} rows")
-def gpus_are_counted(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Measurements on GPUs ran on one per process, others on none."""
-    for name, table in tables.items():
-        on_gpu = (table["gpu"] != "") & (table["backend"] == "nccl" if "backend" in table else True)
-        processes = table["processes"] if "processes" in table else EXPERIMENTS[name].processes
-        wrong = table[table["gpu_count"] != on_gpu * processes]
-        yield len(table)
-        yield from (f"{name}: {count} GPUs in {len(rows)} rows" for count, rows in wrong.groupby("gpu_count"))
-
-
 @check("{n} cells")
 def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Evidence:
     """All rows of a cell are of one job.
 
     They share whatever a job's rows share, but for a user's own implementation, whose code has a digest of its own.
     """
-    columns = [field.name for field in dataclasses.fields(Provenance)]
     for name, table in tables.items():
         keys = parameters(EXPERIMENTS[name])
-        origins = table[~own_rows(table)].drop_duplicates([*keys, *columns])
-        yield len(origins.drop_duplicates(keys))
-        several = origins[origins.duplicated(keys)].drop_duplicates(keys)
-        yield from (name_row(EXPERIMENTS[name], row) for _, row in several.iterrows())
+        origins = table.loc[~own_rows(table), [*keys, *ORIGIN]].drop_duplicates()
+        several = origins.duplicated(keys)
+        for (_, row), other in zip(origins.iterrows(), several, strict=True):
+            yield Case(name_row(name, row), other, "of another job")

@@ -39,6 +39,5 @@ def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Evidence:
 def jobs_take_time_to_start(tables: Mapping[str, DataFrame]) -> Evidence:
     """Every job took some time to start."""
     for name, table in tables.items():
-        seconds = table["startup_seconds"].drop_duplicates()
-        yield len(seconds)
-        yield from (f"{name}: {value} s" for value in seconds[~(seconds > 0)])
+        for seconds in table["startup_seconds"].drop_duplicates():
+            yield Case(name, not seconds > 0, f"{seconds} s")

@@ -7,7 +7,7 @@ from pandas import DataFrame
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.metrics import metrics_of
 from cs336_systems.experiments.registry import EXPERIMENTS
-from scripts.checks import Evidence, check, name_row
+from scripts.checks import Case, Evidence, check, name_row
 
 BYTES = {"B": 1, "MiB": MIB}
 
@@ -19,6 +19,6 @@ def counts_are_whole(tables: Mapping[str, DataFrame]) -> Evidence:
         once = table[(table["status"] == "ok") & (table["n"] == 1)]
         counts = [metric for metric, of in metrics_of(EXPERIMENTS[name]).items() if of.counts]
         rows = once[once["unit"].isin(list(BYTES)) | once["metric"].isin(counts)]
-        yield len(rows)
-        for _, row in rows[(rows["mean"] * rows["unit"].map(BYTES).fillna(1)) % 1 != 0].iterrows():
-            yield f"{name_row(EXPERIMENTS[name], row)}: {row['metric']} {row['mean']}"
+        for _, row in rows.iterrows():
+            wrong = row["mean"] * BYTES.get(row["unit"], 1) % 1 != 0
+            yield Case(name_row(name, row), wrong, f"{row['metric']} {row['mean']}")

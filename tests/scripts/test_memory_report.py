@@ -5,8 +5,9 @@ import pytest
 
 from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.checks import memory_profile
+from scripts.checks.elsewhere import both_instruments_agree
 from scripts.figures.memory_timelines import stage_levels
-from scripts.views.data import load, one, select
+from scripts.views.data import frame, load, one, select
 from scripts.views.memory import SHOWN, compared_context, profiled
 from scripts.views.units import GIB
 from tests.samples import H200, planned_rows, write_raw
@@ -52,15 +53,15 @@ def test_much_unclassified_memory_fails_its_check(table):
 def test_another_model_need_not_have_the_closed_forms(table):
     doctor(table, 1.0, metric="most", category="gradients")
     table["model"] = "my.model:LM"
-    assert memory_profile.state_is_what_the_shape_says(table).outcome == "not applicable"
+    assert memory_profile.held_is_what_the_shape_says(table).outcome == "not applicable"
     assert memory_profile.residual_stream_is_found(table).outcome == "not applicable"
 
 
 def test_what_was_timed_under_other_settings_is_not_compared(sound, table):
-    timed = sound["end_to_end"]
-    assert memory_profile.peaks_agree(table, timed.assign(batch_size=8)).outcome == "not applicable"
-    compiled = timed.assign(compiled=True)
-    assert memory_profile.peaks_agree(table, compiled).outcome == "not applicable"
+    profiles = {"memory_profile": table, "kernel_profile": frame("kernel_profile", [])}
+    for others in ({"batch_size": 8}, {"compiled": True}):
+        timed = {"end_to_end": sound["end_to_end"].assign(**others)}
+        assert both_instruments_agree(profiles | timed).outcome == "not applicable"
 
 
 def test_the_compared_context_has_every_kind_of_step(table):

@@ -87,6 +87,7 @@ FAULTS = {
     # Memory.
     "a step's peak": scale(rows("end_to_end", metric="peak_memory", **LARGE, **STEP), 1.15),
     "a step's peak, too small": scale(rows("end_to_end", metric="peak_memory", **SMALL, **STEP), 0.95),
+    "a rung's peak": scale(rows("training_ladder", metric="peak_memory", rung="graph", size="2.7B"), 0.8),
     "attention's memory between passes": scale(
         rows("attention", metric="memory_before_backward", sequence=8192, **PLAIN), 1.01
     ),

@@ -144,24 +144,30 @@ def copy(source: Rows, target: Rows, factor: float = 1.0) -> Callable[[Tables], 
 
 
 class Watched(dict[str, DataFrame]):
-    """Tables that keep the names of those that were asked for by name."""
+    """Tables that keep the names of those that were asked for by name, and whether all were, one by one."""
 
     def __init__(self, tables: Tables):
         super().__init__(tables)
         self.named: set[str] = set()
+        self.all = False
 
     def __getitem__(self, name: str) -> DataFrame:
         self.named.add(name)
         return super().__getitem__(name)
 
+    def items(self) -> Any:
+        """Each table with its name."""
+        self.all = True
+        return super().items()
+
 
 @cache
-def named_by(module: str) -> set[str]:
-    """The tables that a module of checks asks for by name; empty if it goes through all of them, one by one."""
+def watched(module: str) -> Watched:
+    """The tables that a module of checks has asked for."""
     empty = {name: DataFrame(columns=[*row_model(kind).model_fields, "label"]) for name, kind in EXPERIMENTS.items()}
-    watched = Watched(empty)
-    list(checks_of(import_module(module), watched))
-    return watched.named
+    tables = Watched(empty)
+    list(checks_of(import_module(module), tables))
+    return tables
 
 
 def noticed(plan: Plan, before: Tables, name: str, after: DataFrame) -> str:
@@ -178,9 +184,10 @@ def _complaints(plan: Plan, before: Tables, name: str, after: DataFrame) -> Iter
     if not cover(of_this, {name: after}).equals(cover(of_this, {name: before[name]})):
         yield "coverage"
     for module in modules("scripts.checks"):
-        named = named_by(module)
-        if name in named or not named:
-            tables = {key: table if key in named else table.iloc[:0] for key, table in before.items()} | {name: after}
+        asked = watched(module)
+        if name in asked.named or asked.all:
+            tables = {key: table if key in asked.named else table.iloc[:0] for key, table in before.items()}
+            tables[name] = after
             yield from (check.check for check in checks_of(import_module(module), tables) if check.outcome == "failed")
 
 

@@ -115,7 +115,7 @@ def test_an_edited_script_redraws_only_what_it_draws(project, module, redrawn):
     ("module", "redone"),
     [
         ("scripts/answers/flash_backward.py", {"answers", *REPORT}),
-        ("scripts/checks/attention.py", {"checks", "answers", *REPORT}),
+        ("scripts/checks/attention_calls.py", {"checks", "answers", *REPORT}),
         ("scripts/figures/kernel_shares.py", {"figures", *REPORT} - {"render"}),
         ("cs336_systems/experiments/autocast_dtypes.py", {"tables", "checks", "figures", "answers", *REPORT}),
     ],

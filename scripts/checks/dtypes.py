@@ -1,0 +1,48 @@
+"""Self-checks of the dtypes that were computed in."""
+
+from collections.abc import Callable, Mapping
+
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.training_ladder import RUNGS
+from scripts.checks import Case, Evidence, check, name_row
+from scripts.views.data import select
+
+NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def normed(row: Series) -> str:
+    """The precision of layer norm's output: autocast keeps it in fp32 on a GPU, and has no rule on a CPU."""
+    return "fp32" if row["gpu"] else str(row["autocast"])
+
+
+def rung(row: Series) -> str:
+    """The precision that a rung computes in."""
+    return "fp32" if RUNGS[row["rung"]].precision == "fp32" else "bf16"
+
+
+def rung_weights(row: Series) -> str:
+    """The precision of a rung's weights: fp32 under autocast."""
+    return "bf16" if RUNGS[row["rung"]].precision == "bf16" else "fp32"
+
+
+EXPECTED: Mapping[tuple[str, str], Callable[[Series], str]] = {
+    # Cross-entropy is among what autocast keeps in fp32, and a gradient has its parameter's type.
+    **{("autocast_dtypes", metric): lambda row: "fp32" for metric in ("parameters", "loss", "gradients")},
+    **{("autocast_dtypes", metric): lambda row: str(row["autocast"]) for metric in ("fc1_output", "logits")},
+    ("autocast_dtypes", "norm_output"): normed,
+    ("end_to_end", "logits_dtype"): lambda row: str(row["precision"]),
+    ("training_ladder", "attention_dtype"): rung,
+    ("training_ladder", "weights_dtype"): rung_weights,
+}
+"""The precision that a row's dtype must be of, by experiment and metric; of autocast by the rules PyTorch documents."""
+
+
+@check("{n} tensors")
+def dtypes_are_the_expected(tables: Mapping[str, DataFrame]) -> Evidence:
+    """Dtypes are those of the named precision, and under autocast those of PyTorch's rules."""
+    for (name, metric), precision in EXPECTED.items():
+        for _, row in select(tables[name], metric=metric).iterrows():
+            expected = NAMES[precision(row)]
+            found = f"{metric} {row['value']}, expected {expected}"
+            yield Case(name_row(name, row), row["value"] != expected, found)
