@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import distribution
 from numbers import Integral
 from pathlib import Path
@@ -90,16 +90,6 @@ def significant(value: float | None, digits: int = 3) -> Typst:
     return Typst(f"{value:.{decimals}f}")
 
 
-def milliseconds(value: float | None) -> Typst:
-    """A time in ms."""
-    return with_unit(value, "ms")
-
-
-def seconds(value: float | None) -> Typst:
-    """A time in s."""
-    return with_unit(value, "s")
-
-
 def times(value: float | None) -> Typst:
     """A ratio, such as a speed-up."""
     return Typst(f"{value:.2f}×") if measured(value) else escape(NOT_MEASURED)
@@ -110,11 +100,6 @@ def percent(value: float | None) -> Typst:
     return Typst(f"{significant(100 * value, 2)} %".replace(" ", "\u202f")) if measured(value) else escape(NOT_MEASURED)
 
 
-def gibibytes(mebibytes: float | None) -> Typst:
-    """A number of MiB in GiB."""
-    return with_unit(mebibytes / 1024 if measured(mebibytes) else None, "GiB")
-
-
 def whole(value: float | None) -> Typst:
     """A number rounded to a whole one."""
     return finalize(round(value) if measured(value) else None)
@@ -123,6 +108,9 @@ def whole(value: float | None) -> Typst:
 def with_unit(value: float | None, unit: str) -> Typst:
     """A number to three significant digits with its unit, kept on one line."""
     return Typst(f"{significant(value)}\u202f{unit}") if measured(value) else escape(NOT_MEASURED)
+
+
+milliseconds = partial(with_unit, unit="ms")
 
 
 def span(values: Sequence[float | None], unit: str) -> Typst:
@@ -157,13 +145,11 @@ class Tile:
 FILTERS = {
     "sig": significant,
     "ms": milliseconds,
-    "seconds": seconds,
+    "seconds": partial(with_unit, unit="s"),
     "times": times,
     "percent": percent,
-    "gib": gibibytes,
+    "gib": lambda mebibytes: with_unit(mebibytes / 1024 if measured(mebibytes) else None, "GiB"),
     "whole": whole,
-    "unit": with_unit,
-    "span": span,
     "listing": listing,
     "string": string,
 }

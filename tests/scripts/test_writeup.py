@@ -195,14 +195,6 @@ def rendered(report: Report, plan: Plan, tables: dict) -> str:
         return fill(CONTENTS, plan, compute(CONTENTS, plan, tables, coverage, checks, DIGESTS))
 
 
-def test_recorded_results_are_told_from_a_runs_own(h200):
-    text = rendered(h200, dataclasses.replace(H200_PLAN, recorded=True, gpus=0), h200.tables)
-    assert 'Recorded results of #"nvidia-h200";, measured' in text
-    assert "; nothing was measured for this report." in text
-    assert "Measured on this machine" not in text
-    assert '"results/recorded/nvidia-h200"' in text  # where its pictures are
-
-
 def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
     words = "has changed since some of these rows were measured"
     assert words not in cpu.source.read_text()
