@@ -14,11 +14,10 @@ from pathlib import Path
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.trace_file import read_trace
 from cs336_systems.record.rows import digest_path, read_jobs
+from scripts.bundle import CONSTRAINTS
 from scripts.card.record import card_files, read_cards, recorded_content
 from scripts.limits import TooExpensive
 from scripts.log import printable
-
-CONSTRAINTS = "constraints.txt"
 
 
 def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Path]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import matplotlib
 from matplotlib import pyplot
@@ -47,14 +47,8 @@ pyplot.rcParams.update(
 )
 
 
-class Look(TypedDict):
-    """The name and the fill of an area or a bar."""
-
-    label: str
-    facecolor: str
-    hatch: str
-    edgecolor: str
-    linewidth: float
+Look = dict[str, Any]
+"""The name and the fill of an area or a bar, in the words of `Axes.bar`."""
 
 
 def look(label: str, colour: int, hatch: str) -> Look:
@@ -149,10 +143,7 @@ def powers(axis: XAxis | YAxis, base: int = 10) -> None:
     """A logarithmic axis whose ticks are powers of its base, as in 2¹⁰: plain text, since nothing is parsed as math."""
     set_scale = axis.axes.set_xscale if axis.axis_name == "x" else axis.axes.set_yscale
     set_scale("log", base=base)
-    axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{base}{superscript(round(math.log(tick, base)))}"))
+    axis.set_major_formatter(
+        FuncFormatter(lambda tick, _: f"{base}{str(round(math.log(tick, base))).translate(SUPERSCRIPTS)}")
+    )
     axis.set_minor_formatter(NullFormatter())
-
-
-def superscript(number: int) -> str:
-    """A whole number as an exponent."""
-    return str(number).translate(SUPERSCRIPTS)

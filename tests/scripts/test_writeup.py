@@ -1,7 +1,6 @@
 """The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
 
 import contextlib
-import dataclasses
 import functools
 import re
 import shutil
