@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame
 
-from scripts.rendering.markup import NOT_MEASURED, Table, Typst, finalize, fixed, measured, significant
+from scripts.rendering.markup import NOT_MEASURED, Table, Typst, fixed, measured, significant
 
 NONE = "–"
 """Stands in a table for what was not measured."""
@@ -32,7 +32,6 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "sig2": lambda value: str(significant(value, 2)),
     "share": lambda value: f"{100 * value:.0f}",
     "GiB": lambda value: f"{value / 1024:.1f}",
-    "count": finalize,
     "star": lambda value: "*" if value else "",
 }
 """Format specifications besides Python's; `share` is of a fraction in percent, `GiB` of MiB, `star` of what is true."""
