@@ -16,7 +16,7 @@ from tests.workflow.project import SNAKEMAKE, rows, snakemake, start, wait_for
 
 pytestmark = pytest.mark.workflow
 
-JOB = "cs336_systems.benchmarks.accumulation"
+JOB = "cs336_systems.benchmarks.autocast_dtypes"
 
 
 @pytest.mark.slow
@@ -50,7 +50,8 @@ def test_a_killed_run_goes_on(project):
 @pytest.fixture
 def strangers(project):
     """Processes in the project's folder that are not a run's: a measurement typed by hand, a loop around one, tmux."""
-    long = f"{sys.executable} -m {JOB} --additions 100000000 --output results/cpu/raw/accumulation/mine.csv"
+    (project / f"{JOB.replace('.', '/')}.py").write_text("import time\n\ntime.sleep(1000)\n")  # needs no core
+    long = f"{sys.executable} -m {JOB} --autocast bf16 --output results/cpu/raw/autocast_dtypes/mine.csv"
     found = [
         start(["nice", *shlex.split(long)], project),
         start(["bash", "-c", f"while true; do sleep 60; done; {long}"], project),
@@ -61,7 +62,7 @@ def strangers(project):
         ask = [*tmux, "display-message", "-p", "#{pid}"]
         server = subprocess.run(ask, cwd=project, capture_output=True, text=True, check=True).stdout
         found.append(psutil.Process(int(server)))
-    time.sleep(3)
+    time.sleep(1)
     yield found
     if shutil.which("tmux"):
         subprocess.run([*tmux, "kill-server"], check=False)
