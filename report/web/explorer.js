@@ -53,6 +53,13 @@ function mode(values) {
   return [...counts].reduce((best, each) => (each[1] > best[1] ? each : best), [undefined, 0])[0];
 }
 
+/** The largest of a column's numbers over the smallest; 1 if not all are above zero. */
+function span(column, rows) {
+  const numbers = rows.map((row) => data.columns[column][row]).filter((value) => typeof value === "number");
+  const least = Math.min(...numbers);
+  return least > 0 && numbers.length ? Math.max(...numbers) / least : 1;
+}
+
 /** Begin with an experiment: its main metric over its longest grid, all else at the setting that has most rows. */
 async function choose(experiment) {
   data = (await rowsOfAll()).experiments[experiment];
@@ -69,9 +76,7 @@ async function chooseMetric(metric) {
   const names = ranked.filter((column) => !isNumber(column) && column !== "machine" && many(column) <= MOST_CHOICES);
   view.x = ranked.find((column) => isNumber(column)) ?? ranked[0] ?? "metric";
   view.colour = names.find((column) => column !== view.x) ?? ranked.find((column) => column !== view.x) ?? "";
-  const along = rows.map((row) => data.columns[view.x][row]).filter((value) => typeof value === "number");
-  view.logX = along.length > 0 && Math.min(...along) > 0 && Math.max(...along) >= 8 * Math.min(...along);
-  view.logY = false;
+  view.logX = span(view.x, rows) >= 8;
   const rest = ranked.filter((column) => ![view.x, view.colour, "machine"].includes(column));
   const setting = (row) => JSON.stringify(rest.map((column) => data.columns[column][row]));
   const usual = JSON.parse(mode(rows.map(setting)) ?? "[]");
@@ -79,6 +84,7 @@ async function chooseMetric(metric) {
   if (view.colour && new Set(matching().map((row) => data.columns[view.x][row])).size < 2) {
     [view.x, view.colour] = [view.colour, ""]; // one place on the axis: names make better bars
   }
+  view.logY = span(view.y, matching()) > 100;
   await refresh();
 }
 
@@ -193,7 +199,7 @@ async function drawChart(rows) {
   }
   const continuous = isNumber(view.x) && view.mark !== "bars";
   const lines = view.mark === "lines" || (view.mark === "automatic" && continuous);
-  const bars = view.mark === "bars" || (view.mark === "automatic" && !continuous);
+  const bars = view.mark === "bars" || (view.mark === "automatic" && !continuous && !view.logY);
   const unit = columns.unit[values[0].row];
   const machines = new Set(values.map((value) => value.machine)).size > 1;
   const positive = (key) => values.every((value) => value[key] > 0);
@@ -351,60 +357,4 @@ function strip(samples) {
 function copied(command) {
   const copy = (event) => navigator.clipboard?.writeText(command).then(() => (event.target.textContent = "Copied"));
   return make("div", { class: "command" }, make("pre", {}, make("code", {}, command)), make("button", { type: "button", click: copy }, "Copy"));
-}
-
-/** The rows that a number of the report may come from: those that print like it and share most with its line. */
-async function lookUp(cell, place) {
-  const { experiments } = await rowsOfAll();
-  const near = place.closest("figure") ?? place;
-  const number = cell.textContent.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").match(/-?\d+(?:\.(\d+))?/);
-  if (!number) return;
-  const digits = (number[1] ?? "").length;
-  const within = (value, factor) => value !== null && (value * factor).toFixed(digits) === number[0];
-  const texts = [...cell.parentElement.cells, ...titlesOf(cell)].map((each) => each.textContent.trim());
-  const words = new Set([...texts, $("figcaption", near)?.textContent ?? ""].join(" ").split(/[\s,;:()]+/));
-  const sections = all(".reproduce[data-experiment]");
-  const named = sectionOf(place, sections).map((line) => line.dataset.experiment);
-  const found = [];
-  for (const experiment of named.length ? new Set(named) : Object.keys(experiments)) {
-    const { columns, parameters, details } = experiments[experiment] ?? {};
-    if (!columns?.experiment.length) continue;
-    for (let row = 0; row < columns.experiment.length; row++) {
-      const fits = ["median", "mean"].filter((name) => [1, 1 / 1024, 1e-3, 1e3, 100].some((factor) => within(columns[name][row], factor)));
-      if (!fits.length) continue;
-      const exact = fits.some((name) => within(columns[name][row], 1));
-      const shared = [...Object.keys(parameters), ...details, "metric", "unit"].filter((name) => {
-        const value = String(columns[name][row] ?? "");
-        return value && (texts.includes(value) || words.has(value));
-      });
-      found.push({ experiment, row, score: shared.length + (exact ? 1 : 0), statistic: fits[0] });
-    }
-  }
-  found.sort((one, other) => other.score - one.score);
-  const best = found.slice(0, 12);
-  const lines = best.map(({ experiment, row, statistic }) => {
-    const { columns, parameters, details } = experiments[experiment];
-    const many = (name) => new Set(columns[name]).size > 1;
-    const told = [...Object.keys(parameters), ...details].filter(many).map((name) => `${name} ${columns[name][row]}`).join(", ");
-    const text = `${columns.metric[row]}, ${statistic} ${shown(columns[statistic][row])} ${columns.unit[row]}`;
-    return make("li", {}, make("button", { type: "button", click: () => showDetail(experiment, row) }, make("strong", {}, text), make("span", {}, told)));
-  });
-  const heading = make("h3", {}, `Where ${number[0]} may come from`);
-  const none = make("p", {}, "No row has this number: it was computed from several.");
-  const about = make("p", {}, `Rows whose median or mean prints like this${found.length > best.length ? `: the closest ${best.length} of ${found.length}` : ""}, those first that share most with its place in the table.`);
-  open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
-}
-
-/** The titles above a table's cell. */
-function titlesOf(cell) {
-  const start = (each) => [...each.parentElement.cells].slice(0, each.cellIndex).reduce((sum, before) => sum + before.colSpan, 0);
-  const covers = (title) => start(title) <= start(cell) && start(cell) < start(title) + title.colSpan;
-  return all("thead th", cell.closest("table")).filter(covers);
-}
-
-/** Of some elements those in the same section as a place: between the same two headings. */
-function sectionOf(place, elements) {
-  const headings = all("article h2, article h3");
-  const before = (element) => headings.findLast((heading) => heading.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING);
-  return elements.filter((element) => before(element) === before(place));
 }

@@ -144,8 +144,8 @@ for (const box of all("article .scroll")) {
     for (const [column, title] of [...[...table.tHead.rows].at(-1).cells].entries()) sortable(table, title, column);
   }
   table.addEventListener("click", (event) => {
-    const cell = event.target.closest("td");
-    if (cell && /\d/.test(cell.textContent) && getSelection().isCollapsed) lookUp(cell, table);
+    const cell = event.target.closest("td.number");
+    if (cell && /\d/.test(cell.textContent) && getSelection().isCollapsed) lookUp(cell);
   });
 }
 
@@ -156,7 +156,7 @@ function sortable(table, title, column) {
     const down = title.getAttribute("aria-sort") === "ascending";
     for (const other of all("th[aria-sort]", table)) other.removeAttribute("aria-sort");
     title.setAttribute("aria-sort", down ? "descending" : "ascending");
-    const key = (row) => row.cells[column].textContent.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").trim();
+    const key = (row) => numeric(row.cells[column].textContent);
     const sign = down ? -1 : 1;
     const rows = [...table.tBodies].flatMap((part) => [...part.rows]);
     rows.sort((one, other) => {
@@ -169,6 +169,18 @@ function sortable(table, title, column) {
   };
   title.addEventListener("click", sort);
   title.addEventListener("keydown", (event) => event.key === "Enter" && sort());
+}
+
+// A formula within a line may go on in the next one before a relation.
+for (const formula of all("math:not([display])")) {
+  for (const relation of [...formula.children].slice(1).reverse()) {
+    if (!/^[=<>≤≥≈]$/.test(relation.textContent)) continue;
+    const rest = formula.cloneNode();
+    while (relation.nextSibling) rest.append(relation.nextSibling);
+    relation.setAttribute("form", "infix");
+    rest.prepend(relation);
+    formula.after(make("wbr"), rest);
+  }
 }
 
 // From a section and its figures to the rows behind them.

@@ -35,10 +35,21 @@ def charts(tmp_path_factory):
     return path
 
 
-def source(plan, column):
-    """A report of one part in the templates' own terms: a question, a figure and a table of a column of numbers."""
-    rows = [[f"cell-{row}", f"{number:.2f}"] for row, number in enumerate(column)]
+LONG = "--size 8Bx8:" + ",".join(
+    f"{name}=4096" for name in ["d_model", "d_ff", "num_layers", "num_heads", "vocabulary"]
+)
+"""A command's argument that is longer than a phone's line, without a space."""
+
+
+def source(plan, steps, builds):
+    """A report in the templates' own terms: a question, figures, and tables of some medians, in ms and s.
+
+    `fig-wide` and `tab-alike` are only in the web edition; the numbers of `tab-alike` stand below the titles of others.
+    """
+    rows = [[f"cell-{row}", f"{number:.2f}"] for row, number in enumerate(steps)]
     table = Table(["what", "step / ms"], [["long" * 20, HTML], *rows]).markup()
+    alike = [[f"{1000 * builds[0]:.2f}", f"{1000 * builds[0]:.2f}"], [f"{100 * builds[0]:.2f}", f"{steps[0]:.2f}"]]
+    titles = ["", "start / ms", "step / ms"]
     return f"""#import sys.inputs.at("theme", default: "/report/theme.typ"): *
 #let picture = picture.with("/figures/")
 #show: report.with(title: {string(f"Report of {HTML}")}, machine: "cpu")
@@ -48,14 +59,23 @@ def source(plan, column):
 = First
 #question[How long does {escape(HTML)} take?]
 #lorem(400)
+#online[
+#picture("lines", [Wide.], "The same") <fig-wide>
+@fig-wide and @tab-alike:
+#tabulated([Alike.])[
+{Table(titles, [[f"line-{row}", *numbers] for row, numbers in enumerate(alike)]).markup()}
+] <tab-alike>
+]
 #picture("lines", [Lines.], "Two lines") <fig-lines>
 #lorem(400) @fig-lines, @tab-steps and $x / 2$.
+$T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W) <= 12 B D F / (N C)$
 = Second
 == #raw("end_to_end")
 #tabulated([Steps.])[
 {table}
 ] <tab-steps>
 {command_of(plan, ["end_to_end"])("end_to_end")}
+#block(raw({string(LONG)}))
 #outcome("failed") #reason("not measured: out of memory")
 """
 
@@ -68,8 +88,9 @@ def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu
     for name, path in tables.items():
         write_table(path, EXPERIMENTS[name], rows[name])
         path.write_text(path.read_text(encoding="utf-8").replace("AMD EPYC", HTML).replace(",tiled,", f",{HTML},"))
-    steps = [row.median for row in rows["end_to_end"] if row.metric == "step"][:10]
-    (folder / "writeup.typ").write_text(source(plan, steps), encoding="utf-8")
+    made_up = planned_rows("end_to_end", "smoke")
+    medians = ([row.median for row in made_up if row.metric == metric][:10] for metric in ("step", "build"))
+    (folder / "writeup.typ").write_text(source(plan, *medians), encoding="utf-8")
     (folder / "plan.json").write_text(plan_to_json(plan), encoding="utf-8")
     figure, (axes,) = style.subplots()
     axes.plot([128, 256], [1, 2.5], marker="o", label=HTML)

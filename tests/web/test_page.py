@@ -18,6 +18,9 @@ DRAWN = """const box = document.querySelector('canvas');
 JOINED = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent).join() === arguments[1]"
 
 
+LOGARITHMIC = "return document.querySelector('#explorer [name=logY]').checked"
+
+
 def count(browser):
     """How many rows the explorer says that it shows."""
     return int(browser.text("#explorer .count").split()[0])
@@ -37,7 +40,7 @@ def test_the_contents_follow_what_is_read(page, browser):
 
 def test_a_figure_opens_large_and_tells_its_values(page, browser):
     browser.open(page)
-    browser.click("img[data-figure]")
+    browser.click("#fig-lines img")
     browser.wait("return document.querySelector('#viewer[open] svg')")
     browser.run("""const picture = document.querySelector('#viewer svg');
         const [x, y] = JSON.parse(picture.querySelector('#values').textContent)[1];
@@ -71,6 +74,32 @@ def test_a_table_is_sorted_filtered_and_saved_and_its_numbers_lead_to_rows(page,
     assert browser.text("#detail h3") == "end_to_end: step"
 
 
+def test_a_number_leads_only_to_rows_of_its_unit_and_metric(page, browser):
+    browser.open(page)
+    candidates = "return document.querySelector('#detail[open] .content')?.textContent"
+    found = []
+    for number in range(4):
+        browser.click("#tab-alike td.number", number)
+        browser.wait(f"{candidates}?.includes(arguments[0])", browser.texts("#tab-alike td.number")[number])
+        found.append({text.split(",")[0] for text in browser.texts("#detail .candidates strong")})
+        browser.click("#detail form button")
+    assert found == [
+        {"build"},
+        set(),
+        set(),
+        {"step"},
+    ]  # in ms what was recorded in s; a hundred of it; a build is no step
+
+
+def test_what_only_the_page_shows_is_numbered_apart(page, browser):
+    browser.open(page)
+    captions, references = (
+        [text.replace("\xa0", " ") for text in browser.texts(what)] for what in ("figcaption", "p > a")
+    )
+    assert captions == ["Figure W1: Wide.", "Table W1: Alike.", "Figure 1: Lines.", "Table 1: Steps."]
+    assert references == ["Figure W1", "Table W1", "Figure 1", "Table 1"]
+
+
 def test_the_explorer_draws_filters_sorts_and_saves(page, browser):
     browser.open(page)
     browser.to_explorer()
@@ -78,6 +107,7 @@ def test_the_explorer_draws_filters_sorts_and_saves(page, browser):
     browser.wait(DRAWN)
     browser.choose("experiment", "flash")
     browser.wait("return document.querySelector('#explorer .filters [data-column=implementation]')")
+    assert not browser.run(LOGARITHMIC)
     browser.click("#explorer .clear")
     everything = count(browser)
     browser.run(FILTER, "implementation", HTML)
@@ -126,6 +156,8 @@ def test_it_fits_its_window(page, browser, size):
     browser.open(page, size)
     browser.to_explorer()
     browser.wait("return document.documentElement.scrollWidth <= arguments[0]", size[0])
+    too_wide = "return [...document.querySelectorAll('article p')].some((each) => each.scrollWidth > each.clientWidth)"
+    assert not browser.run(too_wide)
     shown = "return getComputedStyle(document.querySelector('#contents')).display !== 'none'"
     assert browser.run(shown) == (size == DESKTOP)
     if size == PHONE:
@@ -142,8 +174,11 @@ def test_without_a_row_the_page_says_so(tmp_path, charts, browser):
 
 
 def test_a_second_machine_is_compared_with_the_first(tmp_path, charts, browser):
-    recorded = [f"recorded/nvidia-h200/raw/end_to_end/{name}.csv" for name in ("eager-small", "eager-medium")]
-    browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A100", reference={"end_to_end": recorded}))
+    recorded = {
+        experiment: [f"recorded/nvidia-h200/raw/{experiment}/{name}.csv" for name in names]
+        for experiment, names in {"end_to_end": ["eager-small", "eager-medium"], "flash": ["fp32"]}.items()
+    }
+    browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A100", reference=recorded))
     browser.to_explorer()
     values = browser.texts("#explorer .filters [data-column=machine] label")
     assert values == ["nvidia-a100", "nvidia-h200"]
@@ -151,3 +186,6 @@ def test_a_second_machine_is_compared_with_the_first(tmp_path, charts, browser):
     browser.run(FILTER, "machine", "nvidia-h200")
     browser.click("#explorer .rows tbody tr")
     assert "NVIDIA H200" in browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
+    browser.click("#detail form button")
+    browser.choose("experiment", "flash")
+    browser.wait(f"{LOGARITHMIC}")  # from 0.4 ms to 240 ms

@@ -1,0 +1,112 @@
+// From a number of a table to the rows that it may come from: those that print like it, in its unit.
+
+// Units of one quantity over one of them. Any other unit stands for itself; a share may be recorded without a unit.
+const QUANTITIES = [
+  { s: 1, ms: 1e-3, us: 1e-6, "µs": 1e-6 },
+  { B: 1, MB: 1e6, GB: 1e9, MiB: 2 ** 20, GiB: 2 ** 30 },
+  { "": 1, share: 1, "%": 1e-2 },
+  { J: 1, mJ: 1e-3 },
+];
+const UNIT = /(?:^| \/ |\()(×|MHz|W|GB\/s|TFLOP\/s|[mµ]?s|[MG]i?B|m?J|%)(?= |\)|$)/;
+const UNITS_IN_CAPTION = /(?<=, | in | and )(?:[mµ]?s|[MG]i?B)(?=[.,; ]|$)/g;
+const MOST_CANDIDATES = 12;
+
+/** A table's text with numbers as JavaScript writes them. */
+const numeric = (text) => text.replaceAll("−", "-").replace(/(?<=\d)[\u202f,](?=\d{3})/g, "").trim();
+
+/** By what to multiply a number in one unit to have it in another; undefined if they are of two quantities. */
+function conversion(from, to) {
+  const quantity = QUANTITIES.find((units) => from in units && to in units);
+  return quantity ? quantity[from] / quantity[to] : from === to ? 1 : undefined;
+}
+
+/** A number of a table, and what the table says about it. */
+function placeOf(cell) {
+  const table = cell.closest("table");
+  const texts = (cells) => cells.map((each) => numeric(each.textContent));
+  const row = cell.parentElement;
+  const heading = [...table.rows].slice(0, row.rowIndex).findLast((line) => line.cells.length === 1 && line.cells[0].colSpan > 1);
+  const titles = texts(titlesOf(cell)).reverse(); // the nearest first
+  const labels = texts([row.cells[0], ...titlesOf(row.cells[0])]);
+  const caption = $("figcaption", cell.closest("figure") ?? table)?.textContent ?? "";
+  const [number, decimals, unit] = numeric(cell.textContent).match(/-?\d+(?:\.(\d+))?(?:\s?([^\s\d.,;±–()*-]+))?/);
+  const known = (text) => text.match(UNIT)?.[1];
+  const stated = [unit, ...titles.map((text) => known(text) ?? text.match(/ \/ (\S+)$/)?.[1]), ...labels.map(known)].find(Boolean);
+  return {
+    number,
+    digits: decimals?.length ?? 0,
+    units: stated ? [stated] : (caption.match(UNITS_IN_CAPTION) ?? [""]),
+    titles: titles.map((text) => text.replace(/ \/ \S+$| \(\S+\)$/, "").replaceAll(" ", "_")),
+    texts: [...texts([...row.cells]), ...titles, ...(heading ? texts([...heading.cells]) : [])],
+    caption,
+  };
+}
+
+/** The experiments that a table shows: the one that a line names, or those that its section reproduces, or any. */
+function experimentsOf(table, { texts, caption }, experiments) {
+  const measured = Object.keys(experiments).filter((name) => experiments[name].columns.experiment.length);
+  const reproduced = sectionOf(table, all(".reproduce[data-experiment]")).map((line) => line.dataset.experiment);
+  const said = measured.filter((name) => name.includes("_") && caption.includes(name)); // others are words, such as "attention"
+  const own = reproduced.length ? measured.filter((name) => [...reproduced, ...said].includes(name)) : measured;
+  const named = own.filter((name) => texts.some((text) => text.split(" ")[0] === name));
+  return named.length ? named : own;
+}
+
+/** The rows whose median or mean prints like a number in its unit, those first that share most with its place. */
+function candidates(cell, experiments) {
+  const place = placeOf(cell);
+  const words = new Set([...place.texts, place.caption].join(" ").split(/[\s,;:()]+/));
+  const named = new Set(); // metrics that a title names
+  const found = [];
+  for (const experiment of experimentsOf(cell.closest("table"), place, experiments)) {
+    const { columns, parameters, details } = experiments[experiment];
+    if (place.titles[0] in parameters) continue; // a setting, not a measurement
+    for (const [row, metric] of columns.metric.entries()) {
+      const factors = place.units.map((unit) => conversion(columns.unit[row], unit)).filter(Boolean);
+      if (factors.length && place.titles.includes(metric)) named.add(metric);
+      const prints = (value) => value !== null && factors.some((factor) => (value * factor).toFixed(place.digits) === place.number);
+      const statistic = ["median", "mean"].find((name) => prints(columns[name][row]));
+      if (!statistic) continue;
+      const shared = [...Object.keys(parameters), ...details, "metric"].filter((name) => {
+        const value = String(columns[name][row] ?? "");
+        return value && (place.texts.includes(value) || words.has(value));
+      });
+      found.push({ experiment, row, metric, statistic, score: shared.length });
+    }
+  }
+  const fitting = named.size ? found.filter(({ metric }) => named.has(metric)) : found;
+  return { place, found: fitting.sort((one, other) => other.score - one.score) };
+}
+
+/** Show the rows that a number of the report may come from. */
+async function lookUp(cell) {
+  const { experiments } = await rowsOfAll();
+  const { place, found } = candidates(cell, experiments);
+  const best = found.slice(0, MOST_CANDIDATES);
+  const lines = best.map(({ experiment, row, metric, statistic }) => {
+    const { columns, parameters, details } = experiments[experiment];
+    const many = (name) => new Set(columns[name]).size > 1;
+    const told = [...Object.keys(parameters), ...details].filter(many).map((name) => `${name} ${columns[name][row]}`).join(", ");
+    const text = `${metric}, ${statistic} ${shown(columns[statistic][row])} ${columns.unit[row]}`;
+    return make("li", {}, make("button", { type: "button", click: () => showDetail(experiment, row) }, make("strong", {}, text), make("span", {}, told)));
+  });
+  const unit = place.units.join(" or ");
+  const heading = make("h3", {}, `Where ${place.number} ${unit} may come from`);
+  const none = make("p", {}, unit ? "No row has this number: it was computed from several." : "No row has this number without a unit, and the table states none.");
+  const about = make("p", {}, `Rows whose median or mean prints like this${found.length > best.length ? `: the closest ${best.length} of ${found.length}` : ""}, those first that share most with its place in the table.`);
+  open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
+}
+
+/** The titles above a table's cell. */
+function titlesOf(cell) {
+  const start = (each) => [...each.parentElement.cells].slice(0, each.cellIndex).reduce((sum, before) => sum + before.colSpan, 0);
+  const covers = (title) => start(title) <= start(cell) && start(cell) < start(title) + title.colSpan;
+  return all("thead th", cell.closest("table")).filter(covers);
+}
+
+/** Of some elements those in the same section as a place: between the same two headings. */
+function sectionOf(place, elements) {
+  const headings = all("article h2, article h3");
+  const before = (element) => headings.findLast((heading) => heading.compareDocumentPosition(element) & Node.DOCUMENT_POSITION_FOLLOWING);
+  return elements.filter((element) => before(element) === before(place));
+}
