@@ -76,7 +76,6 @@ rule verdict:
         checks=rules.checks.output[0],
         # A failed run leaves the report that says why.
         report=f"{RESULTS}/writeup.pdf",
-        source=f"{RESULTS}/writeup.typ",
     output:
         f"{RESULTS}/verdict.txt",
     log:
@@ -86,5 +85,5 @@ rule verdict:
         source=source_digest("scripts.verdict"),
         strict="--strict" if config["strict"] else "",
     shell:
-        "python -m scripts.verdict {input.checks} {input.source} {input.report} {output} {params.strict} 2> {log}"
+        "python -m scripts.verdict {input.checks} {input.report} {output} {params.strict} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

@@ -1,20 +1,19 @@
 """Where the report is and how its self-checks went, in one line; a failed run if the configuration is strict.
 
-Launch: python -m scripts.verdict CHECKS SOURCE REPORT OUTPUT [--strict]
+Launch: python -m scripts.verdict CHECKS REPORT OUTPUT [--strict]
 """
 
 import argparse
 import csv
-import re
 import sys
 from pathlib import Path
 
 
-def judge(checks: str, source: str, output: str, report: str, strict: bool) -> None:
-    """Write the verdict on the report at a path; `source` is what was typeset.
+def judge(checks: str, report: str, output: str, strict: bool) -> None:
+    """Write the verdict on the report at a path.
 
     Raises:
-        SystemExit: a check failed and the configuration is strict, or the report shows other outcomes than the checks'.
+        SystemExit: a check failed and the configuration is strict.
     """
     with Path(checks).open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
@@ -24,17 +23,12 @@ def judge(checks: str, source: str, output: str, report: str, strict: bool) -> N
         sys.exit(f"{len(failed)} self-checks failed and config.yaml says strict: true: {complaints}")
     applicable = sum(row["outcome"] != "not applicable" for row in table)
     passed = f"{applicable - len(failed)} of {applicable}"
-    text = Path(source).read_text(encoding="utf-8")
-    if re.findall(r'\boutcome\("(.*?)"\)', text) != [row["outcome"] for row in table]:
-        sys.exit(f"{source}: its table of self-checks has other outcomes than {checks}")
-    if f"\n{passed} applicable self-checks passed" not in text:
-        sys.exit(f"{source}: its first page does not say that {passed} self-checks passed, as in {checks}")
     Path(output).write_text(f"The report is {report} ({passed} self-checks passed)\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for name in ("checks", "source", "report", "output"):
+    for name in ("checks", "report", "output"):
         parser.add_argument(name)
     parser.add_argument("--strict", action="store_true")
     judge(**vars(parser.parse_args()))
