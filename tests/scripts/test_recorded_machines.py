@@ -8,20 +8,6 @@ from cs336_systems.record.rows import make_row, write_job
 from scripts.recorded_machines import PAGE, RECORDED, page
 from tests.samples import ROOT, provenance
 
-NO_LINE = {
-    **dict.fromkeys(["value", "expected", "margin", "share", "of_others"]),
-    **{"instrument": "memory", "work": "copy", "gpu": "", "unit": "GB/s", "status": "skipped", "message": "no memory"},
-    **{"spread": 0, "samples": 0, "wrong": 0, "state": {}, "throttled": {}, "slow": False},
-}
-CARD = {
-    **dict.fromkeys(["driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python"], ""),
-    **{"version": 1, "machine": "cpu", "gpu": "", "gpu_memory": 0, "cpu": "A", "utc": "2026-01-02T03:04:05+00:00"},
-    **{"commit": "", "source_digest": "", "dirty": False, "seconds": 1.0, "reference": {"source": "none", "cards": 0}},
-    "verdict": {"outcome": "healthy", "sentence": "As fast as the [data sheet] says.", "findings": []},
-    "gpus": [{"gpu": "", "outcome": "healthy", "facts": {}, "unknown": {}}],
-    "lines": [NO_LINE],
-}
-
 
 def test_it_is_up_to_date():
     made = (ROOT / PAGE).read_text(encoding="utf-8")
@@ -34,7 +20,9 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     rows = [make_row(Accumulation(), one, origin) for one in measured]
     write_job(tmp_path / "cpu/raw/accumulation/all.csv", Accumulation, rows)
     (tmp_path / "cpu/card").mkdir()
-    (tmp_path / "cpu/card/1.json").write_text(json.dumps(CARD))
+    card = json.loads(next((ROOT / RECORDED).glob("*/card/*.json")).read_text(encoding="utf-8"))
+    card["utc"], card["verdict"]["sentence"] = "2026-01-02T03:04:05+00:00", "As fast as the [data sheet] says."
+    (tmp_path / "cpu/card/1.json").write_text(json.dumps(card))
     text = page(tmp_path)
     assert "\n## A ? ?script??x?(javascript:y)?\n" in text
     assert "\n| `accumulation` | 1 | 1 | 1 | 0 | 1.5 | 2026-01-03 |\n" in text
