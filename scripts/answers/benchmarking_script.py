@@ -11,14 +11,11 @@ from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, Tile, mean_std, percent
-from scripts.views.cells import name_cell
+from scripts.rendering.markup import Table, mean_std
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
 from scripts.views.spread import WIDE
 from scripts.views.steps import most_complete, steady, step_table, utilization
 
-WHOSE_PEAK = {"bf16": "the tensor cores' dense bf16 peak", "fp32": "the CUDA cores' fp32 peak"}
-"""The peak that a utilization is relative to."""
 NOTICEABLE = 0.05
 """A first timed step that exceeds every other step of its run by a larger share than this is still different."""
 TIMES: Columns = {
@@ -35,24 +32,13 @@ def answers(tables: Tables) -> Found:
     known = steady(step_table(table))
     known["utilization"] = [utilization(step, step["mode"], step["step"]) for _, step in known.iterrows()]
     eager = select(known, compiled=False, attention="plain")
-    best = best_utilization(known)
     return {
         "times": times(table, eager),
         "variability": variability(known),
         "warmup": warmup(table),
-        "best": best,
         "steps": int(eager["steps"].max()) if len(eager) else None,
         "warmups": int(eager["warmup"].max()) if len(eager) else None,
     }
-
-
-def tiles(found: Found) -> list[Tile]:
-    """The best utilization in fp32, where the peak rate is known; in bf16 the training ladder has it."""
-    return [
-        Tile(percent(best["share"]), f"of {best['of']}: the best step in fp32", "fp32")
-        for best in found["best"]
-        if best["precision"] == "fp32"
-    ]
 
 
 def times(table: DataFrame, eager: DataFrame) -> Answer:
@@ -212,20 +198,6 @@ def mean_and_std(rows: DataFrame, metric: str, mode: str) -> tuple[float | None,
     """Mean and std of a metric in one kind of step."""
     wanted = {"mode": mode, "metric": metric}
     return statistic(rows, "mean", **wanted), statistic(rows, "std", **wanted)
-
-
-def best_utilization(steps: DataFrame) -> list[dict[str, Any]]:
-    """In each precision the step that comes closest to its peak, the closest first."""
-    known = steps[steps["utilization"].notna()].sort_values("utilization", ascending=False)
-    return [
-        {
-            "precision": row["precision"],
-            "share": row["utilization"],
-            "cell": name_cell(row),
-            "of": WHOSE_PEAK[row["precision"]],
-        }
-        for _, row in known.drop_duplicates("precision").iterrows()
-    ]
 
 
 def warmup_table(cold: DataFrame) -> Table:

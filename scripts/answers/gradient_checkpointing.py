@@ -10,55 +10,26 @@ from cs336_systems.accounting.checkpointing import best_segment
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
-from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Tile, Typst, escape, mean_std, times
+from scripts.rendering.markup import Typst
 from scripts.views.closed_forms import block_of, step_of
-from scripts.views.data import first, last, one, one_model, ratio, reason, statistic
+from scripts.views.data import first, last, one, one_model, ratio, statistic
 from scripts.views.strategies import sketch, strategies_table
 from scripts.views.units import GIB
 
 HANDOUT_LAYERS = SIZES["2.7B"].num_layers
 """Of the handout's model, which strategies are counted for where no model was measured."""
-METRICS = {
-    "saved": ("saved_for_backward", "mean"),
-    "before": ("memory_before_backward", "mean"),
-    "peak": ("peak_memory", "mean"),
-    "step": ("step", "median"),
-    "std": ("step", "std"),
-    "clock": ("sm_clock", "median"),
-}
-SEGMENTS: Columns = {
-    "": {"attention": "{attention}", "segment": "{length}"},
-    "GiB": {
-        "saved": "{saved:.2f}",
-        "before backward": "{before:.1f}",
-        "peak": "{peak:.1f}",
-        "closed form": "{closed:.1f}",
-    },
-    "ms": {"step": "{spent}"},
-}
+METRICS = {"peak": ("peak_memory", "mean"), "step": ("step", "median")}
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = one_model(tables["checkpointing"])
     found = segments(table)
-    return {"strategy": strategy(found), "measured": measured(found), "sketch": sketch(), "segments": found}
-
-
-def tiles(found: Found) -> list[Tile]:
-    """The largest saving by checkpointing among the measured models."""
-    cases = [best for best in bests(found["segments"]) if best["saving"]]
-    if not cases:
-        return []
-    best = max(cases, key=lambda case: case["saving"])
-    where = escape(f"{best['attention']} attention, at {times(best['slowdown'])} the step time")
-    meaning = Typst(f"smaller peak memory by activation checkpointing ({where})")
-    return [Tile(times(best["saving"]), meaning, "saving by checkpointing")]
+    return {"strategy": strategy(found), "measured": measured(found), "sketch": sketch()}
 
 
 def segments(table: DataFrame) -> DataFrame:
-    """One row per cell, plain attention first: what was measured, in GiB, ms and MHz, and the closed form's peak."""
+    """One row per cell, plain attention first: `peak`, GiB, `step`, ms, and `closed`, the closed form's peak."""
     cells = table.drop_duplicates(["attention", "segment"])
     cells = cells.assign(order=cells["attention"] != "plain").sort_values(["order", "segment"])
     for name, (metric, column) in METRICS.items():
@@ -67,10 +38,8 @@ def segments(table: DataFrame) -> DataFrame:
             for attention, segment in zip(cells["attention"], cells["segment"], strict=True)
         ]
         cells[name] = DataFrame({name: values}, index=cells.index, dtype=float)
-    cells[["saved", "before", "peak"]] *= MIB / GIB
+    cells["peak"] *= MIB / GIB
     cells["closed"] = [step_of(cell).peak / GIB for _, cell in cells.iterrows()]
-    lost = [reason(table, attention=row["attention"], segment=row["segment"]) for _, row in cells.iterrows()]
-    cells["message"] = [why if missing else "" for why, missing in zip(lost, cells["step"].isna(), strict=True)]
     return cells
 
 
@@ -112,8 +81,6 @@ def measured(found: DataFrame) -> Answer:
     row = first(found)
     if row is None or found["step"].isna().all():
         return Answer("(b) Best segment")
-    spent = mean_std(list(zip(found["step"], found["std"], strict=True)))
-    shown = found.assign(length=[str(each or "none") for each in found["segment"]], spent=spent)
     best = [say("{case[best]} with {case[attention]} attention ({case[row][peak]:GiB})", case=case) for case in cases]
     return Answer(
         asked="(b) Best segment",
@@ -128,11 +95,6 @@ def measured(found: DataFrame) -> Answer:
         ),
         evidence="checkpoint_memory",
         reason=say(*(closed_form(found, case) for case in cases[:1]), *map(cost, cases)),
-        details=Captioned(
-            grid(shown, SEGMENTS, text_columns=2),
-            f"Memory and time by segment length: {row['label']}, context {row['context']}, {row['precision']}. "
-            "Saved: between the passes, weights left out; one observation each. Step: median ± std.",
-        ),
     )
 
 
@@ -165,10 +127,9 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
 
 
 def cost(case: Mapping[str, Any]) -> Typst:
-    """The cost of recomputing, and the clock at which it runs."""
+    """The cost of recomputing."""
     return say(
         "With {case[attention]} attention a step then takes {case[slowdown]:times} as long as without "
-        "checkpointing, which peaks {case[saving]:times} as high; the SM clock goes from {case[without][clock]:MHz}"
-        " to {case[row][clock]:MHz}.",
+        "checkpointing, which peaks {case[saving]:times} as high.",
         case=case,
     )

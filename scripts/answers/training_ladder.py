@@ -1,5 +1,6 @@
 """Answers to `training_ladder`: how fast a model trains here, what brings it there, and what its parts take alone."""
 
+from math import nan
 from typing import Any
 
 import pandas
@@ -56,11 +57,6 @@ SIZES: Columns = {
     "tokens/s": "{tokens:.0f}",
     "mJ/token": "{millijoules:.1f}",
 }
-RECOMPUTED: Columns = {
-    "": {"": "{label}", "batch": "{batch_size} × {context}"},
-    "fastest": {"ms": "{step:sig}", "peak / GiB": "{peak_memory:GiB}"},
-    "blocks recomputed": {"ms": "{recomputed_step:sig}", "peak / GiB": "{recomputed_peak:GiB}"},
-}
 WRAPPED: Columns = {
     "": "{label}",
     "batch": "{processes} × {batch_size} × {context}",
@@ -90,7 +86,6 @@ def answers(tables: Tables) -> Found:
     on_gpu = {
         "sizes": sizes(rungs, found),
         "advice": advice(table, rungs, found),
-        "gains": gains(table, found),
         "memory": memory(rungs),
         "several": several(table),
     }
@@ -179,20 +174,18 @@ def conventions(best: Series | None) -> Any:
 
 def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     """First and fastest step of each cell, and the sum of its parts alone."""
-    lines = []
-    for ladder in ladders(rungs):
-        begin, best = ladder.iloc[0], fastest(ladder)
-        whole = begin["rung"] == FIRST.name
-        lines.append({**best, "first_step": begin["step"] if whole else None, "millijoules": 1e3 * best["joules"]})
-    told = DataFrame(lines, columns=["over", *(lines[0] if lines else [])])
-    told = told.loc[:, ~told.columns.duplicated()].dropna(subset=["over"]).sort_values("over")
+    every = list(ladders(rungs))
+    begin = [ladder["step"].iloc[0] if ladder["rung"].iloc[0] == FIRST.name else nan for ladder in every]
+    best = DataFrame([fastest(ladder) for ladder in every], columns=rungs.columns)
+    best = best.assign(first_step=begin, millijoules=1e3 * best["joules"])
+    told = best.dropna(subset=["over"])
     nearest = first(told.sort_values("over", key=lambda over: (over - 1).abs()))
     facts = Facts(over=[told["over"].min(), told["over"].max()], cells=count(len(told), "cell"), row=nearest)
     return Answer(
         asked="All sizes",
         verdict=facts.say("The fastest steps take {over:span times} the time of their parts alone ({cells})."),
         evidence=Captioned(
-            grid(DataFrame(lines), SIZES, text_columns=2),
+            grid(best, SIZES, text_columns=2),
             "The fastest rung measured of each cell, the first where it was measured, medians, and the sum of what "
             "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
         ),
@@ -226,15 +219,8 @@ def memory(rungs: DataFrame) -> Answer:
             "({row[label]}).",
             row=most,
         ),
-        evidence=Captioned(
-            grid(found, RECOMPUTED, text_columns=2),
-            "The fastest step of each cell, and the last rung with all blocks recomputed: each keeps its input and "
-            "attention's output and log-sum-exp.",
-        ),
-        reason=say(
-            "A block's matmuls and passes run again, attention does not; so the price is at most a third of the "
-            "matmuls' time."
-        ),
+        reason="Each block keeps its input and attention's output and log-sum-exp. Its matmuls and passes run again, "
+        "attention does not; so the price is at most a third of the matmuls' time.",
     )
 
 
@@ -262,18 +248,36 @@ def several(table: DataFrame) -> Answer:
 
 
 def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer:
-    """The first rungs to climb, by what each rung saves of the step before it."""
+    """The first rungs to climb, by what each rung saves of the step before it, next to its closed form."""
     ladder = found[-1] if found else None
-    order = [] if ladder is None else list(worth_doing(table, ladder)["title"])
-    size = None if ladder is None else ladder["label"].iloc[0]
-    facts = Facts(size=size, left=left_out(rungs, found), worth=WORTH)
+    order = [] if ladder is None else [row for _, row in worth_doing(table, ladder).iterrows()]
+    gains = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
+    every = pandas.concat(gains) if gains else DataFrame(columns=["title", "label", "gain", "told", "expected"])
+    every["untold"] = ~every["told"].astype(bool)
+    facts = Facts(size=None if ladder is None else ladder["label"].iloc[0], left=left_out(rungs, found), worth=WORTH)
     return Answer(
         asked="What to do first",
-        verdict=facts.say("For {size} do first: {order:listing}.", order=order[:2]),
-        more=facts.say("Then what saves at least {worth:percent} of a step: {order:listing}.", order=order[2:]),
+        verdict=facts.say("For {size} do first: {order:listing}.", order=[row["title"] for row in order[:2]]),
+        more=facts.say(
+            "They save {saved:listing}.",
+            "Then what saves at least {worth:percent} of a step: {order:listing}.",
+            saved=[milliseconds(row["gain"]) for row in order[:2]],
+            order=[row["title"] for row in order[2:]],
+        ),
+        evidence=Captioned(
+            crossed(
+                every, "title", "label", {"gain / ms": "{gain:.1f}{untold:star}", "expected / ms": "{expected:.1f}"}
+            ),
+            "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
+            "promises at the rates measured in the same job. *: closer than the spread, or host-bound; –: no closed "
+            "form, or not measured.",
+        ),
         reason=facts.say(
             NOTHING if ladder is None else instead_of_the_compiler(ladder),
             "Taken out of the last rung of {size}, alone, each would cost: {left:listing}.",
+            "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
+            "alone, bytes at a copy's speed. That of the graph is the time for which the device waited for the host in "
+            "the step before; that of the update under the backward pass is the whole update, as if it were free.",
         ),
     )
 
@@ -300,33 +304,6 @@ def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:
         for _, row in cell.iterrows()
         if (taken := RUNGS[row["rung"]].without) and against(row, last).faster is False
     ]
-
-
-def gains(table: DataFrame, found: list[DataFrame]) -> Answer:
-    """Each rung's gain next to its closed form."""
-    rows = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
-    every = pandas.concat(rows) if rows else DataFrame(columns=["title", "label", "gain", "told", "expected"])
-    every["star"] = every["told"].map({True: "", False: " *"})
-    largest = found[-1]["label"].iloc[0] if found else None
-    known = every[(every["label"] == largest) & (every["star"] == "")].dropna(subset=["expected"])
-    known = known.sort_values("gain", ascending=False).head(2)
-    most = [say("{row[title]} ({row[gain]:ms})", row=row) for _, row in known.iterrows()]
-    return Answer(
-        asked="Gains and closed forms",
-        verdict=say("For {size} what saves most is {most:listing}.", size=largest, most=most),
-        more=say("Their closed forms promise {promised:listing}.", promised=list(map(milliseconds, known["expected"]))),
-        evidence=Captioned(
-            crossed(every, "title", "label", {"gain / ms": "{gain:.1f}{star}", "expected / ms": "{expected:.1f}"}),
-            "What each rung saves of the step before it (fused passes: of the eager one), and what its closed form "
-            "promises at the rates measured in the same job. *: closer than the spread, or host-bound; –: no closed "
-            "form, or not measured.",
-        ),
-        reason=say(
-            "The closed forms count what the rung no longer computes or moves: FLOPs at the rate of the matmuls "
-            "alone, bytes at a copy's speed. That of the graph is the time for which the device waited for the host in "
-            "the step before; that of the update under the backward pass is the whole update, as if it were free."
-        ),
-    )
 
 
 def learning(table: DataFrame) -> Answer:

@@ -1,109 +1,107 @@
 """Answers to the 2026 edition's leaderboard: measured where its step, or one rank's part, ran; else closed forms."""
 
-from collections.abc import Mapping
-
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.accounting.units import BYTES, MIB
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
-from scripts.rendering.markup import Table, Typst, fixed_point
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
+from scripts.rendering.grid import Columns, grid
+from scripts.rendering.markup import Table, Typst
 from scripts.views.communication import all_reduce_table, lines
-from scripts.views.data import measured_gpu, ratio, select, statistic
+from scripts.views.data import measured_gpu, select
 from scripts.views.units import GB
 
 OTHER_GPU = "NVIDIA H200"
 """That of the recorded results, next to the leaderboard's."""
 MEMORY = "Memory of a rank by closed form; GB are 10⁹ bytes."
+CELL = {
+    "context": leaderboard.CONTEXT,
+    "batch_size": leaderboard.BATCH_SIZE // leaderboard.GPUS,
+    "vocab_size": leaderboard.VOCAB_SIZE,
+    "recomputed": -1,
+    "status": "ok",
+}
+"""The leaderboard's step, of one rank."""
 PARTS = {
     "step": "the step, on two GPUs",
     "rank": "one rank's part, alone",
     "one_card": "one sequence and all weights, on one GPU",
 }
 """Parts of the experiment, and what readers call them."""
-COLUMNS = {
-    "step": ("step (s)", 1e-3),
-    "forward_backward": ("passes (s)", 1e-3),
-    "update": ("update alone (s)", 1e-3),
-    "peak_memory": ("peak (GB)", MIB / GB),
-    "planned_memory": ("planned (GB)", MIB / GB),
-    "recomputed_blocks": ("blocks computed again", 1.0),
-    "cold_start": ("cold start (s)", 1.0),
+UNITS = {
+    "step": 1e-3,
+    "forward_backward": 1e-3,
+    "update": 1e-3,
+    "peak_memory": MIB / GB,
+    "planned_memory": MIB / GB,
+    "recomputed_blocks": 1.0,
+    "cold_start": 1.0,
 }
-"""Metrics, their columns in the table, and the factors to their units."""
-Parts = Mapping[str, Mapping[str, float | None]]
-"""The metrics of each measured part, in the units of COLUMNS."""
+"""Metrics, and the factors to seconds and GB."""
+MEASURED: Columns = {
+    "part": "{title}",
+    "step (s)": "{step:.2f}",
+    "passes (s)": "{forward_backward:.2f}",
+    "update alone (s)": "{update:.2f}",
+    "peak (GB)": "{peak_memory:.2f}",
+    "planned (GB)": "{planned_memory:.2f}",
+    "blocks computed again": "{recomputed_blocks:.0f}",
+    "cold start (s)": "{cold_start:.2f}",
+}
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers, and what the question gives."""
     parts = measured_parts(tables)
-    return {"given": leaderboard, "time": measured(tables, parts) if parts else derived()}
+    return {"given": leaderboard, "time": measured(tables, parts) if len(parts) else derived()}
 
 
-def measured_parts(tables: Tables) -> Parts:
-    """The medians of each part that was timed at the leaderboard's size."""
+def measured_parts(tables: Tables) -> DataFrame:
+    """One row per part that was timed at the leaderboard's size, by name: its `title`, and the medians of UNITS.
+
+    Only with no more blocks computed again than memory needed.
+    """
     table = tables.get("leaderboard", DataFrame())
-    parts = {}
-    for part in PARTS if len(table) else ():
-        cell = cell_of(table, part)
-        medians = {name: statistic(cell, "median", metric=name) for name in COLUMNS}
-        if medians["step"] is not None:
-            parts[part] = {name: ratio(median, 1 / COLUMNS[name][1]) for name, median in medians.items()}
-    return parts
+    if not len(table):
+        return table
+    rows = select(table[table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)], **CELL)
+    rows = rows[rows["processes"] == rows["part"].map({"step": leaderboard.GPUS}).fillna(1)]
+    found = rows.pivot(index="part", columns="metric", values="median").reindex(index=list(PARTS), columns=list(UNITS))
+    return (found.astype(float) * Series(UNITS)).assign(title=Series(PARTS)).dropna(subset="step")
 
 
-def cell_of(table: DataFrame, part: str) -> DataFrame:
-    """The rows of a part at the leaderboard's size, with no more blocks computed again than memory needed."""
-    return select(
-        table[table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)],
-        part=part,
-        processes=leaderboard.GPUS if part == "step" else 1,
-        context=leaderboard.CONTEXT,
-        batch_size=leaderboard.BATCH_SIZE // leaderboard.GPUS,
-        vocab_size=leaderboard.VOCAB_SIZE,
-        recomputed=-1,
-    )
-
-
-def measured(tables: Tables, parts: Parts) -> Answer:
+def measured(tables: Tables, parts: DataFrame) -> Answer:
     """The answer where a part was measured."""
     gpu = measured_gpu(tables)
+    first = parts.iloc[0]
+    sent = communication(tables) if first.name == "rank" else None
+    facts = Facts(
+        row=first,
+        gpu=short(gpu),
+        board=short(leaderboard.GPU),
+        record=leaderboard.RECORD_SECONDS,
+        least=max(first["step"], sent) if sent else None,
+        most=first["step"] + sent if sent else None,
+    )
+    verdicts = {
+        "step": "On two {gpu}s the step takes {row[step]:s}; the record, on two {board}s, is {record:s}.",
+        "rank": "A rank's part takes {row[step]:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
+        "one_card": "One sequence takes {row[step]:s} on one {gpu}, the update of all weights included.",
+    }
     return Answer(
         asked="Time",
-        verdict=verdict(parts, short(gpu)),
-        more=more(parts, communication(tables)),
-        evidence=Captioned(measured_table(parts), "Measured parts of the step; GB are 10⁹ bytes."),
-        reason=say(utilization(parts, gpu), one_card(parts, short(gpu)), work()),
+        verdict=facts.say(verdicts[str(first.name)]),
+        more=facts.say(
+            "Its cold start takes {row[cold_start]:s}." if first.name == "step" else "",
+            "Two need between {least:s}, with all communication hidden, and {most:s}, with none.",
+        ),
+        evidence=Captioned(grid(parts, MEASURED), "Measured parts of the step; GB are 10⁹ bytes."),
+        reason=say(utilization(first, gpu), work()),
         details=Captioned(memory_table(), MEMORY),
     )
-
-
-def verdict(parts: Parts, gpu: str) -> Typst:
-    """The time of the step, or of the part that is most of it."""
-    took = {part: values["step"] for part, values in parts.items()}
-    sentence = {
-        "step": "On two {gpu}s the step takes {took:s}; the record, on two {board}s, is {record:s}.",
-        "rank": "A rank's part takes {took:s} on one {gpu}; the record, on two {board}s, is {record:s}.",
-        "one_card": "One sequence takes {took:s} on one {gpu}, the update of all weights included.",
-    }
-    part = next(part for part in PARTS if part in parts)
-    given = {"board": short(leaderboard.GPU), "record": leaderboard.RECORD_SECONDS} if part != "one_card" else {}
-    return say(sentence[part], took=took[part], gpu=gpu, **given)
-
-
-def more(parts: Parts, sent: float | None) -> Typst:
-    """The cold start of the step; or, of one rank's part, what follows for two ranks."""
-    if "step" in parts:
-        return say("Its cold start takes {cold:s}.", cold=parts["step"]["cold_start"])
-    alone = parts["rank"]["step"] if "rank" in parts else None
-    if alone is None or sent is None:
-        return Typst("")
-    facts = Facts(least=max(alone, sent), most=alone + sent)
-    return facts.say("Two need between {least:s}, with all communication hidden, and {most:s}, with none.")
 
 
 def communication(tables: Tables) -> float | None:
@@ -113,29 +111,20 @@ def communication(tables: Tables) -> float | None:
     return line.seconds(BYTES["bf16"] * leaderboard.PARAMETERS) if line else None
 
 
-def utilization(parts: Parts, gpu: str) -> Typst:
+def utilization(part: Series, gpu: str) -> Typst:
     """The share of the bf16 peak that the step, or one rank's part, uses, without and with what it computes again."""
-    values = next(parts[part] for part in PARTS if part in parts)
-    peak, took, again = gpu_of(gpu), values["step"], values["recomputed_blocks"]
-    if peak is None or took is None or again is None:
-        return Typst("")
+    peak, again = gpu_of(gpu), part["recomputed_blocks"]
+    if peak is None or not again >= 0:
+        return NOTHING
     cell = (leaderboard.SHAPE, leaderboard.VOCAB_SIZE, leaderboard.BATCH_SIZE // leaderboard.GPUS, leaderboard.CONTEXT)
-    once, all_of_it = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / took for blocks in (0, round(again)))
-    facts = Facts(once=once, all_of_it=all_of_it, again=round(again), layers=leaderboard.SHAPE.num_layers)
-    return facts.say(
-        "This is {once:percent} of the bf16 peak, {all_of_it:percent} with the {again} of {layers} blocks that are "
-        "computed again, but for attention."
-    )
-
-
-def one_card(parts: Parts, gpu: str) -> Typst:
-    """The rate of one GPU with all weights."""
-    if "one_card" not in parts or len(parts) == 1:
-        return Typst("")
-    took = parts["one_card"]["step"]
-    facts = Facts(took=took, gpu=gpu, rate=round(leaderboard.CONTEXT / took) if took else None)
-    return facts.say(
-        "With the update of all weights, a sequence takes {took:s} on one {gpu}: {rate} tokens per second."
+    once, every = (leaderboard.rank_flops(*cell, blocks) / peak.bf16 / part["step"] for blocks in (0, round(again)))
+    return say(
+        "This is {once:percent} of the bf16 peak, {every:percent} with the {again} of {layers} blocks that are "
+        "computed again, but for attention.",
+        once=once,
+        every=every,
+        again=round(again),
+        layers=leaderboard.SHAPE.num_layers,
     )
 
 
@@ -175,7 +164,7 @@ def chosen(gpu: str) -> Typst:
     peak = gpu_of(gpu)
     memory = rank_memory().fitted(peak.memory) if peak else None
     if memory is None or peak is None or not memory.fits(peak.memory):
-        return Typst("")
+        return NOTHING
     facts = Facts(size=peak.memory / GB, gpu=short(gpu), again=memory.recomputed, layers=leaderboard.SHAPE.num_layers)
     return facts.say(
         "Given the {size:GB} of one {gpu}, {again} of {layers} blocks are computed again, but for attention."
@@ -191,15 +180,6 @@ def rank_memory(recomputed: int = 0) -> RankMemory:
         ranks=leaderboard.GPUS,
         recomputed=recomputed,
     )
-
-
-def measured_table(parts: Parts) -> Table:
-    """The measured parts."""
-    rows = [
-        [PARTS[part], *(fixed_point(values[name], 0 if name == "recomputed_blocks" else 2) for name in COLUMNS)]
-        for part, values in parts.items()
-    ]
-    return Table(["part", *(title for title, _ in COLUMNS.values())], rows)
 
 
 def memory_table() -> Table:

@@ -42,7 +42,6 @@ def test_a_measured_step_is_compared_with_the_record():
     text, rows = said(table)
     assert f"On two H200s the step takes {step / 1e3:.2f} s; the record, on two B200s, is 3.84 s." in text
     assert f"This is {sum(step_flops().values()) / 2 / 989e12 / step * 1e3:.0%}".replace("%", " %") in text
-    assert f"{32768 / milliseconds(table, 'one_card') * 1e3:.0f} tokens per second" in text
     assert [row[0] for row in rows] == [
         "the step, on two GPUs",
         "one rank's part, alone",

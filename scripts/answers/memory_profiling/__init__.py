@@ -4,16 +4,16 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.transformer import residual_bytes, state_bytes
+from cs336_systems.accounting.transformer import residual_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.record.measurement import WHOLE_CELL
-from cs336_systems.sizes import SIZES, parse_size
+from cs336_systems.sizes import parse_size
 from scripts.answers.memory_profiling.allocations import ASKED, largest
 from scripts.answers.memory_profiling.block import block
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import grid
-from scripts.rendering.markup import Typst, fixed_point, measured, with_unit
+from scripts.rendering.markup import fixed_point, measured, with_unit
 from scripts.views.data import PRECISIONS, first, ratio, reason, select
 from scripts.views.memory import FOLLOWED, compared_context, contexts, parts, peak_gib, profiled
 from scripts.views.units import GIB
@@ -40,26 +40,7 @@ def answers(tables: Tables) -> Found:
         }
     row = first(table)
     model = say("{row[label]} at batch {row[batch_size]}", row=row)
-    return {**found, **block(tables["block_memory"]), "model": model, "needs": needs(table)}
-
-
-def needs(table: DataFrame) -> Typst:
-    """The memory of a step whatever the context, and the sizes that it rules out."""
-    if not len(table):
-        return NOTHING
-    row = table.iloc[0]
-    state = {
-        name: state_bytes("train_step", shape, int(row["vocab_size"]))
-        for name, shape in {**SIZES, row["label"]: parse_size(row["size"])}.items()
-    }
-    return say(
-        "A training step holds 16 bytes per weight besides activations: {state:GiB} for {label}; autocast adds 2 "
-        "for each weight of a linear layer.",
-        "So {sizes:listing} can never be trained on this GPU alone.",
-        state=state[row["label"]] / GIB,
-        label=row["label"],
-        sizes=[name for name, size in state.items() if 0 < row["gpu_memory"] < size],
-    )
+    return {**found, **block(tables["block_memory"]), "model": model}
 
 
 def timelines(cell: DataFrame, context: int) -> Answer:
