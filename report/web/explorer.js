@@ -76,7 +76,6 @@ async function chooseMetric(metric) {
   const names = ranked.filter((column) => !isNumber(column) && column !== "machine" && many(column) <= MOST_CHOICES);
   view.x = ranked.find((column) => isNumber(column)) ?? ranked[0] ?? "metric";
   view.colour = names.find((column) => column !== view.x) ?? ranked.find((column) => column !== view.x) ?? "";
-  view.logX = span(view.x, rows) >= 8;
   const rest = ranked.filter((column) => ![view.x, view.colour, "machine"].includes(column));
   const setting = (row) => JSON.stringify(rest.map((column) => data.columns[column][row]));
   const usual = JSON.parse(mode(rows.map(setting)) ?? "[]");
@@ -84,6 +83,7 @@ async function chooseMetric(metric) {
   if (view.colour && new Set(matching().map((row) => data.columns[view.x][row])).size < 2) {
     [view.x, view.colour] = [view.colour, ""]; // one place on the axis: names make better bars
   }
+  view.logX = span(view.x, rows) >= 8;
   view.logY = span(view.y, matching()) > 100;
   await refresh();
 }

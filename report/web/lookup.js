@@ -97,11 +97,11 @@ async function lookUp(cell) {
   open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
 }
 
-/** The titles above a table's cell. */
+/** The titles above a table's cell; a line of one cell is the heading of the lines below it alone. */
 function titlesOf(cell) {
   const start = (each) => [...each.parentElement.cells].slice(0, each.cellIndex).reduce((sum, before) => sum + before.colSpan, 0);
   const covers = (title) => start(title) <= start(cell) && start(cell) < start(title) + title.colSpan;
-  return all("thead th", cell.closest("table")).filter(covers);
+  return all("thead th:not(:only-child)", cell.closest("table")).filter(covers);
 }
 
 /** Of some elements those in the same section as a place: between the same two headings. */

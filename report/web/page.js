@@ -140,8 +140,9 @@ for (const box of all("article .scroll")) {
   tools.append(make("button", { type: "button", title: "Save this table as CSV", click: save }, "CSV"));
   box.before(tools);
   const plain = body.every((row) => row.cells.length === align.length);
-  if (plain && table.tHead) {
-    for (const [column, title] of [...[...table.tHead.rows].at(-1).cells].entries()) sortable(table, title, column);
+  const titles = [...(table.tHead?.rows ?? [])].findLast((row) => row.cells.length === align.length); // a heading may follow
+  if (plain && titles) {
+    for (const [column, title] of [...titles.cells].entries()) sortable(table, title, column);
   }
   table.addEventListener("click", (event) => {
     const cell = event.target.closest("td.number");

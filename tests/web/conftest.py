@@ -63,7 +63,7 @@ def source(plan, steps, builds):
 #picture("lines", [Wide.], "The same") <fig-wide>
 @fig-wide and @tab-alike:
 #tabulated([Alike.])[
-{Table(titles, [[f"line-{row}", *numbers] for row, numbers in enumerate(alike)]).markup()}
+{Table(titles, [["A heading"], *([f"line-{row}", *numbers] for row, numbers in enumerate(alike))]).markup()}
 ] <tab-alike>
 ]
 #picture("lines", [Lines.], "Two lines") <fig-lines>

@@ -65,6 +65,8 @@ def test_a_table_is_sorted_filtered_and_saved_and_its_numbers_lead_to_rows(page,
     browser.run("""const box = document.querySelector('#tab-steps input');
         box.value = 'cell-3'; box.dispatchEvent(new Event('input'))""")
     assert browser.texts(column) == [shown[4]]
+    browser.click("#tab-alike .sortable", 2)
+    assert browser.texts("#tab-alike tbody td:first-child") == ["line-1", "line-0"]
     browser.click("#tab-steps .tools button")
     assert browser.saved("tab-steps.csv") == f"what,step / ms\ncell-3,{shown[4]}\n"
     browser.click(column)
