@@ -94,8 +94,8 @@ def norm(table: DataFrame) -> Answer:
     facts = Facts(raised=seen(table, "fp16")["norm_output"].strip("–"))
     return Answer(
         asked="(b) Layer normalization",
-        verdict="Its mean and variance: in fp16 their sums overflow or vanish, and in bf16 they still round.",
-        more="bf16 has fp32's range, so nothing overflows, but the statistics still belong in fp32.",
+        verdict="LayerNorm's mean and variance are sensitive: in fp16 their sums overflow or vanish.",
+        more="bf16 has fp32's range, so nothing overflows, but with 8 significant bits the statistics belong in fp32.",
         reason=facts.say("Autocast on this device gives LayerNorm's output as {raised}."),
     )
 
@@ -125,8 +125,8 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
                 "The gain grows with the model.",
                 "The gain does not grow steadily with the model.",
             ),
-            "The whole step gains as much only where launches keep up: {best[gain]:times} for {best[label]} at "
-            "context {best[context]}. {bound} of {cells} are host-bound.",
+            "By the host's clock both gain as much only where launches keep up: {best[gain]:times} for {best[label]} "
+            "at context {best[context]}. {bound} of {cells} are host-bound.",
             bound=int(pairs["host_bound"].sum()),
         ),
         evidence=Captioned(

@@ -127,13 +127,17 @@ def helped(tables: Tables, steps: DataFrame, work: Mapping[str, Any]) -> Answer:
         "of its own. Busy: how long a device works in a step. –: host-bound, so no ratio is formed, or not known."
     )
     ranks = 1 if best is None else int(best["ranks"])
-    facts = Facts(begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"))
+    facts = Facts(
+        begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"), size=work["size"]
+    )
     return Answer(
         asked="What helped",
         missing=f"Not measured: no device-bound training step of {work['size']} at context {work['context']}.",
         verdict=facts.say(
-            "{best[tokens]:whole} tokens per second on {ranks}, {best[tokens] / begin[tokens]:times} what "
-            "{begin[title]} does on one."
+            "{size} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} "
+            "{begin[title]} on one.",
+            size=work["size"],
+            ranks=count(ranks, "GPU"),
         ),
         more=facts.say(
             "On one, {alone[title]} gives {alone[tokens] / begin[tokens]:times}; {best[ranks]} GPUs add "

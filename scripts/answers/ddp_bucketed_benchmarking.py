@@ -58,7 +58,14 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
     others = [say("{row[bucket_mb]} MB, {row[median]:ms} ({row[cell]})", row=row) for row in map(best_of, swept[1:])]
     over = duels(rows, ["bucketed"], ["overlapped"])
     more = asked["peak_memory"].iloc[-1] - asked["peak_memory"].iloc[0]
-    facts = Facts(others=others, small=asked["bucket_mb"].iloc[0], more=more if more > 0 else None)
+    steps = [f"{median:.1f}" for median in asked["median"]]
+    facts = Facts(
+        others=others,
+        steps=steps,
+        sizes=list(asked["bucket_mb"]),
+        small=asked["bucket_mb"].iloc[0],
+        more=more if more > 0 else None,
+    )
     return Answer(
         asked="(a) Bucket sizes",
         verdict=say(
@@ -71,9 +78,10 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
             + " ({best[cell]}).",
             best=best,
         ),
-        more=facts.say("Best elsewhere: {others:listing}."),
+        more=facts.say("Steps with {sizes:listing} MB take {steps:listing} ms."),
         evidence="ddp_bucket_sizes",
         reason=facts.say(
+            "Best in other settings: {others:listing}.",
             same_calls(asked),
             "But calls are not what is exposed: of {best[exposed]:ms} at {best[bucket_mb]} MB, "
             "{best[stretched]:ms} are compute that takes longer next to NCCL's kernels.",

@@ -55,7 +55,7 @@ def traces(rows: DataFrame) -> Answer:
     return Answer(
         asked="(b) Traces",
         verdict=facts.say(
-            "Overlapped runs {overlapped[hidden_share]:percent} of its communication next to compute, naive "
+            "Overlapped hides {overlapped[hidden_share]:percent} of its communication behind compute, naive "
             "{naive[hidden_share]:percent}."
         ),
         more=facts.say("The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]})."),

@@ -38,7 +38,7 @@ def answers(tables: Tables) -> Found:
             evidence=Captioned(
                 ratio_table(told),
                 "Time of the backward pass in compiled PyTorch over that of our kernels, medians; causal, one "
-                "head. –: either is host-bound.",
+                "head. –: either is host-bound, or was not measured.",
             ),
             missing=f"Not measured: {why}.",
         ),

@@ -68,7 +68,9 @@ def tiles(found: Found) -> list[Tile]:
     gain, cells = found["against"]
     if not found["s"] or not found["s"]["gpu"] or not gain.faster:
         return []
-    return [Tile(ratio(gain.ratio), escape(f"as fast as PyTorch's fully_shard ({cells})"), "gain over fully_shard")]
+    return [
+        Tile(ratio(gain.ratio), escape(f"our FSDP against PyTorch's fully_shard ({cells})"), "gain over fully_shard")
+    ]
 
 
 def against_pytorch(rows: DataFrame) -> tuple[Speed, str]:

@@ -39,11 +39,11 @@ def answers(tables: Tables) -> Found:
         "sum": Answer(
             asked="Sums",
             verdict=facts.say(
-                "The accumulator decides: 1000 × 0.01 is off by {low[error]:percent} summed in fp16, "
-                "{mixed[error]:percent} in fp32."
+                "A thousand times 0.01 is off by {low[error]:percent} if summed in fp16, by {mixed[error]:percent} in "
+                "fp32."
             ),
             more=facts.say(
-                "Entirely in fp32 the error is {full[error]:percent}.",
+                "With fp32 addends too it is off by {full[error]:percent}.",
                 "Entirely in bf16 the sum ends at {bf16[sum]:sig}.",
                 bf16=bf16,
             ),

@@ -59,13 +59,13 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             " of it ({naive[cell]})."
         ),
         more=facts.say(
-            "Without communication it takes {naive[baseline]:ms}.", "Elsewhere the share is {others:listing}."
+            "Without communication it takes {naive[baseline]:ms}.", "In other settings the share is {others:listing}."
         ),
         evidence=Captioned(
             grid(found, COLUMNS),
             "Steps without communication and with the naive wrapper in device-bound cells: medians; exposed: the "
             "difference; alone: what the fitted line of an all-reduce gives for as many calls and bytes; uncovered "
-            "and idle: communication next to no compute, and further idle time, in the profiled step.",
+            "and idle: communication while nothing computes, and further idle time, in the profiled step.",
         ),
         reason=reason(tables["all_reduce"], found.iloc[0]),
         details=every_row(table, rows),
@@ -88,7 +88,7 @@ def reason(all_reduce: DataFrame, naive: Series) -> Typst:
         "The wrapper all-reduces {naive[messages]:whole} gradients one by one, {size} together.",
         "By the line of @sec-distributed_communication_single_node these calls take {all:ms}, of which {calls:ms} "
         "are overhead.",
-        "In the profiled step {uncovered:ms} of communication run, none of it next to compute.",
+        "In the profiled step {uncovered:ms} of communication run, none of it hidden.",
         "The device idles for another {idle:ms}, {each:µs} per call; likely the replayed graph runs them strictly "
         "one after the other.",
         naive=naive,

@@ -40,13 +40,20 @@ def plain_cells(table: DataFrame) -> DataFrame:
 def times(table: DataFrame, cells: DataFrame) -> Answer:
     """How long its passes take, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
-    host_bound = cells.groupby("sequence")["host_bound"].all()
-    facts = Facts(lost=lost)
+    host_bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
+    longest = select(cells, sequence=cells["sequence"].max())
+    spans = {name: [longest[name].min(), longest[name].max()] for name in ("forward", "backward") if len(longest)}
+    facts = Facts(lost=lost, cell=last(cells), **{"forward": None, "backward": None, **spans})
     return Answer(
         asked="Times and limits",
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
-        or say("Nothing runs out of memory up to {cell[sequence]} tokens.", cell=last(cells)),
-        more=say("Up to {most:whole} tokens it is host-bound.", most=host_bound[host_bound].index.max()),
+        or facts.say("Nothing runs out of memory up to {cell[sequence]} tokens."),
+        more=facts.say(
+            "At {cell[sequence]} tokens forward takes {forward:span ms} and backward {backward:span ms}, by head "
+            "dimension.",
+            "Up to {most:whole} tokens most cells are host-bound.",
+            most=host_bound[host_bound].index.max(),
+        ),
         evidence=Captioned(
             grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),
             "Plain attention by head dimension, means; a star: host-bound.",

@@ -50,7 +50,7 @@ SIZES: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
     "fp32 / ms": "{first_step:sig}",
-    "fastest": "{step:sig}",
+    "fastest / ms": "{step:sig}",
     "parts / ms": "{floor:.1f}",
     "× parts": "{over:.2f}",
     "MFU / %": "{mfu:.1f}",

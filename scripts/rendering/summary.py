@@ -35,7 +35,7 @@ VERSIONS = {
 WORDS = {
     "incomplete": "lack a metric",
     "oom": "ran out of memory",
-    "skipped": "do not apply here",
+    "skipped": "not applicable here",
     "failed": "failed",
     "not run": "were not run",
 }

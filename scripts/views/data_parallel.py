@@ -37,7 +37,7 @@ NOTICED = 0.5
 """Milliseconds by which a part of two profiled steps has to differ to be named."""
 PARTS = {
     "idle": "idle time",
-    "uncovered": "communication next to no compute",
+    "uncovered": "uncovered communication",
     "stretched": "compute",
 }
 """The parts of a profiled step beyond the baseline's."""
@@ -125,7 +125,7 @@ def why_untold(table: DataFrame, rows: DataFrame) -> str:
 
 def elsewhere(found: Sequence[Duel]) -> Typst:
     """How the other cells than the first came out."""
-    return say("Elsewhere: {others:listing}.", others=[_outcome(duel) for duel in found[1:]])
+    return say("In other settings: {others:listing}.", others=[_outcome(duel) for duel in found[1:]])
 
 
 def _outcome(duel: Duel) -> Typst:
