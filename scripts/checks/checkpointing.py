@@ -4,12 +4,11 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.checkpointing import Checkpointing
-from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
-from scripts.checks import TOLERANCE, Case, Evidence, check
+from scripts.checks import Case, Evidence, check
 from scripts.views.cells import cells, name_cell
 from scripts.views.closed_forms import step_of
-from scripts.views.data import PHASES, select, statistic
+from scripts.views.data import PHASES, select
 from scripts.views.units import BYTE
 
 PEAKS = [f"peak_{phase}" for phase in PHASES]
@@ -52,21 +51,3 @@ def blocks_run_again(checkpointing: DataFrame) -> Evidence:
         layers = parse_size(row["size"]).num_layers
         found = f"{row['mean']:.0f} calls of {layers} blocks"
         yield Case(name_cell(row), row["mean"] != (2 if row["segment"] else 1) * layers, found)
-
-
-@check(
-    "{n} cells within {TOLERANCE[GPU]:.0%}",
-    "judged on GPUs only: so few steps on a CPU are disturbed too much",
-)
-def recomputation_takes_time(checkpointing: DataFrame) -> Evidence:
-    """Checkpointing makes a step longer, by no more than a forward pass."""
-    tolerance = TOLERANCE["GPU"]
-    steps = select(checkpointing, metric="step")
-    for _, row in steps[(steps["segment"] > 0) & (steps["gpu"] != "")].iterrows():
-        # The 20th percentile: what disturbs a step only ever adds to its time.
-        without = {name: row[name] for name in parameters(Checkpointing)} | {"segment": 0}
-        step, forward = (statistic(checkpointing, "p20", metric=name, **without) for name in ("step", "forward"))
-        if step is None or forward is None:
-            continue
-        wrong = not (1 - tolerance) * step <= row["p20"] <= (1 + tolerance) * (step + forward)
-        yield Case(name_cell(row), wrong, f"{row['p20']:.2f} ms against {step:.2f} + {forward:.2f} ms")

@@ -132,7 +132,8 @@ def within(number: float, bounds: Bounds) -> bool:
 def profiles_add_up(found: list[Contender]) -> Evidence:
     """The profiled computation and communication, less what runs at once, are the device's busy time.
 
-    That is within the step, and when the timeline says.
+    That is within the step, and when the timeline says. A contender communicates if it declares so, by the kinds of
+    collectives that it declares, and else not.
     """
     for contender in found:
         times = [contender.one(name) for name in PROFILE]
@@ -149,27 +150,22 @@ def profiles_add_up(found: list[Contender]) -> Evidence:
             or busy > length + slack
             or kinds.max() > communication + slack
             or abs(timed - communication) > slack
+            or not communicates_as_declared(contender, communication, kinds)
         )
         parts = f"{compute:.1f} + {communication:.1f} - {hidden:.1f} ms"
-        yield Case(contender, wrong, f"{parts}, busy {busy:.1f} of {length:.1f} ms, timeline {timed:.1f} ms")
+        communicated = "".join(f", {what} {time:.2f} ms" for what, time in kinds.items())
+        yield Case(
+            contender, wrong, f"{parts}, busy {busy:.1f} of {length:.1f} ms, timeline {timed:.1f} ms{communicated}"
+        )
 
 
-@check("{n} profiles", ON_GPUS)
-def each_communicates_as_it_declares(found: list[Contender]) -> Evidence:
-    """Profiles show communication of each contender that declares some, and of no other.
-
-    Those that declare gathers and reductions show them.
-    """
-    for contender in found:
-        communication = contender.one("communication")
-        if communication is None or contender.declared is None:
-            continue
-        sends = contender.declared.sends(contender.cell)
-        apart = contender.by_kind("communication")
-        gathers = {what for sent in sends for what in sent.what} & COLLECTIVES if len(apart) else set()
-        times = ", ".join(f"{what} {time:.2f} ms" for what, time in apart.items())
-        wrong = bool(sends) != (communication > 0) or any(not apart.get(what, 0.0) > 0 for what in gathers)
-        yield Case(contender, wrong, f"{communication:.2f} ms{f' ({times})' if times else ''}")
+def communicates_as_declared(contender: Contender, communication: float, kinds: Series) -> bool:
+    """Whether a profile shows communication, and each declared kind that it has apart from the rest."""
+    if contender.declared is None:
+        return True
+    sends = contender.declared.sends(contender.cell)
+    declared = {what for sent in sends for what in sent.what} & COLLECTIVES if len(kinds) else set()
+    return bool(sends) == (communication > 0) and all(kinds.get(what, 0.0) > 0 for what in declared)
 
 
 def baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:

@@ -4,9 +4,9 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE, Case, Evidence, between_cells, check, name_row
+from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
 from scripts.views.cells import name_cell, side_by_side
-from scripts.views.data import measured_gpu, one, select
+from scripts.views.data import measured_gpu, select
 from scripts.views.steps import step_table
 
 CELL = [name for name in parameters(EndToEnd) if name != "mode"]
@@ -14,8 +14,6 @@ SLOWER = {"GPU": 1 + TOLERANCE["GPU"], "CPU": 4.0}
 """How many times as long phases may take in one process as in another; a CPU does other work too."""
 MOST_EXCUSED = {"GPU": 1.6, "CPU": float("inf")}
 """How many times longer they may take since the step was disturbed."""
-SLOWEST_INFERENCE = 1 + between_cells(0.0)
-"""How many times as long as a forward pass with graph and loss inference may take."""
 
 
 @check(
@@ -61,21 +59,6 @@ def phases_apart_and_together(table: DataFrame) -> DataFrame:
     found = DataFrame({name: quick[key] for name, key in wanted.items() if key in quick}, index=quick.index)
     found["slow"] = slow.get(("step", "train_step"))
     return found.reindex(columns=[*wanted, "slow"]).dropna()
-
-
-@check(
-    "{n} cells; {most:.2f} times as long at most, allowed {SLOWEST_INFERENCE:.2f}",
-    "no such cell was measured on a GPU",
-)
-def inference_is_no_slower(end_to_end: DataFrame) -> Evidence:
-    """In device-bound steps, inference is no slower than the forward pass with graph and loss."""
-    steps = step_table(end_to_end)
-    steps = steps[steps["busy"].notna() & ~steps["host_bound"]]
-    for _, inferred in select(steps, mode="inference").iterrows():
-        trained = one(steps, mode="train_step", **{name: inferred[name] for name in CELL})
-        if trained is not None:
-            ratio = inferred["step"] / trained["forward"]
-            yield Case(name_cell(inferred), ratio > SLOWEST_INFERENCE, f"{ratio:.2f} times as long", ratio)
 
 
 @check("{n} cells", "nothing was compiled or captured on a GPU")

@@ -13,7 +13,6 @@ from scripts.checks.contenders import ON_GPUS
 from scripts.checks.data_parallel import ROUNDING
 from scripts.views.closed_forms import model_of
 from scripts.views.comparison import contenders, series
-from scripts.views.data import select
 from scripts.views.fsdp import SERIES, SHARDED, forward_pass, sharded, whole_weights
 
 DIGITS = 1e-4
@@ -30,23 +29,6 @@ def rows(tables: Mapping[str, DataFrame]) -> DataFrame:
 def name_contender(row: Series) -> str:
     """A contender in a cell, in words."""
     return f"{row['contender']}, {row['cell']}"
-
-
-@check(
-    "{n} contenders, less {ROUNDING:.0%}",
-    "judged on GPUs only: on a CPU other programs may hold a baseline up for longer",
-)
-def nothing_beats_the_passes(rows: DataFrame) -> Evidence:
-    """No fp32 training step, sharded or not, is shorter than the passes without communication.
-
-    In bf16 autocast casts what sharded training does not.
-    """
-    fp32 = select(rows[rows["gpu"] != ""], precision="fp32")
-    baselines = select(fp32, contender=BASELINE).assign(passes=lambda baseline: baseline["p20"] - baseline["optimizer"])
-    others = fp32[fp32["contender"] != BASELINE].join(baselines.set_index("cell")["passes"], on="cell", how="inner")
-    for _, row in others.iterrows():
-        found = f"p80 {row['p80']:.2f} ms, passes {row['passes']:.2f} ms"
-        yield Case(name_contender(row), row["p80"] < (1 - ROUNDING) * row["passes"], found)
 
 
 @check("{n} units", ON_GPUS)

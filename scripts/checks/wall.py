@@ -33,11 +33,3 @@ def timed_is_within_wall(tables: Mapping[str, DataFrame]) -> Evidence:
         for cell, row in used.to_frame().join(walls, how="inner").iterrows():
             found = f"{row['used']:.2f} s timed in {row['wall']:.2f} s"
             yield Case(in_words(kind, cell), row["used"] > (1 + CLOCKS) * row["wall"], found, row["used"] / row["wall"])
-
-
-@check("{n} jobs")
-def jobs_take_time_to_start(tables: Mapping[str, DataFrame]) -> Evidence:
-    """Every job took some time to start."""
-    for name, table in tables.items():
-        for seconds in table["startup_seconds"].drop_duplicates():
-            yield Case(name, not seconds > 0, f"{seconds} s")

@@ -62,7 +62,6 @@ FAULTS = {
     "end_to_end": [
         (put(rows("end_to_end", **{**STEP, "mode": "forward_backward"}, metric="backward"), p20=1e3), "against"),
         (put(rows("end_to_end", **PASS, metric="forward"), p20=1e-3), r"^end_to_end \(.* against"),
-        (put(rows("end_to_end", **TRAINED, metric="forward"), median=1.0), "inference: 20.3. times as long"),
         (put(rows("end_to_end", **PASS, metric="compiled_graphs"), mean=1.0), "fp32, forward: 1 graphs"),
         (put(rows("end_to_end", **{**TRAINED, "compiled": True}, metric="compiled_graphs"), mean=0.0), ": 0 graphs"),
     ],
@@ -72,6 +71,7 @@ FAULTS = {
         (put(rows("all_reduce", backend="gloo", processes=2, megabytes=100, metric="time"), p80=5.0), "bytes 10 p20"),
     ],
     "busy": [
+        (put(rows("end_to_end", **TRAINED, metric="forward"), median=1.0), "forward .*% busy"),
         (put(rows("end_to_end", **TRAINED, metric="backward_busy"), median=1e3), r"end_to_end \(.*: backward .*% busy"),
         (put(rows("end_to_end", **{**STEP, "mode": "inference"}, metric="forward"), median=1e-3), "forward .*% busy"),
     ],
@@ -134,7 +134,6 @@ FAULTS = {
         (put(rows("data_parallel", **RANKS, metric="gradient_error"), mean=0.017), "bf16_wire, 100: 1.7e-02"),
     ],
     "fsdp": [
-        (put(rows("fsdp", **UNITS, wrapper="fsdp", metric="step", kind=""), p80=1.0), "fsdp, .*: p80 1.00 ms, passes"),
         (
             put(rows("fsdp", **UNITS, wrapper="fsdp", metric="begins"), samples=in_samples(lambda x: len(x) * [0.0])),
             "fsdp, 2.7B, 2 GPUs, fp32: unit 0 of 226",
@@ -175,8 +174,6 @@ FAULTS = {
     "checkpointing": [
         (put(rows("checkpointing", **SEGMENTS, metric="saved_for_backward"), mean=1.0), "segments of 4: 1.000 MiB"),
         (put(rows("checkpointing", **SEGMENTS, metric="block_calls"), mean=32.0), "32 calls of 32 blocks"),
-        (put(rows("checkpointing", **SEGMENTS, metric="step"), p20=1.0), "1.00 ms against"),
-        (put(rows("checkpointing", **SEGMENTS, metric="step"), p20=1e6), "1000000.00 ms against"),
     ],
     "all_reduce": [
         (
@@ -223,7 +220,7 @@ FAULTS["contenders"] = [
     (nudge(rows("optimizer_sharding", metric="device_busy"), 9), "sharded, .* ms, busy .* of"),
     (nudge(rows("data_parallel", metric="timeline_length", wrapper="flat"), 9), "flat, .* timeline "),
     (nudge(rows("fsdp", metric="communication", kind="all_gather"), 9), "fsdp, .* ms, busy"),
-    (nudge(rows("data_parallel", metric="communication", wrapper="naive"), 0), "naive, .*: 0.00 ms"),
+    (nudge(rows("data_parallel", metric="communication", wrapper="naive"), 0), r"naive, .* \+ 0.0 - "),
     (nudge(rows("fsdp", metric="communication", kind="reduce_scatter"), 0), "reduce_scatter 0.00 ms"),
     (swap(OPTIMIZERS, "contender", "unsharded", "sharded"), "in update, and none"),
     (

@@ -43,6 +43,10 @@ FAULTS = {
         ),
         0.9,
     ),
+    "the first step, by itself": scale(rows("end_to_end", metric="first_step", **LARGE, **STEP), 0.5),
+    "all times of inference": scale(
+        rows("end_to_end", unit="ms", **(LARGE | {"precision": "fp32"}), mode="inference"), 0.7
+    ),
     "launches": nudge(rows("end_to_end", metric="launches", **SMALL, **STEP), 1.01),
     "the first step": nudge(rows("end_to_end", metric="first_step", **SMALL, **STEP), 1.01),
     "a cell's total time": scale(rows("end_to_end", metric="wall", **LARGE, **STEP), 0.5),
@@ -72,6 +76,7 @@ FAULTS = {
     "a phase on two GPUs": scale(rows("data_parallel", metric="forward", wrapper="flat", **RANKS), 10),
     "an update on two GPUs": scale(rows("data_parallel", metric="optimizer", wrapper="ddp_view", **RANKS), 1.5),
     "a step of sharded training": scale(rows("fsdp", metric="step", wrapper="fsdp", precision="fp32"), 3),
+    "a step of sharded training, halved": scale(rows("fsdp", metric="step", wrapper="fsdp", precision="fp32"), 0.5),
     "the baseline's times, halved": scale(rows("data_parallel", unit="ms", wrapper="none", **RANKS), 0.5),
     "the baseline's times, longer": scale(rows("data_parallel", unit="ms", wrapper="none", **RANKS), 1.1),
     "the baseline's steps": scale(
