@@ -1,7 +1,5 @@
 """Registries of contenders; adding one requires its code, its entry and its test."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -18,9 +16,10 @@ from scripts.checks.attention_calls import kernels_are_its_own
 from scripts.rendering.answer import answers_of
 from scripts.self_checks import all_checks
 from scripts.views.data import frame
-from tests.samples import H200, planned_cells, provenance, rows_of
+from tests.samples import planned_rows
 from tests.scripts.test_figures import figure_of
-from tests.scripts.test_flash_report import table_of, words
+from tests.scripts.test_flash_report import add_like, table_of, words
+from tests.support.faults import put, rows
 
 CODE = """
 from cs336_systems.attention import plain_attention
@@ -79,10 +78,9 @@ def test_its_code_makes_rows_stale(newest, tmp_path):
 
 
 def test_one_more_is_in_tables_figures_legends_and_checks(newest):
-    planned = planned_cells("flash", "handout")
-    cells = [replace(cell, implementation="newest") for cell in planned if cell.implementation == "triton"]
-    rows = rows_of([*planned, *cells], provenance(**H200))
-    tables = {name: frame(name, rows if name == "flash" else []) for name in EXPERIMENTS}
+    tables = {name: frame(name, planned_rows(name, "handout") if name == "flash" else []) for name in EXPERIMENTS}
+    add_like(tables, "flash_attention_4", "newest", 1.01)
+    put(rows("flash", implementation="newest", metric="launches"), kernels="newest_kernel")(tables)
     answers = answers_of(flash_benchmarking.answers(tables))
     for name in ("peers", "leaderboard"):
         assert "the newest" in [line[0] for line in table_of(answers[name]).rows], name

@@ -55,10 +55,11 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
         return Answer("Against PyTorch", missing=why_untold(table, rows))
     asked = found[0]
     most = max((duel.first for duel in found), key=lambda row: int(row["processes"]))
+    where = "" if asked.speed.why_untold else f"({asked.cell})"
     mine = next((cell for cell in preferred_cells(device_bound(rows)) if asked.cell in set(cell["cell"])), rows)
     return Answer(
         asked="Against PyTorch",
-        verdict=asked.speed.sentence("symmetric memory", "PyTorch's best", f"({asked.cell})"),
+        verdict=asked.speed.sentence("symmetric memory", "PyTorch's best", where),
         more=say(
             elsewhere(found),
             *(

@@ -1,29 +1,17 @@
-"""A block's memory and checkpointing: what is computed of them, and the self-checks of both, on made-up tables."""
+"""A block's memory and checkpointing: what is computed of them, and the self-checks of both, on recorded tables."""
 
 import pytest
 
 from scripts.answers.gradient_checkpointing import bests, segments
 from scripts.answers.memory_profiling.block import block_cells, contributors
-from scripts.tables import merge
-from scripts.views.data import load, one_model, select
+from scripts.views.data import frame, one_model, select
 from scripts.views.strategies import strategies_table
-from tests.samples import H200, planned_rows, write_raw
-
-NAMES = ("block_memory", "checkpointing")
-
-
-def load_tables(folder, scale, **origin):
-    tables = {}
-    for name in NAMES:
-        raw = write_raw(folder, name, planned_rows(name, scale, **origin))
-        merge(name, [str(raw)], str(folder / f"{name}.csv"), "nvidia-h200" if origin else "cpu")
-        tables[name] = load(name, folder / f"{name}.csv")
-    return tables
+from tests.samples import planned_rows
 
 
 @pytest.fixture(scope="module")
-def h200(tmp_path_factory):
-    return load_tables(tmp_path_factory.mktemp("h200"), "handout", **H200)
+def h200():
+    return {name: frame(name, planned_rows(name, "handout")) for name in ("block_memory", "checkpointing")}
 
 
 def where(table, **wanted):
@@ -37,7 +25,7 @@ def number(table, metric, column="mean", **cell):
 
 def test_the_best_segment_has_its_neighbours_and_its_price(h200):
     table = h200["checkpointing"].copy()
-    # Made-up peaks grow with the segment: have another length be the best.
+    # The shortest segments are best: have another length be.
     table.loc[where(table, metric="peak_memory", attention="flash", segment=4), "mean"] = 1000.0
     cases = bests(segments(one_model(table)))
     plain, flash = cases

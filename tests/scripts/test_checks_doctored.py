@@ -1,4 +1,4 @@
-"""Each self-check on made-up rows of an H200: it fails on rows doctored to violate it, and names the cell."""
+"""Each self-check on rows recorded on an H200: it fails on rows doctored to violate it, and names the cell."""
 
 import importlib
 import re
@@ -13,12 +13,14 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.sizes import parse_size
 from scripts.checks import checks_of, contenders
+from scripts.views.comparison import KINDS
 from scripts.views.data import frame, select
-from tests.samples import H200, PEAK, planned_cells, provenance, rows_of
+from tests.samples import PEAK, planned_cells, planned_rows, rows_of
 from tests.support.faults import nudge, put, rows, swap
 
-STEP = {"size": "small", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5, "cold_start": False}
+STEP = {"size": "medium", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5, "cold_start": False}
 TRAINED, PASS = {**STEP, "mode": "train_step"}, {**STEP, "mode": "forward"}
+COMPILED = {**TRAINED, "size": "2.7B", "compiled": True}
 FLASH = {"implementation": "triton", "sequence": 65536, "d": 64, "precision": "bf16"}
 PLAIN = {"sequence": 16384, "d": 64, "compiled": False}
 PROFILED = {"size": "xl", "context": 512, "precision": "fp32", "compiled": False, "attention": "plain"}
@@ -38,8 +40,8 @@ def chosen(name):
     if name == "optimizer_sharding":
         cells = [OptimizerSharding(processes=2, precision=each) for each in ("fp32", "bf16")]
     wanted = {
-        "end_to_end": lambda cell: cell.size in ("small", "medium") or (cell.size == "xl" and cell.context == 512)
-        or (cell.size == "2.7B" and cell.context == 256),
+        "end_to_end": lambda cell: cell.size in ("medium", "large") or (cell.size == "xl" and cell.context == 512)
+        or (cell.size == "2.7B" and cell.context == 256) or cell.compiled,
         "flash": lambda cell: cell.implementation == "triton",
         "kernel_profile": lambda cell: cell.size == "xl" and cell.context == 512,
         "fsdp": lambda cell: cell.processes == 2,
@@ -50,7 +52,7 @@ def chosen(name):
 @pytest.fixture(scope="module")
 def sound():
     """Tables without a fault. Not to be changed."""
-    return {name: frame(name, rows_of(chosen(name), provenance(**H200))) for name in EXPERIMENTS}
+    return {name: frame(name, rows_of(chosen(name))) for name in EXPERIMENTS}
 
 
 def in_samples(change):
@@ -63,12 +65,12 @@ FAULTS = {
         (put(rows("end_to_end", **{**STEP, "mode": "forward_backward"}, metric="backward"), p20=1e3), "against"),
         (put(rows("end_to_end", **PASS, metric="forward"), p20=1e-3), r"^end_to_end \(.* against"),
         (put(rows("end_to_end", **PASS, metric="compiled_graphs"), mean=1.0), "fp32, forward: 1 graphs"),
-        (put(rows("end_to_end", **{**TRAINED, "compiled": True}, metric="compiled_graphs"), mean=0.0), ": 0 graphs"),
+        (put(rows("end_to_end", **COMPILED, metric="compiled_graphs"), mean=0.0), ": 0 graphs"),
     ],
     "growth": [
-        (put(rows("end_to_end", **TRAINED, metric="forward"), p20=1e4), "size medium.*, size small p20 10000.000 ms"),
-        (put(rows("end_to_end", **{**TRAINED, "size": "medium"}, metric="forward"), p80=1e-3), "medium.* p80 0.001 ms"),
-        (put(rows("all_reduce", backend="gloo", processes=2, megabytes=100, metric="time"), p80=5.0), "bytes 10 p20"),
+        (put(rows("end_to_end", **TRAINED, metric="forward"), p20=1e4), "size large.*, size medium p20 10000.000 ms"),
+        (put(rows("end_to_end", **{**TRAINED, "size": "large"}, metric="forward"), p80=1e-3), "large.* p80 0.001 ms"),
+        (put(rows("all_reduce", backend="gloo", processes=2, megabytes=100, metric="time"), p80=1.0), "bytes 10 p20"),
     ],
     "busy": [
         (put(rows("end_to_end", **TRAINED, metric="forward"), median=1.0), "forward .*% busy"),
@@ -155,7 +157,7 @@ FAULTS = {
             "bf16 copies of weights 0 B, expected",
         ),
         (
-            put(rows("memory_profile", **FOLLOWED, source="cs336_systems/model.py:154 forward"), mean=31.0),
+            put(rows("memory_profile", **FOLLOWED, source="cs336_systems/model.py:123 forward"), mean=31.0),
             "63 of 64 additions make 10485760 B",
         ),
     ],
@@ -201,33 +203,35 @@ FAULTS = {
         )
     ],
 }  # fmt: skip
-WRAPPERS = rows("data_parallel")
-OPTIMIZERS = rows("optimizer_sharding")
-SHARDED = rows("fsdp")
 FAULTS["contenders"] = [
-    (swap(WRAPPERS, "wrapper", "naive", "flat"), "naive, .* and 435 declared"),
-    (swap(WRAPPERS, "wrapper", "naive", "overlapped"), "0 × all_reduce in"),
-    (swap(WRAPPERS, "wrapper", "flat", "none"), "none, .* and none declared"),
-    (swap(rows("data_parallel", wrapper="bucketed"), "bucket_mb", "10", "1000"), "bucketed 10, .* 435 declared"),
-    (swap(rows("data_parallel", wrapper="ddp_view"), "bucket_mb", "25", "100"), "ddp_view 25, .* × all_reduce"),
-    (swap(rows("data_parallel", bucket_mb="25"), "wrapper", "ddp", "ddp_view"), "broadcast"),
-    (swap(WRAPPERS, "wrapper", "bf16_wire", "priority"), "priority 100, .* bytes by all_reduce"),
-    (nudge(rows("data_parallel", metric="tokens", wrapper="none"), 0.5), "none, .* 1024 tokens of 2048"),
-    (nudge(rows("data_parallel", metric="written", wrapper="ddp"), 1.1), "ddp 25, .* times, and 2 times declared"),
-    (nudge(rows("data_parallel", metric="collectives", wrapper="flat", kind=""), 2), "2 in all"),
-    (put(rows("data_parallel", wrapper="naive"), wrapper="new"), "new, xl"),
     (nudge(rows("data_parallel", metric="hidden", wrapper="bucketed"), 9), r"bucketed 1, .* ms, busy .* of"),
     (nudge(rows("optimizer_sharding", metric="device_busy"), 9), "sharded, .* ms, busy .* of"),
     (nudge(rows("data_parallel", metric="timeline_length", wrapper="flat"), 9), "flat, .* timeline "),
     (nudge(rows("fsdp", metric="communication", kind="all_gather"), 9), "fsdp, .* ms, busy"),
     (nudge(rows("data_parallel", metric="communication", wrapper="naive"), 0), r"naive, .* \+ 0.0 - "),
     (nudge(rows("fsdp", metric="communication", kind="reduce_scatter"), 0), "reduce_scatter 0.00 ms"),
+    (swap(rows("data_parallel", wrapper="bucketed"), "bucket_mb", "10", "1000"), "bucketed 10, .* 435 declared"),
+]
+WRAPPERS = rows("data_parallel")
+OPTIMIZERS = rows("optimizer_sharding")
+SHARDED = rows("fsdp")
+COUNTED = [
+    (swap(WRAPPERS, "wrapper", "naive", "flat"), "naive, .* and 21 declared"),
+    (swap(WRAPPERS, "wrapper", "naive", "overlapped"), "0 × all_reduce in"),
+    (swap(WRAPPERS, "wrapper", "flat", "none"), "none, .* and none declared"),
+    (nudge(rows("data_parallel", metric="collectives", wrapper="ddp_view", bucket_mb="25"), 9), "_view 25, .* × all_r"),
+    (swap(rows("data_parallel", bucket_mb="25"), "wrapper", "ddp", "ddp_view"), "broadcast"),
+    (swap(WRAPPERS, "wrapper", "bf16_wire", "priority"), "priority 100, .* bytes by all_reduce"),
+    (nudge(rows("data_parallel", metric="tokens", wrapper="none"), 0.5), "none, .* 128 tokens of 256"),
+    (nudge(rows("data_parallel", metric="written", wrapper="ddp"), 1.1), "ddp 25, .* times, and 2 times declared"),
+    (nudge(rows("data_parallel", metric="collectives", wrapper="flat", kind=""), 2), "2 in all"),
+    (put(rows("data_parallel", wrapper="naive"), wrapper="new"), "new, nano"),
     (swap(OPTIMIZERS, "contender", "unsharded", "sharded"), "in update, and none"),
     (
         swap(OPTIMIZERS, "contender", "zero_redundancy", "zero_redundancy_view"),
-        "zero_redundancy, .* broadcast in update, and 435 declared",
+        "zero_redundancy, .* broadcast in update, and 21 declared",
     ),
-    (swap(SHARDED, "wrapper", "fsdp", "fsdp_blocks"), "fsdp, .* all_gather in passes, and 450"),
+    (swap(SHARDED, "wrapper", "fsdp", "fsdp_blocks"), "fsdp, .* all_gather in passes, and 30"),
     (swap(SHARDED, "wrapper", "fsdp_blocks", "fully_shard"), "fully_shard, .* all_gather"),
     (
         nudge(rows("fsdp", metric="collectives", wrapper="fully_shard", kind="passes all_gather"), 0.5),
@@ -238,6 +242,7 @@ FAULTS["contenders"] = [
         "fully_shard, .* bytes by all_gather in passes",
     ),
 ]
+"""Faults of a CPU's rows, which count collectives, tokens and copies; those recorded on several H200s do not yet."""
 
 
 def failures(module, tables):
@@ -262,6 +267,15 @@ def test_a_doctored_row_fails_its_check_and_is_named(sound, module, plant, compl
     assert any(re.search(complaint, detail) for detail in found), found
 
 
+@pytest.mark.parametrize(("plant", "complaint"), COUNTED, ids=[case[1] for case in COUNTED])
+def test_a_contender_that_does_something_else_is_named(plant, complaint):
+    doctored = {name: frame(name, planned_rows(name, "smoke")) for name in KINDS}
+    assert failures("contenders", doctored) == []
+    plant(doctored)
+    found = failures("contenders", doctored)
+    assert any(re.search(complaint, detail) for detail in found), found
+
+
 def test_training_on_several_ranks_may_reach_its_bounds(sound):
     best = select(sound["all_reduce"], metric="algorithm_bandwidth", processes=2, backend="nccl")["median"].max()
     size = select(sound["data_parallel"], metric="communicated", wrapper="naive", **RANKS)["mean"].item()
@@ -278,7 +292,7 @@ def test_training_on_several_ranks_may_reach_its_bounds(sound):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_step_may_reach_the_peak_rate(sound, precision):
-    fastest = 1e3 * step_flops("train_step", parse_size("small"), 10_000, 4, 512) / PEAK.flops(precision)
+    fastest = 1e3 * step_flops("train_step", parse_size("medium"), 10_000, 4, 512) / PEAK.flops(precision)
     for factor, failed in ((1.01, 0), (0.99, 1)):
         doctored = sound | {"end_to_end": sound["end_to_end"].copy()}
         put(rows("end_to_end", **TRAINED | {"precision": precision}, metric="step"), median=factor * fastest)(doctored)

@@ -5,18 +5,18 @@ import pytest
 
 from scripts.checks.completeness import cells_are_complete
 from scripts.views.completeness import cells_of, contenders_of, missing_metrics
-from scripts.views.data import load
-from tests.samples import H200, planned_rows, write_raw
+from scripts.views.data import frame
+from tests.samples import planned_rows
 
 CONTENDERS = ["data_parallel", "optimizer_sharding", "fsdp"]
 
 
 @pytest.fixture(params=CONTENDERS)
-def launches(request, tmp_path):
-    """An experiment's name and its table on two and four GPUs; on four, one metric and one contender are missing."""
+def launches(request):
+    """An experiment's name and its table of two and four processes, of which four lack one metric and one contender."""
     name = request.param
-    table = load(name, write_raw(tmp_path, name, planned_rows(name, "handout", **H200)))
-    assert set(table["processes"]) == {2, 4}
+    two = frame(name, planned_rows(name, "smoke"))
+    table = pandas.concat([two, two.assign(processes=4)], ignore_index=True)
     contenders = pandas.Series(contenders_of(table), table.index)
     newer = (table["metric"] == "tokens") | (contenders == contenders[contenders != ""].iloc[-1])
     return name, table[(table["processes"] == 2) | ~newer].copy()

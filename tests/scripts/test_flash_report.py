@@ -1,35 +1,48 @@
-"""The report with attention of a user's own, one right and one refused, in every grid, on made-up rows."""
+"""The report with attention of a user's own, one right and one refused, in every grid, on measured rows."""
 
+import pandas
 import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import plan_jobs
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from scripts.answers import flash_benchmarking
 from scripts.rendering.answer import Captioned, answers_of
 from scripts.self_checks import all_checks
 from scripts.views.attention_calls import without_own
-from scripts.views.data import frame
-from tests.samples import H200, config, provenance, rows_of
+from scripts.views.data import frame, one
+from tests.samples import planned_cells, planned_rows, rows_of
 from tests.scripts.test_figures import figure_of
+from tests.support.faults import relabel, rows, scale
 from tests.support.tables import plain
 
 WHY = "its dk is off from that of causal attention by 0.31 of it, most in head 3, rows 64 to 127"
 REFUSED = Measurement(metric=WHOLE_CELL, status="skipped", message=f"not timed: {WHY}")
-OWN = {"mine": "tests.support.own_attention:Right", "wrong": "tests.support.own_attention:WrongKeys"}
+LEADERBOARD = {"heads": 16, "sequence": 16384, "d": 64, "precision": "bf16", "batch_size": 1, "causal": True}
+MINE, WRONG = "mine=tests.support.own_attention:Right", "wrong=tests.support.own_attention:WrongKeys"
 
 
-def tables_of(scale, origin):
-    """Made-up rows of every planned cell, and no rows of other experiments."""
-    jobs = plan_jobs("flash", config(implementations={"attention": OWN}), scale)
-    cells = [cell for job in jobs.values() for cell in job.cells]
-    rows = rows_of(cells, origin, lambda cell: REFUSED if cell.implementation.startswith("wrong=") else None)
-    return {name: frame(name, rows if name == "flash" else []) for name in EXPERIMENTS}
+def add_like(tables, like, implementation, factor):
+    """Add an implementation that takes a factor of another one's times, and in all nearly as long."""
+    relabel(rows("flash", implementation=like), implementation=implementation)(tables)
+    timed = ["forward", "backward", "forward_backward", "graph", "host", "handout", "matmul", "first_call"]
+    scale(rows("flash", implementation=implementation, metric=timed), factor)(tables)
+    scale(rows("flash", implementation=implementation, metric="wall"), 0.999)(tables)
+
+
+def tables_of(grids, like):
+    """Measured rows of every planned cell, those of the user's own like another's, and no rows of other experiments."""
+    tables = {name: frame(name, planned_rows(name, grids) if name == "flash" else []) for name in EXPERIMENTS}
+    add_like(tables, like, MINE, 0.9)
+    refused = [cell for cell in planned_cells("flash", grids) if cell.implementation == like]
+    lost = frame("flash", rows_of(refused, on_gpu=grids != "smoke", lost=lambda cell: REFUSED))
+    tables["flash"] = pandas.concat([tables["flash"], lost.assign(implementation=WRONG)], ignore_index=True)
+    scale(rows("flash", implementation=WRONG, metric="wall"), 1.001)(tables)
+    return tables
 
 
 @pytest.fixture(scope="module")
 def h200():
-    return tables_of("handout", provenance(**H200))
+    return tables_of("handout", "triton")
 
 
 def words(figure):
@@ -50,8 +63,9 @@ def test_they_are_in_every_table_and_figure_and_have_an_answer_each(h200):
     refused = [line for line in table_of(found["leaderboard"]).rows if line[0] == "wrong"]
     assert {cell for line in refused for cell in line[1:]} == {f"not measured: {WHY}"}
     mine, wrong = found["own_1"], found["own_2"]
-    assert plain(mine.verdict) == "mine takes 4.35 ms."
-    assert plain(mine.more) == "Your mine is 1.08× as fast as ours at 16 × 16384 tokens, d = 64, bf16."
+    ours = one(h200["flash"], metric="forward_backward", implementation="triton", **LEADERBOARD)["median"]
+    assert plain(mine.verdict) == f"mine takes {0.9 * ours:.2f} ms."
+    assert plain(mine.more) == "Your mine is 1.11× as fast as ours at 16 × 16384 tokens, d = 64, bf16."
     whole = h200["flash"][h200["flash"]["metric"] == "wall"]
     shapes = (len(whole) - len(without_own(whole))) / 2
     assert len(table_of(mine).rows) == shapes
@@ -72,9 +86,8 @@ def test_they_change_nothing_that_is_said_of_the_others(h200):
 
 
 def test_on_a_cpu_they_are_compared_at_the_longest_sequence():
-    tables = tables_of("smoke", provenance())
+    tables = tables_of("smoke", "plain")
     mine = answers_of(flash_benchmarking.answers(tables))["own_1"]
-    assert "at 1 × 512 tokens, d = 64, bf16" in plain(mine.more)
-    assert "as fast as plain" in plain(mine.more)
+    assert plain(mine.more) == "Your mine is 1.11× as fast as plain at 1 × 512 tokens, d = 64, bf16."
     assert "mine" in words(figure_of("flash_throughput", tables))
     assert [check for check in all_checks(tables) if check.outcome == "failed"] == []

@@ -15,7 +15,7 @@ from scripts.views.comparison import contenders
 from scripts.views.data import frame, select
 from scripts.views.fsdp import by_block
 from tests.samples import rows_of
-from tests.support.tables import GPU, took, training
+from tests.support.tables import took, training
 
 CELL = FullyShardedTraining(size="2.7B", processes=2, precision="fp32")
 
@@ -25,7 +25,7 @@ def trained(*cells, **setting):
 
 
 def test_exposed_communication_leaves_the_optimizer_out():
-    table = frame("fsdp", rows_of([CELL, replace(CELL, size="10B", precision="bf16")], GPU))
+    table = frame("fsdp", rows_of([CELL, replace(CELL, size="10B", precision="bf16")]))
     rows = contenders(FullyShardedTraining, table)
     cell = select(rows, size="2.7B").set_index("contender")
     baseline, ours = cell.loc["none"], cell.loc["fsdp"]

@@ -13,7 +13,7 @@ from scripts.rendering.contents import read_contents
 from scripts.rendering.headlines import compare, headlines
 from scripts.views.data import at_one_setting, frame
 from scripts.writeup import compute, fill
-from tests.samples import H200, ROOT, config, planned_rows
+from tests.samples import ROOT, config, planned_rows
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -23,7 +23,7 @@ CLOCKED = ["mean", "median", "p20", "p80", "std"]
 
 @pytest.fixture(scope="module")
 def end_to_end():
-    return frame("end_to_end", planned_rows("end_to_end", "handout", **H200))
+    return frame("end_to_end", planned_rows("end_to_end", "handout"))
 
 
 def tables_of(end_to_end):

@@ -1,26 +1,21 @@
 """The report on the 2026 leaderboard's step, where it or a part of it was measured."""
 
+import pandas
 import pytest
-from pandas import DataFrame
 
 from cs336_systems.accounting.leaderboard import PARAMETERS, step_flops
-from cs336_systems.experiments.leaderboard import Leaderboard
 from scripts.answers.training_leaderboard import answers
-from tests.samples.leaderboard import measure
+from scripts.views.data import select
 from tests.support.faults import recorded
 from tests.support.tables import plain
 
 
-def table_of(*parts, **parameters):
-    """Made-up rows of some parts on H200s."""
-    rows = []
-    for part in parts:
-        cell = Leaderboard(part=part, processes=2 if part == "step" else 1, **parameters)
-        rows += [
-            {"gpu": "NVIDIA H200", "cpu": "", **vars(cell), **vars(measurement)}
-            for measurement in measure(cell, on_gpu=True)
-        ]
-    return DataFrame(rows)
+def table_of(*parts, **changes):
+    """Recorded rows of some parts; the step, which takes two GPUs, has those of a rank's part."""
+    table = recorded()["leaderboard"]
+    whole = select(table, part="rank").assign(part="step", processes=2)
+    table = pandas.concat([whole, table])
+    return table[table["part"].isin(parts)].assign(**changes)
 
 
 def said(table):

@@ -8,19 +8,16 @@ from cs336_systems.plan import make_plan
 from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import read_contents
 from scripts.views.data import at_one_setting, frame
-from tests.samples import H200, ROOT, config, provenance, rows_of
-
-NEEDS_XL = {"conclusion.helped"}
-"""On one H200 its step is host-bound, so that no scale answers it; samples are not."""
+from tests.samples import ROOT, config, rows_of
 
 
 def answered(scale):
-    """The sub-questions that one H200 answers at a scale, from made-up measurements."""
+    """The sub-questions that one H200 answers at a scale, from recorded rows."""
     plan = make_plan(config(machine="1 x NVIDIA H200", scale=scale))
     tables = {}
     for name, jobs in plan.jobs.items():
         cells = [cell for job in jobs.values() if not plan.obstacle(job) for cell in job.cells]
-        tables[name] = at_one_setting(name, frame(name, rows_of(cells, provenance(**H200))))
+        tables[name] = at_one_setting(name, frame(name, rows_of(cells)))
     return {
         f"{section}.{name}"
         for section in read_contents(ROOT / "report/contents.yaml").sections
@@ -34,4 +31,4 @@ def test_quick_answers_what_the_handout_scale_does(monkeypatch):
     monkeypatch.chdir(ROOT)
     whole = answered("handout")
     assert len(whole) > 50
-    assert whole - answered("quick") == NEEDS_XL
+    assert answered("quick") >= whole

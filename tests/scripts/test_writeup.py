@@ -25,11 +25,14 @@ from scripts.tables import merge_all
 from scripts.typeset import typeset
 from scripts.views.data import load
 from scripts.writeup import compute, environment, fill, picture_of, write
-from tests.samples import H200, ROOT, config, pdf_text, planned_cells, provenance, rows_of, squeeze, write_raw
+from tests.samples import ROOT, config, pdf_text, planned_cells, rows_of, squeeze, write_raw
 from tests.support.made_once import made_once
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
-DIGESTS = {name: [provenance().source_digest] for name in EXPERIMENTS}
+DIGEST = "0123456789ab"
+DIGESTS = {name: [DIGEST] for name in EXPERIMENTS}
+CLEAN = {"git_commit": "0123abc", "git_dirty": False, "source_digest": DIGEST, "utc": "2026-01-02T03:04:05+00:00"}
+"""Where rows are said to come from."""
 H200_PLAN = make_plan(config(machine="1 x NVIDIA H200", scale="quick"))
 CPU_PLAN = make_plan(config(machine="cpu"))
 NASTY = (
@@ -94,10 +97,10 @@ def h200(tmp_path_factory):
 
     def make(folder):
         failed = Measurement(metric=WHOLE_CELL, status="failed", message=f"{NASTY}\n\x1b[31m{CHINESE} שלום")
-        origin = provenance(**H200, git_dirty=True, cpu=NASTY)
+        origin = CLEAN | {"git_dirty": True, "cpu": NASTY}
         first = planned_cells("end_to_end", "quick")[0]
         rows = {
-            name: rows_of(planned_cells(name, "quick"), origin, lambda cell: failed if cell == first else None)
+            name: rows_of(planned_cells(name, "quick"), lost=lambda cell: failed if cell == first else None, **origin)
             for name in EXPERIMENTS
         }
         write_report(folder, H200_PLAN, rows, str(ROOT / "tests" / "traces" / "eager.json.gz"))
@@ -110,7 +113,8 @@ def cpu(tmp_path_factory):
     """The report of the smoke grids on a processor with a nasty name."""
 
     def make(folder):
-        rows = {name: rows_of(planned_cells(name, "smoke"), provenance(cpu=NASTY + CHINESE)) for name in EXPERIMENTS}
+        origin = CLEAN | {"cpu": NASTY + CHINESE}
+        rows = {name: rows_of(planned_cells(name, "smoke"), on_gpu=False, **origin) for name in EXPERIMENTS}
         write_report(folder, CPU_PLAN, rows)
 
     return Report(made_once(tmp_path_factory, "cpu", make) / CPU_PLAN.results)

@@ -6,15 +6,18 @@ import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
+from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from cs336_systems.record.rows import write_table
 from scripts.rendering.rows import number, rows_json
-from tests.samples import OOM, config, planned_cells, provenance, rows_of
+from tests.samples import config, planned_cells, rows_of
+
+OOM = Measurement(metric=WHOLE_CELL, status="oom", message="out of memory")
 
 
 def test_each_row_has_its_numbers_and_the_command_that_measures_it(tmp_path):
     plan = make_plan(config(machine="cpu"))
     cells = planned_cells("flash", "smoke")
-    rows = rows_of(cells, provenance(), lambda cell: OOM if cell == cells[0] else None)
+    rows = rows_of(cells, on_gpu=False, lost=lambda cell: OOM if cell == cells[0] else None)
     write_table(tmp_path / "flash.csv", EXPERIMENTS["flash"], rows)
     entry = json.loads(rows_json(plan, {"flash": tmp_path / "flash.csv"}, {}))["experiments"]["flash"]
     columns = entry["columns"]

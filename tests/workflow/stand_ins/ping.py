@@ -6,8 +6,9 @@ from pathlib import Path
 
 from cs336_systems.experiments.ping import Ping
 
-from cs336_systems.record.rows import write_job
-from tests.samples import H200, provenance, rows_of
+from cs336_systems.record.measurement import WALL, Measurement, summarize
+from cs336_systems.record.rows import make_row, write_job
+from tests.samples import H200, provenance
 
 
 def option(name: str) -> list[str]:
@@ -15,6 +16,12 @@ def option(name: str) -> list[str]:
     rest = sys.argv[sys.argv.index(name) + 1 :]
     stop = next((index for index, word in enumerate(rest) if word.startswith("--")), len(rest))
     return rest[:stop]
+
+
+def measure(cell: Ping) -> list[Measurement]:
+    """All-reduces that take longer one after another."""
+    times = [0.1 + 0.001 * step for step in range(cell.steps)]
+    return [summarize("all_reduce", "ms", times), summarize("sum", "", [cell.processes]), summarize(WALL, "s", [1.0])]
 
 
 if __name__ == "__main__":
@@ -26,4 +33,5 @@ if __name__ == "__main__":
     if os.environ.get("RANK", "0") == "0":
         cells = [Ping(processes=processes, numbers=int(numbers)) for numbers in option("--numbers")]
         origin = provenance(**H200 | {"gpu_count": processes})
-        write_job(Path(option("--output")[0]), Ping, rows_of(cells, origin))
+        rows = [make_row(cell, measurement, origin) for cell in cells for measurement in measure(cell)]
+        write_job(Path(option("--output")[0]), Ping, rows)
