@@ -81,7 +81,7 @@ $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W)
 
 
 def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu"):
-    """A page of made-up rows of some experiments, as scripts/web.py makes it."""
+    """A page of measured rows of some experiments, as scripts/web.py makes it."""
     plan = make_plan(config(machine=machine, scale="smoke"))
     tables = {name: folder / f"{name}.csv" for name in EXPERIMENTS}
     rows = {name: planned_rows(name, "smoke") if name in measured else [] for name in EXPERIMENTS}

@@ -5,6 +5,7 @@ import io
 
 import pytest
 
+from tests.samples import planned_rows
 from tests.web.conftest import DESKTOP, HTML, PHONE, make_page
 
 FILTER = """const filter = document.querySelector(`#explorer .filters [data-column="${arguments[0]}"]`);
@@ -134,7 +135,9 @@ def test_a_row_shows_all_that_was_recorded_and_the_command_that_repeats_it(page,
     browser.to_explorer()
     browser.click("#explorer .rows tbody tr")
     told = browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
-    for text in ("median", "0123456789ab", "2026-01-02", HTML, "python -m cs336_systems.benchmarks.end_to_end --"):
+    row = planned_rows("end_to_end", "smoke")[0]
+    command = "python -m cs336_systems.benchmarks.end_to_end --"
+    for text in ("median", row.source_digest, row.git_commit, row.utc[:10], HTML, command):
         assert text in told
     assert browser.run("return document.querySelectorAll('#detail .strip circle').length") > 1
 
