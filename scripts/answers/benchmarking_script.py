@@ -22,7 +22,11 @@ TIMES: Columns = {
     "": {"size": "{shown}", "weights / M": "{weights:,.0f}", "precision": "{precision}"},
     "mean ± std / ms": {name: f"{{{name}}}" for name in ("inference", "forward", "backward")}
     | {"AdamW": "{optimizer}"},
-    "of the step": {"busy / %": "{busy:share}{host_bound:star}", "MFU / %": "{utilization:share}"},
+    "the step": {
+        "median / ms": "{step:.1f}",
+        "busy / %": "{busy:share}{host_bound:star}",
+        "MFU / %": "{utilization:share}",
+    },
 }
 
 
@@ -177,8 +181,8 @@ def times_table(table: DataFrame, eager: DataFrame, reference: int | None) -> Ta
             line = {"shown": shown, "weights": weights, "precision": precision, "lost": reason(rows, mode="train_step")}
             line |= {"inference": mean_and_std(rows, "forward", "inference")}
             line |= {phase: phase_statistics(rows, phase) for phase in PHASES}
-            line |= {"busy": nan, "host_bound": False, "utilization": nan}
-            whole = select(most_complete(eager), **cell)[["busy", "host_bound", "utilization"]]
+            line |= {"step": nan, "busy": nan, "host_bound": False, "utilization": nan}
+            whole = select(most_complete(eager), **cell)[["step", "busy", "host_bound", "utilization"]]
             lines.append({**line, **dict(*[step for _, step in whole.iterrows()])})
     found = DataFrame(lines)
     for name in ("inference", *PHASES) if lines else ():

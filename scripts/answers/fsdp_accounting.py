@@ -107,7 +107,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
     first = set(late.index) <= set(range(1 + AHEAD))
-    facts = Facts(own=own, late=count(len(late), "block"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
+    facts = Facts(own=own, late=count(len(late), "unit"), blocks=len(blocks) or None, wait=float(late["late"].sum()))
     return Answer(
         asked="(b) In time",
         missing=not_profiled(table, rows, "forward pass"),

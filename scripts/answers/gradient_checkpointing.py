@@ -81,10 +81,10 @@ def measured(found: DataFrame) -> Answer:
     row = first(found)
     if row is None or found["step"].isna().all():
         return Answer("(b) Best segment")
-    best = [say("{case[best]} with {case[attention]} attention ({case[row][peak]:GiB})", case=case) for case in cases]
+    best = [say("{case[best]} ({case[attention]} attention, {case[row][peak]:GiB})", case=case) for case in cases]
     return Answer(
         asked="(b) Best segment",
-        verdict=say("Segments of {best:listing} are best.", best=best)
+        verdict=say("Segments of {best:listing} need least memory.", best=best)
         or say(
             "By closed form segments of {best} need the least memory; this machine counts no peaks.",
             best=best_segment(block_of(row), int(row["vocab_size"])),

@@ -85,7 +85,7 @@ def model(table: DataFrame) -> Answer:
             grid(lines, MODEL, text_columns=2),
             f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
             "star: host-bound. cost: the warm-up beyond as many settled steps; pays after: steps that save as "
-            "much.",
+            "much; –: host-bound.",
         ),
         reason=say(
             "The eager step launches {fewer:times} as many kernels and copies (median), which matters where the "
@@ -112,8 +112,9 @@ def both_ways(rows: DataFrame, tried: DataFrame) -> DataFrame:
         cost = compile_seconds(fast)
         pays = steps_to_pay(cost, eager["step"], fast["step"])
         line |= {**eager.add_prefix("eager "), **fast.add_prefix("compiled ")}
-        line |= {"cost": cost, "pays": "–" if cost is None else "never" if pays is None else str(pays)}
-        line |= {"gain": eager["step"] / fast["step"], "host_bound": bool(eager["host_bound"] or fast["host_bound"])}
+        host_bound = bool(eager["host_bound"] or fast["host_bound"])
+        told = "–" if cost is None or host_bound else "never" if pays is None else str(pays)
+        line |= {"cost": cost, "pays": told, "gain": eager["step"] / fast["step"], "host_bound": host_bound}
         line |= {"work": ratio(eager["device_busy"], fast["device_busy"])}
         lines.append(line | {"fewer": ratio(eager["launches"], fast["launches"])})
     numbers = ["host_bound", "gain", "work", "fewer", "pays"]
