@@ -2,12 +2,13 @@
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
 from scripts.views.data import PRECISIONS, last, measured_gpu, one, reference_context, select
 from scripts.views.kernels import FORWARD_AND_BACKWARD, kernels
-from scripts.views.precisions import precision_pairs
 from scripts.views.steps import most_complete, steady, step_table
 
 COMPONENTS = {
@@ -18,11 +19,13 @@ COMPONENTS = {
     "loss": "loss",
     "gradients": "gradients",
 }
+BOTH = "forward + backward"
+"""The passes by which precisions are compared: the optimizer works on fp32 weights in both."""
 SPEED: Columns = {
     "size": "{label}{host_bound:star}",
     "forward": {name: f"{{forward_{name}:.1f}}" for name in PRECISIONS},
-    "forward + backward": {name: f"{{{name}:.1f}}" for name in PRECISIONS},
-    "both, on the device": {name: f"{{device_{name}:.1f}}" for name in PRECISIONS},
+    BOTH: {name: f"{{{BOTH}_{name}:.1f}}" for name in PRECISIONS},
+    "both, on the device": {name: f"{{{BOTH}, busy_{name}:.1f}}" for name in PRECISIONS},
     " ": {"gain": "{shown:.2f}×"},
 }
 
@@ -59,6 +62,22 @@ def seen(table: DataFrame, way: str) -> dict[str, str]:
     """The dtype of each component under autocast to a precision; a dash where it was not observed."""
     rows = {name: one(table, autocast=way, metric=name) for name in COMPONENTS}
     return {name: "–" if row is None else str(row["value"]) for name, row in rows.items()}
+
+
+def precision_pairs(steps: DataFrame) -> DataFrame:
+    """One row per cell measured in both precisions, small to large, with the columns of either step behind its name.
+
+    Added: `gain`, the time of BOTH in fp32 over that in bf16; `device_gain`, the same of the device's time, NaN on a
+    CPU; `host_bound`, whether either step is.
+    """
+    cell = [*(name for name in parameters(EndToEnd) if name != "precision"), "label"]
+    sides = [select(steps, precision=name) for name in PRECISIONS]
+    found = sides[0].merge(sides[1], on=cell, suffixes=[f"_{name}" for name in PRECISIONS])
+    return found.assign(
+        gain=found[f"{BOTH}_fp32"] / found[f"{BOTH}_bf16"],
+        device_gain=found[f"{BOTH}, busy_fp32"] / found[f"{BOTH}, busy_bf16"],
+        host_bound=found["host_bound_fp32"].astype(bool) | found["host_bound_bf16"].astype(bool),
+    )
 
 
 def dtypes(table: DataFrame) -> Answer:

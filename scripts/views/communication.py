@@ -73,11 +73,9 @@ def data_size(megabytes: float) -> Typst:
 def all_reduce_table(table: DataFrame) -> DataFrame:
     """One row per measured cell of `all_reduce`, NCCL first, by number of processes and size.
 
-    Columns: the parameters; STATISTICS of its time, ms; the medians of `rank_spread`, ms, and of
-    `algorithm_bandwidth` and `bus_bandwidth`, GB/s; `size`, bytes.
+    Columns: the parameters; STATISTICS of its time, ms; the median of `bus_bandwidth`, GB/s; `size`, bytes.
     """
-    others = ["rank_spread", "algorithm_bandwidth", "bus_bandwidth"]
-    cells = wide(table, parameters(AllReduce), others, "time", STATISTICS).reset_index()
+    cells = wide(table, parameters(AllReduce), ["bus_bandwidth"], "time", STATISTICS).reset_index()
     cells["size"] = MB * cells["megabytes"]
     order = cells.assign(backend=cells["backend"].map(list(BACKENDS).index))
     return cells.loc[order.sort_values(["backend", "processes", "megabytes"]).index]

@@ -13,10 +13,9 @@ from scripts.views.comparison import Kind, backend_of, compared, described, mark
 from scripts.views.data import reason, select
 
 STEP = {"median": "{median:cut}{star}", "p20–p80": "{p20:cut}–{p80:cut}"}
-EXPOSED = {"exposed": "{exposed:cut}"}
 MEMORY = {"peak": "{peak_memory:GiB}", "outside": "{outside_memory:GiB}"}
 COLUMNS: Columns = {
-    "step / ms": STEP | EXPOSED,
+    "step / ms": STEP | {"exposed": "{exposed:cut}"},
     "profiled step": {
         "comm. / ms": "{communication:cut}",
         "hidden / %": "{hidden_share:share}",

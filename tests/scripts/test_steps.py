@@ -4,8 +4,8 @@ import pytest
 
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.record.measurement import parse_samples
+from scripts.answers.benchmarking_mixed_precision import precision_pairs
 from scripts.views.data import frame, select
-from scripts.views.precisions import precision_pairs
 from scripts.views.steps import most_complete, steady, step_table
 from tests.samples import planned_cells, planned_rows
 
