@@ -26,7 +26,7 @@ PATTERNS = (
     "rules/*.smk", "rules/*.sh",
     "scripts/*.py",
     "tests/*.py", "tests/cluster/*.sh", "tests/data/*.json", "tests/golden/*.csv",
-    "tests/compare/*.csv", "tests/compare/*.csv.sha256",
+    "tests/compare/*.csv", "tests/compare/*.csv.sha256", "tests/samples/*.csv", "tests/samples/*.csv.sha256",
     "tests/golden/*.txt", "tests/golden/*.typ", "tests/traces/*.json.gz", "tests/workflow/toy/*.yaml",
     "tests/workflow/toy/*.typ.j2",
 )  # fmt: skip

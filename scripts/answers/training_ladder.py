@@ -329,10 +329,11 @@ def learning(table: DataFrame) -> Answer:
             )
         ),
         more=facts.say(
-            "fp32 ends at {fp32} nat, the others at {least} to {most}.",
+            "fp32 ends at {fp32} nat, the others at {ends}.",
             fp32=None if exact is None else f"{exact['loss']:.3f} ± {exact['std']:.3f}",
-            least=fixed_point(others["loss"].min(), 3, missing=""),
-            most=fixed_point(others["loss"].max(), 3, missing=""),
+            ends=" to ".join(
+                dict.fromkeys(fixed_point(others["loss"].agg(end), 3, missing="") for end in ("min", "max"))
+            ),
         ),
         reason=facts.say(
             "A small model learns a Markov chain, whose entropy no loss can go below. Scatter: {scatter} standard "

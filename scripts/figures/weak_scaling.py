@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from scripts.rendering.style import NotDrawn, annotate, legend, look_of_line, save, subplots
+from scripts.rendering.style import NotDrawn, legend, look_of_line, save, subplots
 from scripts.views.data import load_at_one_setting, select
 from scripts.views.scaling import scaling
 
@@ -31,7 +31,7 @@ def draw(table: str, second_table: str, output: str) -> None:
 
 
 def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:
-    """A row per contender, with a mark and its number for each number of ranks."""
+    """A row per contender, with a mark for each number of ranks, and their numbers behind its name."""
     titles = list(dict.fromkeys(found["title"]))
     axes.axvline(100, color="black", linewidth=0.8, linestyle="--", label="no communication")
     for place, number in enumerate(ranks):
@@ -39,10 +39,7 @@ def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:
         heights = [titles.index(title) for title in rows["title"]]
         look = look_of_line(place) | {"linestyle": "", "markersize": 5}
         axes.plot(100 * rows["efficiency"], heights, label=f"{number} ranks", **look)
-        for height, share in zip(heights, 100 * rows["efficiency"], strict=True):
-            side = {"va": "top", "xytext": (0, -3)} if place % 2 else {"va": "bottom", "xytext": (0, 3)}
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.2}
-            annotate(axes, (share, height), f"{share:.{1 if len(ranks) <= 2 else 0}f}", fontsize=6, bbox=box, **side)
-    axes.set_yticks(range(len(titles)), titles, fontsize=7)
+    shares = {title: [f"{100 * share:.1f}" for share in select(found, title=title)["efficiency"]] for title in titles}
+    axes.set_yticks(range(len(titles)), [f"{title}: {', '.join(shares[title])}" for title in titles], fontsize=7)
     axes.set_ylim(len(titles) - 0.5, -0.7)
     axes.set_xlabel("efficiency / %")
