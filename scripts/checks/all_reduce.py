@@ -11,7 +11,7 @@ from scripts.views.data import select
 BEYOND = 0.05
 """A median bandwidth may lie so far outside of what the 20th and 80th percentiles of the times give.
 
-Of even numbers of samples it is not the bandwidth of the median time: on a processor the two in the middle may be apart.
+Of an even number of samples it is not the bandwidth of the median time: the two in the middle may be far apart.
 """
 ROUNDING = 1e-6
 
