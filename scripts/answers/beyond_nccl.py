@@ -63,7 +63,7 @@ def gain(table: DataFrame, rows: DataFrame) -> Answer:
         more=say(
             elsewhere(found),
             *(
-                duel.speed.sentence("it", "our best buckets", f"({asked.cell})")
+                duel.speed.sentence("symmetric memory", "our best buckets", f"({asked.cell})")
                 for duel in buckets
                 if duel.cell == asked.cell
             ),

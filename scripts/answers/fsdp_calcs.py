@@ -13,7 +13,10 @@ def answers(tables: Tables) -> Found:
         **example,
         "limit": Answer(
             "FLOPs, time, limit",
-            Typst("Both passes hide their communication up to $N = 1 + B W \\/ C$ devices, as in data parallelism."),
-            facts.say("In the example {limit}; a step sends 1.5 times the bytes of data parallelism."),
+            Typst("$6 B D F \\/ N$ FLOPs forward, twice that backward; compute-bound up to $N = 1 + B W \\/ C$."),
+            facts.say(
+                "Communication takes $6 (N - 1) D F \\/ (N W)$ seconds forward, twice that backward.",
+                "In the example the limit is {limit} devices.",
+            ),
         ),
     }

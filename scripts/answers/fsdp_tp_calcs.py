@@ -53,8 +53,8 @@ def answers(tables: Tables) -> Found:
                 most=math.floor(at_once),
             ),
             facts.say(
-                "Sharing a link, {most} with $X = {x:sig}$ and $Y = {in_turn / x:sig}$: {at_once / in_turn:times} "
-                "fewer.",
+                "FLOPs are $6 B D F\\/N$, seconds of communication $max {{6 D F (X-1), 4 B D (Y-1)}}\\/(N W)$.",
+                "Sharing a link, {most} with $X={x:sig}$ and $Y={in_turn / x:sig}$: {at_once / in_turn:times} fewer.",
                 most=math.floor(in_turn),
             ),
             evidence=Captioned(

@@ -13,7 +13,11 @@ def answers(tables: Tables) -> Found:
         **example,
         "limit": Answer(
             "FLOPs, time, limit",
-            Typst("Compute-bound up to $N = 1 + 3 F W \\/ (2 C)$ forward, $1 + 3 F W \\/ C$ backward."),
-            facts.say("In the example {forward} and {backward} devices."),
+            Typst("Compute-bound up to $N = 1 + 3 F W\\/(2 C)$ forward, $1 + 3 F W\\/C$ backward."),
+            facts.say(
+                "FLOPs are $6 B D F\\/N$ forward, twice that backward; each pass communicates for "
+                "$4 (N - 1) B D\\/(N W)$ seconds.",
+                "In the example the limits are {forward} and {backward} devices.",
+            ),
         ),
     }

@@ -230,8 +230,11 @@ def several(table: DataFrame) -> Answer:
     found = found[found["gpu"] != ""]
     wrapped = found[found["rung"] != TOP.name]
     best = first(wrapped.sort_values("step"))
+    lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
+    why = lost["message"].iloc[0] if len(lost) else "no machine with several GPUs was at hand"
     return Answer(
         asked="On several GPUs",
+        missing=f"Not measured: {why}.",
         verdict=say(
             "On {row[processes]} GPUs {row[title]} is fastest: {row[step]:ms}, {row[over]:times} the step without "
             "communication.",
@@ -287,7 +290,9 @@ def instead_of_the_compiler(ladder: DataFrame) -> Typst:
     fused, compiled = one(ladder, rung="fused"), one(ladder, rung="compiled")
     if fused is None or compiled is None:
         return NOTHING
-    return against(fused, compiled).sentence("fused passes, which take the compiler’s place,", "compiled blocks")
+    return against(fused, compiled).sentence(
+        "the step with fused passes in place of the compiler", "the step with compiled blocks"
+    )
 
 
 def left_out(rungs: DataFrame, found: list[DataFrame]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Answer to `what_fits`: how well closed forms predict a step's memory and time."""
+"""Answers to `what_fits`: what trains within a GPU's memory by closed forms, and how exact these are."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,10 +7,12 @@ from pandas import DataFrame
 
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN, recorded
 from cs336_systems.fit.verdict import recorded_on
-from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Typst
-from scripts.views.data import first, measured_gpu
+from scripts.rendering.markup import Typst, measured, with_unit
+from scripts.views.data import first, last, measured_gpu
+from scripts.views.longest_contexts import BATCH, CONTEXTS, WAYS, longest_contexts
+from scripts.views.units import GIB
 from scripts.views.what_fits import HELD_BACK, judged, predictions, summary
 
 REBUILT = "PyTorch's DDP"
@@ -27,6 +29,17 @@ BY_EXPERIMENT: Columns = {
         for what, limit in WITHIN.items()
     },
 }
+LONGEST: Columns = {
+    "": "{label}",
+    **{
+        way: {
+            "context": f"{{{way} context:.0f}}",
+            "GiB": f"{{{way} memory:GiB}}",
+            "step / s": f"{{{way} seconds:sig}}",
+        }
+        for way in WAYS
+    },
+}
 EVERY: Columns = {
     "": {"": "{cell}", "kind": "{kind}"},
     "memory / MiB": {"measured": "{memory:.0f}", "predicted": "{memory_predicted:.0f}", "%": "{memory_percent:+.1f}"},
@@ -39,9 +52,50 @@ EVERY: Columns = {
 
 
 def answers(tables: Tables) -> Found:
-    """The section's answer."""
-    found = predictions(tables)
-    return {"error": how_well(found, measured_gpu(tables))}
+    """The section's answers."""
+    found, gpu = predictions(tables), measured_gpu(tables)
+    known = recorded()
+    memory = next((size for table in tables.values() for size in table["gpu_memory"] if size), known.memory)
+    return {"fits": what_fits(gpu or known.gpu, memory), "error": how_well(found, gpu)}
+
+
+def what_fits(gpu: str, capacity: float) -> Answer:
+    """The longest step of each size in a GPU's memory."""
+    table = longest_contexts(gpu, capacity)
+    trained = table[[f"{way} context" for way in WAYS]].notna().any(axis=1)
+    row = last(table[trained])
+    steps = [] if row is None else [(way, row[f"{way} context"], row[f"{way} seconds"]) for way in WAYS]
+    facts = Facts(
+        gpu=gpu.removeprefix("NVIDIA "),
+        row=row,
+        ways=[
+            say("{context:whole} ({way})", context=context, way=way) for way, context, _ in steps if measured(context)
+        ],
+        seconds=[with_unit(seconds, "s") for *_, seconds in steps if measured(seconds)],
+    )
+    return Answer(
+        asked="What fits",
+        verdict=facts.say("One {gpu} trains {row[label]} up to context {ways:listing}."),
+        more=facts.say(
+            "That is with {batch} sequences in bf16, by closed form; such steps take {seconds:listing}.",
+            "{larger:listing} does not fit.",
+            batch=BATCH,
+            larger=list(table["label"][~trained])[:1],
+        ),
+        evidence=Captioned(
+            grid(table, LONGEST),
+            say(
+                "The longest context, a power of two up to {most}, at which a step of {batch} sequences in bf16 "
+                "autocast fits into {capacity:GiB}: with plain attention, with FlashAttention, and with FlashAttention "
+                "where every block keeps only its input; the memory needed, CUDA's context included, and the step's "
+                "time.",
+                most=CONTEXTS[-1],
+                batch=BATCH,
+                capacity=capacity / GIB,
+            ),
+        ),
+        missing=f"No step of {BATCH} sequences fits into the GPU's memory.",
+    )
 
 
 def how_well(found: DataFrame, gpu: str) -> Answer:
@@ -49,7 +103,7 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
     table = DataFrame(by_experiment(found))
     whole = first(table[table["experiment"] == "all"]) if len(table) else None
     return Answer(
-        asked="Memory and time without measuring",
+        asked="How exact the predictions are",
         verdict=say(
             "Closed forms predict {row[memory within]:whole} of {row[memory cells]:whole} peaks within "
             "{memory:percent}, {row[time within]:whole} of {row[time cells]:whole} step times within {time:percent}.",
@@ -61,27 +115,29 @@ def how_well(found: DataFrame, gpu: str) -> Answer:
             peaks=None if whole is None else whole["memory median"] / 100,
             times=None if whole is None else whole["time median"] / 100,
         ),
-        evidence=Captioned(
-            grid(table, BY_EXPERIMENT),
-            "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time of "
-            "the device-bound ones.",
-        ),
         reason=reason(found, gpu),
-        details=Captioned(
-            grid(
-                found.assign(
-                    memory_percent=100 * found["memory_error"],
-                    time_percent=100 * found["time_error"],
-                    host_bound=~found["device_bound"],
-                ),
-                EVERY,
-                text_columns=2,
+        details=[
+            Captioned(
+                grid(table, BY_EXPERIMENT),
+                "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time "
+                "of the device-bound ones.",
             ),
-            "Every measured step against its prediction. A star: host-bound; its time is for how long the device works "
-            "in the step.",
-            long=True,
-        ),
-        missing="Not predicted: memory is counted, and the device's time known, on GPUs only.",
+            Captioned(
+                grid(
+                    found.assign(
+                        memory_percent=100 * found["memory_error"],
+                        time_percent=100 * found["time_error"],
+                        host_bound=~found["device_bound"],
+                    ),
+                    EVERY,
+                    text_columns=2,
+                ),
+                "Every measured step against its prediction. Experiments are processes of their own, so the same step "
+                "may differ between them. A star: host-bound; its time is for how long the device works in the step.",
+                long=True,
+            ),
+        ],
+        missing="Not compared: memory and the device's time are measured on GPUs only.",
     )
 
 

@@ -54,7 +54,7 @@ def test_the_examples_limits_are_the_closed_forms():
     example = math.floor(EXAMPLE.batch_limit)
     assert f"In the example that is {example} devices" in said("data_parallel_calcs", "limit")
     forward, backward = math.floor(EXAMPLE.tensor_forward_limit), math.floor(EXAMPLE.tensor_backward_limit)
-    assert f"In the example {forward} and {backward} devices" in said("tp_calcs", "limit")
+    assert f"In the example the limits are {forward} and {backward} devices" in said("tp_calcs", "limit")
     gain = EXAMPLE.mixed_limit(overlapped=True) / EXAMPLE.mixed_limit(overlapped=False)
     assert f"{gain:.2f}× fewer" in said("fsdp_tp_calcs", "limit")
 
