@@ -25,10 +25,11 @@ cache=$(mktemp -d)
 trap 'rm -rf "$cache"' EXIT
 # One thread per process, since several ranks share the processor.
 run() { OMP_NUM_THREADS=1 python -m pytest -q -m numeric -o cache_dir="$cache" "$@" "${tests[@]}" >"$log" 2>&1; }
-# Side by side, by file, as a file's tests share what takes long to make: most of the time processors compile. Then what has
-# failed by itself, since GPUs are shared too: their time and memory, and some let in one process only.
+# Side by side: most of the time processors compile. A worker takes neighbours, which share what takes long to make, and then
+# the rest of others'. What has failed runs again by itself, since GPUs are shared too: their time and memory, and some let
+# in one process only.
 workers=()
-if [ "${#tests[@]}" -gt 1 ]; then workers=(--numprocesses=auto --maxprocesses=4 --dist=loadfile); fi
+if [ "${#tests[@]}" -gt 1 ]; then workers=(--numprocesses=auto --maxprocesses=8 --dist=worksteal); fi
 status=0
 run "${workers[@]}" || run --last-failed || status=$?
 if [ "$status" -ne 0 ]; then

@@ -20,11 +20,12 @@ from scripts.archive import MB
 from scripts.bundle import SOFTWARE, entities
 from scripts.bundle_evidence import Evidence, digests
 from scripts.checks import Check
-from scripts.coverage import NOT_RUN, OUTCOMES, UNPLANNED
+from scripts.coverage import OUTCOMES, UNPLANNED
 from scripts.limits import TooExpensive
 from scripts.log import printable, shortened
 from scripts.read_bundle import Bundle, opened
 from scripts.views.completeness import cells_of
+from scripts.views.data import NOT_RUN
 from scripts.views.own import own_rows
 
 PASSED, FAILED, CANNOT_TELL = "passed", "failed", "cannot tell"

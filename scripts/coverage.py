@@ -8,11 +8,11 @@ from typing import Any
 import yaml
 from pandas import DataFrame
 
-from cs336_systems.plan import Plan
+from cs336_systems.plan import Job, Plan
 from cs336_systems.record.measurement import COMMON_UNITS, WHOLE_CELL
 from scripts.views.completeness import cells_of, missing_metrics
+from scripts.views.data import NOT_RUN
 
-NOT_RUN = "not run"
 INCOMPLETE = "incomplete"
 """Measured, but without a metric that others of its kind have."""
 OUTCOMES = ["ok", INCOMPLETE, "oom", "skipped", "failed", NOT_RUN]
@@ -65,7 +65,6 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     One row per experiment, grid, metric and status, with the number of cells and the first reason; for cells that
     were not run, one row per reason.
     """
-    notes = recorded_notes(plan)
     lost: list[tuple[str, ...]] = []
     for experiment, jobs in plan.jobs.items():
         grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
@@ -77,7 +76,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
         lost += [(experiment, grids.get(cell, NO_GRID), *why, "") for cell, *why in cells]
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
-            why = notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
+            why = why_not_run(plan, job)
             missing = sum(dataclasses.astuple(cell) not in measured for cell in job.cells)
             lost += [(experiment, job.grid, WHOLE_CELL, NOT_RUN, why, why)] * missing
     alike = ["experiment", "grid", "metric", "status", "not run"]
@@ -85,7 +84,15 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     return found.agg(cells="size", reason="first").reset_index().drop(columns="not run")
 
 
-def recorded_notes(plan: Plan) -> dict[int, str]:
-    """Why recorded results lack jobs, by the number of GPUs that they need: `not_measured.yaml` next to the rows."""
+def why_not_run(plan: Plan, job: Job) -> str:
+    """Why a job has no rows; in recorded results as `not_measured.yaml` next to them says by the GPUs that it needs."""
     path = plan.raw.with_name("not_measured.yaml")
-    return yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
+    notes = yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
+    return notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
+
+
+def with_reason(plan: Plan, experiment: str, table: DataFrame) -> DataFrame:
+    """The table of an experiment; one that has no row knows why, for `not_measured`."""
+    if not len(table):
+        table.attrs[NOT_RUN] = next((why_not_run(plan, job) for job in plan.jobs[experiment].values()), NOT_RUN)
+    return table

@@ -10,6 +10,7 @@ import jinja2
 import pandas
 
 from cs336_systems.plan import Plan, read_plan
+from scripts.coverage import with_reason
 from scripts.log import log_to
 from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import Contents, read_contents
@@ -49,7 +50,7 @@ def compute(
     recorded: Mapping[str, pandas.DataFrame] | None = None,
 ) -> dict[str, Any]:
     """Everything in the templates that depends on the tables: `summary`, `sections`, `tiles` and `reference`."""
-    shown = {name: at_one_setting(name, table) for name, table in tables.items()}
+    shown = {name: with_reason(plan, name, at_one_setting(name, table)) for name, table in tables.items()}
     summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
     sections = {name: module.answers(shown) for name, module in modules.items()}

@@ -9,11 +9,11 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Typst, percent
+from scripts.rendering.markup import percent
 from scripts.views.comparison import contenders, device_bound, fastest
-from scripts.views.data import HANDOUT_CONTEXT, PRECISIONS, first, last, select
+from scripts.views.data import PRECISIONS, first, last, select
 from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
 from scripts.views.scaling import PYTORCHS, scaling
@@ -21,11 +21,14 @@ from scripts.views.steps import step_table, utilization
 from scripts.views.training_ladder import ends, rung_table, worth_doing
 from scripts.views.training_ladder import fastest as fastest_rung
 
-SIZE = "xl"
 GRAPH = "compiled into one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 WORK = ["size", "context", "batch_size", "vocab_size"]
 """The columns in which steps have to agree if their tokens are compared."""
+CLIMB = (
+    "With every improvement of @sec-training_ladder, one GPU's step of {top[label]} goes from {begin[step]:ms} to "
+    "{top[step]:ms}."
+)
 CHAIN: Columns = {
     "": {"": "{title}", "launch": "{launch}", "ranks": "{ranks}"},
     "step / ms": {"median": "{median:.1f}", "p20–p80": "{p20:.1f}–{p80:.1f}", "n": "{n:.0f}"},
@@ -38,13 +41,13 @@ CHAIN: Columns = {
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     wrappers = compared_wrappers(contenders(DataParallelTraining, tables["data_parallel"]))
-    work = dict(wrappers.iloc[0][WORK]) if len(wrappers) else {"size": SIZE, "context": HANDOUT_CONTEXT}
-    steps = DataFrame([*one_device(tables, work), *several_devices(wrappers)])
-    found = scaling(tables)
+    work = first(wrappers)
+    steps = [] if work is None else [*one_device(tables, dict(work[WORK])), *several_devices(wrappers)]
+    found, alone = scaling(tables), one_gpu(tables["training_ladder"])
     return {
-        "helped": helped(tables, steps, work),
+        "helped": helped(DataFrame(steps), work, alone),
         "scaling": weak_scaling(found, wrappers),
-        "advice": advice(steps, found),
+        "advice": advice(DataFrame(steps), found, alone),
     }
 
 
@@ -114,31 +117,29 @@ def several_devices(wrappers: DataFrame) -> list[dict[str, Any]]:
     return found
 
 
-def helped(tables: Tables, steps: DataFrame, work: Mapping[str, Any]) -> Answer:
-    """The gain of each optimization along the chain."""
+def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
+    """The gain of each optimization along the chain, or, where there is none, of all rungs on one GPU."""
     told = steps[steps["told"]] if len(steps) else steps
     begin, best = first(told), last(told.sort_values("tokens", kind="stable") if len(told) else told)
     alone = last(select(told, ranks=1)[1:] if len(told) else told)
     if begin is not None:
         steps = steps.assign(gain=(steps["tokens"] / begin["tokens"]).where(steps["told"]))
-    caption = (
-        f"The training step of {work['size']}, context {work['context']}, one setting after another changed: median, "
-        "20th and 80th percentile of n steps. Each experiment, and in data_parallel each number of ranks, is a launch "
-        "of its own. Busy: how long a device works in a step. –: host-bound, so no ratio is formed, or not known."
+    caption = say(
+        "The training step of {work[size]}, context {work[context]}, one setting after another changed: median, 20th "
+        "and 80th percentile of n steps. Each experiment, and in data_parallel each number of ranks, is a launch of "
+        "its own. Busy: how long a device works in a step. –: host-bound, so no ratio is formed, or not known.",
+        work=work,
     )
     ranks = 1 if best is None else int(best["ranks"])
-    facts = Facts(
-        begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"), size=work["size"]
-    )
+    facts = Facts(begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"), work=work)
     return Answer(
         asked="What helped",
-        missing=f"Not measured: no device-bound training step of {work['size']} at context {work['context']}.",
+        missing="Not measured: no device-bound training step of several devices, or from the first rung on.",
         verdict=facts.say(
-            "{size} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} "
-            "{begin[title]} on one.",
-            size=work["size"],
-            ranks=count(ranks, "GPU"),
-        ),
+            "{work[size]} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} "
+            "{begin[title]} on one."
+        )
+        or one.say(CLIMB),
         more=facts.say(
             "On one, {alone[title]} gives {alone[tokens] / begin[tokens]:times}; {best[ranks]} GPUs add "
             "{best[tokens] / alone[tokens]:times}."
@@ -146,25 +147,23 @@ def helped(tables: Tables, steps: DataFrame, work: Mapping[str, Any]) -> Answer:
             else ""
         ),
         evidence=Captioned(grid(steps, CHAIN, text_columns=2), caption),
-        reason=ladder(tables),
+        reason=one.say(CLIMB if work is not None else "", "After bf16, what saves most there is {later:listing}."),
     )
 
 
-def ladder(tables: Tables) -> Typst:
-    """How far one GPU's step comes if nothing of this project is left out, and what helps most after bf16."""
-    rungs = rung_table(tables["training_ladder"])
+def one_gpu(table: DataFrame) -> Facts:
+    """The first and the fastest rung of the largest model on one GPU, and what saves most there."""
+    rungs = rung_table(table)
     found = ends(rungs[rungs["gpu"] != ""])
     if not found:
-        return NOTHING
-    gains = worth_doing(tables["training_ladder"], found[-1])
-    most = gains[gains["rung"] != "autocast"].head(2)
-    return say(
-        "With every improvement of @sec-training_ladder, one GPU's step of {best[label]} goes from {begin[step]:ms} to "
-        "{best[step]:ms}.",
-        "After bf16, what saves most there is {most:listing}.",
+        return Facts(begin=None, top=None, most=[], later=[])
+    gains = worth_doing(table, found[-1])
+    later = gains[gains["rung"] != "autocast"].head(2)
+    return Facts(
         begin=first(found[-1]),
-        best=fastest_rung(found[-1]),
-        most=[say("_{rung[title]}_ ({rung[gain]:ms})", rung=rung) for _, rung in most.iterrows()],
+        top=fastest_rung(found[-1]),
+        most=list(gains["title"].head(2)),
+        later=[say("_{rung[title]}_ ({rung[gain]:ms})", rung=rung) for _, rung in later.iterrows()],
     )
 
 
@@ -195,8 +194,8 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     )
 
 
-def advice(steps: DataFrame, found: DataFrame) -> Answer:
-    """The recommended way to train on this machine."""
+def advice(steps: DataFrame, found: DataFrame, one: Facts) -> Answer:
+    """The recommended way to train on this machine: on several devices, or else on its one GPU."""
     several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
     best = last(several)
     fsdp = last(found[found["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
@@ -205,8 +204,9 @@ def advice(steps: DataFrame, found: DataFrame) -> Answer:
     facts = Facts(best=best, wrapper=wrapper, fsdp=fsdp)
     return Answer(
         asked="What to do on this machine",
-        missing="Cannot be told: no device-bound step on several ranks was measured.",
-        verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism."),
+        missing="Cannot be told: no device-bound training step was measured.",
+        verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
+        or one.say("Use {most:listing} first: nothing else saves as much of {top[label]}'s step."),
         more=facts.say(
             "If the state does not fit, shard it: _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
             "without communication ({fsdp[panel]}, {fsdp[processes]} ranks)."

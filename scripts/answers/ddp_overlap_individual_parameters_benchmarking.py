@@ -4,6 +4,7 @@ from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables
 from scripts.views.comparison import duels, fastest, traced_cell
+from scripts.views.comparison_tables import missing
 from scripts.views.data_parallel import (
     ACROSS,
     WITHOUT_COMMUNICATION,
@@ -21,7 +22,7 @@ SLOWER = 1.01
 def answers(tables: Tables) -> Found:
     """The section's answers."""
     table, rows = tables["data_parallel"], wrappers(tables)
-    return {"time": time(table, rows), "traces": traces(rows)}
+    return {"time": time(table, rows), "traces": traces(table, rows)}
 
 
 def time(table: DataFrame, rows: DataFrame) -> Answer:
@@ -47,7 +48,7 @@ def time(table: DataFrame, rows: DataFrame) -> Answer:
     )
 
 
-def traces(rows: DataFrame) -> Answer:
+def traces(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (b): what the drawn steps hide of their communication."""
     cell = traced_cell(rows)
     naive, flat, overlapped = (fastest(cell, [name]) for name in WRAPPERS)
@@ -60,5 +61,5 @@ def traces(rows: DataFrame) -> Answer:
         ),
         more=facts.say("The flat wrapper hides {flat[hidden_share]:percent} (one step each, rank 0, {flat[cell]})."),
         evidence="ddp_timelines",
-        missing="No step was profiled: a trace of kernels needs a GPU.",
+        missing="No step was profiled: a trace of kernels needs a GPU." if len(rows) else missing(table),
     )

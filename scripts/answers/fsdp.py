@@ -202,7 +202,7 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     facts = Facts(own=own, lost=lost, state=None if own is None else STATES * whole_weights(own) / GB)
     return Answer(
         asked="A larger model",
-        missing="Not measured: one model size only, or none that was trained.",
+        missing="Not measured: one model size only, or none that was trained." if len(rows) else missing(table),
         verdict=facts.say(
             "{own[label]} trains on {own[processes]} GPUs" + only + ": {own[median]:ms} per step, {own[memory]:gib} "
             "each."

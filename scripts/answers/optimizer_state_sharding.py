@@ -5,6 +5,7 @@ from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.grid import crossed
 from scripts.views.comparison import FOREIGN, OURS, OWN, ranks_of
+from scripts.views.comparison_tables import missing
 from scripts.views.data import last, select
 from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import AFTER_UPDATE, UNSHARDED, memory
@@ -33,6 +34,7 @@ def answers(tables: Tables) -> Found:
     )
     evenness = Answer(
         asked="Evenness",
+        missing=missing(table),
         verdict=say(
             "The fullest rank holds at most {excess:percent} more than an equal share of the state.", excess=ours
         ),

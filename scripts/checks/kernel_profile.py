@@ -19,9 +19,9 @@ STAGE_TOLERANCE = 0.05
 HOST_TOLERANCE = 0.1
 """The same in host-bound steps: the host may leave the stage some time after the last kernel, at which idle time in
 the trace ends."""
-STAGE_SLACK_MS = 0.2
+STAGE_SLACK_MS = 0.3
 """Difference that any stage may have, however short it is: under the profiler the host takes that long from recording
-the first event to entering the stage's range."""
+the first event to entering the stage's range: 0.24 ms at most, as measured."""
 ROUNDING = 1e-4
 """Share by which rounding may make a sum smaller."""
 OVERLAP = 0.002

@@ -10,7 +10,7 @@ from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.communication import BACKENDS
 from scripts.views.comparison import Kind, backend_of, compared, described, marked
-from scripts.views.data import reason, select
+from scripts.views.data import not_measured, reason, select
 
 STEP = {"median": "{median:cut}{star}", "p20–p80": "{p20:cut}–{p80:cut}"}
 MEMORY = {"peak": "{peak_memory:GiB}", "outside": "{outside_memory:GiB}"}
@@ -51,7 +51,7 @@ def contender_table(kind: Kind, table: DataFrame, rows: DataFrame, columns: Colu
 def missing(table: DataFrame) -> str:
     """Why there is nothing to show, as a sentence."""
     lost = select(table, metric=WHOLE_CELL)
-    why = reason(lost.iloc[:1]) if len(lost) else "not measured: not run"
+    why = reason(lost.iloc[:1]) if len(lost) else not_measured(table)
     return f"{why[:1].upper()}{why[1:]}."
 
 

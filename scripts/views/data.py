@@ -19,6 +19,7 @@ from cs336_systems.sizes import SIZES, parse_size, size_name
 from scripts.rendering.markup import measured
 
 HANDOUT_CONTEXT = 512
+NOT_RUN = "not run"
 PHASES = ["forward", "backward", "optimizer"]
 PRECISIONS = ["fp32", "bf16"]
 MODES = {
@@ -143,10 +144,15 @@ def reason(table: DataFrame, **wanted: Any) -> str:
     """Why a cell has no measurement: its status and message, or that it was not run."""
     row = one(table, metric=WHOLE_CELL, **wanted)
     if row is None:
-        return "not measured: not run"
+        return not_measured(table)
     if row["status"] == "oom":
         return "not measured: out of memory"
     return f"not measured: {row['message'].removeprefix('not timed: ')}"
+
+
+def not_measured(table: DataFrame) -> str:
+    """Why nothing of a table was measured, or of what it lacks: that it was not run, or what `with_reason` knows."""
+    return f"not measured: {table.attrs.get(NOT_RUN, NOT_RUN)}"
 
 
 def size_order(table: DataFrame) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import TrainingLadder
 from scripts.answers import training_ladder as section
-from scripts.answers.conclusion import ladder
+from scripts.answers.conclusion import CLIMB, one_gpu
 from scripts.checks import busy, checks_of, dtypes, roofline, training_ladder
 from scripts.views.completeness import missing_metrics
 from scripts.views.data import frame, select
@@ -89,7 +89,7 @@ def test_the_section_says_how_fast_how_far_and_what_first(h200):
     assert "All 8 other exact rungs learn as fp32 does" in plain(found["learning"].verdict)
     assert len(found["sizes"].evidence[0].table.rows) == 12
     first, last = ends(rung_table(h200))[-1].iloc[0]["step"], best["step"]
-    assert f"goes from {first:.0f} ms to {last:.0f} ms" in plain(ladder({NAME: h200}))
+    assert f"goes from {first:.0f} ms to {last:.0f} ms" in plain(one_gpu(h200).say(CLIMB))
     (tile,) = section.tiles(found)
     assert plain(tile.number) == f"{last:.0f} ms"
     share = f"{100 * best['utilization']:.0f}"
@@ -131,7 +131,7 @@ def test_a_processor_has_no_verdict_on_speed_and_nothing_is_a_report_too(cpu, h2
     assert "All 3 other exact rungs learn" in plain(found["learning"].verdict)
     nothing = section.answers({NAME: h200.iloc[:0]})
     assert not any(nothing[name].verdict for name in ("fastest", "learning"))
-    assert not ladder({NAME: h200.iloc[:0]})
+    assert not one_gpu(h200.iloc[:0]).say(CLIMB)
 
 
 def test_a_lost_part_of_the_floor_is_noticed(h200):

@@ -69,11 +69,15 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
     models = trained(table)
     if not models:
         return Answer("In the model", missing="Not measured: the kernels need a GPU.")
-    gained = most_gained(table)
-    model = gained or models[-1]
+    model = most_gained(table) or models[-1]
     return Answer(
         asked="In the model",
-        verdict=over_plain(gained),
+        verdict=model["plain"].sentence(
+            "a step with our attention",
+            "one with plain attention",
+            say("({model[label]}, context {model[context]}, {model[precision]})", model=model),
+        )
+        or "No gain over plain attention can be told: no step was timed with both.",
         more=say(
             model["sdpa"].sentence("ours", "PyTorch’s SDPA", "there")
             if model["sdpa"].faster is not None
@@ -90,19 +94,6 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
             "exceeds 5 %; how long the device works in it; ratios of device-bound steps only.",
         ),
         reason=share_of_attention(profile),
-    )
-
-
-def over_plain(model: dict[str, Any] | None) -> Typst:
-    """The verdict on the largest model that has one."""
-    if model is None:
-        return say("No gain over plain attention can be told: the steps with our attention are host-bound.")
-    gain = model["plain"].ratio
-    better, worse = ("our", "plain") if gain > 1 else ("plain", "our")
-    facts = Facts(better=better, worse=worse, model=model, gain=max(gain, 1 / gain))
-    return facts.say(
-        "With {better} attention {model[label]} trains {gain:times} as fast as with {worse} attention "
-        "(context {model[context]}, {model[precision]})."
     )
 
 
