@@ -21,7 +21,9 @@ from tests.support.planted_runs import scaled
 from tests.support.seal import copy_sealed
 
 FOLDER = ROOT / "recorded/nvidia-h200/card"
-ROWS = read_jobs(Card, [FOLDER / "20261124T070130-all.csv"])  # with every instrument
+CSV = FOLDER / "20261124T070130-all.csv"
+"""A card with every instrument."""
+ROWS = read_jobs(Card, [CSV])
 REFERENCES = references_of("NVIDIA H200", "", ROOT / "recorded")
 CLOCK = {(row.work, row.device): row.median for row in ROWS if row.metric == "sm_clock"}
 
@@ -280,7 +282,7 @@ def test_an_unknown_gpu_cannot_be_told_about():
 def test_the_card_is_written_as_two_pages_a_page_and_json(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     results = tmp_path / "results"
-    card = write_card(sorted(FOLDER.glob("*.csv"))[-1:], results)
+    card = write_card([CSV], results)
     assert read_card(results / "card.json") == card
     page = (results / "card.html").read_text(encoding="utf-8")
     assert "Healthy." in page
@@ -291,7 +293,7 @@ def test_the_card_is_written_as_two_pages_a_page_and_json(tmp_path, monkeypatch)
 
 def test_a_recorded_card_keeps_its_rows(tmp_path):
     results = tmp_path / "results/nvidia-h200"
-    copy_sealed(sorted(FOLDER.glob("*.csv"))[-1], results / "raw/card/all.csv")
+    copy_sealed(CSV, results / "raw/card/all.csv")
     (results / "card.json").write_text(json.dumps(card_of(ROWS, [])), encoding="utf-8")
     promote(results, tmp_path / "recorded/nvidia-h200")
     (copy,) = (tmp_path / "recorded/nvidia-h200/card").glob("*.csv")
