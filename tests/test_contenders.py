@@ -79,8 +79,8 @@ def test_its_code_makes_rows_stale(newest, tmp_path):
 
 def test_one_more_is_in_tables_figures_legends_and_checks(newest):
     tables = {name: frame(name, planned_rows(name, "handout") if name == "flash" else []) for name in EXPERIMENTS}
-    add_like(tables, "flash_attention_4", "newest", 1.01)
-    put(rows("flash", implementation="newest", metric="launches"), kernels="newest_kernel")(tables)
+    tables = add_like(tables, "flash_attention_4", "newest", 1.01)
+    tables = put(rows("flash", implementation="newest", metric="launches"), kernels="newest_kernel")(tables)
     answers = answers_of(flash_benchmarking.answers(tables))
     for name in ("peers", "leaderboard"):
         assert "the newest" in [line[0] for line in table_of(answers[name]).rows], name

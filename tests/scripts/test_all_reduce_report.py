@@ -36,5 +36,5 @@ def test_backends_and_numbers_of_processes_have_a_line_each():
 def test_a_wrong_sum_is_told():
     tables = {"all_reduce": frame("all_reduce", planned_rows("all_reduce", "handout"))}
     assert section.answers(tables)["exact"] is True
-    put(rows("all_reduce", metric="wrong_numbers", backend="nccl", processes=4, megabytes=100), mean=125.0)(tables)
-    assert section.answers(tables)["exact"] is False
+    wrong = put(rows("all_reduce", metric="wrong_numbers", backend="nccl", processes=4, megabytes=100), mean=125.0)
+    assert section.answers(wrong(tables))["exact"] is False

@@ -15,42 +15,22 @@ from scripts.self_checks import all_checks
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import frame, select
 from tests.samples import PEAK, planned_rows
-
-
-def tables_of(scale):
-    """Each experiment's table of measured rows."""
-    return {name: frame(name, planned_rows(name, scale)) for name in EXPERIMENTS}
+from tests.support.faults import put, recorded, rows
 
 
 @pytest.fixture(scope="module")
 def sound():
-    """Tables of the handout's grids on an H200. Not to be changed."""
-    return tables_of("handout")
+    """The tables of an H200. Not to be changed."""
+    return recorded()
 
 
 @pytest.fixture(scope="module")
 def sound_cpu():
     """Tables of the smoke grids on a CPU. Not to be changed."""
-    return tables_of("smoke")
+    return {name: frame(name, planned_rows(name, "smoke")) for name in EXPERIMENTS}
 
 
-@pytest.fixture
-def table(sound):
-    """Two sizes of the H200's end-to-end table, to be doctored."""
-    table = sound["end_to_end"]
-    return table[table["size"].isin(["small", "medium"])].copy()
-
-
-def where(table, **wanted):
-    """The index of the one row that has these values."""
-    chosen = table
-    for column, value in wanted.items():
-        chosen = chosen[chosen[column] == value]
-    (index,) = chosen.index
-    return index
-
-
-CELL = {"size": "medium", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5}
+CELL = {"size": "medium", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5, "cold_start": False}
 
 
 def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
@@ -67,15 +47,16 @@ def test_nothing_applies_to_empty_tables(sound):
     assert {check.outcome for check in all_checks(empty)} == {"not applicable"}
 
 
-def test_a_cell_is_named_by_what_sets_it_apart(table):
-    named = {name_cell(row): rows for row, rows in cells(select(table, size="small"), EndToEnd, "step")}
+def test_a_cell_is_named_by_what_sets_it_apart(sound):
+    table = select(sound["end_to_end"], size="small")
+    named = {name_cell(row): rows for row, rows in cells(table, EndToEnd, "step")}
     assert named.keys() >= {
         "small, context 512, fp32, training step",
         "small, context 512, bf16, compiled, training step",
         "small, context 1024, bf16, our attention, training step",
         "small, context 128, fp32, forward + backward, cold after 0 warm-up steps",
     }
-    assert len(named) == len(select(table, size="small", metric="step"))
+    assert len(named) == len(select(table, metric="step"))
     assert all(rows["metric"].is_unique for rows in named.values())
 
 
@@ -116,10 +97,9 @@ LEADERBOARD = {"implementation": "triton", "heads": 16, "d": 128, "sequence": 16
     ("clock", "power", "outcome"), [(1.0, 300, "passed"), (0.9, 690, "passed"), (0.9, 640, "failed")]
 )
 def test_a_clock_is_low_only_at_the_power_limit(sound, clock, power, outcome):
-    flash = sound["flash"].copy()
-    highest = flash.loc[flash["metric"] == "sm_clock", "median"].max()
-    flash.loc[where(flash, **LEADERBOARD, metric="handout_sm_clock"), "median"] = clock * highest
-    flash.loc[where(flash, **LEADERBOARD, metric="handout_power"), "median"] = power
+    highest = select(sound["flash"], metric="sm_clock")["median"].max()
+    slow = put(rows("flash", **LEADERBOARD, metric="handout_sm_clock"), median=clock * highest)
+    flash = put(rows("flash", **LEADERBOARD, metric="handout_power"), median=power)(slow(sound))["flash"]
     found = slowed_card.only_power_holds_the_clock_back(flash)
     assert found.outcome == outcome
     cells = f"{(flash['metric'] == 'handout_sm_clock').sum()} cells"
@@ -143,10 +123,9 @@ def test_power_of_a_gpu_that_is_not_listed(sound):
 
 @pytest.mark.parametrize(("times", "outcome"), [(1.2, "passed"), (1.6, "failed")])
 def test_the_product_of_each_cell_takes_the_usual_time(sound, times, outcome):
-    flash = sound["flash"].copy()
-    usual = flash.loc[(flash["metric"] == "matmul") & (flash["precision"] == "bf16"), "median"].median()
-    flash.loc[where(flash, **FLASH_CELL, metric="matmul"), "median"] = times * usual
-    assert slowed_card.the_product_takes_the_usual_time(flash).outcome == outcome
+    usual = select(sound["flash"], metric="matmul", precision="bf16")["median"].median()
+    slow = put(rows("flash", **FLASH_CELL, metric="matmul"), median=times * usual)(sound)
+    assert slowed_card.the_product_takes_the_usual_time(slow["flash"]).outcome == outcome
 
 
 def test_fp32_attention_may_take_the_matrix_units():
@@ -156,10 +135,11 @@ def test_fp32_attention_may_take_the_matrix_units():
 @pytest.mark.parametrize(
     ("off", "slow", "outcome"), [(1.5, 1.0, "failed"), (1.5, 10.0, "passed"), (2.5, 10.0, "failed")]
 )
-def test_a_disturbed_step_explains_a_difference_of_phases_up_to_a_limit(table, off, slow, outcome):
-    table.loc[where(table, **CELL, metric="backward", mode="forward_backward"), "p20"] *= off
-    table.loc[where(table, **CELL, metric="step", mode="train_step"), "p80"] *= slow
-    assert end_to_end.phases_add_up(table).outcome == outcome
+def test_a_disturbed_step_explains_a_difference_of_phases_up_to_a_limit(sound, off, slow, outcome):
+    longer = rows("end_to_end", **CELL, metric="backward", mode="forward_backward")
+    disturbed = rows("end_to_end", **CELL, metric="step", mode="train_step")
+    tables = put(disturbed, p80=lambda p80: slow * p80)(put(longer, p20=lambda p20: off * p20)(sound))
+    assert end_to_end.phases_add_up(tables["end_to_end"]).outcome == outcome
 
 
 @pytest.mark.parametrize(
@@ -176,12 +156,11 @@ def test_a_cpu_may_be_slower_in_all_of_a_step_but_not_in_one_phase(sound_cpu, sl
     assert end_to_end.phases_add_up(table).outcome == outcome
 
 
-def test_more_than_three_complaints_are_counted(sound, table):
-    table["value"] = "float64"
+def test_more_than_three_complaints_are_counted(sound):
     tables = {name: rows.iloc[:0] for name, rows in sound.items()}
+    table = sound["end_to_end"].assign(value="float64")
     check = dtypes.dtypes_are_the_expected(tables | {"end_to_end": table})
-    number = (table["metric"] == "logits_dtype").sum()
-    assert check.detail.endswith(f"(and {number - 3} more)")
+    assert check.detail.endswith(f"(and {len(select(table, metric='logits_dtype')) - 3} more)")
 
 
 def test_two_machines_are_found(sound):
@@ -202,8 +181,8 @@ def test_two_machines_are_found(sound):
 )
 def test_a_library_need_be_there_only_where_it_takes_part(sound, implementation, versions, outcome):
     flash = sound["flash"]
-    rows = flash[flash["implementation"] == implementation].head(2).assign(flash_attn=versions)
-    assert one_version_each({"flash": rows}).outcome == outcome
+    two = select(flash, implementation=implementation).head(2).assign(flash_attn=versions)
+    assert one_version_each({"flash": two}).outcome == outcome
 
 
 @pytest.mark.parametrize(("column", "outcome"), [("mean", "passed"), (["mean", "std"], "failed")])

@@ -22,22 +22,25 @@ MINE, WRONG = "mine=tests.support.own_attention:Right", "wrong=tests.support.own
 
 
 def add_like(tables, like, implementation, factor):
-    """Add an implementation that takes a factor of another one's times, and in all nearly as long."""
-    relabel(rows("flash", implementation=like), implementation=implementation)(tables)
+    """Tables with an implementation that takes a factor of another one's times, and in all nearly as long."""
     timed = ["forward", "backward", "forward_backward", "graph", "host", "handout", "matmul", "first_call"]
-    scale(rows("flash", implementation=implementation, metric=timed), factor)(tables)
-    scale(rows("flash", implementation=implementation, metric="wall"), 0.999)(tables)
+    for change in (
+        relabel(rows("flash", implementation=like), implementation=implementation),
+        scale(rows("flash", implementation=implementation, metric=timed), factor),
+        scale(rows("flash", implementation=implementation, metric="wall"), 0.999),
+    ):
+        tables = change(tables)
+    return tables
 
 
 def tables_of(grids, like):
     """Measured rows of every planned cell, those of the user's own like another's, and no rows of other experiments."""
     tables = {name: frame(name, planned_rows(name, grids) if name == "flash" else []) for name in EXPERIMENTS}
-    add_like(tables, like, MINE, 0.9)
+    tables = add_like(tables, like, MINE, 0.9)
     refused = [cell for cell in planned_cells("flash", grids) if cell.implementation == like]
     lost = frame("flash", rows_of(refused, on_gpu=grids != "smoke", lost=lambda cell: REFUSED))
     tables["flash"] = pandas.concat([tables["flash"], lost.assign(implementation=WRONG)], ignore_index=True)
-    scale(rows("flash", implementation=WRONG, metric="wall"), 1.001)(tables)
-    return tables
+    return scale(rows("flash", implementation=WRONG, metric="wall"), 1.001)(tables)
 
 
 @pytest.fixture(scope="module")

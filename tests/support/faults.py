@@ -1,28 +1,23 @@
-"""Faults that are planted in recorded tables, and what of the pipeline notices them."""
+"""Faults that are planted in tables, and what the self-checks say of them."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import pandas
 from pandas import DataFrame
-from pydantic import ValidationError
 
-from cs336_systems.discovery import modules
-from cs336_systems.experiments.base import explain
-from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import format_samples, parse_samples
-from cs336_systems.record.rows import parameters, row_model
-from cs336_systems.record.validation import STATISTICS, first_fault
+from cs336_systems.record.validation import STATISTICS
 from scripts.checks import checks_of
-from scripts.coverage import cover
 from scripts.views.data import load_recorded
 from tests.samples import ROOT
 
 Tables = dict[str, DataFrame]
+Fault = Callable[[Tables], Tables]
+"""Gives the tables with a fault; those given stay as they are."""
 NUMBERS = [*STATISTICS, "std"]
 
 
@@ -32,6 +27,12 @@ def recorded() -> Tables:
     return load_recorded(ROOT / "recorded/nvidia-h200/raw")
 
 
+def failures(part: str, tables: Tables) -> list[str]:
+    """The details of the failed checks of a module of scripts/checks."""
+    found = checks_of(import_module(f"scripts.checks.{part}"), tables)
+    return [check.detail for check in found if check.outcome == "failed"]
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some rows of a table, by what they have in each column."""
@@ -39,13 +40,22 @@ class Rows:
     table: str
     wanted: dict[str, Any]
 
-    def index(self, tables: Tables) -> pandas.Index:
+    def index(self, table: DataFrame) -> pandas.Index:
         """Where they are: somewhere, or the fault would not be one."""
-        table = tables[self.table]
         for column, value in self.wanted.items():
             table = table[table[column].isin(value) if isinstance(value, list) else table[column] == value]
         assert len(table), self
         return table.index
+
+    def change(self, change: Callable[[DataFrame, pandas.Index], DataFrame | None]) -> Fault:
+        """The fault that these rows of a table are changed, in place or in what is returned."""
+
+        def plant(tables: Tables) -> Tables:
+            table = tables[self.table].copy()
+            changed = change(table, self.index(table))
+            return tables | {self.table: table if changed is None else changed}
+
+        return plant
 
 
 def rows(table: str, **wanted: Any) -> Rows:
@@ -53,30 +63,24 @@ def rows(table: str, **wanted: Any) -> Rows:
     return Rows(table, wanted)
 
 
-def put(place: Rows, **values: Any) -> Callable[[Tables], None]:
+def put(place: Rows, **values: Any) -> Fault:
     """Write values into rows' columns, or what a function makes of the present ones."""
 
-    def plant(tables: Tables) -> None:
-        index = place.index(tables)
+    def change(table: DataFrame, index: pandas.Index) -> None:
         for column, value in values.items():
-            present = tables[place.table].loc[index, column]
-            tables[place.table].loc[index, column] = present.map(value) if callable(value) else value
+            table.loc[index, column] = table.loc[index, column].map(value) if callable(value) else value
 
-    return plant
-
-
-def lose(place: Rows, status: str) -> Callable[[Tables], None]:
-    """Give rows a status and a reason in place of their numbers."""
-    return put(place, **dict.fromkeys(NUMBERS), n=0, samples="", status=status, message="made up")
+    return place.change(change)
 
 
-def scale(place: Rows, factor: float) -> Callable[[Tables], None]:
+def nudge(place: Rows, factor: float) -> Fault:
+    """Multiply rows' means alone."""
+    return put(place, mean=lambda mean: factor * mean)
+
+
+def scale(place: Rows, factor: float) -> Fault:
     """Multiply rows, their samples included, so that each row agrees with itself."""
-
-    def plant(tables: Tables) -> None:
-        multiply(tables[place.table], place.index(tables), factor)
-
-    return plant
+    return place.change(lambda table, index: multiply(table, index, factor))
 
 
 def multiply(table: DataFrame, index: pandas.Index, factor: float) -> None:
@@ -87,127 +91,37 @@ def multiply(table: DataFrame, index: pandas.Index, factor: float) -> None:
     ]
 
 
-def nudge(place: Rows, factor: float) -> Callable[[Tables], None]:
-    """Multiply rows' means alone."""
-
-    def plant(tables: Tables) -> None:
-        tables[place.table].loc[place.index(tables), "mean"] *= factor
-
-    return plant
-
-
-def drop(place: Rows) -> Callable[[Tables], None]:
+def drop(place: Rows) -> Fault:
     """Leave rows out."""
-
-    def plant(tables: Tables) -> None:
-        tables[place.table] = tables[place.table].drop(place.index(tables))
-
-    return plant
+    return place.change(lambda table, index: table.drop(index))
 
 
-def relabel(place: Rows, **values: Any) -> Callable[[Tables], None]:
+def relabel(place: Rows, **values: Any) -> Fault:
     """Add copies of rows with other labels, every number as it is."""
-
-    def plant(tables: Tables) -> None:
-        table = tables[place.table]
-        copies = table.loc[place.index(tables)].assign(**values)
-        tables[place.table] = pandas.concat([table, copies], ignore_index=True)
-
-    return plant
+    return place.change(
+        lambda table, index: pandas.concat([table, table.loc[index].assign(**values)], ignore_index=True)
+    )
 
 
-def swap(place: Rows, column: str, one: Any, other: Any) -> Callable[[Tables], None]:
-    """Exchange two labels, all numbers staying where they are."""
+def swap(place: Rows, column: str, one: Any, other: Any) -> Fault:
+    """Exchange two labels in the rows that have them, all numbers staying where they are."""
 
-    def plant(tables: Tables) -> None:
-        labels = tables[place.table].loc[place.index(tables), column]
+    def change(table: DataFrame, index: pandas.Index) -> None:
+        labels = table.loc[index, column]
         assert {one, other} <= set(labels), place
-        tables[place.table].loc[labels.index, column] = labels.replace({one: other, other: one})
+        table.loc[index, column] = labels.replace({one: other, other: one})
 
-    return plant
+    return place.change(change)
 
 
-def copy(source: Rows, target: Rows, factor: float = 1.0) -> Callable[[Tables], None]:
+def copy(source: Rows, target: Rows, factor: float = 1.0) -> Fault:
     """Give the metrics of one cell the numbers of another, multiplied, samples included."""
 
-    def plant(tables: Tables) -> None:
+    def change(table: DataFrame, index: pandas.Index) -> None:
         numbers = [*NUMBERS, "samples"]
-        table = tables[source.table]
-        given = table.loc[source.index(tables)].set_index("metric")[numbers]
-        for index in target.index(tables):
-            if (metric := table.loc[index, "metric"]) in given.index:
-                table.loc[index, numbers] = given.loc[metric].to_numpy()
-                if factor != 1:
-                    scale(Rows(source.table, target.wanted | {"metric": metric}), factor)(tables)
+        given = table.loc[source.index(table)].set_index("metric")[numbers]
+        index = index[table.loc[index, "metric"].isin(given.index)]
+        table.loc[index, numbers] = given.loc[table.loc[index, "metric"]].to_numpy()
+        multiply(table, index, factor)
 
-    return plant
-
-
-class Watched(dict[str, DataFrame]):
-    """Tables that keep the names of those that were asked for by name, and whether all were, one by one."""
-
-    def __init__(self, tables: Tables):
-        super().__init__(tables)
-        self.named: set[str] = set()
-        self.all = False
-
-    def __getitem__(self, name: str) -> DataFrame:
-        self.named.add(name)
-        return super().__getitem__(name)
-
-    def items(self) -> Any:
-        """Each table with its name."""
-        self.all = True
-        return super().items()
-
-
-@cache
-def watched(module: str) -> Watched:
-    """The tables that a module of checks has asked for."""
-    empty = {name: DataFrame(columns=[*row_model(kind).model_fields, "label"]) for name, kind in EXPERIMENTS.items()}
-    tables = Watched(empty)
-    list(checks_of(import_module(module), tables))
-    return tables
-
-
-def noticed(plan: Plan, before: Tables, name: str, after: DataFrame) -> str:
-    """Name what notices that a table differs: the record's validation, the coverage or a self-check; or nothing: empty.
-
-    Only what could notice it is asked: checks of this table, which get those tables besides with which they compare it.
-    """
-    return next(_complaints(plan, before, name, after), "")
-
-
-def _complaints(plan: Plan, before: Tables, name: str, after: DataFrame) -> Iterator[str]:
-    yield from _of_the_record(name, before[name], after)
-    of_this = replace(plan, jobs={name: plan.jobs[name]})
-    if not cover(of_this, {name: after}).equals(cover(of_this, {name: before[name]})):
-        yield "coverage"
-    for module in modules("scripts.checks"):
-        asked = watched(module)
-        if name in asked.named or asked.all:
-            tables = {key: table if key in asked.named else table.iloc[:0] for key, table in before.items()}
-            tables[name] = after
-            yield from (check.check for check in checks_of(import_module(module), tables) if check.outcome == "failed")
-
-
-def _of_the_record(name: str, before: DataFrame, after: DataFrame) -> Iterator[str]:
-    """Complaints of reading a CSV of these rows."""
-    kind = EXPERIMENTS[name]
-    columns = list(row_model(kind).model_fields)
-    if after.duplicated([*parameters(kind), "metric", *kind.details]).any():
-        yield f"{name}: a metric twice"
-    for row in changed_rows(before[columns], after[columns]).to_dict("records"):
-        present = {column: value for column, value in row.items() if not pandas.isna(value)}
-        try:
-            fault = first_fault(kind, row_model(kind).model_validate(present))
-        except ValidationError as error:
-            fault = explain(error)
-        if fault:
-            yield f"{name}: {fault}"
-
-
-def changed_rows(before: DataFrame, after: DataFrame) -> DataFrame:
-    """The rows that are not as they were at their place."""
-    same = before.reindex(after.index)
-    return after[~((after == same) | (after.isna() & same.isna())).all(axis=1)]
+    return target.change(change)
