@@ -65,13 +65,8 @@ def page(comparison: Comparison, picture: str) -> str:
         .get_template("comparison.typ.j2")
         .render(
             picture=picture,
-            a=comparison["a"],
-            b=comparison["b"],
+            comparison=comparison,
             verdict=headline(comparison),
-            cells=len(cells),
-            counts=comparison["counts"],
-            margin=comparison["margin"],
-            level=comparison["false_discovery_rate"],
             widened=Typst(
                 "" if widened == 1 else f", times {widened:.2f}, as far as cells of unchanged code differ here"
             ),

@@ -93,7 +93,10 @@ def verify(family: str, implementation: Implementation, folder: Path, log: IO[st
     lines = [json.loads(line) for line in outcomes.read_text().splitlines()]
     outcomes.unlink()
     end = f"its process did not end within {limit_s} s" if status is None else f"its process {describe_end(status)}"
-    return judge(family, implementation, lines, end)
+    found = judge(family, implementation, lines, end)
+    student = "" if folder == ROOT else f"{folder.name}: "
+    print(f"{student}{family} {implementation.name}: {found.verdict}", flush=True)
+    return found
 
 
 def run(command: Sequence[str], folder: Path, log: IO[str], limit_s: int) -> int | None:
@@ -145,6 +148,7 @@ def verdicts_on(names: Path, log: IO[str], limit_s: int) -> list[Verdict]:
         found = read_implementations(read_mapping(names), names.name)
     except ValueError as error:
         reason = str(error).removeprefix(f"{names.parent}{os.sep}")
+        print(f"{folder.name}: {CANNOT_BE_LOADED}: {reason}", flush=True)
         return [
             Verdict(family=family, implementation=None, verdict=CANNOT_BE_LOADED, reason=reason) for family in FAMILIES
         ]
@@ -157,7 +161,7 @@ def verdicts_on(names: Path, log: IO[str], limit_s: int) -> list[Verdict]:
     return verdicts
 
 
-def rows(verdicts: Iterable[Verdict], student: str = "") -> list[dict[str, str | int]]:
+def rows(verdicts: Iterable[Verdict], student: str) -> list[dict[str, str | int]]:
     """The rows of verify.csv."""
     return [
         {
@@ -194,24 +198,17 @@ def verify_all(
         The rows of verify.csv, and a sentence.
     """
     page = results / "verify.html"
-    found: list[dict[str, str | int]] = []
     if students:
-        table = {}
-        for file in students:
-            student = file.parent.name
-            table[student] = verdicts = verdicts_on(file, log, limit_s)
-            found += rows(verdicts, student)
+        table = {file.parent.name: verdicts_on(file, log, limit_s) for file in students}
+        for student, verdicts in table.items():
             own_page = results / f"verify/{student}.html"
             write_page(own_page, title=student, machine=results.name, verdicts=verdicts, table={})
-            print(f"{student}: {', '.join(f'{each.family} {each.verdict}' for each in verdicts)}", flush=True)
         write_page(page, title="Verdicts on a class", machine=results.name, verdicts=[], table=table)
     else:
-        verdicts = []
-        for family, implementation in read_implementations(implementations, "implementations"):
-            verdicts.append(verify(family, implementation, ROOT, log, limit_s))
-            print(f"{family} {implementation.name}: {verdicts[-1].verdict}", flush=True)
-        found = rows(verdicts)
-        write_page(page, title="Verdicts", machine=results.name, verdicts=verdicts, table={})
+        named = read_implementations(implementations, "implementations")
+        table = {"": [verify(family, implementation, ROOT, log, limit_s) for family, implementation in named]}
+        write_page(page, title="Verdicts", machine=results.name, verdicts=table[""], table={})
+    found = [row for student, verdicts in table.items() for row in rows(verdicts, student)]
     DataFrame(found).to_csv(results / "verify.csv", index=False)
     there = [row for row in found if row["verdict"] != NOT_THERE]
     right = [f"{row['student']} {row['family']} {row['implementation']}" for row in there if row["verdict"] == RIGHT]

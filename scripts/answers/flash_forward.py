@@ -1,17 +1,13 @@
 """Answers to `flash_forward`: how the kernels compute, and what their fp32 costs; no measurement."""
 
-from cs336_systems.measure.gpus import gpu_of
 from scripts.rendering.answer import Answer, Facts, Found, Tables
+from scripts.views.attention_calls import gain_of_products
 from scripts.views.data import measured_gpu
-
-PRODUCTS = 6
-"""bf16 products that make one in fp32."""
 
 
 def answers(tables: Tables) -> Found:
     """The section's answers, which hold on every machine."""
-    peak = gpu_of(measured_gpu(tables))
-    facts = Facts(ratio=peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None)
+    facts = Facts(ratio=gain_of_products(measured_gpu(tables)))
     return {
         "tiled": Answer(
             "(a) In PyTorch",

@@ -12,7 +12,7 @@ from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.markup import Typst
 from scripts.views.closed_forms import block_of, step_of
-from scripts.views.data import first, last, one, one_model, ratio, statistic
+from scripts.views.data import first, last, one, one_model, ratio, select
 from scripts.views.strategies import sketch, strategies_table
 from scripts.views.units import GIB
 
@@ -30,14 +30,11 @@ def answers(tables: Tables) -> Found:
 
 def segments(table: DataFrame) -> DataFrame:
     """One row per cell, plain attention first: `peak`, GiB, `step`, ms, and `closed`, the closed form's peak."""
-    cells = table.drop_duplicates(["attention", "segment"])
+    keys = ["attention", "segment"]
+    cells = table.drop_duplicates(keys)
     cells = cells.assign(order=cells["attention"] != "plain").sort_values(["order", "segment"])
     for name, (metric, column) in METRICS.items():
-        values = [
-            statistic(table, column, metric=metric, attention=attention, segment=segment)
-            for attention, segment in zip(cells["attention"], cells["segment"], strict=True)
-        ]
-        cells[name] = DataFrame({name: values}, index=cells.index, dtype=float)
+        cells = cells.join(select(table, metric=metric).set_index(keys)[column].rename(name).astype(float), on=keys)
     cells["peak"] *= MIB / GIB
     cells["closed"] = [step_of(cell).peak / GIB for _, cell in cells.iterrows()]
     return cells

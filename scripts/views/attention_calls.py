@@ -5,6 +5,7 @@ from typing import Any
 from pandas import DataFrame, MultiIndex, Series
 
 from cs336_systems.experiments.flash import Flash, contender_of
+from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.rows import parameters
 from scripts.views.data import select
 from scripts.views.own import own_rows
@@ -13,6 +14,8 @@ PASSES = ["forward", "backward", "forward_backward"]
 OURS = "triton"
 ONE_HEAD = {"batch_size": 1, "heads": 1, "causal": True, "compiled_call": False}
 """The handout's grid."""
+PRODUCTS = 6
+"""bf16 products that make one in fp32."""
 HOPPER_KERNEL = "attention_forward_kernel"
 """The forward kernel for Hopper; Triton's is `forward_kernel`."""
 
@@ -27,6 +30,12 @@ def titles(table: DataFrame) -> dict[str, str]:
 def our_implementation(table: DataFrame) -> str:
     """The kernels, or this project's PyTorch version where they cannot run."""
     return OURS if OURS in set(select(table, status="ok")["implementation"]) else "tiled"
+
+
+def gain_of_products(gpu: str) -> float | None:
+    """The peak of fp32 by PRODUCTS on the tensor cores over that of the fp32 units, if a listed GPU's is higher."""
+    peak = gpu_of(gpu)
+    return peak.bf16 / PRODUCTS / peak.fp32 if peak and peak.bf16 > peak.fp32 else None
 
 
 def without_own(table: DataFrame) -> DataFrame:

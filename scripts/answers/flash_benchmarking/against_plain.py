@@ -5,19 +5,16 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.measure.gpus import gpu_of
-from scripts.rendering.answer import NOTHING, Answer, Captioned, say
+from scripts.rendering.answer import Answer, Captioned, say
 from scripts.rendering.grid import NONE, grid
 from scripts.rendering.markup import Table, Typst, finalize, with_unit
-from scripts.views.attention_calls import ONE_HEAD, PASSES, our_implementation
+from scripts.views.attention_calls import ONE_HEAD, PASSES, gain_of_products, our_implementation
 from scripts.views.attention_times import duels
 from scripts.views.data import measured_gpu, one, reason, select, statistic
 from scripts.views.spread import legend, mark, marked
 from scripts.views.verdicts import Speed
 
 REFERENCE_D = 64
-PRODUCTS = 6
-"""bf16 products that make one in fp32."""
 
 
 def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) -> Answer:
@@ -118,11 +115,8 @@ def device_time(cell: Series | None) -> str:
 
 def units(table: DataFrame) -> Typst:
     """Why fp32 compares two kinds of arithmetic."""
-    peak = gpu_of(measured_gpu({"": table}))
-    if peak is None or peak.bf16 <= peak.fp32:
-        return NOTHING
     return say(
         "In fp32 the two run on different units: ours computes each product as six bf16 products on the tensor cores, "
         "whose peak is {gain:times} that of the fp32 units, on which plain attention runs, since TF32 is off.",
-        gain=peak.bf16 / PRODUCTS / peak.fp32,
+        gain=gain_of_products(measured_gpu({"": table})),
     )

@@ -7,7 +7,7 @@ from scripts.rendering.answer import Answer, Captioned, Facts, count, say, tell
 from scripts.rendering.grid import grid
 from scripts.rendering.markup import Table, percent
 from scripts.views.closed_forms import FLASH, block_of, saved_by
-from scripts.views.data import flat, last, ratio, select, size_order, statistic
+from scripts.views.data import flat, last, ratio, select, size_order
 from scripts.views.units import BYTE
 
 CELL = ["context", "precision", "attention"]
@@ -80,10 +80,9 @@ def block_cells(table: DataFrame) -> DataFrame:
     """
     found = select(table, metric="saved_activations")
     found = select(found, size=(size_order(found) or [""])[-1]).sort_values(CELL, ascending=[True, False, False])
-    metrics = {"weights": "parameter_gradients", "input": "input_gradient"}
-    for name, metric in metrics.items():
-        values = [statistic(rows_of(table, row), "mean", metric=metric) for _, row in found.iterrows()]
-        found[name] = Series(values, index=found.index, dtype=float)
+    keys = ["size", *CELL]
+    for name, metric in {"weights": "parameter_gradients", "input": "input_gradient"}.items():
+        found = found.join(select(table, metric=metric).set_index(keys)["mean"].rename(name).astype(float), on=keys)
     blocks = [block_of(row) for _, row in found.iterrows()]
     return found.assign(
         saved=found["mean"],
