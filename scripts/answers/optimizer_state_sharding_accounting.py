@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pandas import DataFrame
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
+from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
@@ -20,10 +21,9 @@ from scripts.views.optimizer_sharding import (
     INITIALIZED,
     UNSHARDED,
     memory,
-    memory_unit_of,
     peaks,
 )
-from scripts.views.units import GB, GIB
+from scripts.views.units import GB, GIB, memory_unit
 
 HANDOUT_SIZE, HANDOUT_VOCABULARY = "xl", 10_000
 RANKS = (2, 4)
@@ -74,10 +74,10 @@ def first_cell(rows: DataFrame) -> DataFrame:
 def memory_answer(table: DataFrame) -> Answer:
     """(a) What is in use around the update, and at the peak."""
     rows = memory(table)
-    unit, mib = memory_unit_of(rows)
+    unit, size = memory_unit(MIB * rows["total"].max())
     found = with_moments(rows)
     numbers = ["initialized", *PARTS.values(), "total", "peak", "predicted_peak", "passes", "update"]
-    found[numbers] = found[numbers].astype(float) / mib
+    found[numbers] = found[numbers].astype(float) * MIB / size
     found["predicted_peak"] = found["predicted_peak"].where(found["peak"].notna())
     asked = first_cell(found)
     whole, own, both = (one(asked, contender=name) for name in (UNSHARDED, HANDOUT, GRADIENTS))

@@ -63,8 +63,7 @@ def paired(table: DataFrame) -> DataFrame:
     ]
     pairs = halves[0].join(halves[1], how="inner").reset_index()
     pairs["gain"] = pairs["eager"] / pairs["compiled"]
-    pairs["host_bound"] = [
-        any(row[f"{name}_busy"] < HOST_BOUND * row[name] for name in ("eager", "compiled"))
-        for _, row in pairs.iterrows()
-    ]
+    pairs["host_bound"] = False
+    for name in ("eager", "compiled"):
+        pairs["host_bound"] |= pairs[f"{name}_busy"] < HOST_BOUND * pairs[name]
     return pairs[pairs["gain"].notna()]

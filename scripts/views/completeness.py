@@ -25,32 +25,30 @@ def missing_metrics(experiment: str, table: DataFrame) -> dict[tuple[Any, ...], 
 
     A metric that was lost for a reason has a row all the same, and of a contender that was lost one row is enough.
     """
-    lost = set(cells_of(experiment, table[table["metric"] == WHOLE_CELL]))
-    found: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
-    kinds: dict[tuple[Any, ...], tuple[Any, ...]] = {}
-    lost_contenders: set[tuple[tuple[Any, ...], str]] = set()
-    for cell, kind, contender, metric, status in zip(
-        cells_of(experiment, table),
-        kinds_of(experiment, table),
-        contenders_of(table),
-        metrics_of(table),
-        table["status"],
-        strict=True,
-    ):
-        if cell not in lost:
-            found.setdefault(cell, set()).add((contender, metric))
-            kinds[cell] = kind
-            if contender and status != "ok":
-                lost_contenders.add((cell, contender))
-    expected: dict[tuple[Any, ...], set[tuple[str, str]]] = {}
-    for cell, metrics in found.items():
-        expected.setdefault(kinds[cell], set()).update(metrics)
-    absent = {
-        cell: [(who, metric) for who, metric in expected[kinds[cell]] - metrics if (cell, who) not in lost_contenders]
-        for cell, metrics in found.items()
-    }
-    named = {cell: sorted(f"{who} {metric}".strip() for who, metric in missing) for cell, missing in absent.items()}
-    return {cell: missing for cell, missing in named.items() if missing}
+    rows = DataFrame(
+        {
+            "cell": cells_of(experiment, table),
+            "kind": kinds_of(experiment, table),
+            "contender": contenders_of(table),
+            "metric": list(metrics_of(table)),
+            "lost": list(table["status"] != "ok"),
+        }
+    )
+    rows = rows[~rows["cell"].isin(cells_of(experiment, table[table["metric"] == WHOLE_CELL]))]
+    of_each_kind = rows[["kind", "contender", "metric"]].drop_duplicates()
+    expected = rows[["cell", "kind"]].drop_duplicates().merge(of_each_kind, on="kind")
+    absent = without(expected, rows[["cell", "contender", "metric"]])
+    absent = without(absent, rows.loc[rows["lost"] & (rows["contender"] != ""), ["cell", "contender"]])
+    missing: dict[tuple[Any, ...], list[str]] = {}
+    for cell, contender, metric in absent[["cell", "contender", "metric"]].itertuples(index=False):
+        missing.setdefault(cell, []).append(f"{contender} {metric}".strip())
+    return {cell: sorted(names) for cell, names in missing.items()}
+
+
+def without(rows: DataFrame, others: DataFrame) -> DataFrame:
+    """The rows that no other row is like in the columns of the others."""
+    both = rows.merge(others.drop_duplicates(), how="left", indicator="found")
+    return both[both["found"] == "left_only"].drop(columns="found")
 
 
 def cells_of(experiment: str, table: DataFrame) -> list[tuple[Any, ...]]:

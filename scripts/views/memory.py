@@ -44,10 +44,8 @@ def shown_category(category: str) -> str:
 def parts(cell: DataFrame) -> dict[str, float]:
     """The uses of a cell's memory at the peak: GiB by category of the figures."""
     found = select(cell, metric="at_peak")
-    sums = dict.fromkeys(SHOWN, 0.0)
-    for category, size in zip(found["category"], found["mean"], strict=True):
-        sums[shown_category(category)] += size / GIB
-    return sums
+    sums = (found["mean"] / GIB).groupby(found["category"].map(shown_category)).sum()
+    return {name: float(sums.get(name, 0.0)) for name in SHOWN}
 
 
 def peak_gib(rows: DataFrame, **wanted: str | int) -> float | None:

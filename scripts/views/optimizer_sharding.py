@@ -97,8 +97,3 @@ def peaks(rows: DataFrame) -> DataFrame:
     after["peak"] = after[["passes", "update"]].max(axis=1, skipna=False)
     after["predicted_peak"] = [predicted_peak(row) for _, row in after.iterrows()]
     return after
-
-
-def memory_unit_of(rows: DataFrame) -> tuple[str, float]:
-    """The unit in which readers get the memory of these rows: its name and its MiB."""
-    return ("GiB", 1024.0) if rows["total"].max() > 4 * 1024 else ("MiB", 1.0)

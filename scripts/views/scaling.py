@@ -11,7 +11,7 @@ from scripts.views.data import select
 from scripts.views.data_parallel import OURS, PYTORCH
 
 PYTORCHS = "PyTorch's DDP"
-COLUMNS = ["panel", "title", "contender", "processes", "efficiency", "step"]
+COLUMNS = ["panel", "title", "contender", "processes", "efficiency", "median"]
 
 
 def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -28,23 +28,16 @@ def scaling(tables: Mapping[str, DataFrame]) -> DataFrame:
         found += rows_of(cell, {title: fastest(cell, each) for title, each in names.items()})
     for cell in cells_of(device_bound(sharded)):
         found += rows_of(cell, {row["title"]: row for _, row in cell.iterrows() if row["contender"] != BASELINE})
-    return DataFrame(found, columns=COLUMNS)
+    return DataFrame(found, columns=COLUMNS).rename(columns={"median": "step"})
 
 
-def rows_of(cell: DataFrame, named: Mapping[str, Series | None]) -> list[list[object]]:
+def rows_of(cell: DataFrame, named: Mapping[str, Series | None]) -> list[dict[str, object]]:
     """The rows of one cell."""
     for _, baseline in select(cell, contender=BASELINE).iterrows():
         if steady(baseline):
             panel = f"{baseline['label']}, {setting_name(baseline)}"
             return [
-                [
-                    panel,
-                    title,
-                    row["contender"],
-                    int(row["processes"]),
-                    baseline["median"] / row["median"],
-                    row["median"],
-                ]
+                {**row, "panel": panel, "title": title, "efficiency": baseline["median"] / row["median"]}
                 for title, row in named.items()
                 if row is not None
             ]

@@ -9,19 +9,13 @@ from scripts.checks.elsewhere import both_instruments_agree
 from scripts.figures.memory_timelines import stage_levels
 from scripts.views.data import frame, select
 from scripts.views.memory import SHOWN, compared_context, profiled
-from tests.samples import planned_rows
-
-
-@pytest.fixture(scope="module")
-def sound():
-    """Tables of the handout's grids on an H200. Not to be changed."""
-    return {name: frame(name, planned_rows(name, "handout")) for name in ("memory_profile", "end_to_end")}
+from tests.support.faults import recorded
 
 
 @pytest.fixture
-def table(sound):
-    """The profile, to be doctored."""
-    return sound["memory_profile"].copy()
+def table():
+    """The recorded profile, to be changed."""
+    return recorded()["memory_profile"].copy()
 
 
 CELL = {"context": 256, "precision": "bf16", "attention": "plain", "mode": "train_step"}
@@ -34,10 +28,10 @@ def test_another_model_need_not_have_the_closed_forms(table):
     assert memory_profile.residual_stream_is_found(table).outcome == "not applicable"
 
 
-def test_what_was_timed_under_other_settings_is_not_compared(sound, table):
+def test_what_was_timed_under_other_settings_is_not_compared(table):
     profiles = {"memory_profile": table, "kernel_profile": frame("kernel_profile", [])}
     for others in ({"batch_size": 8}, {"compiled": True}):
-        timed = {"end_to_end": sound["end_to_end"].assign(**others)}
+        timed = {"end_to_end": recorded()["end_to_end"].assign(**others)}
         assert both_instruments_agree(profiles | timed).outcome == "not applicable"
 
 
