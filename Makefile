@@ -18,7 +18,9 @@ report: .venv/installed
 	@cat results/*/verdict.txt
 
 # By file: the tests of a file share what takes long to make. In the order of tests/conftest.py: the longest first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+# One worker more than there are cores, since one of them often waits: for hangs, for ranks, for a browser.
+WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test: .venv/installed
 	$(PYTEST) -m "not slow"
