@@ -19,7 +19,7 @@ report: .venv/installed
 
 # By file: the tests of a file share what takes long to make. In the order of tests/conftest.py: the longest first.
 # One worker more than there are cores, since one of them often waits: for hangs, for ranks, for a browser.
-WORKERS := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
+WORKERS := $(or $(PYTEST_XDIST_AUTO_NUM_WORKERS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 test: .venv/installed
