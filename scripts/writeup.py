@@ -40,6 +40,18 @@ def environment(templates: Path) -> jinja2.Environment:
     return jinja
 
 
+class Consulted(dict[str, pandas.DataFrame]):
+    """Tables that note which of them a section asks for by name."""
+
+    def __init__(self, tables: Mapping[str, pandas.DataFrame]) -> None:
+        super().__init__(tables)
+        self.names: dict[str, None] = {}
+
+    def __getitem__(self, name: str) -> pandas.DataFrame:
+        self.names[name] = None
+        return super().__getitem__(name)
+
+
 def compute(
     contents: Contents,
     plan: Plan,
@@ -49,15 +61,26 @@ def compute(
     digests: Mapping[str, Collection[str]],
     recorded: Mapping[str, pandas.DataFrame] | None = None,
 ) -> dict[str, Any]:
-    """Everything in the templates that depends on the tables: `summary`, `sections`, `tiles` and `reference`."""
+    """Everything in the templates that depends on the tables: `summary`, `sections`, `tiles` and `reference`.
+
+    `experiments` names those whose tables each section consults.
+    """
     shown = {name: with_reason(plan, name, at_one_setting(name, table)) for name, table in tables.items()}
     summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
-    sections = {name: module.answers(shown) for name, module in modules.items()}
+    consulted = {name: Consulted(shown) for name in modules}
+    sections = {name: module.answers(consulted[name]) for name, module in modules.items()}
+    experiments = {name: list(tables.names) for name, tables in consulted.items()}
     of_sections = [module.tiles(sections[name]) for name, module in modules.items() if hasattr(module, "tiles")]
     tiles = [tile for of_a_section in of_sections for tile in of_a_section]
     reference = compare(contents, tiles, shown, recorded) if recorded else Reference()
-    return {"summary": summary, "sections": sections, "tiles": tiles, "reference": reference}
+    return {
+        "summary": summary,
+        "sections": sections,
+        "experiments": experiments,
+        "tiles": tiles,
+        "reference": reference,
+    }
 
 
 def fill(contents: Contents, plan: Plan, computed: Mapping[str, Any]) -> str:

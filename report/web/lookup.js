@@ -42,12 +42,10 @@ function placeOf(cell) {
   };
 }
 
-/** The experiments that a table shows: the one that a line names, or those that its section reproduces, or any. */
-function experimentsOf(table, { texts, caption }, experiments) {
-  const measured = Object.keys(experiments).filter((name) => experiments[name].columns.experiment.length);
-  const reproduced = sectionOf(table, all(".reproduce[data-experiment]")).map((line) => line.dataset.experiment);
-  const said = measured.filter((name) => name.includes("_") && caption.includes(name)); // others are words, such as "attention"
-  const own = reproduced.length ? measured.filter((name) => [...reproduced, ...said].includes(name)) : measured;
+/** The experiments that a table shows: the one that a line names, or those that its section consults. */
+function experimentsOf(table, { texts }, experiments) {
+  const consulted = sectionOf(table, all("[data-experiments]")).map(({ dataset }) => dataset.experiments.split(" "));
+  const own = Object.keys(experiments).filter((name) => !consulted.length || consulted[0].includes(name));
   const named = own.filter((name) => texts.some((text) => text.split(" ")[0] === name));
   return named.length ? named : own;
 }
@@ -92,7 +90,7 @@ async function lookUp(cell) {
   });
   const unit = place.units.join(" or ");
   const heading = make("h3", {}, `Where ${place.number} ${unit} may come from`);
-  const none = make("p", {}, unit ? "No row has this number: it was computed from several." : "No row has this number without a unit, and the table states none.");
+  const none = make("p", {}, unit ? "No row has this number: it is computed." : "No row has this number without a unit, and the table states none.");
   const about = make("p", {}, `Rows whose median or mean prints like this${found.length > best.length ? `: the closest ${best.length} of ${found.length}` : ""}, those first that share most with its place in the table.`);
   open($("#detail"), heading, ...(best.length ? [about, make("ul", { class: "candidates" }, ...lines)] : [none]));
 }

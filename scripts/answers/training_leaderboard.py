@@ -64,7 +64,7 @@ def measured_parts(tables: Tables) -> DataFrame:
 
     Only with no more blocks computed again than memory needed.
     """
-    table = tables.get("leaderboard", DataFrame())
+    table = tables["leaderboard"]
     if not len(table):
         return table
     rows = select(table[table["size"].map(lambda size: parse_size(size) == leaderboard.SHAPE)], **CELL)
@@ -96,7 +96,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
         verdict=facts.say(verdicts[str(first.name)]),
         more=facts.say(
             "Its cold start takes {row[cold_start]:s}." if first.name == "step" else "",
-            "Two need between {least:s}, with all communication hidden, and {most:s}, with none.",
+            "Two {gpu}s need between {least:s}, with all communication hidden, and {most:s}, with none.",
         ),
         evidence=Captioned(grid(parts, MEASURED), "Measured parts of the step; GB are 10⁹ bytes."),
         reason=say(utilization(first, gpu), work()),
@@ -106,7 +106,7 @@ def measured(tables: Tables, parts: DataFrame) -> Answer:
 
 def communication(tables: Tables) -> float | None:
     """Seconds of a step's communication: a reduce-scatter and an all-gather send as many bytes as an all-reduce."""
-    table = tables.get("all_reduce", DataFrame())
+    table = tables["all_reduce"]
     line = lines(all_reduce_table(table)).get(("nccl", leaderboard.GPUS)) if len(table) else None
     return line.seconds(BYTES["bf16"] * leaderboard.PARAMETERS) if line else None
 

@@ -2,6 +2,9 @@
 
 import importlib
 import math
+from collections import defaultdict
+
+from pandas import DataFrame
 
 from cs336_systems.accounting import leaderboard
 from cs336_systems.accounting.accelerators import TPU_V5P
@@ -12,7 +15,7 @@ from tests.support.tables import plain
 
 def said(section, name):
     """An answer in bold, its table's cells behind it."""
-    answer = importlib.import_module(f"scripts.answers.{section}").answers({})[name]
+    answer = importlib.import_module(f"scripts.answers.{section}").answers(defaultdict(DataFrame))[name]
     cells = [cell for shown in answer.evidence for row in shown.table.rows for cell in row]
     return plain(" ".join([answer.verdict, answer.more, answer.reason, *map(str, cells)]))
 

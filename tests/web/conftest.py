@@ -70,7 +70,7 @@ def source(plan, steps, builds):
 #lorem(400) @fig-lines, @tab-steps and $x / 2$.
 $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W) <= 12 B D F / (N C)$
 = Second
-== #raw("end_to_end")
+#section("end_to_end", "end_to_end")
 #tabulated([Steps.])[
 {table}
 ] <tab-steps>
