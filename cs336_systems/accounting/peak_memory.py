@@ -8,6 +8,7 @@ what the allocator rounds up come on top.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import cache
 
 from cs336_systems.accounting import kept_activations as kept
 from cs336_systems.accounting.allocator_rounding import LARGE, fresh_excess, reused_excess
@@ -66,6 +67,7 @@ def peak(setting: Setting) -> Use:
     return Use(**vars(most) | {"workspaces": workspaces(setting), "rounding": rounding(setting, most)})
 
 
+@cache  # many rows of a table share a setting
 def possible_peaks(setting: Setting) -> tuple[Use, ...]:
     """The peaks that a step may have, the largest first: several where not the program alone decides."""
     if setting.rebuilds:

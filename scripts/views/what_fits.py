@@ -1,14 +1,13 @@
 """Predicted against measured memory and time of every training step in the tables."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from numpy import nan
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.peak_memory import Use, possible_peaks, workspaces
+from cs336_systems.accounting.peak_memory import possible_peaks, workspaces
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
@@ -47,7 +46,7 @@ def predictions(tables: Mapping[str, DataFrame], known: Recorded | None = None) 
     known = known or recorded()
     found = measured_steps(tables)
     found["memory_predicted"] = [
-        min((use.total / MIB for use in _peaks(setting)), key=lambda peak: abs(peak - measured))
+        min((use.total / MIB for use in possible_peaks(setting)), key=lambda peak: abs(peak - measured))
         for setting, measured in zip(found["setting"], found["memory"], strict=True)
     ]
     found["time_predicted"] = [
@@ -89,12 +88,6 @@ def summary(errors: Series) -> dict[str, float]:
     """The number of `cells` with an error, and the `median` and the `most` of its size."""
     size = errors.abs()
     return {"cells": len(size), "median": float(size.median()), "most": float(size.max())}
-
-
-@cache
-def _peaks(setting: Setting) -> tuple[Use, ...]:
-    """The possible peaks of a step, which many rows share."""
-    return possible_peaks(setting)
 
 
 def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
