@@ -52,7 +52,7 @@ def summarize(
     digests: Mapping[str, Collection[str]],
 ) -> dict[str, Any]:
     """Values and tables that belong to no single section."""
-    gpu = measured_gpu(tables)
+    gpu, lost = measured_gpu(tables), losses(plan, tables)
     return {
         "machine": measured_machine(tables),
         "label": plan.machine,
@@ -72,8 +72,8 @@ def summarize(
         "lost": lost_in_words(coverage),
         "cells_unplanned": int(coverage[UNPLANNED].sum()),
         "coverage": coverage_table(coverage),
-        "not_measured": not_measured_table(losses(plan, tables)),
-        "reasons": reasons_table(losses(plan, tables)),
+        "not_measured": not_measured_table(lost),
+        "reasons": reasons_table(lost),
         "failed": failed_table(checks),
         "checks": checks.to_dict("records"),
         "checks_failed": int((checks["outcome"] == "failed").sum()),

@@ -14,7 +14,6 @@ from scripts.views.training_ladder import (
     gain_table,
     recomputed_table,
     rung_table,
-    worth_doing,
     wrapped_table,
 )
 from tests.samples import planned_rows
@@ -60,24 +59,6 @@ def test_a_gain_is_over_the_rung_before_and_that_of_fused_passes_over_eager_ones
     assert "fused" in gain_table(h200, without).set_index("rung").index
     without = largest[largest["rung"] != "masters"]
     assert not {"masters", "compiled"} & set(gain_table(h200, without)["rung"])
-
-
-def test_the_section_says_how_fast_how_far_and_what_first(h200):
-    found = section.answers({NAME: h200})
-    best = fastest(ends(rung_table(h200))[-1])
-    assert f"trains 2.7B in {best['step']:.0f} ms per step, {best['over']:.2f}× its parts alone." in plain(
-        found["fastest"].verdict
-    )
-    order = list(worth_doing(h200, ends(rung_table(h200))[-1])["title"])
-    assert f"For 2.7B do first: {order[0]} and {order[1]}." in plain(found["advice"].verdict)
-    assert "All 8 other exact rungs learn as fp32 does" in plain(found["learning"].verdict)
-    assert len(found["sizes"].evidence[0].table.rows) == 12
-    first, last = ends(rung_table(h200))[-1].iloc[0]["step"], best["step"]
-    assert f"goes from {first:.0f} ms to {last:.0f} ms" in plain(one_gpu(h200).say(CLIMB))
-    (tile,) = section.tiles(found)
-    assert plain(tile.number) == f"{last:.0f} ms"
-    share = f"{100 * best['utilization']:.0f}"
-    assert f"2.7B: {share} % of the bf16 peak, and {first / last:.2f}× as fast as eager fp32" in plain(tile.meaning)
 
 
 def test_recomputed_blocks_are_next_to_the_fastest_step(h200):
