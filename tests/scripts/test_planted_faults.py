@@ -248,6 +248,7 @@ FAULTS = {
         )
         for name, moment, metric, part, x, complaint in (
             ("sharded", "after_update", "held", "optimizer_state", "7600 9000", "sharded, 2 GPUs, bf16: 16600.0 of 15"),
+            ("sharded", "after_update", "held", "optimizer_state", "7600", "of 2 ranks, 7600.0 MiB on all"),  # one rank
             ("sharded", "before_update", "held", "gradients", "9000 9000", "gradients 9000.0 of 76"),
             ("unsharded", "initialized", "held", "parameters", "7000 7000", "parameters 7000.0 of 76"),
             ("zero_redundancy", "before_update", "allocated", "", "20000 20000", "rest -"),
