@@ -383,7 +383,12 @@ COUNTED = [
     ),
 ]
 """Faults of a CPU's rows, which count collectives, tokens and copies; those recorded on several H200s do not yet."""
-CASES = [(part, *fault) for part, faults in FAULTS.items() for fault in faults]
+CASES = [
+    pytest.param(part, *fault, marks=pytest.mark.slow if turn else (), id=f"{part}-{fault[1]}")
+    for part, faults in FAULTS.items()
+    for turn, fault in enumerate(faults)
+]
+"""The first of each module runs all its checks; the others are a sweep over all kinds of faults."""
 
 
 @pytest.fixture(scope="module")
@@ -396,7 +401,7 @@ def test_each_module_of_checks_has_faults():
     assert [f"scripts.checks.{part}" for part in FAULTS] == modules("scripts.checks")
 
 
-@pytest.mark.parametrize(("part", "plant", "complaint"), CASES, ids=[f"{case[0]}-{case[2]}" for case in CASES])
+@pytest.mark.parametrize(("part", "plant", "complaint"), CASES)
 def test_a_planted_fault_fails_its_check_and_is_named(part, plant, complaint):
     found = failures(part, plant(recorded()))
     assert any(re.search(complaint, detail) for detail in found), found
