@@ -54,8 +54,8 @@ def tiles(found: Found) -> list[Tile]:
         return []
     small, large = found["ends"]
     what = f"bf16 over fp32, {found['of']}, {large['label']} at context {large['context']}"
-    meaning = f"{what} ({times(small['shown'])} for {small['label']})"
-    return [Tile(times(large["shown"]), meaning, f"gain from bf16, {large['label']}, {large['context']}")]
+    other = "" if small["label"] == large["label"] else f" ({times(small['shown'])} for {small['label']})"
+    return [Tile(times(large["shown"]), what + other, f"gain from bf16, {large['label']}, {large['context']}")]
 
 
 def seen(table: DataFrame, way: str) -> dict[str, str]:

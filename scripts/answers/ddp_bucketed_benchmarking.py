@@ -73,13 +73,13 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
                 in_between(asked),
                 "As expected, the best size is in between: {best[bucket_mb]} MB, {best[median]:ms} a step",
                 "Not as expected: the best size, {best[bucket_mb]} MB ({best[median]:ms} a step), is at an end",
-                "No optimum in between can be told; {best[bucket_mb]} MB is the best, {best[median]:ms} a step",
+                "No size in between is surely best; {best[bucket_mb]} MB is fastest, {best[median]:ms} a step",
             )
             + " ({best[cell]}).",
             best=best,
         ),
         more=facts.say("Steps with {sizes:listing} MB take {steps:listing} ms."),
-        evidence="ddp_bucket_sizes",
+        evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
             "Best in other settings: {others:listing}.",
             same_calls(asked),

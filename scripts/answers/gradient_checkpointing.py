@@ -81,7 +81,7 @@ def measured(found: DataFrame) -> Answer:
     best = [say("{case[best]} ({case[attention]} attention, {case[row][peak]:GiB})", case=case) for case in cases]
     return Answer(
         asked="(b) Best segment",
-        verdict=say("Segments of {best:listing} need least memory.", best=best)
+        verdict=say("Segments of {best:listing} need the least memory.", best=best)
         or say(
             "By closed form segments of {best} need the least memory; this machine counts no peaks.",
             best=best_segment(block_of(row), int(row["vocab_size"])),

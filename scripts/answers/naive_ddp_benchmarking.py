@@ -57,6 +57,9 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
         or facts.say(
             "A naive step takes {naive[median]:ms}; communication timed apart is {naive[synchronization_share]:percent}"
             " of it ({naive[cell]})."
+        )
+        or facts.say(
+            "A naive step takes {naive[median]:ms}; its share of communication cannot be told ({naive[cell]})."
         ),
         more=facts.say(
             "Without communication it takes {naive[baseline]:ms}.", "In other settings the share is {others:listing}."

@@ -49,8 +49,8 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
         verdict=facts.say("Plain attention runs out of memory first at {lost[sequence]} tokens, d = {lost[d]}.")
         or facts.say("Nothing runs out of memory up to {cell[sequence]} tokens."),
         more=facts.say(
-            "At {cell[sequence]} tokens forward takes {forward:span ms} and backward {backward:span ms}, by head "
-            "dimension.",
+            "At {cell[sequence]} tokens forward takes {forward:span ms} and backward {backward:span ms}, over all "
+            "head dimensions.",
             "Up to {most:whole} tokens most cells are host-bound.",
             most=host_bound[host_bound].index.max(),
         ),

@@ -18,7 +18,7 @@ MODEL: Columns = {
     "": {"size": "{label}", "precision": "{precision}"},
     **{f"{title} / ms": {way: f"{{{way} {title}:.1f}}{{{way} host_bound:star}}" for way in BOTH} for title in PASSES},
     "device works / ms": {**{way: f"{{{way} device_busy:.1f}}" for way in BOTH}, "ratio": "{work:.2f}×"},
-    "compiling": {"cost / s": "{cost:.0f}", "pays after": "{pays}"},
+    "compiling": {"cost / s": "{cost:.0f}", "pays off after": "{pays}"},
 }
 
 
@@ -78,13 +78,13 @@ def model(table: DataFrame) -> Answer:
         verdict=work or step,
         more=say(
             step if work else "",
-            "For {row[label]} in {row[precision]} compiling costs {row[cost]:s} and pays after {row[pays]} steps.",
+            "For {row[label]} in {row[precision]} compiling costs {row[cost]:s} and pays off after {row[pays]} steps.",
             row=last(told[told["pays"] != "never"]),
         ),
         evidence=Captioned(
             grid(lines, MODEL, text_columns=2),
             f"The training step up to each of its phases at context {context}, sums of the phases’ medians; a "
-            "star: host-bound. cost: the warm-up beyond as many settled steps; pays after: steps that save as "
+            "star: host-bound. cost: the warm-up beyond as many settled steps; pays off after: steps that save as "
             "much; –: host-bound.",
         ),
         reason=say(

@@ -260,7 +260,7 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
     facts = Facts(size=None if ladder is None else ladder["label"].iloc[0], left=left_out(rungs, found), worth=WORTH)
     return Answer(
         asked="What to do first",
-        verdict=facts.say("For {size} do first: {order:listing}.", order=[row["title"] for row in order[:2]]),
+        verdict=facts.say("For {size}, start with {order:listing}.", order=[row["title"] for row in order[:2]]),
         more=facts.say(
             "They save {saved:listing}.",
             "Then what saves at least {worth:percent} of a step: {order:listing}.",

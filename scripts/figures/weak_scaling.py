@@ -42,4 +42,4 @@ def draw_panel(axes: Axes, found: DataFrame, ranks: list[int]) -> None:
     shares = {title: [f"{100 * share:.1f}" for share in select(found, title=title)["efficiency"]] for title in titles}
     axes.set_yticks(range(len(titles)), [f"{title}: {', '.join(shares[title])}" for title in titles], fontsize=7)
     axes.set_ylim(len(titles) - 0.5, -0.7)
-    axes.set_xlabel("efficiency / %")
+    axes.set_xlabel("efficiency / %", fontsize=7)  # no wider than a narrow panel

@@ -10,9 +10,10 @@ from pandas import DataFrame
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.plan import Plan
-from cs336_systems.record.measurement import WALL
+from cs336_systems.record.measurement import WALL, WHOLE_CELL
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
+from scripts.rendering.answer import count
 from scripts.rendering.markup import Table, Typst, finalize
 from scripts.views.data import at_one_setting, measured_gpu, measured_machine, select
 
@@ -166,12 +167,18 @@ def failed_table(checks: DataFrame) -> Table | None:
 
 
 def reasons_table(lost: DataFrame) -> Table | None:
-    """Each reason once: the experiments that it concerns, and how many cells or metrics of cells it cost."""
+    """Each reason once: the experiments that it concerns, how many cells it cost, and how many metrics of others."""
+    reasons = lost["reason"].where(lost["status"] != "oom", "out of memory")
+    noun = lost["metric"].map(lambda metric: "cell" if metric == WHOLE_CELL else "metric")
     body = [
-        [str(reason), ", ".join(dict.fromkeys(rows["experiment"])), str(int(rows["cells"].sum()))]
-        for reason, rows in lost.groupby(lost["reason"].where(lost["status"] != "oom", "out of memory"), sort=False)
+        [
+            str(reason),
+            ", ".join(dict.fromkeys(rows["experiment"])),
+            Typst(", ".join(count(number, str(what)) for what, number in rows.groupby(noun)["cells"].sum().items())),
+        ]
+        for reason, rows in lost.groupby(reasons, sort=False)
     ]
-    return Table(["reason", "experiments", "cells"], body, text_columns=2) if body else None
+    return Table(["reason", "experiments", "lost"], body, text_columns=2) if body else None
 
 
 def not_measured_table(lost: DataFrame) -> Table | None:

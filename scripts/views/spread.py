@@ -8,7 +8,7 @@ WIDE = 0.05
 """A standard deviation above this share of the mean is marked."""
 MARKS = {
     "°": "°: a single sample.",
-    "*": f"*: standard deviation above {WIDE:.0%} of the mean.",
+    "*": f"*: standard deviation above {100 * WIDE:.0f} % of the mean.",
 }
 
 

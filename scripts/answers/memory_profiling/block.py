@@ -59,7 +59,7 @@ def block(table: DataFrame) -> dict[str, Answer]:
             asked=asked[1],
             verdict=facts.say(
                 "A block's backward pass makes {full[gradients]:MiB} of gradients at context {context}"
-                + tell(bool(exact.all()), ", to the byte as expected.", ", not all as expected.")
+                + tell(bool(exact.all()), ", exactly as expected.", ", not all as expected.")
             ),
             more=facts.say("{full[weights]:MiB} for the weights, {full[input]:MiB} for the block's input."),
             reason=facts.say(

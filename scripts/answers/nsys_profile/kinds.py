@@ -76,12 +76,12 @@ def longest(here: DataFrame, close: DataFrame, unit: str) -> Answer:
     )
     return Answer(
         asked=ASKED["longest"].replace("kernel", unit),
-        verdict=facts.say("A matmul takes most time in the forward pass at {hits:listing}."),
+        verdict=facts.say("A matmul takes the most time in the forward pass at {hits:listing}."),
         more=facts.say(quoted_kernel(close), "With the backward pass it is the same one in {same} of {cells}."),
         evidence=Captioned(
             grid(rows, {"": {"size": "{label}", "precision": "{precision}"}} | columns, text_columns=3),
-            f"The {unit} with most time: its calls in a step and its share of all {unit}s' time. Of matmuls, kind, "
-            "layout of the operands and tile.",
+            f"The {unit} that takes the most time: its calls in a step and its share of all {unit}s' time. Of matmuls, "
+            "kind, layout of the operands and tile.",
         ),
     )
 
@@ -107,7 +107,7 @@ def others(close: DataFrame, gpu: str, unit: str) -> Answer:
     parts = {name: Series(shares(rows)).sort_values(ascending=False) for name, rows in forward.items()}
     name = list(parts)[-1]
     largest = [say("{of} {share:percent}", of=of, share=share) for of, share in parts[name].drop("matmul").items()]
-    title = f"The {unit}s other than matmuls with most time in the forward pass of inference."
+    title = f"The {unit}s other than matmuls that take the most time in the forward pass of inference."
     listed = Captioned(others_table(forward, unit), title, long=True)
     roof = gpu_of(gpu) is not None
     facts = Facts(
