@@ -86,8 +86,8 @@ def memory(table: DataFrame, cells: DataFrame) -> Answer:
         ),
         more=facts.say(
             "Of {measured[kept]:gib} in use (d = {d}), the closed form explains {expected:gib}.",
-            "What is kept grows {end[kept] / before[kept]:times} from {before[sequence]} to {end[sequence]} tokens.",
-            "FlashAttention never stores it.",
+            "Memory in use grows {end[kept] / before[kept]:times} from {before[sequence]} to {end[sequence]} tokens.",
+            "FlashAttention never stores the scores.",
         ),
         evidence=Captioned(
             account(batch, sequence, d, constant, measured),
