@@ -9,7 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, median_of, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, mean_std
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
@@ -64,11 +64,10 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             "context {context}."
         ),
         more=say(
-            "The backward pass takes {ratio:times} the forward pass, AdamW {share:percent} of the step "
-            "(medians of {cells}).",
+            "The backward pass takes {ratio:times} the forward pass, AdamW {share:percent} of the step ({cells}).",
             ratio=(told["backward"] / told["forward"]).median(),
             share=(told["optimizer"] / told["step"]).median(),
-            cells=count(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
+            cells=median_of(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
         ),
         evidence=Captioned(
             times_table(plain, eager, context),
@@ -93,9 +92,9 @@ def variability(known: DataFrame) -> Answer:
         asked="(b) Variability",
         verdict=say(
             ("It is not small everywhere" if wide else "It is small")
-            + ": the std of a step is {typical:percent} of its mean (median of {cells}).",
+            + ": the std of a step is {typical:percent} of its mean ({cells}).",
             typical=variation[~bound].median(),
-            cells=count(int((~bound).sum()), "device-bound cell" if on_gpu else "cell"),
+            cells=median_of(int((~bound).sum()), "device-bound cell" if on_gpu else "cell"),
         ),
         more=say(
             "It exceeds {limit:percent} in {wide} of them.",

@@ -5,7 +5,7 @@ from math import nan
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, median_of, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
@@ -54,10 +54,9 @@ def times(cells: DataFrame, gpu: str) -> Answer:
             "{row[megabytes]} MB take {row[median]:ms} over {row[name]} between {row[processes]} processes."
         ),
         more=facts.say(
-            "Over Gloo they take {gloo[median]:ms}; NCCL is {ratio:times} as fast (median of {cells} measured with "
-            "both).",
+            "Over Gloo they take {gloo[median]:ms}; NCCL is {ratio:times} as fast ({cells} measured with both).",
             ratio=(both["median_gloo"] / both["median_nccl"]).median(),
-            cells=count(len(both), "cell"),
+            cells=median_of(len(both), "cell"),
         )
         or facts.say("Only {row[name]} was measured" + ("." if gpu else ": NCCL needs a GPU per process.")),
         evidence="all_reduce_time",

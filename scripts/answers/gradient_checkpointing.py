@@ -83,7 +83,7 @@ def measured(found: DataFrame) -> Answer:
         asked="(b) Best segment",
         verdict=say("Segments of {best:listing} need the least memory.", best=best)
         or say(
-            "By closed form segments of {best} need the least memory; this machine counts no peaks.",
+            "By closed form a step peaks lowest with segments of {best}; this machine counts no peaks.",
             best=best_segment(block_of(row), int(row["vocab_size"])),
         ),
         more=say(

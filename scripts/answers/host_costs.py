@@ -4,7 +4,7 @@ from pandas import DataFrame
 
 from cs336_systems.compare.bounds import HOST_BOUND
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import NOT_HERE, Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import NOT_HERE, Answer, Captioned, Facts, Found, Tables, count, median_of, say
 from scripts.rendering.grid import Columns, grid
 from scripts.views.data import first, last, measured_gpu, reference_context, select, size_order
 from scripts.views.host import busy_shares, host_table, per_launch, same_step
@@ -51,8 +51,8 @@ def launches(steps: DataFrame, missing: str) -> Answer:
     return Answer(
         asked="Launches",
         verdict=facts.say(
-            "A launch takes the host {each:µs} (median of {cells}, PyTorch eager).",
-            cells=count(len(slow), "host-bound training step"),
+            "A launch takes the host {each:µs} ({cells}, PyTorch eager).",
+            cells=median_of(len(slow), "host-bound training step"),
         ),
         more=facts.say(
             "{row[label]}'s step in bf16 has {row[launches]:whole} launches, {per_block:whole} per block.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, median_of, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst, measured
 from scripts.views.compiled_attention import TIMES, grid_table, paired
@@ -39,8 +39,8 @@ def attention(table: DataFrame) -> Answer:
     return Answer(
         asked="(a) Attention",
         verdict=facts.say(
-            "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} (median of {cells}).",
-            cells=count(len(longest), "head dimension"),
+            "At {row[sequence]} tokens {quick} attention is {gain:times} as fast as {slow} ({cells}).",
+            cells=median_of(len(longest), "head dimension"),
         )
         or say("All compiled or eager cells are host-bound: no gain can be told."),
         more=facts.say(
@@ -142,7 +142,7 @@ def step_sentence(told: DataFrame, cells: int) -> Typst:
         quick=quick,
         slow=slow,
         gain=max(gain, 1 / gain),
-        kind=kind if len(told) < cells else Typst(f"median of {count(cells, 'cell')}"),
+        kind=kind if len(told) < cells else median_of(cells, "cell"),
     ) or say("In none of {cells} the step can be told: all are host-bound.", cells=count(cells, "cell"))
 
 

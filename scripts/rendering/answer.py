@@ -100,6 +100,11 @@ def count(number: int, noun: str) -> Typst:
     return Typst(f"{finalize(number)} {escape(noun if number == 1 else f'{noun}s')}")
 
 
+def median_of(number: int, noun: str) -> Typst:
+    """What a typical value stands for, as in "1 cell" and "median of 3 cells"."""
+    return Typst(("" if number == 1 else "median of ") + count(number, noun))
+
+
 @dataclass(frozen=True)
 class Captioned:
     """A table with its caption: markup, or any other string, which is escaped. Without rows it is not shown."""

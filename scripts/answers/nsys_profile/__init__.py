@@ -5,7 +5,7 @@ from itertools import product
 from pandas import DataFrame
 
 from scripts.answers.nsys_profile.kinds import ASKED, longest, others, softmax
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, median_of, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table
 from scripts.views.data import PRECISIONS, measured_gpu, reason, select, size_order
@@ -58,9 +58,9 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         asked=ASKED["forward"],
         verdict=facts.say("A forward pass of {row[label]} at context {row[context]} takes {times:listing}."),
         more=facts.say(
-            "The profiled process and the host's timer differ by {gap:percent} (median of {cells}).",
+            "The profiled process and the host's timer differ by {gap:percent} ({cells}).",
             "{bound} of {all} cells are host-bound.",
-            cells=count(len(gap), "device-bound cell" if on_gpu else "cell"),
+            cells=median_of(len(gap), "device-bound cell" if on_gpu else "cell"),
         ),
         evidence=Captioned(
             grid(found.assign(share=found["busy"] if on_gpu else None), FORWARD, text_columns=2),
