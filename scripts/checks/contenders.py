@@ -95,7 +95,7 @@ def all_do_what_they_declare(found: list[Contender]) -> Evidence:
 
 
 def departures(contender: Contender, alone: float | None) -> Iterator[str]:
-    """What a contender does otherwise than it declares; `alone` is what a rank by itself writes in its cell, bytes."""
+    """Differences of a contender from what it declares; `alone` is what a rank by itself writes in its cell, bytes."""
     cell, declared = contender.cell, contender.declared
     batch = cell.batch_size * cell.context
     if (tokens := contender.one("tokens")) not in (None, batch):

@@ -101,7 +101,7 @@ def count(number: int, noun: str) -> Typst:
 
 
 def median_of(number: int, noun: str) -> Typst:
-    """What a typical value stands for, as in "1 cell" and "median of 3 cells"."""
+    """Say of how many a value is typical, as in "1 cell" and "median of 3 cells"."""
     return Typst(("" if number == 1 else "median of ") + count(number, noun))
 
 

@@ -45,7 +45,7 @@ def longest_contexts(gpu: str, capacity: float) -> DataFrame:
 
 
 def _longest(size: str, way: str, gpu: str, capacity: float) -> Iterator[tuple[str, float]]:
-    """What `longest_contexts` tells of one size and way."""
+    """One size and one way to train in `longest_contexts`."""
     steps = [
         Setting(
             shape=parse_size(size),

@@ -1,4 +1,4 @@
-"""What is quoted of the kernel profile, on recorded tables."""
+"""Numbers that the report quotes of the kernel profile, on recorded tables."""
 
 import pytest
 

@@ -351,7 +351,7 @@ ALLOWED = [
         for name in ("splitKreduce_kernel", "sm80_xmma_gemm_f32f32_tn_n_tilesize64x64x8_ffma_split_k")
     ),
 ]
-"""What is no fault, by module."""
+"""Changes that are no fault, by module."""
 WRAPPERS = rows("data_parallel")
 OPTIMIZERS = rows("optimizer_sharding")
 SHARDED = rows("fsdp")
