@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import yaml
@@ -65,6 +65,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     One row per experiment, grid, metric and status, with the number of cells and the first reason; for cells that
     were not run, one row per reason.
     """
+    why_not_run = reasons(plan)
     lost: list[tuple[str, ...]] = []
     for experiment, jobs in plan.jobs.items():
         grids = {dataclasses.astuple(cell): job.grid for job in jobs.values() for cell in job.cells}
@@ -76,7 +77,7 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
         lost += [(experiment, grids.get(cell, NO_GRID), *why, "") for cell, *why in cells]
         measured = set(cells_of(experiment, table))
         for job in jobs.values():
-            why = why_not_run(plan, job)
+            why = why_not_run(job)
             missing = sum(dataclasses.astuple(cell) not in measured for cell in job.cells)
             lost += [(experiment, job.grid, WHOLE_CELL, NOT_RUN, why, why)] * missing
     alike = ["experiment", "grid", "metric", "status", "not run"]
@@ -84,15 +85,19 @@ def losses(plan: Plan, tables: Mapping[str, DataFrame]) -> DataFrame:
     return found.agg(cells="size", reason="first").reset_index().drop(columns="not run")
 
 
-def why_not_run(plan: Plan, job: Job) -> str:
+def reasons(plan: Plan) -> Callable[[Job], str]:
     """Why a job has no rows; in recorded results as `not_measured.yaml` next to them says by the GPUs that it needs."""
     path = plan.raw.with_name("not_measured.yaml")
     notes = yaml.safe_load(path.read_text(encoding="utf-8")) if plan.recorded and path.exists() else {}
-    return notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
+    return lambda job: notes.get(plan.gpus_of(job)) or plan.obstacle(job) or NOT_RUN
 
 
-def with_reason(plan: Plan, experiment: str, table: DataFrame) -> DataFrame:
-    """The table of an experiment; one that has no row knows why, for `not_measured`."""
-    if not len(table):
-        table.attrs[NOT_RUN] = next((why_not_run(plan, job) for job in plan.jobs[experiment].values()), NOT_RUN)
-    return table
+def with_reasons(plan: Plan, tables: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
+    """The tables by experiment; one that has no row knows why, for `not_measured`."""
+    why_not_run = reasons(plan)
+    found = dict(tables)
+    for name, table in tables.items():
+        if not len(table):
+            found[name] = table.copy()
+            found[name].attrs[NOT_RUN] = next(map(why_not_run, plan.jobs[name].values()), NOT_RUN)
+    return found

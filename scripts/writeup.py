@@ -10,7 +10,7 @@ import jinja2
 import pandas
 
 from cs336_systems.plan import Plan, read_plan
-from scripts.coverage import with_reason
+from scripts.coverage import with_reasons
 from scripts.log import log_to
 from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import Contents, read_contents
@@ -65,7 +65,7 @@ def compute(
 
     `experiments` names those whose tables each section consults.
     """
-    shown = {name: with_reason(plan, name, at_one_setting(name, table)) for name, table in tables.items()}
+    shown = with_reasons(plan, {name: at_one_setting(name, table) for name, table in tables.items()})
     summary = summarize(tables, plan, coverage, checks, digests)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
     consulted = {name: Consulted(shown) for name in modules}

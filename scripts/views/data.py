@@ -151,7 +151,7 @@ def reason(table: DataFrame, **wanted: Any) -> str:
 
 
 def not_measured(table: DataFrame) -> str:
-    """Why nothing of a table was measured, or of what it lacks: that it was not run, or what `with_reason` knows."""
+    """Why nothing of a table was measured, or of what it lacks: that it was not run, or what `with_reasons` knows."""
     return f"not measured: {table.attrs.get(NOT_RUN, NOT_RUN)}"
 
 
