@@ -31,6 +31,13 @@ OF_EXPERIMENT: dict[str, Scheme] = {
     "optimizer_sharding": "sharded optimizer",
 }
 """Schemes of all other contenders."""
+WRAPPERS: dict[str, dict[str, Any]] = {
+    "": {},
+    "data_parallel": {"scheme": "data parallel"},
+    "sharded_optimizer": {"scheme": "sharded optimizer", "overlap": True},
+    "fsdp": {"scheme": "FSDP"},
+}
+"""Settings of the training ladder's wrappers. The sharded optimizer's shares are updated under the backward pass."""
 PREDICTED = (
     "end_to_end",
     "kernel_profile",
@@ -48,7 +55,7 @@ def settings_of(experiment: str, cell: Any) -> Iterator[tuple[str, Setting]]:
     if experiment not in PREDICTED or getattr(cell, "model", EndToEnd.model) != EndToEnd.model:
         return
     if experiment == "training_ladder":
-        for rung in rungs_of(cell.rungs) if cell.part == "steps" else ():
+        for rung in rungs_of(cell.rungs) if cell.part in ("steps", "processes") else ():
             yield rung.name, rung_setting(cell, rung.name)
     elif experiment in OF_EXPERIMENT:
         for declared in contenders_of(experiment):
@@ -93,7 +100,8 @@ def rung_setting(cell: Any, name: str) -> Setting:
     rung = RUNGS[name]
     shared = {key: getattr(rung, key) for key in ("precision", "attention", "passes", "fp8", "graph", "overlap")}
     recomputed = parse_size(cell.size).num_layers if rung.checkpoint else 0
-    return Setting(**_batch(cell), **shared, recomputed=recomputed)
+    ranks = cell.processes if rung.wrapper else 1
+    return Setting(**_batch(cell), **shared | WRAPPERS[rung.wrapper], recomputed=recomputed, ranks=ranks)
 
 
 def contender_setting(experiment: str, cell: Any, declared: Declared) -> Setting:

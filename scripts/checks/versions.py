@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from pandas import DataFrame
 
+from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import Provenance, parameters
 from scripts.checks import Case, Evidence, check, name_row
@@ -17,6 +18,8 @@ ONE_EACH = (
 )
 """Columns that rows which are compared with each other must share."""
 ALL_OF_THEM = ", ".join(ONE_EACH)
+PACKAGES = {contender.package for contender in Flash.contenders}
+"""Libraries that some implementations of attention need, and nothing else uses."""
 ORIGIN = [field.name for field in dataclasses.fields(Provenance)]
 
 
@@ -61,10 +64,12 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
 
     Where others alone are measured, it need not be installed.
     """
+    if column not in PACKAGES:
+        return [table]
     contenders = getattr(EXPERIMENTS[name], "contenders", ())
     needing = [contender.name for contender in contenders if getattr(contender, "package", None) == column]
     if not needing:
-        return [table]
+        return []
     rows = table[table["implementation"].isin(needing)]
     return [group for _, group in rows.groupby(kind_of_call(rows))]
 
