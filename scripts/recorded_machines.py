@@ -40,6 +40,7 @@ def section(machine: Path) -> Iterator[str]:
     tables = {name: rows for name, rows in tables.items() if len(rows)}
     rows = pandas.concat(tables.values())
     counts = [int(count) for count in values(rows, "gpu_count") if count != "0"]
+    commits = len(values(rows, "git_commit"))
     processors = listed(values(rows, "cpu"))
     yield f"## {listed(values(rows, 'gpu')) or processors}\n"
     yield table(
@@ -49,8 +50,8 @@ def section(machine: Path) -> Iterator[str]:
             *([["GPUs", listed(map(str, sorted(counts)))]] if counts else []),
             ["processor", processors],
             *([title, found] for column, title in SOFTWARE.items() if (found := listed(values(rows, column)))),
-            ["measured", f"{day(rows['utc'], 'min')} to {day(rows['utc'], 'max')}"],
-            ["code", f"{len(values(rows, 'git_commit'))} commits"],
+            ["measured", " to ".join(dict.fromkeys(day(rows["utc"], end) for end in ("min", "max")))],
+            ["code", f"{commits} commit{'s' if commits > 1 else ''}"],
             *(
                 [f"card of {card['utc'][:10]}", listed([card["verdict"]["sentence"]])]
                 for card in map(read_card, sorted(machine.glob("card/*.json")))

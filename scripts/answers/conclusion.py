@@ -26,8 +26,8 @@ GRAPH = "compiled into one CUDA graph"
 WORK = ["size", "context", "batch_size", "vocab_size"]
 """The columns in which steps have to agree if their tokens are compared."""
 CLIMB = (
-    "With every improvement of @sec-training_ladder, one GPU's step of {top[label]} goes from {begin[step]:ms} to "
-    "{top[step]:ms}."
+    "With every improvement of @sec-training_ladder, one GPU's step of {top[label]} goes from {begin[step]:ms} "
+    "({begin[title]}) to {top[step]:ms}."
 )
 CHAIN: Columns = {
     "": {"": "{title}", "launch": "{launch}", "ranks": "{ranks}"},
@@ -134,7 +134,7 @@ def helped(steps: DataFrame, work: Series | None, one: Facts) -> Answer:
     facts = Facts(begin=begin, alone=alone, best=best if len(told) > 1 else None, ranks=count(ranks, "GPU"), work=work)
     return Answer(
         asked="What helped",
-        missing="Not measured: no device-bound training step of several devices, or from the first rung on.",
+        missing="Not measured: no device-bound training step of several devices, nor two rungs on one.",
         verdict=facts.say(
             "{work[size]} trains at {best[tokens]:whole} tokens/s on {ranks}, {best[tokens] / begin[tokens]:times} "
             "{begin[title]} on one."

@@ -23,6 +23,7 @@ from scripts.views.training_ladder import (
     gain_table,
     ladders,
     losses,
+    out_of_memory,
     recomputed_table,
     rung_table,
     utilization,
@@ -80,7 +81,7 @@ def answers(tables: Tables) -> Found:
     """The section's answers."""
     table = tables["training_ladder"]
     rungs = rung_table(table)
-    missing = NEEDS_GPU if len(rungs) else NOT_HERE
+    missing = NEEDS_GPU if len(rungs) and not rungs["gpu"].any() else NOT_HERE
     rungs = rungs[rungs["gpu"] != ""].assign(mfu=lambda found: 100 * found["utilization"])
     found = ends(rungs)
     on_gpu = {
@@ -106,7 +107,7 @@ def tiles(found: Found) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest training step of {best[label]}: {best[utilization]:percent} of the bf16 peak, and "
-        "{begin[step] / best[step]:times} as fast as eager fp32",
+        "{begin[step] / best[step]:times} as fast as {begin[title]}",
         best=best,
         begin=begin,
     )
@@ -114,7 +115,7 @@ def tiles(found: Found) -> list[Tile]:
 
 
 def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing: str) -> Answer:
-    """The fastest step of the largest model that was measured from the first rung on."""
+    """The fastest step of the largest model, next to its first one."""
     best, begin = (fastest(found[-1]), found[-1].iloc[0]) if found else (None, None)
     shown = rungs.assign(
         shown=[
@@ -129,7 +130,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
         ),
         more=facts.say(
             "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
-            "{begin[step] / best[step]:times} the first step's.",
+            "{begin[step] / best[step]:times} those of the first rung that fits ({begin[title]}).",
             "Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.",
         ),
         evidence="ladder",
@@ -142,6 +143,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             if best is not None and best["over"] < 1
             else "",
             conventions(best),
+            say("Memory did not suffice for {lost:listing}.", lost=out_of_memory(table, found[-1]) if found else []),
         ),
         details=Captioned(
             grid(shown, RUNG, text_columns=3),

@@ -28,14 +28,15 @@ def cells_are_complete(tables: Mapping[str, DataFrame]) -> Evidence:
 def metrics_are_lost_in_all_cells(tables: Mapping[str, DataFrame]) -> Evidence:
     """No metric is lost that another cell of its kind has.
 
-    A single metric is lost because a machine lacks something, which it does in all cells of a kind.
+    A single metric is lost because a machine lacks something, which it does in all cells of a kind, or because a
+    contender, which may need more memory than others, has run out of it.
     """
     for name, table in tables.items():
         rows = table[table["metric"] != WHOLE_CELL]
         found = set() if name in DIFFER else set(metrics_of_kinds(name, rows[rows["status"] == "ok"]))
         lost = rows[rows["status"] != "ok"]
         for (_, row), metric in zip(lost.iterrows(), metrics_of_kinds(name, lost), strict=True):
-            wrong = row["status"] != "skipped" or metric in found
+            wrong = row["status"] not in ("skipped", "oom") or metric in found
             yield Case(name_row(name, row), wrong, f"{row['metric']} {row['status']}")
 
 

@@ -84,8 +84,12 @@ def fastest(ladder: DataFrame) -> Series:
 
 
 def ends(rungs: DataFrame) -> list[DataFrame]:
-    """The ladders of the smallest and of the largest model that begin in fp32, each at its longest context."""
-    whole = [ladder for ladder in ladders(rungs) if ladder["rung"].iloc[0] == EXACT[0] and len(ladder) > 1]
+    """The ladders of the smallest and of the largest model that begin in fp32, each at its longest context.
+
+    Where memory sufficed for none of these, those that begin on a later rung.
+    """
+    several = [ladder for ladder in ladders(rungs) if len(ladder) > 1]
+    whole = [ladder for ladder in several if ladder["rung"].iloc[0] == EXACT[0]] or several
     if not whole:
         return []
     sizes = size_order(pandas.concat(whole))
@@ -157,6 +161,12 @@ def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:
         copy=1e9 * copy["median"].iloc[0],
     )
     return expected_gains(load, rates)
+
+
+def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:
+    """The titles of the rungs of one cell for which memory did not suffice."""
+    cell = {name: ladder[name].iloc[0] for name in SHAPE}
+    return [RUNGS[name].title for name in select(table, part="steps", status="oom", **cell)["rung"].unique()]
 
 
 def wrapped_table(table: DataFrame) -> DataFrame:
