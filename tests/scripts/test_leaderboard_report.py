@@ -1,20 +1,16 @@
 """The report on the 2026 leaderboard's step, where it or a part of it was measured."""
 
-import pandas
 import pytest
 
 from cs336_systems.accounting.leaderboard import PARAMETERS, step_flops
 from scripts.answers.training_leaderboard import answers
-from scripts.views.data import select
 from tests.support.faults import recorded
 from tests.support.tables import plain
 
 
 def table_of(*parts, **changes):
-    """Recorded rows of some parts; the step, which takes two GPUs, has those of a rank's part."""
+    """Recorded rows of some parts."""
     table = recorded()["leaderboard"]
-    whole = select(table, part="rank").assign(part="step", processes=2)
-    table = pandas.concat([whole, table])
     return table[table["part"].isin(parts)].assign(**changes)
 
 

@@ -47,6 +47,18 @@ def test_a_step_is_compared_with_the_sum_of_its_parts(h200):
     assert not rung_table(lost)["over"].notna().any()
 
 
+def test_a_ladder_begins_where_memory_suffices(h200):
+    """As on a GPU of 80 GB: the first two rungs of 2.7B run out of memory, and no other cell was measured."""
+    cell = select(h200, size="2.7B", context=1024, batch_size=4, part="steps")
+    lost = cell["rung"].isin(["fp32", "autocast"])
+    found = section.answers({NAME: pandas.concat([cell[~lost], cell[lost].assign(status="oom")])})
+    step = cell[cell["metric"] == "step"].set_index("rung")["median"]
+    told = plain(found["fastest"].more)
+    assert f"{step['attention'] / step['overlap']:.2f}× those of the first rung that fits (our attention)" in told
+    assert "Memory did not suffice for fp32, eager and bf16 autocast." in plain(found["fastest"].reason)
+    assert plain(found["advice"].verdict) == "For 2.7B, start with blocks compiled and bf16 weights, fp32 masters."
+
+
 def test_a_gain_is_over_the_rung_before_and_that_of_fused_passes_over_eager_ones(h200):
     largest = ends(rung_table(h200))[-1]
     step = largest.set_index("rung")["step"]
@@ -83,10 +95,11 @@ def test_wrapped_steps_are_next_to_one_without_communication(h200):
     assert list(found["title"]) == ["no communication", "data-parallel wrapper", "sharded optimizer", "FSDP"]
     assert (found["over"]["fsdp"], found["over"]["sharded"]) == (1.5, 1.125)
     assert found["tokens"]["sharded"] == pytest.approx(2 * 4096e3 / 180)
-    verdict = plain(section.answers({NAME: pandas.concat([h200, table])})["several"].verdict)
+    alone = h200[h200["part"] != "processes"]
+    verdict = plain(section.answers({NAME: pandas.concat([alone, table])})["several"].verdict)
     assert verdict == "On 2 GPUs sharded optimizer is fastest: 180 ms, 1.12× the step without communication."
     assert wrapped_table(select(table, rung="fsdp"))["over"].isna().all()
-    assert not section.answers({NAME: h200})["several"].verdict
+    assert not section.answers({NAME: alone})["several"].verdict
 
 
 def test_a_processor_has_no_verdict_on_speed_and_nothing_is_a_report_too(cpu, h200):
