@@ -25,11 +25,12 @@ import tyro
 from torch.distributed.elastic.multiprocessing.errors import record
 from tqdm import tqdm
 
-from cs336_systems.benchmarks.runner import Measure, measure_cells
+from cs336_systems.benchmarks.runner import Measure, first_line, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
 from cs336_systems.implementations import WHO, Implementation, family_of, own_implementations
 from cs336_systems.implementations import check as check_implementation
 from cs336_systems.lifeline import end_with_the_run
+from cs336_systems.measure.memory import is_out_of_memory
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
 from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, launch_command, recorded_digest
 from cs336_systems.record import provenance
@@ -37,7 +38,7 @@ from cs336_systems.record.machine import detect
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from cs336_systems.record.rows import make_row, parameters, reserved, write_job
 from cs336_systems.record.validation import Row
-from cs336_systems.run.kept_cells import keep, kept_cells
+from cs336_systems.run.kept_cells import keep, kept_cells, say_out_of_memory
 from cs336_systems.run.progress import describe, finished_line
 
 E = TypeVar("E", bound=Experiment)
@@ -138,7 +139,7 @@ def measure_all(
     kept = list(zip(cells, kept_cells(), strict=False))
     cells_left = cells[len(kept) :]
     names = [describe(cell, cells) for cell in cells_left]
-    with tempfile.TemporaryDirectory() as cache, process_group(rank, device):
+    with tempfile.TemporaryDirectory() as cache, process_group(rank, device), lost_memory():
         # Compilation starts from an empty cache, so that its cost does not depend on earlier runs.
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
         # Collections between cells then leave out what modules hold, which takes a tenth of a second each time.
@@ -147,6 +148,21 @@ def measure_all(
         if rank.number > 0:
             return list(measured)
         return list(report_progress(itertools.chain(kept, keep(measured, names)), cells))
+
+
+@contextlib.contextmanager
+def lost_memory() -> Iterator[None]:
+    """Tell the launcher if memory runs out where other ranks wait, which ends the launch but need not cost other cells.
+
+    Raises:
+        RuntimeError: it has run out, on this rank.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if error.__cause__ is not None and is_out_of_memory(error.__cause__):
+            say_out_of_memory(f"{error}: {first_line(error.__cause__)}")
+        raise
 
 
 def parse_command_line(

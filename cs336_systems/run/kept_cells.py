@@ -1,7 +1,8 @@
 """A job's measured cells, kept in a file as they come, so that a later launch measures only the others.
 
 `cs336_systems.run.relaunch` names the file in the environment variable KEPT. Its first line says what was launched;
-each further line is the name of a cell that has begun, or what that cell measured. No torch.
+each further line is the name of a cell that has begun, or what that cell measured, or that memory ran out in it.
+No torch.
 """
 
 import json
@@ -48,6 +49,19 @@ def cell_under_way(file: Path) -> str | None:
     """Name of the cell that has begun and has measured nothing yet; None between cells."""
     last = _complete_lines(file)[-1]
     return last.get("cell") if isinstance(last, dict) else None
+
+
+def out_of_memory(file: Path) -> str:
+    """How memory ran out in the cell under way, if a rank has said so; else empty."""
+    last = _complete_lines(file)[-1]
+    return last.get("oom", "") if isinstance(last, dict) else ""
+
+
+def say_out_of_memory(message: str) -> None:
+    """Say, on any rank, that memory ran out in the cell under way, which ends the launch: the others wait for it."""
+    file = os.environ.get(KEPT)
+    if file:
+        _append(Path(file), {"cell": cell_under_way(Path(file)), "oom": message})
 
 
 def keep(

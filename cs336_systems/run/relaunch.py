@@ -2,9 +2,10 @@
 
 Launch: python -m cs336_systems.run.relaunch --timeout 1200 python -m cs336_systems.benchmarks.attention --output x.csv
 
-After a cell in which the kernel kills the job because memory has run out, it is launched again for the next one: that
-cell is one that ran out of memory. After any other end the job has failed, with a sentence that says how; what it has
-measured by then stays in a file, and the same command with the same code on the same machine goes on after it.
+After a cell in which memory has run out, so that the kernel kills the job or a rank ends for which others wait, it is
+launched again for the next one: that cell is one that ran out of memory. After any other end the job has failed, with a
+sentence that says how; what it has measured by then stays in a file, and the same command with the same code on the
+same machine goes on after it.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from cs336_systems.lifeline import RUN, end_members, end_with_the_run, this_run
 from cs336_systems.record.machine import detect
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
 from cs336_systems.run.failure import describe_end
-from cs336_systems.run.kept_cells import KEPT, add_cell, cell_under_way, measured_cells, start_keeping
+from cs336_systems.run.kept_cells import KEPT, add_cell, cell_under_way, measured_cells, out_of_memory, start_keeping
 
 INTERVAL_S = 1.0
 KERNEL_EVENTS = Path("/proc/vmstat")
@@ -56,11 +57,12 @@ def relaunch(command: Sequence[str], kept: Path, timeout: float, code: str = "")
         cell = cell_under_way(kept)
         # torchrun itself is not what takes memory, and exits with 1 whatever ended a rank.
         killed = not hung and memory_kills() > kills and (status == -signal.SIGKILL or command[0] == "torchrun")
-        if not killed or cell is None:
+        message = MESSAGE if killed else out_of_memory(kept)
+        if not message or cell is None:
             if status != BAD_INPUT:
                 print(explain(status, hung, killed, timeout, kept), file=sys.stderr)
             return status if status > 0 else 1
-        lost = Measurement(metric=WHOLE_CELL, status="oom", message=MESSAGE)
+        lost = Measurement(metric=WHOLE_CELL, status="oom", message=message)
         add_cell(kept, [lost, summarize(WALL, "s", [time.time() - kept.stat().st_mtime])])
 
 

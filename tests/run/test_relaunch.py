@@ -9,15 +9,17 @@ import time
 
 import pytest
 
+from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.lifeline import RUN, start_of, this_run
-from cs336_systems.record.measurement import summarize
+from cs336_systems.record.measurement import WHOLE_CELL, summarize
+from cs336_systems.record.rows import read_jobs
 from cs336_systems.run import relaunch
 from cs336_systems.run.kept_cells import add_cell, cell_under_way, measured_cells, start_keeping
 from tests.samples import ROOT
 
 JOB = """
 import ctypes, os, pathlib, signal, sys
-from cs336_systems.run.kept_cells import keep, kept_cells
+from cs336_systems.run.kept_cells import keep, kept_cells, say_out_of_memory
 from cs336_systems.record.measurement import summarize
 
 counter, launches, *fates = sys.argv[1:]
@@ -33,6 +35,9 @@ def end(fate):
         ctypes.string_at(0)
     if fate == "abort":
         os.abort()
+    if fate == "out of a rank's memory":
+        say_out_of_memory("rank 1 ran out of memory")
+        sys.exit(1)
     if fate == "bug":
         raise KeyError("lost")
     if fate == "refuses":
@@ -73,12 +78,32 @@ def job(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.parametrize(
     ("fates", "launches", "outcomes"),
-    [(["ok", "ok"], 1, ["ok", "ok"]), (["ok", "out of memory", "ok", "out of memory"], 3, ["ok", "oom", "ok", "oom"])],
+    [
+        (["ok", "ok"], 1, ["ok", "ok"]),
+        (["ok", "out of memory", "ok", "out of memory"], 3, ["ok", "oom", "ok", "oom"]),
+        (["out of a rank's memory", "ok"], 2, ["oom", "ok"]),
+    ],
 )
-def test_a_cell_that_takes_the_hosts_memory_costs_no_other(job, fates, launches, outcomes):
+def test_a_cell_that_takes_all_memory_costs_no_other(job, fates, launches, outcomes):
     status, launched, printed = job(*fates)
     assert (status, launched, printed.out) == (0, launches, f"{outcomes}\n")
     assert not job.kept.exists()
+
+
+@pytest.mark.slow
+def test_a_rank_without_memory_costs_its_cell(tmp_path):
+    """The other rank waits for it, so that the launch ends."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    options = "--processes 2 --size nano --context 16 8 --vocab-size 31 --rounds 1 --warmup 0 --steps 1 --device cpu"
+    command = [*torchrun, "cs336_systems.benchmarks.data_parallel", *options.split()]
+    command += ["--model", "tests.support.models:HungryLM", "--output", str(tmp_path / "data_parallel.csv")]
+    assert relaunch.relaunch(command, tmp_path / "kept.jsonl", timeout=300) == 0
+    rows = read_jobs(DataParallelTraining, [tmp_path / "data_parallel.csv"])
+    whole = [row for row in rows if row.context == 16 and row.metric == WHOLE_CELL]
+    assert [(row.status, row.message) for row in whole] == [
+        ("oom", "rank 1 ran out of memory among others that did not: of a test")
+    ]
+    assert any(row.context == 8 and row.metric == "step" for row in rows)
 
 
 @pytest.mark.parametrize(
