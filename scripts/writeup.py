@@ -113,7 +113,7 @@ def picture_of(contents: Contents, machine: str) -> Callable[[str], Typst]:
             raise ValueError(f"the report shows the figure {name!r}; allowed: {', '.join(contents.figures)}")
         shown = contents.figures[name]
         caption = escape(f"{shown.caption}, on {machine}.")
-        return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)}) <fig-{name}>")
+        return Typst(f"#picture({string(name)}, [{caption}], {string(shown.alt)})")
 
     return figure
 

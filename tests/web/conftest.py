@@ -60,13 +60,13 @@ def source(plan, steps, builds):
 #question[How long does {escape(HTML)} take?]
 #lorem(400)
 #online[
-#picture("lines", [Wide.], "The same") <fig-wide>
+#picture("wide", [Wide.], "The same")
 @fig-wide and @tab-alike:
 #tabulated([Alike.])[
 {Table(titles, [["A heading"], *([f"line-{row}", *numbers] for row, numbers in enumerate(alike))]).markup()}
 ] <tab-alike>
 ]
-#picture("lines", [Lines.], "Two lines") <fig-lines>
+#picture("lines", [Lines.], "Two lines")
 #lorem(400) @fig-lines, @tab-steps and $x / 2$.
 $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W) <= 12 B D F / (N C)$
 = Second
@@ -96,10 +96,11 @@ def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu
     axes.plot([128, 256], [1, 2.5], marker="o", label=HTML)
     axes.set(xlabel="context / tokens", ylabel="step / ms")
     style.save(figure, folder / "lines.svg")
+    shutil.copy(folder / "lines.svg", folder / "wide.svg")
     pyplot.close(figure)
     write(
         source=str(folder / "writeup.typ"),
-        figures=[str(folder / "lines.svg")],
+        figures=[str(folder / f"{name}.svg") for name in ("lines", "wide")],
         plan=str(folder / "plan.json"),
         tables={name: str(path) for name, path in tables.items()},
         reference=reference or {},
