@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from cs336_systems.benchmarks.command_line import check_processes, device_of_rank, parse_command_line, resolve_device
+from cs336_systems.benchmarks.command_line import (
+    check_processes,
+    device_of_rank,
+    measure_all,
+    parse_command_line,
+    resolve_device,
+)
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.base import field_docs
@@ -15,7 +21,7 @@ from cs336_systems.parallel.process_group import Rank
 from cs336_systems.plan import launch_command
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
 from cs336_systems.record.rows import parameters
-from cs336_systems.run.kept_cells import KEPT, add_cell, measured_cells
+from cs336_systems.run.kept_cells import KEPT, add_cell, measured_cells, out_of_memory, start_keeping
 from tests.samples import ROOT
 
 
@@ -160,3 +166,19 @@ def test_a_job_takes_over_what_an_earlier_launch_kept(launch, tmp_path, monkeypa
     lines = capfd.readouterr().err.splitlines()
     assert lines[:2] == ["[1/3] additions=10: ok, 1.0 s", "[2/3] additions=20: oom: no memory, 2.0 s"]
     assert lines[2].startswith("[3/3] additions=30: ok, ")
+
+
+def test_memory_that_runs_out_while_others_wait_is_told(tmp_path, monkeypatch):
+    """The launch ends, and its launcher goes on with the next cell."""
+
+    def measure(cell, device):
+        raise RuntimeError("rank 0 ran out of memory among others that did not") from MemoryError("8 GB")
+
+    kept = tmp_path / "kept.jsonl"
+    start_keeping(kept, "a launch")
+    monkeypatch.setenv(KEPT, str(kept))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # a job sets it: have it restored
+    alone = Rank(number=0, processes=1, local_number=0, local_processes=1)
+    with pytest.raises(RuntimeError, match="among others"):
+        measure_all([Accumulation()], measure, torch.device("cpu"), alone, seed=0)
+    assert out_of_memory(kept) == "rank 0 ran out of memory among others that did not: 8 GB"

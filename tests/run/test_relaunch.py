@@ -9,10 +9,8 @@ import time
 
 import pytest
 
-from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.lifeline import RUN, start_of, this_run
-from cs336_systems.record.measurement import WHOLE_CELL, summarize
-from cs336_systems.record.rows import read_jobs
+from cs336_systems.record.measurement import summarize
 from cs336_systems.run import relaunch
 from cs336_systems.run.kept_cells import add_cell, cell_under_way, measured_cells, start_keeping
 from tests.samples import ROOT
@@ -88,22 +86,6 @@ def test_a_cell_that_takes_all_memory_costs_no_other(job, fates, launches, outco
     status, launched, printed = job(*fates)
     assert (status, launched, printed.out) == (0, launches, f"{outcomes}\n")
     assert not job.kept.exists()
-
-
-@pytest.mark.slow
-def test_a_rank_without_memory_costs_its_cell(tmp_path):
-    """The other rank waits for it, so that the launch ends."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    options = "--processes 2 --size nano --context 16 8 --vocab-size 31 --rounds 1 --warmup 0 --steps 1 --device cpu"
-    command = [*torchrun, "cs336_systems.benchmarks.data_parallel", *options.split()]
-    command += ["--model", "tests.support.models:HungryLM", "--output", str(tmp_path / "data_parallel.csv")]
-    assert relaunch.relaunch(command, tmp_path / "kept.jsonl", timeout=300) == 0
-    rows = read_jobs(DataParallelTraining, [tmp_path / "data_parallel.csv"])
-    whole = [row for row in rows if row.context == 16 and row.metric == WHOLE_CELL]
-    assert [(row.status, row.message) for row in whole] == [
-        ("oom", "rank 1 ran out of memory among others that did not: of a test")
-    ]
-    assert any(row.context == 8 and row.metric == "step" for row in rows)
 
 
 @pytest.mark.parametrize(
