@@ -107,7 +107,7 @@ def tiles(found: Found) -> list[Tile]:
     best, begin = fastest(ladder), ladder.iloc[0]
     meaning = say(
         "the fastest training step of {best[label]}: {best[utilization]:percent} of the bf16 peak, and "
-        "{begin[step] / best[step]:times} as fast as {begin[title]}",
+        "{begin[step] / best[step]:times} as fast as the first rung ({begin[title]})",
         best=best,
         begin=begin,
     )
