@@ -47,14 +47,12 @@ def measured_cells(file: Path) -> list[list[Measurement]]:
 
 def cell_under_way(file: Path) -> str | None:
     """Name of the cell that has begun and has measured nothing yet; None between cells."""
-    last = _complete_lines(file)[-1]
-    return last.get("cell") if isinstance(last, dict) else None
+    return _under_way(file).get("cell")
 
 
 def out_of_memory(file: Path) -> str:
     """How memory ran out in the cell under way, if a rank has said so; else empty."""
-    last = _complete_lines(file)[-1]
-    return last.get("oom", "") if isinstance(last, dict) else ""
+    return _under_way(file).get("oom", "")
 
 
 def say_out_of_memory(message: str) -> None:
@@ -91,6 +89,12 @@ def _append(file: Path, content: Any) -> None:
 
 def _line(content: Any) -> str:
     return json.dumps(content) + "\n"
+
+
+def _under_way(file: Path) -> dict[str, str]:
+    """The last line, unless it is what a cell has measured."""
+    last = _complete_lines(file)[-1]
+    return last if isinstance(last, dict) else {}
 
 
 def _complete_lines(file: Path) -> list[Any]:

@@ -122,7 +122,9 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             f"last rung, {row['title']}" if RUNGS[row["rung"]].without else row["title"] for _, row in rungs.iterrows()
         ]
     )
-    facts = Facts(best=best, begin=begin, machine=measured_machine({"": table}), parts=floor_of(table, best))
+    lost = out_of_memory(table, found[-1]) if found else []
+    machine, parts = measured_machine({"": table}), floor_of(table, best)
+    facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=lost)
     return Answer(
         asked="How fast, against its parts alone",
         verdict=facts.say(
@@ -143,7 +145,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             if best is not None and best["over"] < 1
             else "",
             conventions(best),
-            say("Memory did not suffice for {lost:listing}.", lost=out_of_memory(table, found[-1]) if found else []),
+            "Memory did not suffice for {lost:listing}.",
         ),
         details=Captioned(
             grid(shown, RUNG, text_columns=3),

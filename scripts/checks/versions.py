@@ -66,10 +66,9 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
     """
     if column not in PACKAGES:
         return [table]
-    contenders = getattr(EXPERIMENTS[name], "contenders", ())
-    needing = [contender.name for contender in contenders if getattr(contender, "package", None) == column]
-    if not needing:
+    if name != Flash.name:
         return []
+    needing = [contender.name for contender in Flash.contenders if contender.package == column]
     rows = table[table["implementation"].isin(needing)]
     return [group for _, group in rows.groupby(kind_of_call(rows))]
 

@@ -166,7 +166,8 @@ def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:
 def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:
     """The titles of the rungs of one cell for which memory did not suffice."""
     cell = {name: ladder[name].iloc[0] for name in SHAPE}
-    return [RUNGS[name].title for name in select(table, part="steps", status="oom", **cell)["rung"].unique()]
+    lost = set(select(table, part="steps", status="oom", **cell)["rung"])
+    return [rung.title for name, rung in RUNGS.items() if name in lost]
 
 
 def wrapped_table(table: DataFrame) -> DataFrame:
