@@ -20,6 +20,7 @@ def _recompute_gradients(
         offs_m = torch.arange(q.shape[-2], device=q.device)
         offs_n = torch.arange(k.shape[-2], device=q.device)
         scores = scores.masked_fill(offs_n > offs_m[:, None], -torch.inf)
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # P = 0 where all scores are -inf
     p = torch.exp(scores - lse[..., None])
     dv = p.to(q.dtype).transpose(-2, -1) @ grad_o
     dp = grad_o @ v.transpose(-2, -1)

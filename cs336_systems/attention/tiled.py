@@ -102,6 +102,7 @@ def tiled_backward(
     delta = (o.to(lse.dtype) * grad_o).sum(-1)  # D = rowsum(O * dO)
     if grad_lse is not None:
         delta -= grad_lse
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # P = 0 where all scores are -inf
     with without_autocast(q):
         for start_n in range(0, k.shape[-2], BLOCK_N):
             keys = slice(start_n, start_n + BLOCK_N)
@@ -137,7 +138,9 @@ def _forward_tile(
     n_keys = min(k.shape[-2], start_m + q_tile.shape[-2]) if is_causal else k.shape[-2]
     q_tile = q_tile.to(_accumulator_dtype(q_tile)) * softmax_scale(q_tile.shape[-1], scale)
     acc = torch.zeros_like(q_tile)  # output before its division by row_sum
-    row_max = torch.full(q_tile.shape[:-1], -torch.inf, dtype=q_tile.dtype, device=q_tile.device)  # m
+    row_max = torch.full(
+        q_tile.shape[:-1], torch.finfo(q_tile.dtype).min, dtype=q_tile.dtype, device=q_tile.device
+    )  # m
     row_sum = torch.zeros_like(row_max)  # l
     for start_n in range(0, n_keys, BLOCK_N):
         keys = slice(start_n, min(start_n + BLOCK_N, n_keys))
@@ -149,7 +152,8 @@ def _forward_tile(
         row_sum = correction * row_sum + p.sum(-1)
         acc = correction[..., None] * acc + p @ v_tile
         row_max = new_max
-    return acc / row_sum[..., None], row_max + row_sum.log()
+    # A row whose scores are all -inf has no probabilities: its output is zero, as SDPA's is, and its L is -inf.
+    return acc / row_sum.masked_fill(row_sum == 0, 1)[..., None], row_max + row_sum.log()
 
 
 def _scores(q_tile: Tensor, k_tile: Tensor, is_causal: bool, start_m: int, start_n: int) -> Tensor:

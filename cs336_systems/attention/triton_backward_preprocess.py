@@ -98,12 +98,13 @@ def _compute_lse_delta(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Compute L, infinite beyond n_queries so that P = 0 there, and D, [BLOCK_M] fp32 each."""
+    """Compute L, infinite where P = 0 (beyond n_queries, and where all scores are -inf), and D, [BLOCK_M] fp32 each."""
     o_head = x.o_head
     o_tile = load_tile(o_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, False)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     offset = (o_head.batch * x.heads + o_head.head).to(tl.int64) * o_head.n_rows
     lse_tile = tl.load(x.data + offset + offs_m, mask=offs_m < o_head.n_rows, other=float("inf"))
+    lse_tile = tl.where(lse_tile == float("-inf"), float("inf"), lse_tile)
     if do_tile.dtype != tl.float32:
         lse_tile *= LOG2_E
     return lse_tile, tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from cs336_systems.attention.triton_load_store import Head, load_tile, locate, store_tile
+from cs336_systems.attention.triton_load_store import LOWEST, Head, load_tile, locate, store_tile
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -67,7 +67,7 @@ def forward_kernel(
 
     q_tile = load_tile(q_head, start_m, HEAD_DIM, BLOCK_M, BLOCK_D, DESCRIPTORS)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)  # unnormalized output
-    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)  # of the scores, in units of log2
+    row_max = tl.full([BLOCK_M], LOWEST, tl.float32)  # of the scores, in units of log2
     row_sum = tl.zeros([BLOCK_M], tl.float32)  # of the exponentials
     for masked in tl.static_range(2):  # first the tiles that need no mask, then those that do
         for start_n in tl.range(end_unmasked if masked else 0, end_n if masked else end_unmasked, BLOCK_N):
@@ -90,7 +90,9 @@ def forward_kernel(
             acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=INPUT_PRECISION)
             row_max = new_max
 
-    store_tile(o_head, acc / row_sum[:, None], start_m, HEAD_DIM, BLOCK_M, BLOCK_D)
+    # A row whose scores are all -inf has no probabilities: its output is zero, as SDPA's is, and its L is -inf.
+    divisor = tl.where(row_sum == 0, 1.0, row_sum)
+    store_tile(o_head, acc / divisor[:, None], start_m, HEAD_DIM, BLOCK_M, BLOCK_D)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     lse_tile = (row_max + tl.log2(row_sum)) * LN_2
     tl.store(lse + batch_head.to(tl.int64) * n_queries + offs_m, lse_tile, mask=offs_m < n_queries)

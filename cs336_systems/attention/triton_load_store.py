@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+LOWEST = tl.constexpr(-3.4028234e38)
+"""What a row's maximum begins with: finite, so that no infinities are subtracted where scores are -inf."""
+
 
 class Head(NamedTuple):
     """One head of a [batch, heads, n_rows, HEAD_DIM] tensor, as a kernel passes it to its helpers.

@@ -5,9 +5,11 @@ from itertools import product
 import pytest
 import torch
 
-from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.attention import flash_attention, gpu_attention, plain_attention
 from tests.attention.test_attention import (
+    INFINITE,
     VARIANTS,
+    differences_where_scores_are_infinite,
     excess,
     flash_results,
     function_results,
@@ -83,6 +85,36 @@ def test_error_is_at_most_twice_that_of_pytorch(functions, shape, dtype, is_caus
     batch, heads, n_queries, n_keys, d = shape
     inputs = make_inputs((batch, heads, n_queries, d), n_keys, dtype, "cuda")
     assert not excess(function_results(functions.TritonFlashAttention, inputs, is_causal), inputs, is_causal)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("keys", INFINITE)
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_infinite_scores(dtype, keys, is_causal):
+    assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, dtype, "cuda")
+
+
+VARIANTS_OF_SDPA = [
+    ((2, 3, 77, 77, 64), None),
+    ((2, 3, 70, 90, 17), None),
+    ((2, 4, 130, 50, 64), 2),
+    ((3, 1, 1, 90, 80), None),
+]
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize(("shape", "kv_heads"), VARIANTS_OF_SDPA)
+@pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
+def test_what_runs_on_gpus_before_ampere(monkeypatch, dtype, shape, kv_heads, is_causal):
+    """PyTorch's kernels in place of Triton's, also for the gradient of L, grouped queries and odd head dimensions."""
+    monkeypatch.setattr(gpu_attention, "triton_obstacle", lambda chip: "as on a T4")
+    gpu_attention._kernels.cache_clear()
+    batch, heads, n_queries, n_keys, d = shape
+    inputs = make_inputs((batch, heads, n_queries, d), n_keys, dtype, "cuda", kv_heads=kv_heads)
+    options = {"scale": 0.3, "grad_lse": torch.randn(inputs[0].shape[:-1], device="cuda")}
+    assert not excess(flash_results(inputs, is_causal, **options), inputs, is_causal, **options)
+    assert not excess(flash_results(inputs, is_causal), inputs, is_causal)
+    gpu_attention._kernels.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)

@@ -10,7 +10,15 @@ import subprocess
 import pytest
 import torch
 
-from tests.attention.test_attention import error, excess, flash_results, function_results, make_inputs
+from tests.attention.test_attention import (
+    INFINITE,
+    differences_where_scores_are_infinite,
+    error,
+    excess,
+    flash_results,
+    function_results,
+    make_inputs,
+)
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton with Gluon")
 
@@ -23,7 +31,7 @@ from triton.compiler import compile as compile_kernel
 from triton.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from cs336_systems.attention import flash_attention, gpu_attention
+from cs336_systems.attention import chip, flash_attention, gpu_attention
 from cs336_systems.attention.gpu_attention import GpuFlashAttention
 from cs336_systems.attention.hopper import launch
 from cs336_systems.attention.hopper.launch import is_faster
@@ -121,6 +129,14 @@ def test_error_is_at_most_twice_that_of_pytorch(shape, dtype, is_causal):
     batch, heads, n_queries, n_keys, d = shape
     inputs = make_inputs((batch, heads, n_queries, d), n_keys, dtype, "cuda")
     assert not excess(function_results(GpuFlashAttention, inputs, is_causal), inputs, is_causal)
+
+
+@on_gpu
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("keys", INFINITE)
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_infinite_scores(d, keys, is_causal):
+    assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, BF16, "cuda", d)
 
 
 @on_gpu
@@ -381,7 +397,7 @@ def test_they_are_chosen_where_they_were_faster(shape, faster):
 
 
 def test_an_untested_triton_is_warned_of_once(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    monkeypatch.setattr(gpu_attention, "chip_of", lambda _: chip.H200)
     monkeypatch.setattr(gpu_attention, "TESTED_TRITON", ("3.6", "2.0"))
     monkeypatch.setattr(triton, "__version__", "9.9.0")
     shape = torch.Size((8, 32, 1024, 64))

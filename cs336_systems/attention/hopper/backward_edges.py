@@ -27,7 +27,10 @@ def attention_preprocess_kernel(
     BLOCK_D: tl.constexpr,  # HEAD_DIM padded to 64, 80, 96 or 128
     ROW: tl.constexpr,  # HEAD_DIM padded to a power of two
 ):
-    """Write L and D of 64 queries, infinite and zero beyond the end; the grid is (batch x heads x query tiles)."""
+    """Write L and D of 64 queries; L is infinite where P = 0: beyond the end, and where all scores are -inf.
+
+    The grid is (batch x heads x query tiles).
+    """
     query_tiles = tl.cdiv(n_queries, 64)
     tile = tl.program_id(0)
     start_m = tile % query_tiles * 64
@@ -41,6 +44,7 @@ def attention_preprocess_kernel(
     rows = tl.arange(0, 64)
     row = batch_head.to(tl.int64) * n_queries + start_m
     lse_tile = tl.load(lse + row + rows, mask=start_m + rows < n_queries, other=float("inf"))
+    lse_tile = tl.where(lse_tile == float("-inf"), float("inf"), lse_tile)
     tl.store(lse_delta + tile * 128 + rows, lse_tile * LOG2_E)
     tl.store(lse_delta + tile * 128 + 64 + rows, tl.sum(o_tile * do_tile, 1))
     ZEROS: tl.constexpr = 64 * (BLOCK_D & -BLOCK_D)

@@ -45,7 +45,7 @@ from cs336_systems.attention.hopper.registers import pack
 STAGES = gl.constexpr(2)  # of the ring
 BLOCK_N = gl.constexpr(128)  # keys per step
 LN_2 = gl.constexpr(0.6931471805599453)
-LOWEST = gl.constexpr(-1e30)  # below all scores; finite, so that no infinities are subtracted
+LOWEST = gl.constexpr(-3.4028234e38)  # finite, so that no infinities are subtracted where scores are -inf
 
 
 class Shared(NamedTuple):
@@ -241,7 +241,8 @@ def consumer(
     wait_full(shared.full, steps, STAGES)
     acc = add_product(acc, packed, matrix_of(shared.v, steps % STAGES))
     total = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
-    acc = scale_rows(wait_for_sums(0, acc), 1.0 / total)
+    # A row whose scores are all -inf has no probabilities: its output is zero, as SDPA's is, and its L is -inf.
+    acc = scale_rows(wait_for_sums(0, acc), 1.0 / gl.where(total == 0, 1.0, total))
     for i in gl.static_range(len(acc)):
         q_tile[i].store(acc[i].to(DTYPE))
     fence_async_shared()
