@@ -7,11 +7,13 @@ import argparse
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.attention.chip import HAS_TRITON, kernel_obstacle
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 HEAD_DIMS = (16, 32, 64, 80, 128, 256)
@@ -49,21 +51,16 @@ def main() -> None:
 
 def versions() -> str:
     """PyTorch's version and, if it is installed, Triton's."""
-    packages = ["torch", *(["triton"] if has_triton() else [])]
+    packages = ["torch", *(["triton"] if find_spec("triton") else [])]
     return ", ".join(f"{package} {version(package)}" for package in packages)
-
-
-def has_triton() -> bool:
-    """Whether flash_attention has Triton kernels to launch."""
-    from cs336_systems.attention.flash import GpuFlashAttention
-
-    return GpuFlashAttention is not None
 
 
 def kernels(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     """Name the kernels that run forward and backward for this dtype and shape, and why the Hopper kernels do not."""
-    if not torch.cuda.is_available() or not has_triton():
-        return "tiled PyTorch: " + ("Triton is not installed" if torch.cuda.is_available() else "no CUDA device")
+    if not torch.cuda.is_available():
+        return "tiled PyTorch: no CUDA device"
+    if obstacle := kernel_obstacle(torch.device("cuda")):
+        return f"{'PyTorch’s memory-efficient kernels' if HAS_TRITON else 'tiled PyTorch'}: {obstacle}"
     from cs336_systems.attention.gpu_attention import hopper_obstacle
 
     obstacle = hopper_obstacle(torch.cuda.current_device(), dtype, torch.Size(shape), torch.Size(shape))

@@ -1,20 +1,22 @@
 """flash_attention, the public attention function: any shape, three dtypes, any device."""
 
 import math
-from importlib.util import find_spec
+import warnings
+from functools import cache
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
 
 from cs336_systems.attention.autocast import autocast_inputs
+from cs336_systems.attention.chip import HAS_TRITON, kernel_obstacle
 from cs336_systems.attention.differentiation import backward_by, refuse_forward_mode, save_for_backward
 from cs336_systems.attention.operators import define_operators, softmax_scale
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
-GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS and Windows
+GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS, on Windows and with ROCm
 IMPLEMENTATIONS = {"CompositeExplicitAutograd": (tiled_forward, tiled_backward)}  # on any device but those below
-if find_spec("triton") is not None:
+if HAS_TRITON:
     from cs336_systems.attention.gpu_attention import GpuFlashAttention, attention_backward, attention_forward
 
     IMPLEMENTATIONS["CUDA"] = (attention_forward, attention_backward)
@@ -79,11 +81,12 @@ def flash_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
-    On a CUDA device this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; elsewhere, or without
-    Triton, tiled PyTorch. fp32 inputs are computed to fp32 accuracy. Results are bitwise reproducible, except the
-    gradient of q on Hopper, which requires torch.use_deterministic_algorithms(True) and slower kernels. Under autocast
-    the inputs are cast as scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap
-    and, not compiled, torch.func.grad.
+    On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere, PyTorch's
+    memory-efficient kernels; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, which warns once. fp32 inputs
+    are computed to fp32 accuracy. Results are bitwise reproducible, except the gradient of q on Hopper, which requires
+    torch.use_deterministic_algorithms(True) and slower kernels. Under autocast the inputs are cast as
+    scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap and, not compiled,
+    torch.func.grad. Where all scores of a query are -inf, its output is zero, as SDPA's is.
 
     Not supported, and refused by name: masks other than is_causal, biases, dropout, sliding windows, packed sequences
     (cu_seqlens), fp64, d > 256, forward-mode derivatives and second derivatives. With n_queries != n_keys the causal
@@ -151,8 +154,17 @@ def _attend(
     if plain and q.is_cuda and GpuFlashAttention is not None:
         o = GpuFlashAttention.apply(q, k, v, is_causal, scale)
         return o, o
+    if GpuFlashAttention is None or q.device.type in ("mps", "xpu"):
+        _warn_of_tiled_pytorch(q.device)
     o, lse = FlashAttention.apply(q, k, v, is_causal, scale)
     return o, lse
+
+
+@cache
+def _warn_of_tiled_pytorch(device: torch.device) -> None:
+    if device.type not in ("cpu", "meta"):
+        reason = kernel_obstacle(device)
+        warnings.warn(f"flash_attention runs in plain PyTorch, tile by tile, without kernels: {reason}", stacklevel=4)
 
 
 class FlashAttention(torch.autograd.Function):

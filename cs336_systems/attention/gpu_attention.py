@@ -1,6 +1,6 @@
-"""Dispatch between the Hopper and the Triton kernels, as functions and as an autograd function.
+"""Dispatch between the Hopper, the Triton and PyTorch's kernels, as functions and as an autograd function.
 
-Each call chooses, so that a compiled graph is not involved. Both kinds save the same L, so the forward and the backward
+Each call chooses, so that a compiled graph is not involved. All kinds save the same L, so the forward and the backward
 pass may use different kinds.
 """
 
@@ -12,7 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from cs336_systems.attention import triton_launch
+from cs336_systems.attention import efficient_attention, triton_launch
+from cs336_systems.attention.chip import chip_of, triton_obstacle
 from cs336_systems.attention.differentiation import once, refuse_forward_mode
 from cs336_systems.attention.launcher import CACHE_SIZE, on_device
 
@@ -22,9 +23,11 @@ TESTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
 
 
 @lru_cache(CACHE_SIZE)
-def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> Any:
+def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, deterministic: bool) -> Any:
     """Choose the module with attention_forward and attention_backward for these inputs."""
-    if hopper_obstacle(device, dtype, q_shape, k_shape):
+    if triton_obstacle(chip_of(device)):
+        return efficient_attention
+    if deterministic or hopper_obstacle(device, dtype, q_shape, k_shape):
         return triton_launch
     from cs336_systems.attention.hopper import launch
 
@@ -36,7 +39,7 @@ def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shap
 
     Warns once if the reason is the version of Triton.
     """
-    if torch.cuda.get_device_capability(device) != (9, 0):
+    if chip_of(device).capability != (9, 0):
         return "the GPU is not of compute capability 9.0"
     if ".".join(triton.__version__.split(".")[:2]) not in TESTED_TRITON:
         _warn_of_untested_triton()
@@ -69,7 +72,7 @@ def attention_forward(
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.
     """
-    return _kernels(q.get_device(), q.dtype, q.shape, k.shape).attention_forward(q, k, v, is_causal, scale)
+    return _kernels(q.get_device(), q.dtype, q.shape, k.shape, False).attention_forward(q, k, v, is_causal, scale)
 
 
 @on_device
@@ -86,7 +89,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from the gradients of the output and, if there is one, of L."""
     deterministic = torch.are_deterministic_algorithms_enabled()
-    kernels = triton_launch if deterministic else _kernels(q.get_device(), q.dtype, q.shape, k.shape)
+    kernels = _kernels(q.get_device(), q.dtype, q.shape, k.shape, deterministic)
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse)
 
 

@@ -1,13 +1,21 @@
-"""Tile sizes for each problem: a fixed table, so that nothing is timed or compiled for tuning at run time.
+"""Tile sizes for each chip and problem: fixed tables, so that nothing is timed or compiled for tuning at run time.
 
-The table was filled from sweeps on an H200 (for each of its entries some 100 forward and 200 backward shapes: tiles of
-16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by descriptor, register limits), causal, with
-1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in bf16 and fp32. Other head dimensions use the
-entry of the next larger one. Work is counted in queries, batch x heads x n_queries: for short sequences a small tile
-keeps more SMs busy, and plain pointers save the cost of each descriptor on the host.
+The table for data-center GPUs from Hopper on was filled from sweeps on an H200 (for each of its entries some 100
+forward and 200 backward shapes: tiles of 16 to 256 rows, 4 or 8 warps, 1 to 4 pipeline stages, loads by pointer or by
+descriptor, register limits), causal, with 1 and 16 heads of 512 to 32768 queries, at head dimensions 64 and 128, in
+bf16 and fp32. Work is counted in queries, batch x heads x n_queries: for short sequences a small tile keeps more SMs
+busy, and plain pointers save the cost of each descriptor on the host.
+
+The other two tables were chosen by compiling, not by timing: the tiles fit into the shared memory, spill (almost) no
+registers, and leave room for eight warps on an SM. They load by pointers, since Triton makes descriptors into scalar
+loads without a pipeline before Hopper.
+
+Head dimensions that have no entry use that of the next larger one.
 """
 
 from dataclasses import dataclass
+
+from cs336_systems.attention.chip import H200, Chip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +56,55 @@ class BackwardTiles:
     """As in ForwardTiles."""
 
 
+MAX_DESCRIBED = 2**29
+"""Queries; the descriptor of L and D counts both of each, rounded up, in 32 bits."""
+
+_FP32_128 = (
+    ForwardTiles(block_m=32, block_n=32, num_warps=4, num_stages=1),
+    BackwardTiles(block_outer=16, block_inner=64, num_warps=8, num_stages=1, preprocess=True),
+)
+_FP32_256 = (
+    ForwardTiles(block_m=16, block_n=16, num_warps=4, num_stages=1),
+    BackwardTiles(block_outer=16, block_inner=16, num_warps=8, num_stages=1, preprocess=True),
+)
+KB_99 = {
+    (False, 64): (
+        ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=3),
+        BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=2, preprocess=True),
+    ),
+    (False, 128): (
+        ForwardTiles(block_m=128, block_n=32, num_warps=8, num_stages=2),
+        BackwardTiles(block_outer=64, block_inner=64, num_warps=8, num_stages=2, preprocess=True),
+    ),
+    (False, 256): (
+        ForwardTiles(block_m=64, block_n=32, num_warps=8, num_stages=2),
+        BackwardTiles(block_outer=32, block_inner=32, num_warps=8, num_stages=2, preprocess=True),
+    ),
+    (True, 64): (
+        ForwardTiles(block_m=64, block_n=32, num_warps=4, num_stages=2),
+        BackwardTiles(block_outer=32, block_inner=32, num_warps=4, num_stages=2, preprocess=True),
+    ),
+    (True, 128): _FP32_128,
+    (True, 256): _FP32_256,
+}
+"""Tiles by (is_fp32, head dimension) for 99 KB of shared memory: GeForce RTX 30 to 50, A10, L4, RTX PRO 6000."""
+KB_163 = KB_99 | {
+    (False, 64): (
+        ForwardTiles(block_m=128, block_n=64, num_warps=4, num_stages=3),
+        BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=3, preprocess=True),
+    ),
+    (False, 128): (
+        ForwardTiles(block_m=128, block_n=64, num_warps=8, num_stages=3),
+        BackwardTiles(block_outer=64, block_inner=64, num_warps=8, num_stages=2, preprocess=True),
+    ),
+    (False, 256): (
+        ForwardTiles(block_m=64, block_n=64, num_warps=8, num_stages=2),
+        BackwardTiles(block_outer=64, block_inner=32, num_warps=8, num_stages=2, preprocess=True),
+    ),
+}
+"""The same for 163 KB: A100, A30."""
+
+
 def forward_group(block_d: int, n_queries: int) -> int | None:
     """Choose the heads in a group of the forward kernel: few if the keys of all do not fit into the L2 cache.
 
@@ -61,16 +118,21 @@ def backward_group(n_queries: int) -> int | None:
     return 8 if n_queries >= 1024 else None
 
 
-def forward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> ForwardTiles:
+def forward_tiles(
+    chip: Chip, is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool
+) -> ForwardTiles:
     """Choose the forward kernel's tiles.
 
     Args:
+        chip: must have 99 KB of shared memory.
         is_fp32: inputs are fp32 rather than bf16 or fp16.
         block_d: head dimension, rounded up to a power of two.
-        total_queries: batch x heads x n_queries.
+        total_queries: batch x heads x n_queries, on a chip with fewer SMs than an H200 in proportion more.
         n_queries: length of one sequence of queries.
         aligned: rows of the inputs start at multiples of 16 bytes, as descriptors require.
     """
+    if not _like_h200(chip):
+        return _compiled_tiles(chip, is_fp32, block_d)[0]
     if is_fp32:
         if block_d > 128:
             return ForwardTiles(block_m=32, block_n=16, num_warps=4, num_stages=1)
@@ -100,8 +162,12 @@ def forward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: in
     return ForwardTiles(block_m=128, block_n=64, num_warps=4, num_stages=2, descriptors=True)
 
 
-def backward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool) -> BackwardTiles:
+def backward_tiles(
+    chip: Chip, is_fp32: bool, block_d: int, total_queries: int, n_queries: int, aligned: bool
+) -> BackwardTiles:
     """Choose the backward kernel's tiles; arguments as in forward_tiles."""
+    if not _like_h200(chip):
+        return _compiled_tiles(chip, is_fp32, block_d)[1]
     if is_fp32:
         return _backward_tiles_fp32(block_d, total_queries)
     if block_d > 128:
@@ -126,9 +192,18 @@ def backward_tiles(is_fp32: bool, block_d: int, total_queries: int, n_queries: i
     )
 
 
+def _like_h200(chip: Chip) -> bool:
+    return chip.capability >= H200.capability and chip.shared_memory >= H200.shared_memory
+
+
+def _compiled_tiles(chip: Chip, is_fp32: bool, block_d: int) -> tuple[ForwardTiles, BackwardTiles]:
+    table = KB_163 if chip.shared_memory >= 163 * 1024 else KB_99
+    return table[is_fp32, max(64, block_d)]
+
+
 def _descriptors_pay(total_queries: int, n_queries: int, aligned: bool) -> bool:
     """Whether the kernels run long enough to hide the cost of making descriptors on the host."""
-    return aligned and (total_queries > 16384 or n_queries > 4096)
+    return aligned and (total_queries > 16384 or n_queries > 4096) and total_queries < MAX_DESCRIBED
 
 
 def _backward_tiles_fp32(block_d: int, total_queries: int) -> BackwardTiles:

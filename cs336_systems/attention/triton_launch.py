@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from cs336_systems.attention.chip import H200, Chip, chip_of, triton_obstacle
 from cs336_systems.attention.launcher import (
     CACHE_SIZE,
     INTERPRETED,
@@ -60,7 +61,7 @@ def attention_forward(
     Scores are multiplied by scale, 1 / √d if None. Tiles and the precision of the matmuls (input_precision of tl.dot)
     are the default ones unless an experiment passes its own.
     """
-    tiles = tiles or default_tiles(q.dtype, q.shape)[0]
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, q.shape)[0]
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
@@ -85,7 +86,7 @@ def attention_backward(
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v from the gradients of o and, unless it is None, of L."""
-    tiles = tiles or default_tiles(q.dtype, q.shape)[1]
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, q.shape)[1]
     if grad_lse is not None:
         tiles = replace(tiles, preprocess=True)
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
@@ -110,12 +111,24 @@ def _preprocess(o: Tensor, do: Tensor, lse: Tensor, grad_lse: Tensor | None) -> 
 
 
 @lru_cache(CACHE_SIZE)
-def default_tiles(dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
-    """Look up the tiles for queries of this dtype and shape."""
+def default_tiles(device: int, dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
+    """Look up the tiles for a CUDA device; -1 is a CPU, where kernels are interpreted. See tiles_for."""
+    return tiles_for(chip_of(device), dtype, shape)
+
+
+def tiles_for(chip: Chip, dtype: torch.dtype, shape: torch.Size) -> tuple[ForwardTiles, BackwardTiles]:
+    """Choose the tiles for queries of this dtype and shape on a chip.
+
+    Raises:
+        NotImplementedError: these kernels are not for the chip.
+    """
+    if obstacle := triton_obstacle(chip):
+        raise NotImplementedError(f"the Triton kernels of attention do not run on this GPU: {obstacle}")
     n_queries, d = shape[-2:]
     block_d = _block_d(d, dtype)
     aligned = d * dtype.itemsize % 16 == 0
-    problem = (dtype == torch.float32, block_d, math.prod(shape[:-1]), n_queries, aligned)
+    queries = math.prod(shape[:-1]) * H200.sms // chip.sms  # as many for each SM as on the H200 of the tables
+    problem = (chip, dtype == torch.float32, block_d, queries, n_queries, aligned)
     forward = replace(forward_tiles(*problem), group=forward_group(block_d, n_queries))
     return forward, replace(backward_tiles(*problem), group=backward_group(n_queries))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
 from cs336_systems.benchmarks.comparison.exact_attention import require_close
 from cs336_systems.experiments.flash_ablation import FlashAblation
@@ -28,12 +29,14 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     """Measure times of each pass's kernels, or say that the pass does not make this decision here."""
     if device.type != "cuda":
         raise Unavailable("the Triton kernels need a CUDA device")
+    if obstacle := kernel_obstacle(device):
+        raise Unavailable(f"the Triton kernels do not run here: {obstacle}")
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
 
     q, k, v, grad_o = inputs = make_inputs(cell, device)
     grad_of_sum = torch.ones((), dtype=q.dtype, device=device).expand(q.shape)  # as autograd makes it
     o, lse = attention_forward(q, k, v, True)
-    default_forward, default_backward = default_tiles(q.dtype, q.shape)
+    default_forward, default_backward = default_tiles(q.get_device(), q.dtype, q.shape)
 
     def forward(tiles: ForwardTiles, precision: str | None) -> Results:
         return {"o": attention_forward(q, k, v, True, tiles=tiles, precision=precision)[0]}

@@ -1,12 +1,11 @@
 """Choice between a pass's Triton kernels and its plain PyTorch formula."""
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
+from cs336_systems.attention.chip import HAS_TRITON
+
 INTERPRETED = False  # without Triton, as on macOS and Windows
-HAS_TRITON = find_spec("triton") is not None
 if HAS_TRITON:
     from cs336_systems.attention.launcher import INTERPRETED
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cs336_systems.attention import plain_attention
+from cs336_systems.attention.chip import H200
 from cs336_systems.attention.tile_config import backward_tiles, forward_tiles
 from cs336_systems.benchmarks import flash_ablation
 from cs336_systems.experiments.flash_ablation import FlashAblation
@@ -15,7 +16,7 @@ from cs336_systems.experiments.flash_ablation import FlashAblation
 @pytest.mark.parametrize("full_precision", [False, True])
 def test_one_decision_of_the_kernels_is_taken_back_at_a_time(full_precision):
     problem = (full_precision, 64, 16 * 16384, 16384, True)
-    forward, backward = forward_tiles(*problem), backward_tiles(*problem)
+    forward, backward = forward_tiles(H200, *problem), backward_tiles(H200, *problem)
     for decision in typing.get_type_hints(FlashAblation)["without"].__args__:
         for usual, changed in (
             (forward, flash_ablation.forward_without(decision, forward)),
@@ -39,7 +40,7 @@ def test_one_decision_of_the_kernels_is_taken_back_at_a_time(full_precision):
 def test_kernels_must_compute_attention(without):
     pytest.importorskip("triton")
     cell = FlashAblation(precision="fp32", without=without, sequence=70, d=8, heads=2)
-    tiles = forward_tiles(True, 64, 16384, 16384, True)
+    tiles = forward_tiles(H200, True, 64, 16384, 16384, True)
     changed = flash_ablation.forward_without(without, tiles)
     q, k, v, _ = inputs = flash_ablation.make_inputs(cell, torch.device("cpu"))
 

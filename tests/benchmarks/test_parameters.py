@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from cs336_systems.attention.chip import H200
 from cs336_systems.attention.tile_config import forward_tiles
 from cs336_systems.benchmarks import flash_ablation, memory_profile
 from cs336_systems.benchmarks.command_line import device_of_rank, resolve_device
@@ -165,7 +166,7 @@ def connected_by(cell, device):
 
 def timed_kernels(cell, device):
     """How the tiles that the ablation times differ from the usual ones, the products' precision, and for how long."""
-    usual, launched = forward_tiles(True, 64, 16384, 16384, True), []
+    usual, launched = forward_tiles(H200, True, 64, 16384, 16384, True), []
     changed = flash_ablation.forward_without(cell.without, usual)
 
     def launch(*how):
