@@ -60,7 +60,7 @@ def kernels(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     if not torch.cuda.is_available():
         return "tiled PyTorch: no CUDA device"
     if obstacle := kernel_obstacle(torch.device("cuda")):
-        return f"{'PyTorch’s memory-efficient kernels' if HAS_TRITON else 'tiled PyTorch'}: {obstacle}"
+        return f"{'SDPA' if HAS_TRITON else 'tiled PyTorch'}: {obstacle}"
     from cs336_systems.attention.gpu_attention import hopper_obstacle
 
     obstacle = hopper_obstacle(torch.cuda.current_device(), dtype, torch.Size(shape), torch.Size(shape))

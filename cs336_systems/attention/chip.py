@@ -34,7 +34,7 @@ def chip_of(device: int) -> Chip:
     properties = torch.cuda.get_device_properties(device)
     return Chip(
         capability=(properties.major, properties.minor),
-        shared_memory=properties.shared_memory_per_block_optin,
+        shared_memory=properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         sms=properties.multi_processor_count,
     )
 

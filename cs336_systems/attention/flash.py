@@ -81,10 +81,10 @@ def flash_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute softmax(scale q kᵀ) v without the score matrix: FlashAttention-2, memory linear in the sequence.
 
-    On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere, PyTorch's
-    memory-efficient kernels; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, which warns once. fp32 inputs
-    are computed to fp32 accuracy. Results are bitwise reproducible, except the gradient of q on Hopper, which requires
-    torch.use_deterministic_algorithms(True) and slower kernels. Under autocast the inputs are cast as
+    On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere SDPA, or with
+    return_lse tiled PyTorch; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, with one warning on a GPU. fp32
+    inputs are computed to fp32 accuracy. Results are bitwise reproducible, except the gradient of q on Hopper, which
+    requires torch.use_deterministic_algorithms(True) and slower kernels. Under autocast the inputs are cast as
     scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap and, not compiled,
     torch.func.grad. Where all scores of a query are -inf, its output is zero, as SDPA's is.
 
@@ -145,6 +145,9 @@ def _attend(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
 ) -> tuple[Tensor, Tensor]:
     """Compute the output and L by the route with the least overhead on the host; L is valid only if it is asked for."""
+    if not return_lse and q.is_cuda and _runs_sdpa(q.device):
+        o = _sdpa(q, k, v, is_causal, scale)
+        return o, o
     if torch.compiler.is_compiling():
         if torch.autograd.forward_ad._current_level >= 0:
             refuse_forward_mode(None)
@@ -158,6 +161,19 @@ def _attend(
         _warn_of_tiled_pytorch(q.device)
     o, lse = FlashAttention.apply(q, k, v, is_causal, scale)
     return o, lse
+
+
+@torch.compiler.assume_constant_result
+@cache
+def _runs_sdpa(device: torch.device) -> bool:
+    """Whether PyTorch's kernels replace ours on a GPU: before Ampere, where Triton uses no tensor cores."""
+    return HAS_TRITON and bool(kernel_obstacle(device))
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    if k.shape[:-2] != q.shape[:-2]:  # the memory-efficient kernels want as many heads of keys
+        k, v = (x.repeat_interleave(q.shape[-3] // k.shape[-3], -3) for x in (k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
 
 
 @cache

@@ -1,4 +1,6 @@
-"""Dispatch between the Hopper, the Triton and PyTorch's kernels, as functions and as an autograd function.
+"""Dispatch between the Hopper and the Triton kernels, as functions and as an autograd function.
+
+On a GPU that neither are for, these functions run tiled PyTorch; flash_attention itself calls SDPA where it can.
 
 Each call chooses, so that a compiled graph is not involved. All kinds save the same L, so the forward and the backward
 pass may use different kinds.
@@ -6,27 +8,32 @@ pass may use different kinds.
 
 import warnings
 from functools import cache, lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from cs336_systems.attention import efficient_attention, triton_launch
+from cs336_systems.attention import triton_launch
 from cs336_systems.attention.chip import chip_of, triton_obstacle
 from cs336_systems.attention.differentiation import once, refuse_forward_mode
 from cs336_systems.attention.launcher import CACHE_SIZE, on_device
+from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 TESTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
 """Versions of Triton that the Hopper kernels support: Gluon is experimental. The tests have passed on a GPU with 3.6,
 3.7 and 3.9; with 3.8 the kernels compile without spills."""
 
 
+TILED = SimpleNamespace(attention_forward=tiled_forward, attention_backward=tiled_backward)
+
+
 @lru_cache(CACHE_SIZE)
 def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, deterministic: bool) -> Any:
     """Choose the module with attention_forward and attention_backward for these inputs."""
     if triton_obstacle(chip_of(device)):
-        return efficient_attention
+        return TILED
     if deterministic or hopper_obstacle(device, dtype, q_shape, k_shape):
         return triton_launch
     from cs336_systems.attention.hopper import launch

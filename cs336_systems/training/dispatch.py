@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from cs336_systems.attention.chip import HAS_TRITON
+from cs336_systems.attention.chip import HAS_TRITON as HAS_TRITON
 
 INTERPRETED = False  # without Triton, as on macOS and Windows
 if HAS_TRITON:

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from cs336_systems.attention import flash_attention, gpu_attention, plain_attention
+from cs336_systems.attention import chip, flash, flash_attention, gpu_attention, plain_attention
 from tests.attention.test_attention import (
     INFINITE,
     VARIANTS,
@@ -94,27 +94,40 @@ def test_infinite_scores(dtype, keys, is_causal):
     assert not differences_where_scores_are_infinite(flash_results, keys, is_causal, dtype, "cuda")
 
 
-VARIANTS_OF_SDPA = [
-    ((2, 3, 77, 77, 64), None),
-    ((2, 3, 70, 90, 17), None),
-    ((2, 4, 130, 50, 64), 2),
-    ((3, 1, 1, 90, 80), None),
-]
+@pytest.mark.parametrize("table", ["KB_99", "KB_163"])
+@pytest.mark.parametrize("d", [64, 100, 256])
+@pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
+def test_tiles_of_other_chips(dtype, d, table):
+    from cs336_systems.attention import tile_config, triton_launch
+
+    inputs = make_inputs((1, 2, 333, d), 300, dtype, "cuda")
+    width = max(64, 1 << (d - 1).bit_length())
+    forward, backward = getattr(tile_config, table)[dtype is FP32, width]
+    o, lse = triton_launch.attention_forward(*inputs[:3], True, tiles=forward)
+    gradients = triton_launch.attention_backward(inputs[3], *inputs[:3], o, lse, True, tiles=backward)
+    got = dict(zip(("o", "lse", "dq", "dk", "dv"), (o, lse, *gradients), strict=True))
+    assert not excess(got, inputs, True)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize(("shape", "kv_heads"), VARIANTS_OF_SDPA)
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
-def test_what_runs_on_gpus_before_ampere(monkeypatch, dtype, shape, kv_heads, is_causal):
-    """PyTorch's kernels in place of Triton's, also for the gradient of L, grouped queries and odd head dimensions."""
-    monkeypatch.setattr(gpu_attention, "triton_obstacle", lambda chip: "as on a T4")
+def test_gpus_before_ampere_run_sdpa_or_tiles(monkeypatch, request, dtype, is_causal):
+    """With grouped queries; compiled; and tiled PyTorch where L is asked for."""
+    request.addfinalizer(flash._runs_sdpa.cache_clear)
+    request.addfinalizer(gpu_attention._kernels.cache_clear)
+    for module in (chip, gpu_attention):
+        monkeypatch.setattr(module, "triton_obstacle", lambda chip: "as on a T4")
+    flash._runs_sdpa.cache_clear()
     gpu_attention._kernels.cache_clear()
-    batch, heads, n_queries, n_keys, d = shape
-    inputs = make_inputs((batch, heads, n_queries, d), n_keys, dtype, "cuda", kv_heads=kv_heads)
+    inputs = make_inputs((2, 4, 130, 17), 50, dtype, "cuda", kv_heads=2)
+    for attention in (flash_attention, torch.compile(flash_attention, fullgraph=True)):
+        leaves = [x.detach().requires_grad_() for x in inputs[:3]]
+        o = attention(*leaves, is_causal, enable_gqa=True)
+        gradients = torch.autograd.grad(o, leaves, inputs[3])
+        got = dict(zip(("o", "dq", "dk", "dv"), (o.detach(), *gradients), strict=True))
+        assert not excess(got, inputs, is_causal)
     options = {"scale": 0.3, "grad_lse": torch.randn(inputs[0].shape[:-1], device="cuda")}
     assert not excess(flash_results(inputs, is_causal, **options), inputs, is_causal, **options)
-    assert not excess(flash_results(inputs, is_causal), inputs, is_causal)
-    gpu_attention._kernels.cache_clear()
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
