@@ -31,7 +31,6 @@ GRID_KEYS = (JOB_KEY, RECORDED_KEY, QUICK_KEY)
 """Keys of a grid that are no parameters."""
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters with a single value per launch."""
-SWITCHES = {"true": True, "false": False}
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
 RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs336_systems.attention.tiled")}
 """Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
@@ -271,10 +270,29 @@ class Plan:
         return first if first and all(reasons) else ""
 
 
-def with_switches(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert `strict` as YAML would read it: Snakemake passes on `--config strict=true` as text."""
-    strict = config.get("strict")
-    return {**config, "strict": SWITCHES.get(strict, strict) if isinstance(strict, str) else strict}
+def as_in_a_file(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `--config` as a YAML file has them.
+
+    Snakemake makes text of `true`, and of every number and switch inside a mapping or a list.
+    """
+    return {
+        key: _from_text(value) if key == "strict" or not isinstance(value, str) else value
+        for key, value in given.items()
+    }
+
+
+def _from_text(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _from_text(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_from_text(inner) for inner in value]
+    if not isinstance(value, str):
+        return value
+    try:
+        read = yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
+    return read if isinstance(read, int | float) else value
 
 
 def set_by(sources: Sources, path: Iterable[Any]) -> str:

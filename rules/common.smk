@@ -20,22 +20,23 @@ from cs336_systems.plan import (
     AUTO,
     NONE,
     QUICK,
+    as_in_a_file,
     make_plan,
     other_models,
     plan_to_json,
     recorded_digests,
     set_by,
-    with_switches,
 )
 from cs336_systems.record.source import keep_parsed_sources, source_digest
 from cs336_systems.run.failure import full_disks, places
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
 from snakemake.exceptions import WorkflowError
+from snakemake.utils import update_config
 
 if workflow.is_main_process:
     keep_parsed_sources(Path(".snakemake/parsed_sources.pickle"))
-config.update(with_switches(config))
+update_config(config, as_in_a_file(workflow.config_settings.config))
 try:
     PLAN = make_plan(config, sources=SOURCES)
 except ValueError as error:

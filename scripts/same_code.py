@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from cs336_systems.plan import Job, make_plan, recorded_modules, with_switches
+from cs336_systems.plan import Job, make_plan, recorded_modules
 from cs336_systems.record.source import Source, digest_of, find_sources, is_bare_string, measured_tree
 from cs336_systems.yaml_file import read_mapping
 from scripts.syntax_trees import Known, Renames, require_same
@@ -36,7 +36,7 @@ def compare_jobs(commit: str, machine: str) -> tuple[list[Row], list[str]]:
     """
     renames = Renames(**read_mapping(TABLE)[commit])
     config = read_mapping(Path("config.yaml")) | {"recorded": machine}
-    plan = make_plan(config | with_switches(config))
+    plan = make_plan(config)
     rows: list[Row] = []
     refused: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

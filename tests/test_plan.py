@@ -19,12 +19,12 @@ from cs336_systems.model import build_model
 from cs336_systems.plan import (
     FIXED,
     RUN_ONLY_WITH,
+    as_in_a_file,
     make_plan,
     plan_to_json,
     read_plan,
     recorded_digest,
     unused_modules,
-    with_switches,
 )
 from cs336_systems.run.progress import read_walls, wall_key
 from cs336_systems.sizes import SIZES, format_size, parse_size
@@ -95,10 +95,21 @@ def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
 
 
 @pytest.mark.parametrize(
-    ("given", "strict"), [("true", True), ("false", False), (True, True), ("yes", "yes"), ([], [])]
+    ("given", "read"),
+    [
+        ({"strict": "true"}, {"strict": True}),
+        ({"strict": "false", "seed": 1}, {"strict": False, "seed": 1}),
+        ({"strict": "often", "with": "2024"}, {"strict": "often", "with": "2024"}),
+        ({"sizes": {"a": {"d_model": "64", "d_ff": "1.5"}}}, {"sizes": {"a": {"d_model": 64, "d_ff": 1.5}}}),
+        (
+            {"grids": [{"cell": ["1", "true", "2.7B", "none", "2024-01-01", "a: [", ""]}]},
+            {"grids": [{"cell": [1, True, "2.7B", "none", "2024-01-01", "a: [", ""]}]},
+        ),
+        ({"machine": ["1", ["2"]], "strict": []}, {"machine": [1, [2]], "strict": []}),
+    ],
 )
-def test_a_switch_on_the_command_line_is_read_as_in_yaml(given, strict):
-    assert with_switches(config(strict=given)) == config(strict=strict)
+def test_values_on_the_command_line_are_read_as_in_a_file(given, read):
+    assert as_in_a_file(given) == read
 
 
 @pytest.mark.parametrize(
