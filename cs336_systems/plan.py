@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from cs336_systems.experiments.base import Experiment, combinations, expand, mak
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.fit.planned import too_large
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
+from cs336_systems.measure.gpus import full_name, near
 from cs336_systems.record.machine import detect, machine_label
 from cs336_systems.record.source import source_digest
 from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
@@ -362,14 +364,25 @@ def _make_plan(config: Mapping[str, Any], recorded: Path) -> Plan:
 
 
 def measuring_machine(machine: str) -> tuple[str, int]:
-    """Label and number of GPUs of the machine that the configuration's key `machine` names."""
+    """Label and number of GPUs of the machine that the configuration's key `machine` names.
+
+    Raises:
+        Mistake: it names none, or a GPU whose name means no model or several.
+    """
     if machine == AUTO:
         here = detect()
         return here.label, len(here.gpus)
     if machine == CPU:
         return CPU, 0
-    count, _, gpu = machine.partition(" x ")
-    return machine_label(gpu), int(count)
+    count, gpu = re.fullmatch(r"(?:([0-9]{1,4}) *[xX×] *)?(.*)", machine.strip(), re.S).groups("1")  # type: ignore[union-attr]
+    try:
+        if not 1 <= int(count) <= MOST_PROCESSES:
+            raise ValueError
+        return machine_label(full_name(gpu)), int(count)
+    except ValueError:
+        allowed = " or ".join(f"'{min(max(1, int(count)), MOST_PROCESSES)} x {name}'" for name in near(gpu))
+        allowed = allowed or schema()["properties"]["machine"]["description"]
+        raise Mistake(["machine"], f"machine is {machine!r}; allowed: {allowed}") from None
 
 
 def plan_to_json(plan: Plan) -> str:

@@ -131,7 +131,15 @@ def test_values_on_the_command_line_are_read_as_in_a_file(given, read):
         ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
         ({"nodes": 0}, "nodes is 0; allowed: a whole number from 1"),
         ({"nodes": 2}, "nodes is 2; allowed: 1, unless machine says how many GPUs a node has"),
-        ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: auto, or"),
+        ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: '1 x NVIDIA H200'$"),
+        ({"machine": "999 x H200"}, "machine is '999 x H200'; allowed: '256 x NVIDIA H200'$"),
+        ({"machine": "2 x A100 PCIe"}, "allowed: '2 x NVIDIA A100-PCIE-40GB' or '2 x NVIDIA A100 80GB PCIe'$"),
+        ({"machine": "RTX 4091"}, "machine is 'RTX 4091'; allowed: '1 x NVIDIA GeForce RTX 4090'$"),
+        ({"machine": "2 x CPU"}, "machine is '2 x CPU'; allowed: auto, or"),
+        ({"machine": "MI250"}, "machine is 'MI250'; allowed: auto, or"),
+        ({"machine": ""}, "machine is ''; allowed: auto, or"),
+        ({"machine": ["H200"]}, r"machine is \['H200'\]; allowed: auto, or"),
+        ({"machine": 4090}, "machine is 4090; allowed: auto, or"),
         ({"recorded": "pdp-11"}, "recorded is 'pdp-11'; allowed: none$"),
         ({"recorded": "../x"}, "recorded is '../x'; allowed: none, or the name of a folder in recorded/"),
         ({"model": "no.such:Model"}, "model is 'no.such:Model': no source file found for module 'no.such'"),
@@ -286,6 +294,21 @@ def test_recorded_results_are_not_measured(tmp_path):
     assert (plan.machine, plan.recorded, plan.scale, plan.device) == ("nvidia-l4", True, "handout", "cuda")
     assert (str(plan.raw), str(plan.results)) == ("recorded/nvidia-l4/raw", "results/recorded/nvidia-l4")
     assert all(plan.obstacle(job) for job in plan.all_jobs())
+
+
+@pytest.mark.parametrize(
+    ("machine", "label", "gpus"),
+    [
+        ("RTX 4090", "nvidia-geforce-rtx-4090", 1),
+        ("1x4090", "nvidia-geforce-rtx-4090", 1),
+        ("2 x GeForce RTX 4090", "nvidia-geforce-rtx-4090", 2),
+        (" 8 X h200 ", "nvidia-h200", 8),
+        ("4 x NVIDIA A10G", "nvidia-a10g", 4),  # a driver's name of a model that is not listed
+    ],
+)
+def test_a_short_name_of_a_gpu_plans_for_its_full_name(machine, label, gpus):
+    plan = make_plan(config(machine=machine))
+    assert (plan.machine, plan.gpus) == (label, gpus)
 
 
 @pytest.mark.parametrize("gpus", [1, 4])

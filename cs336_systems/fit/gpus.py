@@ -1,10 +1,9 @@
 """Data-sheet rates and memory of GPUs."""
 
-import re
-
 from cs336_systems.accounting.step_work import Rates
 from cs336_systems.fit.recorded import recorded
-from cs336_systems.measure.gpus import GPUS, Gpu, gpu_of
+from cs336_systems.measure.gpus import GPUS, NVIDIA, Gpu, gpu_of, listed
+from cs336_systems.record.machine import machine_label
 
 GIB = 2**30
 BINARY = GIB / 1e9
@@ -27,10 +26,7 @@ def memory_of(name: str) -> float:
     Raises:
         ValueError: it is not listed.
     """
-    gpu = gpu_of(name)
-    if gpu is None:
-        raise ValueError(f"gpu is {name!r}; allowed: {', '.join(names())}")
-    return memory_of_gpu(gpu)
+    return memory_of_gpu(listed(name))
 
 
 def memory_of_gpu(gpu: Gpu) -> float:
@@ -41,13 +37,5 @@ def memory_of_gpu(gpu: Gpu) -> float:
 
 def gpu_of_label(label: str) -> Gpu | None:
     """The GPU model of a machine's label, as in `nvidia-h200`; None if it is not listed."""
-    for gpu in GPUS:
-        pattern = re.sub(r"[ -]", "-", gpu.names.lower())
-        if re.fullmatch(f"(nvidia-)?({pattern})", label):
-            return gpu
-    return None
-
-
-def names() -> list[str]:
-    """The names of listed GPUs, as a person may type them."""
-    return [re.sub(r"[?()]", "", gpu.names) for gpu in GPUS]
+    labels = (label, label.removeprefix(machine_label(NVIDIA) + "-"))
+    return next((gpu for gpu in GPUS for name in gpu.names if machine_label(name) in labels), None)

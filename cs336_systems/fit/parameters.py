@@ -7,13 +7,12 @@ from pydantic import AfterValidator, ConfigDict
 
 from cs336_systems.experiments.base import ModelClass, Positive, Size
 from cs336_systems.experiments.end_to_end import EndToEnd
-from cs336_systems.fit.gpus import memory_of
 from cs336_systems.fit.recorded import recorded
+from cs336_systems.measure.gpus import listed
 
 
-def _listed(gpu: str) -> str:
-    memory_of(gpu)
-    return gpu
+def _spelt_out(gpu: str) -> str:
+    return listed(gpu).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +36,8 @@ class Question:
     """plain materializes the score matrix; flash and sdpa keep no scores. Fused steps are shown with flash alone."""
     gpus: Positive = 1
     """GPUs that train together."""
-    gpu: Annotated[str, AfterValidator(_listed)] = recorded().gpu
-    """The GPU model, as nvidia-smi -L prints it."""
+    gpu: Annotated[str, AfterValidator(_spelt_out)] = recorded().gpu
+    """The GPU model, as nvidia-smi -L prints it or in short: RTX 4090, A100 40GB PCIe."""
     model: ModelClass = EndToEnd.model
     """The model class, as package.module:Class. Of another than TransformerLM the weights are counted on PyTorch's meta
     device, and activations are taken to be TransformerLM's."""

@@ -1,18 +1,24 @@
-"""Peak rates, memory and power limits of GPU models: the only table of them. No torch here.
+"""Names, peak rates, memory and power limits of GPU models: the only table of them. No torch here.
 
 To add a GPU, add its entry to GPUS. No measured code imports this module, so nothing is measured again.
 """
 
+import difflib
 import re
 from dataclasses import dataclass
+
+NVIDIA = "NVIDIA "
+"""The beginning of a driver's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """Dense peak rates and limits of one GPU model."""
 
-    names: str
-    """A regular expression that matches the driver's whole name of the GPU, without a leading "NVIDIA "."""
+    names: tuple[str, ...]
+    """The driver's names of the GPU, today's first, without a leading "NVIDIA "."""
+    capability: tuple[int, int]
+    """Compute capability, which names the class of chip: (8, 9) is sm_89."""
     bf16: float
     """bf16 matmul on the tensor cores, without sparsity, accumulated in fp32, FLOP/s; on GPUs whose tensor cores have
     no bf16, the rate of fp32, in which such a matmul runs there."""
@@ -31,6 +37,11 @@ class Gpu:
     url: str
     """The document's address."""
 
+    @property
+    def name(self) -> str:
+        """The name that today's driver prints."""
+        return self.names[0] if self.names[0].startswith("Tesla ") else f"{NVIDIA}{self.names[0]}"
+
     def flops(self, precision: str) -> float:
         """Peak rate of the precision that a matmul runs in, FLOP/s."""
         return self.bf16 if precision == "bf16" else self.fp32
@@ -38,6 +49,7 @@ class Gpu:
 
 def _gpu(
     names: str,
+    capability: tuple[int, int],
     tflops: tuple[float, float],
     memory: tuple[float, float],
     watts: float,
@@ -48,7 +60,8 @@ def _gpu(
     """An entry in the units of data sheets.
 
     Args:
-        names: as in Gpu.
+        names: as in Gpu, with | between them.
+        capability: as in Gpu.
         tflops: bf16 and fp32, TFLOP/s.
         memory: TB/s and GB.
         watts: the power limit.
@@ -56,7 +69,8 @@ def _gpu(
         link_gb: GB/s in one direction.
     """
     return Gpu(
-        names=names,
+        names=tuple(names.split("|")),
+        capability=capability,
         bf16=tflops[0] * 1e12,
         fp32=tflops[1] * 1e12,
         bandwidth=memory[0] * 1e12,
@@ -71,6 +85,16 @@ def _gpu(
 _NVIDIA = "https://www.nvidia.com/en-us"
 _SHEETS = "https://www.nvidia.com/content/dam/en-zz/Solutions/Data-Center"
 _PAPERS = "https://images.nvidia.com/aem-dam/Solutions/geforce"
+_AMPERE = "NVIDIA Ampere GA102 architecture whitepaper"
+_ADA = "NVIDIA Ada architecture whitepaper"
+_BLACKWELL = "NVIDIA RTX Blackwell architecture whitepaper"
+_PAGES = {
+    "3060": "30-series/rtx-3060-3060ti",
+    "3080": "30-series/rtx-3080-3080ti",
+    "4060": "40-series/rtx-4060-4060ti",
+    "4070": "40-series/rtx-4070-family",
+    "4080": "40-series/rtx-4080-family",
+}
 DOCUMENTS = {
     "NVIDIA V100 data sheet": "https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf",
     "NVIDIA T4 data sheet": f"{_SHEETS}/tesla-t4/t4-tensor-core-datasheet-951643.pdf",
@@ -88,38 +112,46 @@ DOCUMENTS = {
     "NVIDIA L4 data sheet": f"{_NVIDIA}/data-center/l4/",
     "NVIDIA L40S data sheet": f"{_NVIDIA}/data-center/l40s/",
     "NVIDIA RTX 6000 Ada data sheet": f"{_NVIDIA}/products/workstations/rtx-6000/",
-    "NVIDIA Ampere GA102 architecture whitepaper": "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf",
-    "NVIDIA Ada architecture whitepaper": f"{_PAPERS}/ada/nvidia-ada-gpu-architecture.pdf",
-    "NVIDIA RTX Blackwell architecture whitepaper": f"{_PAPERS}/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
+    "NVIDIA RTX A4000 data sheet": f"{_NVIDIA}/design-visualization/rtx-a4000/",
+    "NVIDIA RTX A5000 data sheet": f"{_NVIDIA}/design-visualization/rtx-a5000/",
+    "NVIDIA RTX PRO 6000 Blackwell data sheet": f"{_NVIDIA}/products/workstations/rtx-pro-6000/",
+    **{
+        f"NVIDIA GeForce RTX {series} page": f"{_NVIDIA}/geforce/graphics-cards/{path}/"
+        for series, path in _PAGES.items()
+    },
+    _AMPERE: "https://www.nvidia.com/content/PDF/nvidia-ampere-ga-102-gpu-architecture-whitepaper-v2.pdf",
+    _ADA: f"{_PAPERS}/ada/nvidia-ada-gpu-architecture.pdf",
+    _BLACKWELL: f"{_PAPERS}/blackwell/nvidia-rtx-blackwell-gpu-architecture.pdf",
 }
 """Address of each document."""
 
 # Data sheets quote tensor rates with sparsity, and links in both directions together: halved here. The driver's default
 # limit of an H20, a GH200, a GB200 and a B300 is its own; elsewhere it is the data sheet's.
 GPUS = (
-    _gpu("Tesla V100-SXM2-16GB", (15.7, 15.7), (0.900, 16), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
-    _gpu("Tesla V100-SXM2-32GB", (15.7, 15.7), (0.900, 32), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
-    _gpu("Tesla V100-PCIE-16GB", (14, 14), (0.900, 16), 250, "NVIDIA V100 data sheet, PCIe"),
-    _gpu("Tesla V100-PCIE-32GB", (14, 14), (0.900, 32), 250, "NVIDIA V100 data sheet, PCIe"),
-    _gpu("(Tesla )?T4", (8.1, 8.1), (0.300, 16), 70, "NVIDIA T4 data sheet"),
-    _gpu("A10", (125, 31.2), (0.600, 24), 150, "NVIDIA A10 data sheet"),
-    _gpu("A30", (165, 10.3), (0.933, 24), 165, "NVIDIA A30 data sheet"),
-    _gpu("A100-SXM4-40GB", (312, 19.5), (1.555, 40), 400, "NVIDIA A100 data sheet", link_gb=300),
-    _gpu("A100-SXM4?-80GB", (312, 19.5), (2.039, 80), 400, "NVIDIA A100 data sheet", link_gb=300),
-    _gpu("A100-PCIE-40GB", (312, 19.5), (1.555, 40), 250, "NVIDIA A100 data sheet"),
-    _gpu("A100 80GB PCIe", (312, 19.5), (1.935, 80), 300, "NVIDIA A100 data sheet"),
-    _gpu("H100 PCIe", (756, 51), (2.0, 80), 350, "NVIDIA H100 data sheet"),
-    _gpu("H100 NVL", (835.5, 60), (3.9, 94), 400, "NVIDIA H100 data sheet, NVL"),
-    _gpu("H100 80GB HBM3", (989, 67), (3.35, 80), 700, "NVIDIA H100 data sheet, SXM", link_gb=450),
-    _gpu("H200", (989, 67), (4.8, 141), 700, "NVIDIA H200 data sheet, SXM", link_gb=450),
-    _gpu("H200 NVL", (835.5, 60), (4.8, 141), 600, "NVIDIA H200 data sheet, NVL"),
-    _gpu("H20", (148, 44), (4.0, 96), 500, "NVIDIA HGX H20 data sheet, as vendors quote it", link_gb=450),
+    _gpu("Tesla V100-SXM2-16GB", (7, 0), (15.7, 15.7), (0.900, 16), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
+    _gpu("Tesla V100-SXM2-32GB", (7, 0), (15.7, 15.7), (0.900, 32), 300, "NVIDIA V100 data sheet, SXM2", link_gb=150),
+    _gpu("Tesla V100-PCIE-16GB", (7, 0), (14, 14), (0.900, 16), 250, "NVIDIA V100 data sheet, PCIe"),
+    _gpu("Tesla V100-PCIE-32GB", (7, 0), (14, 14), (0.900, 32), 250, "NVIDIA V100 data sheet, PCIe"),
+    _gpu("Tesla T4|T4", (7, 5), (8.1, 8.1), (0.300, 16), 70, "NVIDIA T4 data sheet"),
+    _gpu("A10", (8, 6), (125, 31.2), (0.600, 24), 150, "NVIDIA A10 data sheet"),
+    _gpu("A30", (8, 0), (165, 10.3), (0.933, 24), 165, "NVIDIA A30 data sheet"),
+    _gpu("A100-SXM4-40GB", (8, 0), (312, 19.5), (1.555, 40), 400, "NVIDIA A100 data sheet", link_gb=300),
+    _gpu("A100-SXM4-80GB|A100-SXM-80GB", (8, 0), (312, 19.5), (2.039, 80), 400, "NVIDIA A100 data sheet", link_gb=300),
+    _gpu("A100-PCIE-40GB", (8, 0), (312, 19.5), (1.555, 40), 250, "NVIDIA A100 data sheet"),
+    _gpu("A100 80GB PCIe", (8, 0), (312, 19.5), (1.935, 80), 300, "NVIDIA A100 data sheet"),
+    _gpu("H100 PCIe", (9, 0), (756, 51), (2.0, 80), 350, "NVIDIA H100 data sheet"),
+    _gpu("H100 NVL", (9, 0), (835.5, 60), (3.9, 94), 400, "NVIDIA H100 data sheet, NVL"),
+    _gpu("H100 80GB HBM3", (9, 0), (989, 67), (3.35, 80), 700, "NVIDIA H100 data sheet, SXM", link_gb=450),
+    _gpu("H200", (9, 0), (989, 67), (4.8, 141), 700, "NVIDIA H200 data sheet, SXM", link_gb=450),
+    _gpu("H200 NVL", (9, 0), (835.5, 60), (4.8, 141), 600, "NVIDIA H200 data sheet, NVL"),
+    _gpu("H20", (9, 0), (148, 44), (4.0, 96), 500, "NVIDIA HGX H20 data sheet, as vendors quote it", link_gb=450),
     # Their names include the memory of the processor next to the GPU.
-    _gpu("GH200 (120|480)GB", (989, 67), (4.0, 96), 900, "NVIDIA GH200 data sheet, HBM3"),
-    _gpu("GH200 144G HBM3e", (989, 67), (4.9, 144), 900, "NVIDIA GH200 data sheet, HBM3e"),
-    _gpu("GB200", (2500, 80), (8.0, 186), 1200, "NVIDIA GB200 NVL72 data sheet, one of 72 GPUs", link_gb=900),
+    _gpu("GH200 120GB|GH200 480GB", (9, 0), (989, 67), (4.0, 96), 900, "NVIDIA GH200 data sheet, HBM3"),
+    _gpu("GH200 144G HBM3e", (9, 0), (989, 67), (4.9, 144), 900, "NVIDIA GH200 data sheet, HBM3e"),
+    _gpu("GB200", (10, 0), (2500, 80), (8.0, 186), 1200, "NVIDIA GB200 NVL72 data sheet, one of 72 GPUs", link_gb=900),
     _gpu(
         "B200",
+        (10, 0),
         (2250, 75),
         (7.7, 180),
         1000,
@@ -128,20 +160,52 @@ GPUS = (
     ),
     _gpu(
         "B300 SXM6 AC",
+        (10, 3),
         (2250, 75),
         (8.0, 288),
         1100,
         "NVIDIA HGX B300 data sheet, one eighth of the eight GPUs' rates",
         link_gb=900,
     ),
-    _gpu("L4", (121, 30.3), (0.300, 24), 72, "NVIDIA L4 data sheet"),
-    _gpu("L40S", (362, 91.6), (0.864, 48), 350, "NVIDIA L40S data sheet"),
-    _gpu("RTX A6000", (154.8, 38.7), (0.768, 48), 300, "NVIDIA Ampere GA102 architecture whitepaper, appendix C"),
-    _gpu("RTX 6000 Ada Generation", (364.2, 91.1), (0.960, 48), 300, "NVIDIA RTX 6000 Ada data sheet"),
-    _gpu("GeForce RTX 3090", (71, 35.6), (0.936, 24), 350, "NVIDIA Ampere GA102 architecture whitepaper, appendix A"),
-    _gpu("GeForce RTX 4090", (165.2, 82.6), (1.008, 24), 450, "NVIDIA Ada architecture whitepaper"),
-    _gpu("GeForce RTX 5090", (209.5, 104.8), (1.792, 32), 575, "NVIDIA RTX Blackwell architecture whitepaper"),
+    _gpu("L4", (8, 9), (121, 30.3), (0.300, 24), 72, "NVIDIA L4 data sheet"),
+    _gpu("L40S", (8, 9), (362, 91.6), (0.864, 48), 350, "NVIDIA L40S data sheet"),
+    _gpu("RTX A4000", (8, 6), (76.7, 19.2), (0.448, 16), 140, "NVIDIA RTX A4000 data sheet"),
+    _gpu("RTX A5000", (8, 6), (111.1, 27.8), (0.768, 24), 230, "NVIDIA RTX A5000 data sheet"),
+    _gpu("RTX A6000", (8, 6), (154.8, 38.7), (0.768, 48), 300, f"{_AMPERE}, appendix C"),
+    _gpu("RTX 6000 Ada Generation", (8, 9), (364.2, 91.1), (0.960, 48), 300, "NVIDIA RTX 6000 Ada data sheet"),
+    _gpu(
+        "RTX PRO 6000 Blackwell Workstation Edition",
+        (12, 0),
+        (503.8, 126),
+        (1.792, 96),
+        600,
+        "NVIDIA RTX PRO 6000 Blackwell data sheet",
+    ),
+    # A GeForce's fp32 rate is twice its cores times its boost clock. Its tensor cores run at half rate where they
+    # accumulate in fp32: twice the rate of fp32. Models that share a name differ in memory: an RTX 3060 with 8 GB and
+    # an RTX 3080 with 12 GB fail the self-check `card_has_its_memory`; the RTX 4060 Ti and 5060 Ti are not listed.
+    _gpu("GeForce RTX 3060", (8, 6), (25.5, 12.7), (0.360, 12), 170, "NVIDIA GeForce RTX 3060 page"),
+    _gpu("GeForce RTX 3070", (8, 6), (40.6, 20.3), (0.448, 8), 220, f"{_AMPERE}, appendix B"),
+    _gpu("GeForce RTX 3080", (8, 6), (59.5, 29.8), (0.760, 10), 320, f"{_AMPERE}, appendix A"),
+    _gpu("GeForce RTX 3080 Ti", (8, 6), (68.2, 34.1), (0.912, 12), 350, "NVIDIA GeForce RTX 3080 page"),
+    _gpu("GeForce RTX 3090", (8, 6), (71, 35.6), (0.936, 24), 350, f"{_AMPERE}, appendix A"),
+    _gpu("GeForce RTX 3090 Ti", (8, 6), (80, 40), (1.008, 24), 450, _ADA),
+    _gpu("GeForce RTX 4060", (8, 9), (30.2, 15.1), (0.272, 8), 115, "NVIDIA GeForce RTX 4060 page"),
+    _gpu("GeForce RTX 4070", (8, 9), (58.3, 29.1), (0.504, 12), 200, "NVIDIA GeForce RTX 4070 page"),
+    _gpu("GeForce RTX 4070 SUPER", (8, 9), (71, 35.5), (0.504, 12), 220, "NVIDIA GeForce RTX 4070 page"),
+    _gpu("GeForce RTX 4070 Ti", (8, 9), (80.2, 40.1), (0.504, 12), 285, "NVIDIA GeForce RTX 4070 page"),
+    _gpu("GeForce RTX 4080", (8, 9), (97.5, 48.7), (0.717, 16), 320, _ADA),
+    _gpu("GeForce RTX 4080 SUPER", (8, 9), (104.4, 52.2), (0.736, 16), 320, "NVIDIA GeForce RTX 4080 page"),
+    _gpu("GeForce RTX 4090", (8, 9), (165.2, 82.6), (1.008, 24), 450, _ADA),
+    _gpu("GeForce RTX 5070", (12, 0), (61.7, 30.9), (0.672, 12), 250, _BLACKWELL),
+    _gpu("GeForce RTX 5070 Ti", (12, 0), (87.9, 43.9), (0.896, 16), 300, _BLACKWELL),
+    _gpu("GeForce RTX 5080", (12, 0), (112.6, 56.3), (0.960, 16), 360, _BLACKWELL),
+    _gpu("GeForce RTX 5090", (12, 0), (209.5, 104.8), (1.792, 32), 575, _BLACKWELL),
 )
+
+_BY_NAME = {name: gpu for gpu in GPUS for name in gpu.names}
+DRIVERS = (NVIDIA, "Tesla ", "Quadro ")
+"""How drivers' names of GPUs begin."""
 
 
 def gpu_of(name: str) -> Gpu | None:
@@ -149,15 +213,76 @@ def gpu_of(name: str) -> Gpu | None:
 
     A part of a GPU (MIG) has another name, and is not listed: its peaks are not those of the whole.
     """
-    return next((gpu for gpu in GPUS if re.fullmatch(f"(NVIDIA )?({gpu.names})", name)), None)
+    return _BY_NAME.get(name.removeprefix(NVIDIA))
 
 
 def listed(name: str) -> Gpu:
-    """Look up the GPU model of a name that must be in the table.
+    """Look up the GPU model that a driver's or a person's name means: "RTX 4090", "rtx4090", "A100 40GB PCIe".
 
     Raises:
-        ValueError: the name is not in the table.
+        ValueError: the name means none or several; the sentence names those that come near.
+    """
+    meant = candidates(name)
+    if len(meant) == 1:
+        return meant[0]
+    allowed = " or ".join(near(name)) or "one with an entry in cs336_systems/measure/gpus.py"
+    raise ValueError(f"the GPU is {name!r}; allowed: {allowed}")
+
+
+def full_name(name: str) -> str:
+    """Spell out a GPU model's name as the driver does; a driver's name of an unlisted model is itself.
+
+    Raises:
+        ValueError: as of `listed`.
+    """
+    if name.startswith(DRIVERS) and (gpu_of(name) or not candidates(name)):
+        return name
+    return listed(name).name
+
+
+def near(name: str) -> list[str]:
+    """The names of the models that a name may mean, or else of those that share its number or are spelt like it."""
+    words, _ = _words(name)
+    if found := candidates(name) or [gpu for gpu in GPUS if _model(gpu.names[0]) in words]:
+        return [gpu.name for gpu in found]
+    spelt = {spelling: gpu.name for gpu in GPUS for spelling in _spellings(gpu)}
+    return [spelt[spelling] for spelling in difflib.get_close_matches("".join(words), spelt)]
+
+
+def candidates(name: str) -> list[Gpu]:
+    """The GPU models that a name may mean: the one that is named so, or else those whose names have all its words.
+
+    A last word such as 80GB is the memory: models with another amount are left out.
     """
     if gpu := gpu_of(name):
-        return gpu
-    raise ValueError(f"the GPU is {name!r}; allowed: one with an entry in cs336_systems/measure/gpus.py")
+        return [gpu]
+    words, memory = _words(name)
+    found = [gpu for gpu in GPUS if "".join(words) in _spellings(gpu)] or [gpu for gpu in GPUS if _has(gpu, words)]
+    return [gpu for gpu in found if memory in ("", f"{gpu.memory / 1e9:.0f}")]
+
+
+def _words(name: str) -> tuple[list[str], str]:
+    """What tells a name from others: its words in lower case, without vendor and brand, and GB of memory at its end."""
+    words = re.sub(r"nvidia|geforce|tesla|rtx|-", " ", name.lower())
+    rest, _, memory = re.fullmatch(r"(.*?)( ([0-9]+) ?gb)?\s*", words, re.S).groups("")  # type: ignore[union-attr]
+    return rest.split(), memory
+
+
+def _parts(name: str) -> list[str]:
+    """The words of a driver's name, which has its memory anywhere."""
+    words, memory = _words(name)
+    return [*words, *([f"{memory}gb"] if memory else [])]
+
+
+def _spellings(gpu: Gpu) -> list[str]:
+    return ["".join(_parts(name)) for name in gpu.names]
+
+
+def _model(name: str) -> str:
+    """The word of a driver's name that names the model: the first one with a digit."""
+    return next(word for word in _parts(name) if re.search("[0-9]", word))
+
+
+def _has(gpu: Gpu, words: list[str]) -> bool:
+    """Whether one of a model's names has all words, its model among them: "A100", but not "HBM3"."""
+    return any(_model(name) in words and set(words) <= set(_parts(name)) for name in gpu.names)

@@ -80,7 +80,8 @@ def test_weights_of_another_class_are_counted_and_tied_ones_once(capsys):
     ("arguments", "said"),
     [
         ("--gpus 0", "gpus is 0"),
-        ("--gpu H900", "gpu is 'H900'; allowed: "),
+        ("--gpu A100-80GB", "the GPU is 'A100-80GB'; allowed: NVIDIA A100-SXM4-80GB or NVIDIA A100 80GB PCIe"),
+        ("--gpu MI250", "the GPU is 'MI250'; allowed: one with an entry in"),
         ("--size gigantic", "size is 'gigantic'; allowed: "),
         ("--size odd:d_model=100,d_ff=10,num_layers=1,num_heads=3", "num_heads is 3, which does not divide"),
         ("--size none:d_model=0,d_ff=10,num_layers=1,num_heads=1", "d_model is 0; allowed: whole numbers from 1"),

@@ -183,7 +183,7 @@ def test_a_second_machine_is_compared_with_the_first(tmp_path, charts, browser):
         experiment: [f"recorded/nvidia-h200/raw/{experiment}/{name}.csv" for name in names]
         for experiment, names in {"end_to_end": ["eager-small", "eager-medium"], "flash": ["fp32"]}.items()
     }
-    browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A100", reference=recorded))
+    browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A10", reference=recorded))
     browser.to_explorer()
     values = browser.texts("#explorer .filters [data-column=machine] label")
     assert values == ["nvidia-a100", "nvidia-h200"]
