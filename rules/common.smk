@@ -3,6 +3,7 @@
 Needs `config` and SOURCES (preconditions.smk); makes PLAN, PLAN_JSON, RESULTS, TRACE and the functions that turn wildcards into job properties.
 """
 
+import atexit
 import os
 import pkgutil
 import re
@@ -29,6 +30,7 @@ from cs336_systems.plan import (
 )
 from cs336_systems.record.source import keep_parsed_sources, source_digest
 from cs336_systems.run.failure import full_disks, places
+from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
 from snakemake.exceptions import WorkflowError
@@ -70,7 +72,9 @@ tempfile.tempdir = str(workflow.snakemake_tmp_dir)
 
 if workflow.is_main_process:
     announce_run()
-    if not workflow.output_settings.dryrun and (message := clear_after_dead_owner()):
+    if workflow.output_settings.dryrun:
+        atexit.register(lambda: print_forecast())  # below what Snakemake prints
+    elif message := clear_after_dead_owner():
         print(message, file=sys.stderr)
 
 
@@ -85,7 +89,7 @@ onstart:
         os.environ.update(TMPDIR=str(workflow.snakemake_tmp_dir))
         if not os.access(Path.home(), os.W_OK):
             os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
-    pending = [JOBS[job.wildcards.job] for job in workflow.dag.needrun_jobs() if job.rule.name == "measure"]
+    pending = pending_jobs()
     if workflow.local_exec:
         check_other_models(pending)
         check_own_implementations(pending)
@@ -104,6 +108,23 @@ onerror:
     PROGRESS.finish()
     for sentence in full_disks([PLAN.results, *places()]):
         print(f"The run has failed, and {sentence}.", file=sys.stderr)
+
+
+def pending_jobs():
+    """The jobs that this run measures."""
+    jobs = workflow.dag.needrun_jobs(exclude_finished=False)  # a dry run ends with all of them finished
+    return [JOBS[job.wildcards.job] for job in jobs if job.rule.name == "measure"]
+
+
+def print_forecast():
+    """Print what a dry run expects of this machine's GPUs: the jobs that are to be measured, and those that cannot be."""
+    if PLAN.device == "cpu" or measures_nothing() or not workflow.dag:
+        return
+    targets, pending = set(workflow.dag_settings.targets), {job.path for job in pending_jobs()}
+    asked = targets & set(PLAN.jobs) or (set(PLAN.jobs) if targets <= {"all", "measurements"} else set())
+    refused = {job.path for job in PLAN.all_jobs() if job.experiment in asked and PLAN.obstacle(job)}
+    if jobs := [job for job in PLAN.all_jobs() if job.path in pending | refused]:
+        print(f"\n{forecast(PLAN, jobs)}", file=sys.stderr)
 
 
 def check_other_models(jobs):

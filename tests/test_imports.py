@@ -28,7 +28,14 @@ sys.exit("torch" in sys.modules)
 
 
 @pytest.mark.parametrize(
-    "name", ["scripts", "cs336_systems.plan", "cs336_systems.experiments", "cs336_systems.accounting"]
+    "name",
+    [
+        "scripts",
+        "cs336_systems.plan",
+        "cs336_systems.experiments",
+        "cs336_systems.accounting",
+        "cs336_systems.run.forecast",
+    ],
 )
 def test_torch_is_never_imported(name):
     done = subprocess.run(

@@ -1,10 +1,11 @@
 """Planned cells whose memory certainly exceeds the GPU's: told before they are tried."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
 from cs336_systems.accounting.peak_memory import possible_peaks
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.fit.cells import settings_of
 from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu
@@ -24,14 +25,15 @@ def too_large(cell: Experiment, machine: str) -> str:
     if gpu is None:
         return ""
     capacity = memory_of_gpu(gpu)
-    least = float("inf")
-    for _, setting in settings_of(cell.name, cell):
-        if outcome(setting, capacity) != "does not fit":
-            return ""
-        least = min(least, *(use.total for use in possible_peaks(setting)))
-    if least == float("inf"):
+    settings = [setting for _, setting in settings_of(cell.name, cell)]
+    if not settings or any(outcome(setting, capacity) != "does not fit" for setting in settings):
         return ""
-    return f"its step needs {least / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}"
+    return f"its step needs {least_memory(settings) / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}"
+
+
+def least_memory(settings: Iterable[Setting]) -> int:
+    """Bytes of the least peak that some settings may have."""
+    return min(use.total for setting in settings for use in possible_peaks(setting))
 
 
 def told(cells: Any, machine: str) -> Iterator[str]:

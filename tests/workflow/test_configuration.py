@@ -1,8 +1,10 @@
 """Bad configuration ends in one sentence, before anything runs."""
 
+import re
+
 import pytest
 
-from tests.workflow.project import ROOT, copy_project, edit, snakemake
+from tests.workflow.project import ROOT, copy_files, copy_project, edit, snakemake
 
 pytestmark = pytest.mark.workflow
 
@@ -61,3 +63,24 @@ def test_snakemake_runs_in_the_projects_folder(tmp_path):
     output = snakemake(tmp_path, "-s", str(ROOT / "Snakefile"), check=False)
     assert f"snakemake runs in {tmp_path}; allowed: the project's folder, {ROOT}" in output
     assert not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_says_what_another_machine_can_hold(tmp_path):
+    folder = copy_project(tmp_path)
+    copy_files(ROOT, folder, ["config.yaml"])
+    output = snakemake(folder, "-n", "attention", "fsdp", "--config", "machine=2xRTX4090")
+    title, table = (
+        "2 x NVIDIA GeForce RTX 4090, 25.8 GB: cells by whether its memory is enough",
+        "2.7B: 2 of 2 (from 33 GB)",
+    )
+    assert output.count(title) == output.count(table) == 1
+    assert re.search(r"^attention +36 +4 .*sequence 16384: 4 of 8", output, re.M)
+    assert not re.search("^(end_to_end|flash) ", output, re.M)
+
+
+def test_nested_numbers_on_the_command_line(tmp_path):
+    shape = "d_model: 64, d_ff: 128, num_layers: 1, num_heads: "
+    folder = copy_project(tmp_path)
+    snakemake(folder, "-n", "end_to_end", "--config", f"sizes={{mine: {{{shape}2}}}}")
+    output = snakemake(folder, "-n", "end_to_end", "--config", f"sizes={{mine: {{{shape}2.5}}}}", check=False)
+    assert "--config: sizes.mine.num_heads is 2.5; allowed: a whole number" in output

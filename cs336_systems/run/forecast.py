@@ -1,0 +1,204 @@
+"""What a dry run says of a machine with GPUs: which cells its memory can hold, and about how long they take.
+
+Memory is that of the closed forms or, where there is none, what the recorded GPU measured in the same cell. A time is
+the recorded GPU's, of which the timed part is scaled by the ratio of the two GPUs' rates. No torch here.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cs336_systems.accounting.step_time import step_seconds
+from cs336_systems.accounting.units import MIB
+from cs336_systems.experiments.base import Experiment
+from cs336_systems.experiments.metrics import SECONDS, timed
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.fit.cells import settings_of
+from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu, rates_of
+from cs336_systems.fit.planned import least_memory
+from cs336_systems.fit.recorded import recorded
+from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
+from cs336_systems.measure.gpus import Gpu
+from cs336_systems.plan import BACKEND, CPU, REFERENCE, Job, Plan, device_of
+from cs336_systems.record.measurement import WALL
+from cs336_systems.record.rows import parameters
+from cs336_systems.run.progress import wall_key
+from cs336_systems.sizes import size_name
+
+GB = 1e9
+ROWS = Path("recorded", REFERENCE, "raw")
+PEAK = "peak_memory"
+FITS, PARTLY, TOO_LARGE, UNKNOWN, MORE_GPUS = "fit", "partly", "too large", "?", "more GPUs"
+OUTCOMES = (FITS, PARTLY, TOO_LARGE, UNKNOWN, MORE_GPUS)
+HEADER = ("experiment", *OUTCOMES, "minutes", "which are too large")
+LEGEND = """fit, partly and ? run. partly: within the closed form's error, or only some of the contenders or rungs fit.
+?: no closed form, and no peak was recorded. minutes: of the cells that run, from the recorded H200's times and both
+data sheets; they may be off by a factor of two. ≥: some cells were never timed."""
+
+
+@dataclass(kw_only=True)
+class Taken:
+    """What a cell took on the recorded GPU."""
+
+    wall: float = 0.0
+    """Seconds; 0 if it is not recorded."""
+    timed: list[tuple[int, float]] = field(default_factory=list)
+    """The number of samples and the mean, in seconds, of each metric that took time of its own."""
+    peak: float = 0.0
+    """Bytes; 0 if they were not measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What to expect of a cell."""
+
+    cell: Experiment
+    outcome: str
+    """One of OUTCOMES."""
+    needed: float = 0.0
+    """Bytes that it needs at least, if it is too large."""
+    seconds: float | None = 0.0
+    """None if nothing is known of its time."""
+
+
+def forecast(plan: Plan, jobs: Iterable[Job]) -> str:
+    """The table of some jobs of a plan for GPUs, as text."""
+    gpu = gpu_of_label(plan.machine)
+    if gpu is None:
+        return f"No data sheet is listed for {plan.machine}, so what fits and how long it takes is not known."
+    title = f"{plan.gpus} x {gpu.name}, {memory_of_gpu(gpu) / GB:.1f} GB: cells by whether its memory is enough"
+    return "\n".join([title, "", *_aligned([HEADER, *table(plan, gpu, jobs)]), "", LEGEND])
+
+
+def table(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[list[str]]:
+    """A row of HEADER for each experiment of some jobs, and their total."""
+    by_experiment: dict[str, list[Job]] = {}
+    for job in jobs:
+        by_experiment.setdefault(job.experiment, []).append(job)
+    everything: list[Expected] = []
+    for name, of_it in by_experiment.items():
+        cells = list(expected(plan, gpu, of_it))
+        everything += cells
+        yield row(name, cells, [cell for job in of_it for cell in job.cells])
+    yield row("total", everything, [])
+
+
+def row(name: str, cells: Sequence[Expected], planned: Sequence[Experiment]) -> list[str]:
+    """A row of the table: `planned` are the experiment's cells, of which those too large are named."""
+    counts = Counter(each.outcome for each in cells)
+    seconds = sum(each.seconds or 0.0 for each in cells)
+    at_least = "≥ " if any(each.seconds is None for each in cells) else ""
+    large = [each for each in cells if each.outcome == TOO_LARGE] if planned else []
+    return [
+        name,
+        *(str(counts[outcome] or "") for outcome in OUTCOMES),
+        f"{at_least}{seconds / 60:.0f}",
+        ", ".join(too_large(large, planned)),
+    ]
+
+
+def too_large(cells: Sequence[Expected], planned: Sequence[Experiment]) -> Iterator[str]:
+    """Of each model size or sequence length how many cells are too large, and what they need at least."""
+    several = Counter(map(_size, planned))
+    for size, count in Counter(_size(each.cell) for each in cells).items():
+        needed = min(each.needed for each in cells if _size(each.cell) == size)
+        yield f"{size}: {count} of {several[size]} (from {needed / GB:.0f} GB)"
+
+
+def _size(cell: Any) -> str:
+    return size_name(cell.size) if hasattr(cell, "size") else f"sequence {getattr(cell, 'sequence', 1)}"
+
+
+def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:
+    """What to expect of each cell of some jobs of one experiment."""
+    taken: Mapping[tuple[str, ...], Taken] | None = None
+    for job in jobs:
+        taken = read_taken(job.experiment) if taken is None else taken
+        too_few = bool(plan.obstacle(job)) and not plan.too_large(job)
+        on_gpus = device_of(job.cells[0], plan.device) != CPU
+        for cell in job.cells:
+            known = taken.get(wall_key(cell), Taken())
+            memory, needed = memory_outcome(cell, gpu, known) if on_gpus else (FITS, 0.0)
+            if too_few or memory == TOO_LARGE:
+                yield Expected(cell=cell, outcome=MORE_GPUS if too_few else TOO_LARGE, needed=needed)
+            else:
+                seconds = seconds_of(cell, gpu, known) if on_gpus else known.wall or None
+                yield Expected(cell=cell, outcome=memory, seconds=seconds)
+
+
+def memory_outcome(cell: Experiment, gpu: Gpu, known: Taken) -> tuple[str, float]:
+    """Whether a GPU's memory suffices for a cell, and if not, the bytes that it needs at least."""
+    capacity = memory_of_gpu(gpu)
+    settings = [setting for _, setting in settings_of(cell.name, cell)]
+    if not settings:
+        needed = known.peak + CONTEXT
+        if not known.peak:
+            return UNKNOWN, 0.0
+        return (TOO_LARGE if needed > capacity else PARTLY if needed > (1 - GAPS) * capacity else FITS), needed
+    outcomes = {outcome(setting, capacity) for setting in settings}
+    if outcomes == {"does not fit"}:
+        return TOO_LARGE, least_memory(settings)
+    return FITS if outcomes == {"fits"} else PARTLY, 0.0
+
+
+def seconds_of(cell: Experiment, gpu: Gpu, known: Taken) -> float | None:
+    """Seconds of a cell: the recorded ones, with what was timed as much longer or shorter as the GPU's rates say.
+
+    Where samples are taken until a time is up (`rep`), only a single one that takes longer counts.
+    """
+    if not known.wall:
+        return None
+    ratio = slower(cell, gpu)
+    budget = hasattr(cell, "rep")
+    more = sum(max(0.0, ratio * mean - n * mean) if budget else (ratio - 1) * n * mean for n, mean in known.timed)
+    return max(0.0, known.wall + more)
+
+
+def slower(cell: Any, gpu: Gpu) -> float:
+    """How many times longer than on the recorded GPU a cell's calls take, by data sheets."""
+    here, there = rates_of(gpu.name), rates_of(recorded().gpu)
+    assert here is not None
+    assert there is not None
+    if settings := [setting for _, setting in settings_of(cell.name, cell)]:
+        weights = recorded().weights
+        times = (sum(step_seconds(setting, rates, weights) for setting in settings) for rates in (here, there))
+        return next(times) / next(times)
+    if hasattr(cell, BACKEND):
+        return there.link / here.link
+    bf16 = getattr(cell, "precision", "bf16") == "bf16"
+    flops = there.bf16 / here.bf16 if bf16 else there.fp32 / here.fp32
+    return max(flops, there.bandwidth / here.bandwidth)
+
+
+def read_taken(experiment: str, rows: Path = ROWS) -> dict[tuple[str, ...], Taken]:
+    """What the recorded cells of an experiment took, by experiment and parameters as text."""
+    kind = EXPERIMENTS[experiment]
+    older = {key: str(value) for key, value in kind.added_later.items()}
+    names, of_time = parameters(kind), set(timed(kind))
+    found: dict[tuple[str, ...], Taken] = {}
+    for path in sorted((rows / experiment).glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            for line in csv.DictReader(file):
+                if line["status"] != "ok" or line["metric"] not in (WALL, PEAK, *of_time):
+                    continue
+                values = older | line
+                taken = found.setdefault((experiment, *(values[name] for name in names)), Taken())
+                mean = float(line["mean"])
+                if line["metric"] == WALL:
+                    taken.wall = mean
+                elif line["metric"] == PEAK:
+                    taken.peak = max(taken.peak, mean * MIB)
+                else:
+                    taken.timed.append((int(line["n"]), mean * SECONDS[line["unit"]]))
+    return found
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows as lines of text: the first and the last column left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *numbers, last in rows:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:-1], strict=True)]
+        yield "  ".join([first.ljust(widths[0]), *cells, last]).rstrip()
