@@ -6,6 +6,7 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -18,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -25,8 +27,9 @@ import torch.multiprocessing
 
 PROCESSES = 2
 COLLECTIVE_TIMEOUT = timedelta(seconds=60)
-TEST_TIMEOUT_SECONDS = 120
-COMMAND_TIMEOUT_SECONDS = 280
+TEST_LIMIT_SECONDS, COMMAND_LIMIT_SECONDS = 120, 280
+"""Processor time that a rank may use: on a busy host a test takes longer by the clock, and is as right."""
+POLL_SECONDS = 1
 LAST_WORDS_SECONDS = 3
 """How long the others have to say what went wrong once a rank has failed."""
 
@@ -163,12 +166,16 @@ class Ranks:
             connection.close()
         self.workers = []
 
-    def run(self, module, name, parameters, seconds=TEST_TIMEOUT_SECONDS):
+    def run(self, module, name, parameters, seconds=TEST_LIMIT_SECONDS):
         if not self.workers:
             self.start()
         for _, connection in self.workers:
             connection.send((module, name, parameters))
-        errors = self.collect(seconds)
+        try:
+            errors = self.collect(seconds)
+        except BaseException:  # pytest-timeout's, of ranks that wait for nothing
+            self.stop()
+            raise
         if errors:
             self.stop()
             pytest.fail("\n".join(errors), pytrace=False)
@@ -176,16 +183,18 @@ class Ranks:
     def run_module(self, module, arguments, printed):
         """`torchrun -m MODULE ARGUMENTS`, but in these processes; what rank 0 prints goes into the file `printed`."""
         parameters = {"module": module, "arguments": arguments, "printed": printed}
-        self.run(__name__, "run_module", parameters, COMMAND_TIMEOUT_SECONDS)
+        self.run(__name__, "run_module", parameters, COMMAND_LIMIT_SECONDS)
 
     def collect(self, seconds):
-        """Wait for all ranks; the error of each that has one."""
+        """Wait for all ranks, while none has used so many seconds of processor time; the error of each that has one."""
         waiting = {connection: rank for rank, (_, connection) in enumerate(self.workers)}
         errors = []
-        deadline = time.monotonic() + seconds
+        before = self.processor_seconds()
+        deadline = math.inf
         while waiting:
-            ready = multiprocessing.connection.wait(waiting, max(0.0, deadline - time.monotonic()))
-            if not ready:
+            ready = multiprocessing.connection.wait(waiting, max(0.0, min(POLL_SECONDS, deadline - time.monotonic())))
+            used = max(now - then for now, then in zip(self.processor_seconds(), before, strict=True))
+            if not ready and (used > seconds or time.monotonic() >= deadline):
                 return [*errors, *(f"rank {rank} is still running" for rank in waiting.values())]
             for connection in ready:
                 rank = waiting.pop(connection)
@@ -197,6 +206,17 @@ class Ranks:
                     errors.append(f"rank {rank}: {error}")
                     deadline = min(deadline, time.monotonic() + LAST_WORDS_SECONDS)
         return errors
+
+    def processor_seconds(self):
+        """What each rank has used, and the processes that it started and that have ended; 0 of one that has died."""
+        return [processor_seconds(process.pid) for process, _ in self.workers]
+
+
+def processor_seconds(pid):
+    """Processor time of a process so far; 0 if it has ended."""
+    with contextlib.suppress(psutil.Error):
+        return sum(psutil.Process(pid).cpu_times()[:4])
+    return 0.0
 
 
 def serve(connection, rank, processes, backend, meeting_point):
