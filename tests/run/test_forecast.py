@@ -71,7 +71,7 @@ def test_every_planned_cell_is_counted_once_and_what_is_too_large_is_named():
     assert "10B: 4 of 4 (from 103 GB)" in rows["end_to_end"]["which are too large"]
     assert rows["attention"]["which are too large"] == "sequence 16384: 4 of 8 (from 35 GB)"
     assert rows["all_reduce"][MORE_GPUS] == "8"  # the launches of four and of six processes over NCCL
-    assert int(rows["total"]["minutes"]) > 30
+    assert int(rows["total"]["minutes"].removeprefix("≥ ")) > 30
 
 
 def test_less_memory_leaves_fewer_cells():
