@@ -1,11 +1,13 @@
 """The rows of one result folder: found by its path or label, read and validated."""
 
+import contextlib
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from cs336_systems.experiments.registry import KINDS
+from cs336_systems.measure.gpus import full_name
 from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.machine import machine_label
 from cs336_systems.record.rows import digest_path, read_jobs
@@ -35,7 +37,7 @@ def read_results(name: str, root: Path = Path()) -> Results:
     """Read a result folder.
 
     Args:
-        name: a folder, or the label of one in `results` or `recorded`.
+        name: a folder, or the label or the GPU's name of one in `results` or `recorded`.
         root: where those two are.
 
     Raises:
@@ -57,9 +59,17 @@ def read_results(name: str, root: Path = Path()) -> Results:
     return Results(name, raw, rows)
 
 
+def labels_of(name: str) -> list[str]:
+    """The labels that a name may be: itself and, of a GPU's name such as H200, that GPU's."""
+    labels = [name] if Path(name).name == name else []
+    with contextlib.suppress(ValueError):
+        labels.append(machine_label(full_name(name)))
+    return list(dict.fromkeys(labels))
+
+
 def find(name: str, root: Path) -> tuple[Path, Sequence[Path]]:
     """The folder of the CSV files that a name stands for, and the files; raises as `read_results` does."""
-    labelled = [root / parent / name for parent in PARENTS if Path(name).name == name]
+    labelled = [root / parent / label for label in labels_of(name) for parent in PARENTS]
     folders = [Path(name)] if Path(name).is_dir() else [folder for folder in labelled if folder.is_dir()]
     if len(folders) > 1:
         both = " and ".join(map(str, folders))

@@ -92,6 +92,13 @@ def test_a_folder_of_csv_files_will_do(folders, capsys):
     assert "slower" in capsys.readouterr().out
 
 
+def test_a_gpus_name_will_do(folders, capsys):
+    shutil.copytree(folders / "results/one", folders / "recorded/nvidia-h200")
+    assert main(["rtx4090", "two"]) == 2
+    assert "there are no results named 'rtx4090'; allowed:" in capsys.readouterr().err
+    assert main(["H200", "two"]) == 0
+
+
 def test_a_label_with_two_meanings_is_refused(folders, capsys):
     shutil.copytree(folders / "results/two", folders / "recorded/two")
     assert main(["one", "two"]) == 2
