@@ -336,9 +336,10 @@ def test_emptied_and_loaded_again(device):
 
 
 class SharedMemory(nn.Module):
-    def __init__(self):
+    def __init__(self, device):
         super().__init__()
-        self.left, self.right = nn.Linear(3, 3), nn.Linear(3, 3)
+        # Made on the device: `to` of another device gives each parameter memory of its own.
+        self.left, self.right = nn.Linear(3, 3, device=device), nn.Linear(3, 3, device=device)
         self.right.weight = nn.Parameter(self.left.weight.detach())
 
 
@@ -347,7 +348,7 @@ def test_what_cannot_be_wrapped_is_refused(device):
     bf16, not_cast = torch.bfloat16, r"which a compute_dtype of torch\.bfloat16 does not cast; allowed: "
     for module, compute_dtype, sentence in (
         (Mixed().to("meta"), None, r"^norm\.weight is on the meta device; allowed: "),
-        (SharedMemory().to(device), None, r"^left\.weight and right\.weight are two parameters in the same memory; "),
+        (SharedMemory(device), None, r"^left\.weight and right\.weight are two parameters in the same memory; "),
         (shard_as_pytorch(Mixed().to(device)), None, r"^norm\.weight is a DTensor: sharded already; allowed: "),
         (nn.Sequential(nn.MultiheadAttention(4, 2)).to(device), bf16, rf"^0 is a MultiheadAttention, {not_cast}"),
         (nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 2)).to(device), bf16, rf"^1 is a Conv1d, {not_cast}"),
