@@ -14,6 +14,7 @@ from torch import Tensor
 from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
 from cs336_systems.benchmarks.comparison.exact_attention import require_close
+from cs336_systems.benchmarks.runner import rows_or_reason
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.memory import Unavailable
@@ -48,10 +49,17 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     backward = functools.partial(backward_of, grad_o)
     backward_of_sum = functools.partial(backward_of, grad_of_sum)
     backward_changed = backward_without(cell.without, default_backward)
-    return [
-        _time("forward", cell, inputs, forward, default_forward, forward_without(cell.without, default_forward)),
-        _time("backward", cell, inputs, backward, default_backward, backward_changed),
-        _time("backward_of_sum", cell, [q, k, v, grad_of_sum], backward_of_sum, default_backward, backward_changed),
+    passes = {
+        "forward": (inputs, forward, default_forward, forward_without(cell.without, default_forward)),
+        "backward": (inputs, backward, default_backward, backward_changed),
+        "backward_of_sum": ([q, k, v, grad_of_sum], backward_of_sum, default_backward, backward_changed),
+    }
+    return [  # a pass whose changed tiles do not fit the GPU costs no other pass
+        row
+        for phase, arguments in passes.items()
+        for row in rows_or_reason(
+            lambda phase=phase, arguments=arguments: [_time(phase, cell, *arguments)], phase, "ms"
+        )
     ]
 
 
@@ -93,18 +101,19 @@ def _time(
     call: Callable[[Any, str | None], Results],
     default: ForwardTiles | BackwardTiles,
     tiles: ForwardTiles | BackwardTiles,
-) -> Measurement:
+) -> list[Measurement]:
     """Time a pass, after a comparison of its results with float64."""
     from triton.testing import do_bench
 
     if cell.without in PRECISIONS:
         if cell.precision != "fp32":
-            return _skipped(phase, "products of bf16 numbers take one product")
+            return [_skipped(phase, "products of bf16 numbers take one product")]
     elif cell.without != "nothing" and tiles == default:
-        return _skipped(phase, "not a decision of this pass here")
+        return [_skipped(phase, "not a decision of this pass here")]
     precision = PRECISIONS.get(cell.without)
     require_close(call(tiles, precision), inputs, is_causal=True)
-    return summarize(phase, "ms", do_bench(lambda: call(tiles, precision), warmup=25, rep=cell.rep, return_mode="all"))
+    laps = do_bench(lambda: call(tiles, precision), warmup=25, rep=cell.rep, return_mode="all")
+    return [summarize(phase, "ms", laps)]
 
 
 def _skipped(phase: str, message: str) -> Measurement:

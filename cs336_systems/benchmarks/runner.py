@@ -4,7 +4,7 @@ A reason why a cell cannot be measured is a result; a bug is an exception.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -17,6 +17,24 @@ from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, Stat
 E = TypeVar("E", bound=Experiment)
 Measure = Callable[[E, torch.device], list[Measurement]]
 """Function that measures one cell on a device. It may raise `Unavailable`, run out of memory, or fail to compile."""
+COMPILER_ERRORS = {
+    "torch._dynamo.exc.TorchDynamoException",
+    "torch._inductor.exc.CppCompileError",
+    "torch._inductor.exc.InvalidCxxCompiler",
+    "torch._inductor.runtime.triton_heuristics.NoTritonConfigsError",
+    "triton.compiler.errors.CompilationError",
+    "triton.runtime.errors.AutotunerError",
+    "triton.runtime.errors.OutOfResources",
+    "triton.runtime.errors.PTXASError",
+}
+"""Names of the exceptions of compilers, by which they are recognized without importing a compiler. OutOfResources: what
+was compiled does not fit the GPU."""
+COMPILER_MESSAGES = ("PassManager::run failed", "ptxas", "Failed to find C compiler")
+"""Parts of the messages of plain RuntimeErrors by which Triton reports that a compiler failed."""
+
+
+class CompilerFailure(RuntimeError):
+    """Raised on all ranks where a compiler failed on one; its text is the reason."""
 
 
 def measure_cells(
@@ -44,33 +62,59 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
 
 
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:
-    """Measure a cell, or return the single row that says why it could not be measured.
+    """Measure a cell, or return the single row that says why it could not be measured."""
+    return rows_or_reason(lambda: measure(cell, device), WHOLE_CELL)
 
-    Only outcomes that are results are caught: out of memory, a missing device or tool, a failing compiler.
+
+def rows_or_reason(
+    measure: Callable[[], Iterable[Measurement]], metric: str, unit: str = "", details: Mapping[str, str] | None = None
+) -> list[Measurement]:
+    """Measure, or return the single row that says why that is impossible; only outcomes that are results are caught.
+
+    Args:
+        measure: makes the rows.
+        metric: the metric of the row with the reason.
+        unit: the metric's unit.
+        details: the row's detail columns.
     """
     try:
-        return measure(cell, device)
-    except Unavailable as error:
-        return [Measurement(metric=WHOLE_CELL, status="skipped", message=str(error))]
-    except (RuntimeError, MemoryError) as error:
-        in_compiler = is_compiler_failure(error)
-        # The compiler's own out-of-memory reaches us wrapped.
-        if is_out_of_memory(error) or (in_compiler and is_out_of_memory(error.__cause__)):
-            status: Status = "oom"
-        elif in_compiler:
-            status = "failed"
-        else:
+        return list(measure())
+    except Exception as error:
+        if (status := status_of(error)) is None:
             raise
-        return [Measurement(metric=WHOLE_CELL, status=status, message=first_line(error))]
+        message = reason_of(error)
+    return [Measurement(metric=metric, unit=unit, status=status, message=message, details=details or {})]
+
+
+def status_of(error: BaseException) -> Status | None:
+    """The status of a row that an exception explains; None for a bug."""
+    if isinstance(error, Unavailable):
+        return "skipped"
+    in_compiler = is_compiler_failure(error)
+    # The compiler's own out-of-memory reaches us wrapped.
+    if is_out_of_memory(error) or (in_compiler and is_out_of_memory(error.__cause__)):
+        return "oom"
+    return "failed" if in_compiler else None
 
 
 def is_compiler_failure(error: BaseException) -> bool:
-    """Whether an exception means that torch.compile, or a tool that it needs, failed."""
-    # Imported only if there is something to explain: it takes a second, which experiments that compile nothing save.
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+    """Whether an exception means that a compiler, or a tool that it needs, failed, or its kernel does not fit."""
+    names = {f"{kind.__module__}.{kind.__qualname__}" for kind in type(error).__mro__}
+    if isinstance(error, CompilerFailure) or not names.isdisjoint(COMPILER_ERRORS):
+        return True
+    return type(error) is RuntimeError and any(part in str(error) for part in COMPILER_MESSAGES)
 
-    return isinstance(error, (TorchDynamoException, CppCompileError, InvalidCxxCompiler))
+
+def reason_of(error: BaseException) -> str:
+    """Describe in one or two sentences why something could not be measured."""
+    error = getattr(error, "inner_exception", error)  # torch.compile wraps what a compiler raised
+    if type(error).__name__ == "OutOfResources" and is_compiler_failure(error):
+        unit = "bytes of " if "memory" in error.name else ""
+        return f"a kernel needs {error.required} {unit}{error.name}, and this GPU has {error.limit}"
+    if type(error).__module__ == "triton.compiler.errors":  # Its first lines quote the kernel.
+        *_, last = (str(error.__cause__ or "") or str(error)).strip().splitlines()
+        return f"a kernel does not compile: {last}"[:300]
+    return first_line(error)
 
 
 def first_line(error: BaseException) -> str:

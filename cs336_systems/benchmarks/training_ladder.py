@@ -22,12 +22,12 @@ from cs336_systems.benchmarks.ladder.floor import measure_floor
 from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
 from cs336_systems.benchmarks.ladder.ranks import rank, slowest
 from cs336_systems.benchmarks.ladder.steps import RungStep
-from cs336_systems.benchmarks.runner import measure_or_explain
+from cs336_systems.benchmarks.runner import rows_or_reason
 from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import in_use, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import Stopwatch, time_phases
-from cs336_systems.record.measurement import WHOLE_CELL, Measurement, summarize
+from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 
 ROUNDS = 3
@@ -133,12 +133,11 @@ def explained(
     device: torch.device,
 ) -> list[Measurement]:
     """Measure a rung, or say at a metric why it could not be: that costs no other rung."""
-    rows = measure_or_explain(measure_rung, cell, device)
-    if rows[0].metric != WHOLE_CELL:
-        return rows
-    release(device)
-    (row,) = rows
-    return list(details_of(rung, [dataclasses.replace(row, metric=metric, unit=TrainingLadder.metrics[metric])]))
+    unit, details = TrainingLadder.metrics[metric], {"rung": rung.name}
+    rows = rows_or_reason(partial(measure_rung, cell, device), metric, unit, details)
+    if rows[0].status != "ok":
+        release(device)
+    return rows
 
 
 def details_of(rung: Rung, rows: Sequence[Measurement] | Iterator[Measurement]) -> Iterator[Measurement]:

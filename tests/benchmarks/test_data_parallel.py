@@ -26,6 +26,7 @@ from cs336_systems.benchmarks.comparison.builders import data_parallel as builde
 from cs336_systems.benchmarks.comparison.gradients import own_gradients
 from cs336_systems.benchmarks.comparison.measure import contenders_of
 from cs336_systems.benchmarks.comparison.trial import Trial
+from cs336_systems.benchmarks.runner import CompilerFailure
 from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.timing import no_garbage_collection
@@ -262,10 +263,12 @@ def on_rank_1(error):
 
 
 @on_all_ranks
-def test_all_ranks_give_up_when_one_runs_out_of_memory(device):
+def test_all_ranks_give_up_when_one_runs_out_of_memory_or_cannot_compile(device):
     assert fits_on_all_ranks(lambda: 7, device) == 7
     with pytest.raises(MemoryError, match=r"^8 GB$"):
         fits_on_all_ranks(on_rank_1(torch.OutOfMemoryError("8 GB")), device)
+    with pytest.raises(CompilerFailure, match=r"^PassManager::run failed$"):
+        fits_on_all_ranks(on_rank_1(RuntimeError("PassManager::run failed")), device)
     with pytest.raises(ValueError, match="a bug"):
         fits_on_all_ranks(mock.Mock(side_effect=ValueError("a bug")), device)
 

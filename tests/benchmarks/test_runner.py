@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.exc import InductorError
 
-from cs336_systems.benchmarks.runner import first_line, measure_cells, measure_or_explain
+from cs336_systems.benchmarks.runner import first_line, measure_cells, measure_or_explain, reason_of
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.record.measurement import Measurement, summarize
@@ -77,7 +78,66 @@ def test_what_ends_a_compilation_is_told(cause, status):
         raise BackendCompilerFailed(measure, RuntimeError("inside"), None) from cause
 
     (row,) = measure_or_explain(measure, Accumulation(), CPU)
-    assert (row.metric, row.status) == ("cell", status)
+    assert (row.metric, row.status, row.message) == ("cell", status, "inside")
+
+
+def too_large():
+    errors = pytest.importorskip("triton.runtime.errors")
+    raise errors.OutOfResources(131_072, 101_376, "shared memory")
+
+
+def does_not_compile():
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_kernel
+
+    from tests.support.kernels import impossible
+
+    source = ASTSource(impossible, signature={"x": "*fp32"}, constexprs={})
+    compile_kernel(source, target=GPUTarget("cuda", 80, 32))
+
+
+def passes_fail():
+    raise RuntimeError("PassManager::run failed")
+
+
+TOO_LARGE = "a kernel needs 131072 bytes of shared memory, and this GPU has 101376"
+
+
+@pytest.mark.parametrize(
+    ("fail", "message"),
+    [
+        (too_large, TOO_LARGE),
+        (does_not_compile, "a kernel does not compile: 3 rows are no tile"),
+        (passes_fail, "PassManager::run failed"),
+    ],
+)
+def test_a_kernel_that_this_gpu_cannot_run_costs_its_cell_only(fail, message):
+    def measure(cell, device):
+        if cell.additions == 2:
+            fail()
+        return [summarize("draw", "", [1.0])]
+
+    cells = [Accumulation(additions=number) for number in (1, 2, 3)]
+    rows = [measurements[0] for _, measurements in measure_cells(cells, measure, CPU, seed=0)]
+    assert [row.status for row in rows] == ["ok", "failed", "ok"]
+    assert (rows[1].metric, rows[1].message) == ("cell", message)
+
+
+def test_torch_compile_gives_the_reason_of_the_kernel_inside():
+    with pytest.raises(Exception, match="out of resource") as raised:
+        too_large()
+    assert reason_of(InductorError(raised.value, None)) == TOO_LARGE
+
+
+@pytest.mark.parametrize("bug", [AssertionError("wrong"), RuntimeError("shapes cannot be multiplied"), KeyError("x")])
+def test_a_bug_ends_the_job(bug):
+    def measure(cell, device):
+        raise bug
+
+    with pytest.raises(type(bug)):
+        measure_or_explain(measure, Accumulation(), CPU)
 
 
 def test_messages_are_one_short_line():

@@ -2,7 +2,7 @@
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, cast
 
 import psutil
@@ -10,10 +10,14 @@ import torch
 import torch.distributed as dist
 
 from cs336_systems.benchmarks.comparison.refusal import in_words
+from cs336_systems.benchmarks.runner import CompilerFailure, reason_of, status_of
 from cs336_systems.measure.memory import Unavailable, in_use, is_out_of_memory
 from cs336_systems.parallel.gather import gather
+from cs336_systems.record.measurement import Status
 
 T = TypeVar("T")
+GIVEN_UP: Mapping[Status | None, type[Exception]] = {"oom": MemoryError, "failed": CompilerFailure}
+"""What all ranks raise where an attempt failed on one, by the status of its exception."""
 
 
 def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
@@ -21,18 +25,20 @@ def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
 
     Raises:
         MemoryError: on all ranks, if it ran out on any.
+        CompilerFailure: on all ranks, if a compiler failed on any.
     """
-    reason, result = "", None
+    reasons, result = dict.fromkeys(GIVEN_UP, ""), None
     try:
         result = attempt()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+    except Exception as error:
+        if (status := status_of(error)) not in GIVEN_UP:
             raise
-        reason = str(error) or "out of memory"
-    if reason:
+        reasons[status] = (str(error) if status == "oom" else reason_of(error)) or "out of memory"
+    if any(reasons.values()):
         free_memory(device)
-    if reason := first_of_all_ranks(reason):
-        raise MemoryError(reason)
+    for status, kind in GIVEN_UP.items():
+        if reason := first_of_all_ranks(reasons[status]):
+            raise kind(reason)
     assert result is not None
     return result
 

@@ -7,11 +7,11 @@ import torch
 
 from cs336_systems.benchmarks.instruments import all_reduce, attention, launches, matmul, memory, training, transfers
 from cs336_systems.benchmarks.instruments.work import Work, WrongResults, time_rates
-from cs336_systems.benchmarks.runner import first_line
+from cs336_systems.benchmarks.runner import reason_of, status_of
 from cs336_systems.experiments.card import Card
 from cs336_systems.measure.gpu_state import GpuState
-from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
-from cs336_systems.record.measurement import Measurement, Status, summarize
+from cs336_systems.measure.memory import release
+from cs336_systems.record.measurement import Measurement, summarize
 
 INSTRUMENTS = {
     "matmul": matmul.works,
@@ -62,12 +62,8 @@ def measure_work(work: Work, cell: Card, device: torch.device) -> Iterator[Measu
 
 def lost(metric: str, error: Exception, details: dict[str, str]) -> Measurement:
     """Make the row of what an error has cost."""
-    status: Status = "failed"
-    if is_out_of_memory(error):
-        status = "oom"
-    elif isinstance(error, Unavailable):
-        status = "skipped"
-    message = first_line(error)
+    status = status_of(error) or "failed"
+    message = reason_of(error)
     return Measurement(metric=metric, unit=Card.metrics[metric], status=status, message=message, details=details)
 
 

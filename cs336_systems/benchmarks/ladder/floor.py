@@ -5,6 +5,7 @@ numbers, since power depends on both. What else a step computes is limited by me
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from cs336_systems.accounting.training_ladder import Load, Product, load_of, pass_bytes, products
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
+from cs336_systems.benchmarks.runner import rows_or_reason
 from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.measure.memory import release
 from cs336_systems.measure.timing import time_phases
@@ -34,7 +36,7 @@ def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measuremen
     load = load_of(cell.size, cell.batch_size, cell.context, cell.vocab_size)
     rows = []
     for part in (matmuls, attention, update):
-        rows += list(part(load, device))
+        rows += rows_or_reason(partial(part, load, device), "floor", "ms", {"work": part.__name__})
         release(device)
     speed = copy_speed(device)
     side = RATE_ROWS[device.type]
