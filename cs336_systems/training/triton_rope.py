@@ -18,6 +18,10 @@ from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
 
 
+FAR = tl.constexpr(2**20)
+"""Stride between heads from which offsets have 64 bits: 2047 heads are nearer."""
+
+
 class Tokens(NamedTuple):
     """Location of a program's tokens in the rows and in the tensors that are read."""
 
@@ -123,7 +127,7 @@ def _rotate(
     else:
         head, first = pair // PAIRS, pair % PAIRS
         mask = token.valid[:, None] & (pair < WIDTH // 2)[None, :]
-        source += (head * STRIDE_H + first)[None, :]
+        source += (_of_heads(head, STRIDE_H) + first)[None, :]
         target += (head * (2 * PAIRS) + first)[None, :]
         x = tl.load(source, mask, other=0.0)
         dtype = x.dtype
@@ -141,7 +145,15 @@ def _offsets(token, stride_b, stride_s):
 @triton.jit
 def _columns(column, STRIDE_H: tl.constexpr, PAIRS: tl.constexpr):
     """Compute offsets of the columns of a row, [1, columns], in a tensor of heads."""
-    return (column // (2 * PAIRS) * STRIDE_H + column % (2 * PAIRS))[None, :]
+    return (_of_heads(column // (2 * PAIRS), STRIDE_H) + column % (2 * PAIRS))[None, :]
+
+
+@triton.jit
+def _of_heads(head, STRIDE_H: tl.constexpr):
+    """Compute offsets of heads; in a tensor [batch, heads, sequence, d_head] of a long sequence, above 32 bits."""
+    if STRIDE_H >= FAR:
+        head = head.to(tl.int64)
+    return head * STRIDE_H
 
 
 class RotateQKV(torch.autograd.Function):

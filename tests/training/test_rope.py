@@ -137,6 +137,22 @@ def test_old_values_that_a_backward_pass_needs_are_missed(device):
         squared.backward()
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_whose_heads_are_further_apart_than_32_bits_can_count(device, interleaved):
+    qkv, (dq, dk, dv), rope = make_inputs((1, 4, 3, 3, 16), BF16, device)
+    apart = 2**30  # as of a million tokens and more; of the memory between them nothing is touched on a CPU
+    far = torch.empty(2 * apart + dq.shape[2] * 16, dtype=BF16, device=device).as_strided(dq.shape, (1, apart, 16, 1))
+    far.copy_(dq)
+    found = []
+    for gradient in (dq, far):
+        qkv.grad = None
+        results = rotate_qkv(qkv * 1, rope.cos, rope.sin, 3, interleaved=interleaved)
+        torch.autograd.backward(results, (gradient, dk, dv))
+        found.append(qkv.grad)
+    assert torch.equal(*found)
+
+
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_more_elements_than_32_bits_can_count():
