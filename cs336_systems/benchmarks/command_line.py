@@ -212,11 +212,11 @@ def resolve_device(device: str) -> torch.device:
     """Resolve `auto` to the machine's device.
 
     Raises:
-        ValueError: a GPU was requested and PyTorch sees none.
+        ValueError: a GPU was requested and PyTorch sees none of NVIDIA's.
     """
-    visible = torch.cuda.is_available()
+    visible = torch.cuda.is_available() and not torch.version.hip
     if device == CUDA and not visible:
-        raise ValueError(f"device is cuda, but PyTorch {torch.__version__} sees no GPU; allowed here: cpu")
+        raise ValueError(f"device is cuda, but PyTorch {torch.__version__} sees no NVIDIA GPU; allowed here: cpu")
     if device == "auto":
         device = CUDA if visible else CPU
     return torch.device(device)

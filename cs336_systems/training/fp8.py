@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from cs336_systems.nvidia import compute_capability
 from cs336_systems.training.dispatch import HAS_TRITON
 from cs336_systems.training.fused_model import FusedSelfAttention, FusedSwiGLU
 from cs336_systems.training.packed_linear import pack_rows
@@ -211,6 +212,8 @@ def _matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch
 
 def _check_device(model: nn.Module) -> None:
     device = next(model.parameters()).device
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < CAPABILITY:
+    if device.type == "cuda" and compute_capability(device) < CAPABILITY:
         name = torch.cuda.get_device_name(device)
-        raise RuntimeError(f"{name} does not multiply in FP8; it takes compute capability 8.9 or more (Ada, Hopper)")
+        raise RuntimeError(
+            f"{name} does not multiply in FP8; it takes an NVIDIA GPU of compute capability 8.9 or more (Ada, Hopper)"
+        )

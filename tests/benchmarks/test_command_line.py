@@ -63,7 +63,7 @@ def test_a_gpu_that_is_not_there_is_named(command, capsys):
         command("accumulation", "--device", "cuda")
     assert status.value.code == 2
     assert capsys.readouterr().err == (
-        f"accumulation: device is cuda, but PyTorch {torch.__version__} sees no GPU; allowed here: cpu\n"
+        f"accumulation: device is cuda, but PyTorch {torch.__version__} sees no NVIDIA GPU; allowed here: cpu\n"
     )
 
 

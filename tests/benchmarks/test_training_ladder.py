@@ -151,7 +151,7 @@ def test_what_a_device_lacks_is_said(monkeypatch):
     with pytest.raises(Unavailable, match="a CUDA graph needs a CUDA device"):
         steps.require(RUNGS["graph"], CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    with pytest.raises(Unavailable, match=r"FP8 matmuls need a GPU of compute capability 8\.9"):
+    with pytest.raises(Unavailable, match=r"FP8 matmuls need an NVIDIA GPU of compute capability 8\.9"):
         steps.require(RUNGS["fp8"], torch.device("cuda"))
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from cs336_systems.benchmarks.instruments.work import Call, Work, WrongResults
 from cs336_systems.measure.memory import Unavailable
+from cs336_systems.nvidia import compute_capability
 from cs336_systems.training.fp8 import CAPABILITY
 
 Multiply = Callable[[Tensor, Tensor], Callable[[], Tensor]]
@@ -72,8 +73,8 @@ def plain(dtype: torch.dtype) -> Multiply:
 
 def tf32(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     """fp32 matmuls whose inputs are rounded to TF32."""
-    if torch.cuda.get_device_capability(a.device) < (8, 0):
-        raise Unavailable("TF32 needs a GPU of compute capability 8.0")
+    if compute_capability(a.device) < (8, 0):
+        raise Unavailable("TF32 needs an NVIDIA GPU of compute capability 8.0")
     result = a.new_empty(len(a), len(b))
 
     def multiply() -> Tensor:
@@ -88,8 +89,8 @@ def tf32(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
 
 def fp8(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
     """Matmuls of FP8 (e4m3) numbers with a scale for each tensor, to bf16."""
-    if torch.cuda.get_device_capability(a.device) < CAPABILITY:
-        raise Unavailable(f"FP8 matmuls need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
+    if compute_capability(a.device) < CAPABILITY:
+        raise Unavailable(f"FP8 matmuls need an NVIDIA GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
     one = torch.ones((), device=a.device)
     a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
     return lambda: torch._scaled_mm(a, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)

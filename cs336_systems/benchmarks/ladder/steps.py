@@ -12,6 +12,7 @@ from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, TransformerLM, run_blocks
+from cs336_systems.nvidia import compute_capability
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import WARM_UP_CALLS, CapturedStep
@@ -104,8 +105,8 @@ def require(rung: Rung, device: torch.device) -> None:
         raise Unavailable("a CUDA graph needs a CUDA device")
     if rung.wrapper and not dist.is_initialized():
         raise Unavailable("a wrapper needs several processes; launch them with torchrun")
-    if rung.fp8 and torch.cuda.get_device_capability(device) < CAPABILITY:
-        raise Unavailable(f"FP8 matmuls need a GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
+    if rung.fp8 and compute_capability(device) < CAPABILITY:
+        raise Unavailable(f"FP8 matmuls need an NVIDIA GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
 
 
 def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> TransformerLM:

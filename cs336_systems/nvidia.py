@@ -1,0 +1,13 @@
+"""What only NVIDIA GPUs have: PyTorch calls the GPUs of ROCm `cuda` too."""
+
+import torch
+
+NONE = (0, 0)
+"""Less than any NVIDIA GPU's compute capability."""
+
+
+def compute_capability(device: torch.device) -> tuple[int, int]:
+    """Return an NVIDIA GPU's compute capability; NONE for any other device, also of ROCm, whose numbers mean others."""
+    if device.type != "cuda" or torch.version.hip:
+        return NONE
+    return torch.cuda.get_device_capability(device)
