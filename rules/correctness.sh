@@ -24,8 +24,9 @@ log="$passed/last.log"
 cache=$(mktemp -d)
 trap 'rm -rf "$cache"' EXIT
 # One thread per process, since several ranks share the processor. A busy host makes tests slow, not wrong: ranks have a
-# limit of processor time, and this one, by the clock, only ends what hangs.
-run() { OMP_NUM_THREADS=1 python -m pytest -q -m numeric -o cache_dir="$cache" -o timeout=1800 "$@" "${tests[@]}" >"$log" 2>&1; }
+# limit of processor time, and this one, by the clock, only ends what hangs. Wide, so that the summary's lines of failed
+# tests name their exceptions.
+run() { COLUMNS=1000 OMP_NUM_THREADS=1 python -m pytest -q -m numeric -o cache_dir="$cache" -o timeout=1800 "$@" "${tests[@]}" >"$log" 2>&1; }
 # Side by side: most of the time processors compile. A worker takes neighbours, which share what takes long to make, and then
 # the rest of others'. What has failed runs again by itself, since GPUs are shared too: their time and memory, and some let
 # in one process only.
@@ -36,6 +37,8 @@ run "${workers[@]}" || run --last-failed || status=$?
 if [ "$status" -ne 0 ]; then
     cat "$log" >&2
     reason="The code is incorrect on this machine"
+    failed=$(grep -E '^(FAILED|ERROR) ' "$log" || true)
+    if [ -n "$failed" ] && ! grep -qv 'OutOfResources: ' <<<"$failed"; then reason="A kernel does not fit this GPU"; fi
     if [ "$status" -gt 128 ]; then reason="The tests were ended by SIG$(kill -l "$status")"; fi
     if [ "$status" -eq 137 ]; then reason+=", as by the kernel when memory runs out"; fi
     echo "$reason, so nothing was measured with it: ${tests[*]}" >&2
