@@ -49,12 +49,12 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     backward = functools.partial(backward_of, grad_o)
     backward_of_sum = functools.partial(backward_of, grad_of_sum)
     backward_changed = backward_without(cell.without, default_backward)
-    passes = {
+    passes: dict[str, tuple[Any, ...]] = {
         "forward": (inputs, forward, default_forward, forward_without(cell.without, default_forward)),
         "backward": (inputs, backward, default_backward, backward_changed),
         "backward_of_sum": ([q, k, v, grad_of_sum], backward_of_sum, default_backward, backward_changed),
     }
-    rows = []
+    rows: list[Measurement] = []
     for phase, arguments in passes.items():  # A pass whose changed tiles do not fit the GPU costs no other pass.
         rows += rows_or_reason(functools.partial(_time, phase, cell, *arguments), phase, "ms")
     return rows

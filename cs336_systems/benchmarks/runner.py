@@ -5,7 +5,7 @@ A reason why a cell cannot be measured is a result; a bug is an exception.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -107,14 +107,14 @@ def is_compiler_failure(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Describe in one or two sentences why something could not be measured."""
-    error = getattr(error, "inner_exception", error)  # torch.compile wraps what a compiler raised
-    if type(error).__name__ == "OutOfResources" and is_compiler_failure(error):
-        unit = "bytes of " if "memory" in error.name else ""
-        return f"a kernel needs {error.required} {unit}{error.name}, and this GPU has {error.limit}"
-    if type(error).__module__ == "triton.compiler.errors":  # Its first lines quote the kernel.
-        *_, last = (str(error.__cause__ or "") or str(error)).strip().splitlines()
+    cause: Any = getattr(error, "inner_exception", error)  # torch.compile wraps what a compiler raised
+    if type(cause).__name__ == "OutOfResources" and is_compiler_failure(cause):
+        unit = "bytes of " if "memory" in cause.name else ""
+        return f"a kernel needs {cause.required} {unit}{cause.name}, and this GPU has {cause.limit}"
+    if type(cause).__module__ == "triton.compiler.errors":  # Its first lines quote the kernel.
+        *_, last = (str(cause.__cause__ or "") or str(cause)).strip().splitlines()
         return f"a kernel does not compile: {last}"[:300]
-    return first_line(error)
+    return first_line(cause)
 
 
 def first_line(error: BaseException) -> str:

@@ -17,7 +17,6 @@ from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
 from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
 
-
 FAR = tl.constexpr(2**20)
 """Stride between heads from which offsets have 64 bits: 2047 heads are nearer."""
 

@@ -168,11 +168,14 @@ def test_no_contender_leaves_a_trace(device):
                     assert contender.name in ("priority", "symmetric_memory")
                     continue
                 exact = {"bf16_wire": 2**-6, "none": 0}.get(contender.name, 2**-20)
-                assert trial.errors[contender].worst <= exact, contender
-    assert len(dist.distributed_c10d._world.pg_map) == groups
+                assert trial.errors[contender].worst <= exact, (contender.key, trial.errors[contender])
+    left = [group.group_desc for group in dist.distributed_c10d._world.pg_map]
+    assert len(left) == groups, left
     agreement.free_memory(device)
     assert len(started) >= len(trial.errors)
-    assert not any(model() for model in started)
+    # Names what keeps a model: nothing rewrites assertions on ranks.
+    alive = [[type(holder) for holder in gc.get_referrers(model())] for model in started if model()]
+    assert not alive, alive
     assert not any(isinstance(found, DistributedDataParallel) for found in gc.get_objects())
 
 
