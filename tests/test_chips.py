@@ -71,7 +71,7 @@ def test_a_t4_is_not_for_triton():
 
 
 def launch_norms(dtype: torch.dtype) -> None:
-    for d in (768, 8192, 32768):
+    for d in (768, 8192):
         x, w = empty(64, d, dtype=dtype), empty(d, dtype=dtype)
         triton_rms_norm.norm_forward(x, x, w, 1e-5, dtype)
         triton_rms_norm.norm_backward(x, x, x, w, empty(64), True)
@@ -129,4 +129,4 @@ def test_training_fits(capability, launch, dtype):
     with fake_gpu(capability) as gpu:
         launch(dtype)
     assert gpu.compiled
-    assert not [kernel for kernel in gpu.compiled if kernel.stack > (MAX_STACK[dtype] if launch is launch_norms else 0)]
+    assert not [kernel for kernel in gpu.compiled if kernel.stack]

@@ -163,7 +163,7 @@ def _attend(
     return o, lse
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @cache
 def _runs_sdpa(device: torch.device) -> bool:
     """Whether PyTorch's kernels replace ours on a GPU: before Ampere, where Triton uses no tensor cores."""
