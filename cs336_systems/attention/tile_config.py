@@ -64,7 +64,7 @@ _FP32_128 = (
     BackwardTiles(block_outer=16, block_inner=64, num_warps=8, num_stages=1, preprocess=True),
 )
 _FP32_256 = (
-    ForwardTiles(block_m=16, block_n=16, num_warps=4, num_stages=1),
+    ForwardTiles(block_m=16, block_n=32, num_warps=4, num_stages=1),
     BackwardTiles(block_outer=16, block_inner=16, num_warps=8, num_stages=1, preprocess=True),
 )
 KB_99 = {
@@ -135,7 +135,7 @@ def forward_tiles(
         return _compiled_tiles(chip, is_fp32, block_d)[0]
     if is_fp32:
         if block_d > 128:
-            return ForwardTiles(block_m=32, block_n=16, num_warps=4, num_stages=1)
+            return ForwardTiles(block_m=16, block_n=32, num_warps=4, num_stages=1)
         if total_queries >= 8192:
             return ForwardTiles(block_m=128, block_n=64, num_warps=8, num_stages=1)
         if block_d > 64:
@@ -171,7 +171,7 @@ def backward_tiles(
     if is_fp32:
         return _backward_tiles_fp32(block_d, total_queries)
     if block_d > 128:
-        return BackwardTiles(block_outer=64, block_inner=32, num_warps=8, num_stages=1)
+        return BackwardTiles(block_outer=64, block_inner=32, num_warps=8, num_stages=2, preprocess=True)
     if n_queries <= 512 and total_queries <= 16384:
         if block_d <= 64:
             return BackwardTiles(block_outer=64, block_inner=64, num_warps=4, num_stages=2)
