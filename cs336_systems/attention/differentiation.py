@@ -1,5 +1,6 @@
-"""First derivatives of attention in reverse mode, by its backward operator; others raise an error."""
+"""First derivatives in reverse mode, of attention by its backward operator; others raise an error."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -31,12 +32,40 @@ def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tenso
     return backward
 
 
-def once(function: Callable[..., Gradients], *arguments: Any) -> Gradients:
-    """Call a function of a backward method so that differentiating its result again raises an error."""
+def once(function: Callable[..., Any], *arguments: Any, name: str = "flash_attention") -> Any:
+    """Call a function of a backward method so that differentiating its result again raises an error.
+
+    Args:
+        function: computes the gradients.
+        arguments: of the function; the gradients depend on nothing else that can require a gradient.
+        name: what cannot be differentiated twice, for the error.
+    """
     if not torch.is_grad_enabled():  # the usual case: no create_graph=True
         return function(*arguments)
-    gradients: Gradients = _Once.apply(function, *arguments)
-    return gradients
+    return _Once.apply(name, function, *arguments)
+
+
+def only_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a backward method raise an error where its gradients are differentiated again.
+
+    PyTorch's `once_differentiable` raises none if the incoming gradient requires no gradient, as that of a loss. The
+    forward method has to save each input on which the gradients depend, or an output, through which they are reached.
+
+    Args:
+        name: the function, for the error.
+    """
+
+    def decorate(backward: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(backward)
+        def method(ctx: Any, *gradients: Tensor | None) -> Any:
+            if not torch.is_grad_enabled():  # the usual case: no create_graph=True
+                return backward(ctx, *gradients)
+            count = len(gradients)
+            return once(lambda *saved: backward(ctx, *saved[:count]), *gradients, *ctx.saved_tensors, name=name)
+
+        return method
+
+    return decorate
 
 
 def refuse_forward_mode(ctx: Any, *grad_inputs: Any) -> NoReturn:
@@ -49,21 +78,22 @@ def refuse_forward_mode(ctx: Any, *grad_inputs: Any) -> NoReturn:
 
 
 class _Once(torch.autograd.Function):
-    """A function without derivatives: apply(function, *arguments)."""
+    """A function without derivatives: apply(its name, function, *arguments)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(function: Callable[..., Gradients], *arguments: Any) -> Gradients:
+    def forward(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
-        """Save nothing."""
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep the name."""
+        ctx.name = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> NoReturn:
-        """Refuse second derivatives: they would be wrong, as L is saved as a constant."""
-        raise NotImplementedError("flash_attention cannot be differentiated twice (create_graph=True).")
+        """Refuse second derivatives: they would be wrong, as L is saved as a constant, and kernels have none."""
+        raise NotImplementedError(f"{ctx.name} cannot be differentiated twice (create_graph=True).")
 
     jvp = staticmethod(refuse_forward_mode)

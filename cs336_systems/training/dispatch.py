@@ -1,7 +1,7 @@
 """Choice between a pass's Triton kernels and its plain PyTorch formula."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cs336_systems.attention.chip import HAS_TRITON as HAS_TRITON
 
@@ -9,16 +9,38 @@ INTERPRETED = False  # without Triton, as on macOS and Windows
 if HAS_TRITON:
     from cs336_systems.attention.launcher import INTERPRETED
 
+PLAIN = (nn.Parameter, Tensor)
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def runs_kernels(x: Tensor) -> bool:
     """Whether kernels compute on this tensor: on a GPU, or anywhere in Triton's interpreter (TRITON_INTERPRET=1).
 
-    Under torch.compile they do not: the compiler fuses the plain formula with what surrounds it.
+    Under torch.compile they do not: the compiler fuses the plain formula with what surrounds it. Nor do they where
+    operators are needed.
     """
-    supported = INTERPRETED or (HAS_TRITON and x.is_cuda)
-    return supported and x.dtype in KERNEL_DTYPES and x.numel() > 0 and not torch.compiler.is_compiling()
+    supported = (INTERPRETED or (HAS_TRITON and x.is_cuda)) and x.dtype in KERNEL_DTYPES and x.numel() > 0
+    return supported and not torch.compiler.is_compiling() and not needs_operators(x)
+
+
+def needs_operators(*tensors: Tensor) -> bool:
+    """Whether only operators of PyTorch compute right: inside a transform of torch.func, or on a tensor subclass."""
+    return torch._C._are_functorch_transforms_active() or any(type(x) not in PLAIN for x in tensors)
+
+
+def check_whole(function: str, x: Tensor, *weights: Tensor) -> None:
+    """Check that no weight is a DTensor where the input is not.
+
+    Raises:
+        ValueError: one is.
+    """
+    for weight in weights:
+        if type(weight) not in PLAIN and hasattr(weight, "placements") and not hasattr(x, "placements"):
+            raise ValueError(
+                f"{function} got a weight that is a DTensor, sharded over ranks; allowed: whole weights, as in the "
+                "forward pass of a module whose class is in FullyShardedDataParallel's `together`, or that was given "
+                "to fully_shard"
+            )
 
 
 def wide_dtype(x: Tensor) -> torch.dtype:

@@ -11,16 +11,14 @@ Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the formats a
 """
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
+from cs336_systems.attention.differentiation import only_once
 from cs336_systems.nvidia import compute_capability
-from cs336_systems.training.dispatch import HAS_TRITON
-from cs336_systems.training.fused_model import FusedSelfAttention, FusedSwiGLU
+from cs336_systems.training.dispatch import HAS_TRITON, check_whole, needs_operators
 from cs336_systems.training.packed_linear import pack_rows
 
 if HAS_TRITON:
@@ -56,36 +54,41 @@ def fp8_linear(
         [..., d_out] in the dtype of x; with several weights, the sum of their d_out.
 
     Raises:
-        ValueError: an axis is not a multiple of 16, or gradient_dtype is not an FP8 format.
+        ValueError: an axis is not a multiple of 16, gradient_dtype is not an FP8 format, or a weight is sharded.
+        NotImplementedError: inside a transform of torch.func, or its gradients are differentiated.
     """
     if gradient_dtype not in (E4M3, E5M2):
         raise ValueError(f"gradient_dtype is {gradient_dtype}; allowed: {E5M2}, {E4M3}")
     weights = (weight,) if isinstance(weight, Tensor) else tuple(weight)
+    check_whole("fp8_linear", x, *weights)
+    if needs_operators(x, *weights):
+        raise NotImplementedError("fp8_linear accepts plain tensors only, outside of torch.func's transforms.")
     rows = x.flatten(0, -2)
     for w in weights:
         if w.dim() != 2 or w.shape[1] != x.shape[-1]:
             raise ValueError(f"x and weight have shapes {list(x.shape)} and {list(w.shape)}; allowed: one d_in")
     sizes = ("tokens", len(rows)), ("d_in", x.shape[-1]), *(("d_out", len(w)) for w in weights)
     for name, size in sizes:
-        if size % MULTIPLE:
+        if size % MULTIPLE or not size:
             raise ValueError(f"FP8 matmul with {size} {name}; allowed: multiples of {MULTIPLE}")
     packed = weights[0].detach() if len(weights) == 1 else pack_rows(weights)
-    y: Tensor = _Fp8Linear.apply(rows, packed.to(x.dtype), rowwise, gradient_dtype, *weights)
+    y: Tensor = _Fp8Linear.apply(rows, packed.to(x.dtype), rowwise, gradient_dtype, *weights)[0]
     return y.unflatten(0, x.shape[:-1])
 
 
 class Fp8Linear(nn.Linear):
     """nn.Linear with `fp8_linear` as its matmul; same parameters, under the same names."""
 
-    rowwise: bool = False
-    gradient_dtype: torch.dtype = E5M2
+    options: tuple[bool, torch.dtype] = False, E5M2
+    """rowwise and gradient_dtype of `fp8_linear`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features], in the dtype of x, or of autocast."""
         device = x.device.type
         if torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
-        y = fp8_linear(x, self.weight, rowwise=self.rowwise, gradient_dtype=self.gradient_dtype)
+        rowwise, gradient_dtype = self.options
+        y = fp8_linear(x, self.weight, rowwise=rowwise, gradient_dtype=gradient_dtype)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
@@ -95,39 +98,45 @@ def use_fp8(
     """Make the linear layers of a model run in FP8, in place; parameters, names and optimizers stay the same.
 
     Args:
-        model: on its device; also one that was made by `fuse`, with keep_hidden=True.
+        model: on its device; also one that was made by `fuse`. For the backward pass an FP8 layer keeps its input in
+            FP8, whatever `fuse` was asked to keep.
         keep: names of layers to leave as they are, by default the output head, whose error reaches the loss directly.
         rowwise: see `fp8_linear`.
         gradient_dtype: see `fp8_linear`.
 
     Returns:
-        the linear layers that were left as they are, by name, each with the reason.
+        the linear layers that run in another precision, by name, each with the reason.
 
     Raises:
         ValueError: a name in keep is no linear layer of the model, or no layer is left to convert.
         RuntimeError: the GPU has no FP8 tensor cores.
     """
-    _check_device(model)
-    layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear}
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
     if unknown := set(keep) - set(layers) - {"lm_head"}:
         raise ValueError(f"keep names {sorted(unknown)}; allowed: linear layers of the model")
-    left = {name: "named by keep" for name in layers if name in keep}
-    for name, layer in layers.items():
-        odd = [size for size in (layer.in_features, layer.out_features) if size % MULTIPLE]
-        if odd and name not in left:
-            left[name] = f"{odd[0]} features are not a multiple of {MULTIPLE}"
-        if name not in left:
-            layer.__class__ = Fp8Linear
-            assert isinstance(layer, Fp8Linear)
-            layer.rowwise, layer.gradient_dtype = rowwise, gradient_dtype
-    for path, module in model.named_modules():
-        if isinstance(module, FusedSelfAttention | FusedSwiGLU) and not any(
-            name.startswith(f"{path}.") for name in left
-        ):
-            module.packed_linear = partial(fp8_linear, rowwise=rowwise, gradient_dtype=gradient_dtype)
-    if len(left) == len(layers):
+    reasons = {name: "named by keep" if name in keep else _obstacle(layer) for name, layer in layers.items()}
+    left = {name: reason for name, reason in reasons.items() if reason}
+    if not set(layers) - set(left):
         raise ValueError(f"no linear layer of the model can run in FP8: {left or 'it has none'}")
+    chosen = [layer for name, layer in layers.items() if name not in left and type(layer) is nn.Linear]
+    if not chosen:
+        raise ValueError("all layers of the model that can run in FP8 do so already; allowed: one call per layer")
+    _check_device(chosen[0].weight.device)
+    for layer in chosen:
+        layer.__class__ = Fp8Linear
+        assert isinstance(layer, Fp8Linear)
+        layer.options = rowwise, gradient_dtype
     return left
+
+
+def _obstacle(layer: nn.Linear) -> str:
+    """Why a layer cannot run in FP8; an empty string if it can."""
+    if type(layer) not in (nn.Linear, Fp8Linear):
+        return f"is a {type(layer).__qualname__}"
+    if "forward" in layer.__dict__:
+        return "its forward method was replaced"
+    odd = [size for size in (layer.in_features, layer.out_features) if size % MULTIPLE]
+    return f"{odd[0]} features are not a multiple of {MULTIPLE}" if odd else ""
 
 
 class _Operand(NamedTuple):
@@ -144,24 +153,26 @@ class _Operand(NamedTuple):
 
 
 class _Fp8Linear(torch.autograd.Function):
-    """apply(x [tokens, d_in], packed weight [d_out, d_in], rowwise, gradient_dtype, *weights)."""
+    """apply(x [tokens, d_in], packed weight [d_out, d_in], rowwise, gradient_dtype, *weights) to y and nothing."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, packed: Tensor, rowwise: bool, gradient_dtype: torch.dtype, *weights: Tensor
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         need_x, need_w = ctx.needs_input_grad[0], any(ctx.needs_input_grad[4:])
         a = _round(x, E4M3, rowwise, columns=need_w)
         b = _round(packed, E4M3, rowwise, columns=need_x)
-        ctx.save_for_backward(a.columns, a.column_scale, b.columns, b.column_scale)
+        empty = x.new_empty(0)  # an output, through which the inputs are reached without keeping any
+        ctx.save_for_backward(a.columns, a.column_scale, b.columns, b.column_scale, empty)
+        ctx.set_materialize_grads(False)
         ctx.rowwise, ctx.gradient_dtype = rowwise, gradient_dtype
         ctx.weights = [(len(w), w.dtype) for w in weights]
-        return _matmul(a.rows, a.scale, b.rows, b.scale, x.dtype, fast=True)
+        return _matmul(a.rows, a.scale, b.rows, b.scale, x.dtype, fast=True), empty
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, scale_x, weight, scale_w = ctx.saved_tensors
+    @only_once("fp8_linear")
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        x, scale_x, weight, scale_w, _ = ctx.saved_tensors
         grad_x = None
         grad_weights: list[Tensor | None] = [None] * len(ctx.weights)
         g = _round(grad, ctx.gradient_dtype, ctx.rowwise, columns=x is not None)
@@ -210,8 +221,7 @@ def _matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch
     return torch._scaled_mm(a, b.T, scale_a, scale, out_dtype=dtype, use_fast_accum=fast)
 
 
-def _check_device(model: nn.Module) -> None:
-    device = next(model.parameters()).device
+def _check_device(device: torch.device) -> None:
     if device.type == "cuda" and compute_capability(device) < CAPABILITY:
         name = torch.cuda.get_device_name(device)
         raise RuntimeError(

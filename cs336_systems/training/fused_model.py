@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cs336_systems.model import RMSNorm, RotaryEmbedding, SelfAttention, SwiGLU, TransformerBlock, TransformerLM
-from cs336_systems.training.packed_linear import pack_rows, packed_linear
+from cs336_systems.training.fp8 import Fp8Linear, fp8_linear
+from cs336_systems.training.packed_linear import can_move, pack_rows, packed_linear
 from cs336_systems.training.rms_norm import add_rms_norm
 from cs336_systems.training.rope import rotate_qkv
 from cs336_systems.training.swiglu import swiglu, swiglu_linear
@@ -27,36 +28,37 @@ class FusedRotaryEmbedding(RotaryEmbedding):
 class FusedSelfAttention(SelfAttention):
     """Causal self-attention with one matmul for q, k and v, which are rotated in place."""
 
-    packed_linear = staticmethod(packed_linear)
-    """The matmul of x and the packed weights."""
-
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, d_model] to the same shape."""
-        qkv = self.packed_linear(x, self.packed_weights())
+        qkv = packed(x, self.query, self.key, self.value) if is_bare(self.rope, FusedRotaryEmbedding) else None
+        if qkv is None:
+            return super().forward(x)
         q, k, v = rotate_qkv(qkv, self.rope.cos, self.rope.sin, self.num_heads)
         return self.output(self.attention(q, k, v, is_causal=True).transpose(-3, -2).flatten(-2))
 
-    def packed_weights(self) -> tuple[Tensor, ...]:
-        """The weights of the one matmul."""
-        return self.query.weight, self.key.weight, self.value.weight
+    def packed_layers(self) -> tuple[nn.Module, ...]:
+        """The layers of the one matmul."""
+        return self.query, self.key, self.value
 
 
 class FusedSwiGLU(SwiGLU):
     """SwiGLU with one matmul for gate and up."""
 
-    packed_linear = staticmethod(packed_linear)
-    """The matmul of x and the packed weights."""
     keep_hidden = True
     """Keep the hidden layer for the backward pass, rather than compute it again: see swiglu_linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d_model] to the same shape."""
-        gate_up = self.packed_linear(x, self.packed_weights())
-        return self.down(swiglu(gate_up)) if self.keep_hidden else swiglu_linear(gate_up, self.down.weight)
+        gate_up = packed(x, self.gate, self.up)
+        if gate_up is None:
+            return super().forward(x)
+        if self.keep_hidden or not is_bare(self.down, nn.Linear):
+            return self.down(swiglu(gate_up))
+        return swiglu_linear(gate_up, self.down.weight)
 
-    def packed_weights(self) -> tuple[Tensor, ...]:
-        """The weights of the one matmul."""
-        return self.gate.weight, self.up.weight
+    def packed_layers(self) -> tuple[nn.Module, ...]:
+        """The layers of the one matmul."""
+        return self.gate, self.up
 
 
 class FusedTransformerBlock(TransformerBlock):
@@ -69,11 +71,46 @@ class FusedTransformerBlock(TransformerBlock):
         self, x: Tensor, delta: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Run the block on x + delta, [batch, sequence, d_model] each; return its result as two summands."""
-        x, normed = add_rms_norm(x, delta, self.attention_norm.weight, self.attention_norm.eps)
+        x, normed = add_and_normalize(x, delta, self.attention_norm)
         delta = self.attention(normed)
-        x, normed = add_rms_norm(x, delta, self.feed_forward_norm.weight, self.feed_forward_norm.eps)
+        x, normed = add_and_normalize(x, delta, self.feed_forward_norm)
         delta = self.feed_forward(normed)
         return (x + delta, None) if self.returns_sum else (x, delta)
+
+
+def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of a module is its class's forward method and nothing else: no hook, no adapter, no bias."""
+    hooks = module._forward_pre_hooks or module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+    return (
+        type(module) is kind
+        and not hooks
+        and "forward" not in module.__dict__
+        and module._parameters.get("bias") is None
+    )
+
+
+def packed(x: Tensor, *layers: nn.Module) -> Tensor | None:
+    """Compute the outputs of alike linear layers as one matmul; None if a layer has to be called by itself."""
+    first, kind = layers[0], type(layers[0])
+    if kind not in (nn.Linear, Fp8Linear) or not all(is_bare(layer, kind) for layer in layers):
+        return None
+    weights = [layer._parameters["weight"] for layer in layers]
+    if any(weight.shape != weights[0].shape or weight.dtype != weights[0].dtype for weight in weights):
+        return None
+    if kind is nn.Linear:
+        return packed_linear(x, weights)
+    if any(layer.options != first.options for layer in layers):
+        return None
+    rowwise, gradient_dtype = first.options
+    return fp8_linear(x, weights, rowwise=rowwise, gradient_dtype=gradient_dtype)
+
+
+def add_and_normalize(x: Tensor, delta: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Compute x + delta and its norm, in one pass if the norm is an RMSNorm without hooks."""
+    if is_bare(norm, RMSNorm):
+        return add_rms_norm(x, delta, norm.weight, norm.eps)
+    x = x if delta is None else x + delta
+    return x, norm(x)
 
 
 class FusedTransformerLM(TransformerLM):
@@ -105,7 +142,7 @@ class FusedTransformerLM(TransformerLM):
         return self._normalize(x, None)
 
     def _normalize(self, x: Tensor, delta: Tensor | None) -> Tensor:
-        return add_rms_norm(x, delta, self.final_norm.weight, self.final_norm.eps)[1]
+        return add_and_normalize(x, delta, self.final_norm)[1]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Pack weights again that a move or a conversion has torn apart."""
@@ -122,7 +159,11 @@ def run_fused_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> tuple[Tensor, Te
     """Run blocks one after another on x, [batch, sequence, d_model]; return the result as two summands."""
     delta: Tensor | None = None
     for block in blocks:
-        x, delta = block(x, delta)
+        if isinstance(getattr(block, "_orig_mod", block), FusedTransformerBlock):
+            x, delta = block(x, delta)
+        else:  # replaced, or wrapped
+            result = block(x if delta is None else x + delta)
+            x, delta = result if isinstance(result, tuple) else (result, None)
     return x, delta
 
 
@@ -137,7 +178,8 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
 
     Parameters stay the same objects under the same names, so optimizers and state dicts of the model keep working. The
     attention function is kept. Fuse a model before `.to(torch.bfloat16)`: that rounds the angles of rotary embeddings
-    in a model that is not fused. Forward hooks of norms, and of the linear maps that became one, are not called.
+    in a model that is not fused. Hooks may be registered, layers replaced, adapted or parametrized afterwards: what is
+    no longer a layer of the project's or PyTorch's own class, without hooks, is called by itself again.
 
     For models of other classes, call add_rms_norm, rotate_qkv, packed_linear and swiglu in their forward methods.
 
@@ -150,7 +192,7 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
         The model.
 
     Raises:
-        TypeError: a module is of another class.
+        TypeError: a module is of another class, or has hooks or a forward method of its own.
     """
     _check(model)
     for module in model.modules():
@@ -163,10 +205,12 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
 
 
 def pack(model: nn.Module) -> None:
-    """Move the weights of each packed matmul next to each other, where they are not."""
+    """Move the weights of each packed matmul next to each other, where they are not and can be."""
     for module in model.modules():
         if isinstance(module, FusedSelfAttention | FusedSwiGLU):
-            pack_rows(module.packed_weights())
+            weights = [getattr(layer, "weight", None) for layer in module.packed_layers()]
+            if can_move(weights):
+                pack_rows(weights)
 
 
 FUSED: dict[type[nn.Module], type[nn.Module]] = {
@@ -178,7 +222,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
 }
 """The classes that fuse replaces, and their fused forms."""
 
-KNOWN = (*FUSED, *FUSED.values(), RMSNorm, nn.Linear, nn.Embedding, nn.ModuleList)
+KNOWN = (*FUSED, *FUSED.values(), RMSNorm, nn.Linear, Fp8Linear, nn.Embedding, nn.ModuleList)
 """Classes of modules in models that can be fused."""
 
 
@@ -193,6 +237,11 @@ def _check(model: nn.Module) -> None:
             )
         if isinstance(module, nn.Linear) and module.bias is not None:
             raise TypeError(f"fuse accepts linear maps without a bias, but {path} has one.")
+        if not is_bare(module, type(module)):
+            raise TypeError(
+                f"fuse changes how modules are called, but {path or 'the model'} has a hook or a forward method of its "
+                "own; allowed: to fuse first."
+            )
 
 
 def _name(x: nn.Module) -> str:

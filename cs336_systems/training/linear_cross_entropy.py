@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
-from cs336_systems.training.dispatch import HAS_TRITON, runs_kernels
+from cs336_systems.attention.differentiation import only_once
+from cs336_systems.training.dispatch import HAS_TRITON, check_whole, needs_operators, runs_kernels
 
 if HAS_TRITON:
     from cs336_systems.training.triton_cross_entropy import cross_entropy_in_place, scale_in_place
@@ -31,28 +31,35 @@ def linear_cross_entropy(
     Args:
         hidden: [..., d], bf16 or fp32; under autocast, hidden and weight are cast as for a linear layer.
         weight: [vocabulary, d], of the same dtype; may be shared with an embedding.
-        targets: integers in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target makes the
-            loss NaN; on a CPU it is an error.
+        targets: integers of any width in [0, vocabulary), or ignore_index, of the shape [...]. On a GPU another target
+            makes the loss and its token's gradients NaN; on a CPU it is an error.
         chunk: tokens per chunk; by default as many as have logits of 512 MiB.
         ignore_index: target of tokens that do not count.
 
     Returns:
-        the mean over the tokens that count, an fp32 scalar; NaN if none does.
+        the mean over the tokens that count, an fp32 scalar; NaN, with gradients of zero, if none does.
 
     Raises:
-        ValueError: shapes or dtypes do not match, or chunk is not positive.
+        ValueError: shapes, dtypes or devices do not match, chunk is not positive, or the weight is sharded.
         RuntimeError: backward runs twice through the same loss.
+        NotImplementedError: its gradients are differentiated (create_graph=True). Inside transforms of torch.func, such
+            as grad and vmap, the loss is computed with all logits, and has all derivatives.
 
     Source: the idea is Liger-Kernel's FusedLinearCrossEntropy (Hsu et al. 2024).
     """
+    check_whole("linear_cross_entropy", hidden, weight)
     hidden, weight = autocast_inputs(hidden, weight)
     _check(hidden, weight, targets, chunk)
+    targets = targets.flatten().long()
+    if needs_operators(hidden, weight, targets):
+        logits = nn.functional.linear(hidden, weight).flatten(0, -2).float()
+        return nn.functional.cross_entropy(logits, targets, ignore_index=ignore_index)
     tokens, vocabulary = targets.numel(), len(weight)
     if chunk is None:
         chunk = max(1, LOGITS_BYTES // (_padded(vocabulary) * hidden.element_size()))
     # As few chunks as possible, of equal sizes.
     chunks = max(1, -(-tokens // chunk))
-    arguments = hidden.flatten(0, -2), weight, targets.flatten().contiguous(), -(-tokens // chunks), ignore_index
+    arguments = hidden.flatten(0, -2), weight, targets.contiguous(), max(1, -(-tokens // chunks)), ignore_index
     # The kernels' launches and the gradients' reuse of memory are not for the compiler to rearrange.
     apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
     loss: Tensor = apply(*arguments)
@@ -95,10 +102,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype) if tokens else grad_weight.zero_()
         ctx.gradients = grad_hidden, grad_weight
-        return losses.sum() * factor
+        loss = losses.sum() * factor
+        ctx.save_for_backward(loss)  # not the inputs, which may be freed
+        return loss
 
     @staticmethod
-    @once_differentiable
+    @only_once("linear_cross_entropy")
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("linear_cross_entropy cannot run backward twice: its gradients are made once, in place")
@@ -156,7 +165,10 @@ def _check(hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None) -
     if hidden.dtype not in DTYPES or weight.dtype != hidden.dtype:
         allowed = " or ".join(map(str, DTYPES))
         raise ValueError(f"hidden and weight are {hidden.dtype} and {weight.dtype}; allowed: both {allowed}")
-    if targets.is_floating_point() or targets.is_complex():
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype is torch.bool:
         raise ValueError(f"targets are {targets.dtype}; allowed: integers")
+    if not hidden.device == weight.device == targets.device:
+        devices = f"{hidden.device}, {weight.device} and {targets.device}"
+        raise ValueError(f"hidden, weight and targets are on {devices}; allowed: one device")
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk is {chunk}; allowed: whole numbers from 1")

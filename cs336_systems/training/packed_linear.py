@@ -1,13 +1,15 @@
 """Linear maps of one input as one matmul, without copies of their weights or gradients."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch import Tensor, nn
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
+from cs336_systems.attention.differentiation import only_once
+from cs336_systems.training.dispatch import check_whole, needs_operators
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -18,50 +20,97 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
     Args:
         x: [..., d_in].
-        weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device; see pack_rows.
+        weights: of bias-free linear maps, [d_out, d_in] each, one dtype and device. Parameters are moved next to each
+            other, once, and stay the same objects; what other tensors share memory with stays where it is, and is
+            copied in each call: weights that a wrapper gathers, or that lie in a buffer of an optimizer.
 
     Returns:
         [..., sum of d_out].
+
+    Raises:
+        ValueError: there are no weights, they differ in dtype, device or d_in, or are sharded.
+        RuntimeError: the weights have to be moved while a CUDA graph is being captured.
     """
-    x, packed = autocast_inputs(x, pack_rows(weights))
+    check_whole("packed_linear", x, *weights)
+    packed = pack_rows(weights)
+    if needs_operators(x, *weights):
+        return torch.nn.functional.linear(x, torch.cat(list(weights)))
+    x, packed = autocast_inputs(x, packed)
     output: Tensor = _PackedLinear.apply(x, packed, *weights)
     return output
 
 
 def pack_rows(weights: Sequence[Tensor]) -> Tensor:
-    """Return one matrix that consists of the weights, in their own memory, without a gradient.
+    """Return one matrix that consists of the weights, without a gradient: in their own memory, or a copy.
 
-    The first call moves the weights into one storage; so does the next one after they were moved apart, by Module.to,
-    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects. If a weight occurs twice, the
-    matrix is a copy.
+    The first call moves parameters into one storage; so does the next one after they were moved apart, by Module.to,
+    deepcopy or load_state_dict(assign=True). They stay the same Parameter objects.
 
     Raises:
+        ValueError: there are no weights, or they differ in dtype, device or d_in.
         RuntimeError: a CUDA graph is being captured, which would replay the move each time.
     """
     packed = _rows_of(weights)
     if packed is not None:
         return packed
-    if len(set(weights)) < len(weights):  # one weight cannot lie in two places
-        return torch.cat([weight.detach() for weight in weights])
-    if weights[0].is_cuda and torch.cuda.is_current_stream_capturing():
-        raise RuntimeError("Weights are not packed yet: run the model once before capturing it in a CUDA graph.")
-    packed = torch.cat([weight.detach() for weight in weights])
-    for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
-        weight.data = part
+    _check(weights)
+    packed = _copy(weights)
+    if can_move(weights):
+        if packed.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("Weights are not packed yet: run the model once before capturing it in a CUDA graph.")
+        for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
+            weight.data = part
     return packed
+
+
+def can_move(weights: Sequence[Tensor]) -> bool:
+    """Whether weights may be moved next to each other.
+
+    They have to be parameters of one kind whose memory no other tensor shares: that one would keep the old numbers.
+    """
+    if torch.is_inference_mode_enabled() or needs_operators() or len(set(weights)) < len(weights):
+        return False
+    if any(type(weight) is not nn.Parameter for weight in weights) or len(_kinds(weights)) > 1:
+        return False
+    storages = [weight.untyped_storage() for weight in weights]
+    sharing = Counter(storage._cdata for storage in storages)
+    # The storage's Python object counts as one use.
+    return all(torch._C._storage_Use_Count(address) == count + 1 for address, count in sharing.items())
 
 
 def _rows_of(weights: Sequence[Tensor]) -> Tensor | None:
     """Return one matrix whose rows are those of all weights, in their own memory; None if they are apart."""
+    if not weights or needs_operators(*weights):
+        return None
     first = weights[0]
-    storage, address, rows = first.untyped_storage().data_ptr(), first.data_ptr(), 0
+    address, rows = first.data_ptr(), 0
     for weight in weights:
-        apart = weight.untyped_storage().data_ptr() != storage or weight.data_ptr() != address
-        if apart or not weight.is_contiguous() or weight.dtype != first.dtype:
+        apart = weight.data_ptr() != address or weight.dtype != first.dtype or weight.shape[1:] != first.shape[1:]
+        if apart or not weight.is_contiguous():
             return None
-        address += weight.numel() * weight.element_size()
+        address += weight.nbytes
         rows += len(weight)
+    # Weights in two allocations may happen to be neighbours.
+    storage = first.untyped_storage()
+    if first.dim() != 2 or address > storage.data_ptr() + storage.nbytes():
+        return None
     return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
+
+
+def _copy(weights: Sequence[Tensor]) -> Tensor:
+    return torch.cat([weight.detach() for weight in weights])
+
+
+def _check(weights: Sequence[Tensor]) -> None:
+    if not weights:
+        raise ValueError("there are 0 packed weights; allowed: 1 or more")
+    if len(_kinds(weights)) > 1 or any(weight.dim() != 2 for weight in weights):
+        given = " and ".join(f"{w.dtype} {list(w.shape)} on {w.device}" for w in weights)
+        raise ValueError(f"packed weights are {given}; allowed: [d_out, d_in] each, of one d_in, dtype and device")
+
+
+def _kinds(weights: Sequence[Tensor]) -> set[tuple[Any, ...]]:
+    return {(weight.dtype, weight.device, weight.shape[1:]) for weight in weights}
 
 
 class _PackedLinear(torch.autograd.Function):
@@ -69,21 +118,25 @@ class _PackedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, *weights: Tensor) -> Tensor:
-        """Save x and the packed weights."""
-        ctx.save_for_backward(x, packed)
-        ctx.rows = [len(w) for w in weights]
+        """Save x, the weights, and the packed weights only if autocast has cast them."""
+        ctx.save_for_backward(x, packed if packed.dtype != weights[0].dtype else None, *weights)
         with without_autocast(x):
             return torch.nn.functional.linear(x, packed)
 
     @staticmethod
-    @once_differentiable
+    @only_once("packed_linear")
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the weights' gradients in one buffer; its rows become the parameters' gradients without a copy."""
-        x, packed = ctx.saved_tensors
+        x, packed, *weights = ctx.saved_tensors
         x_needs, _, *weights_need = ctx.needs_input_grad
-        parts: Sequence[Tensor | None] = [None] * len(weights_need)
+        parts: Sequence[Tensor | None] = [None] * len(weights)
         with without_autocast(x):
             if any(weights_need):
-                parts = (d_output.flatten(0, -2).T @ x.flatten(0, -2)).split(ctx.rows)
-            dx = d_output @ packed if x_needs else None  # last: the norm that reads it next finds it in the L2 cache
+                rows = d_output.reshape(-1, d_output.shape[-1]), x.reshape(-1, x.shape[-1])
+                parts = (rows[0].T @ rows[1]).split([len(w) for w in weights])
+            dx = None
+            if x_needs:  # last: the norm that reads it next finds it in the L2 cache
+                if packed is None:
+                    packed = _rows_of(weights)
+                dx = d_output @ (_copy(weights) if packed is None else packed)
         return dx, None, *(part if needs else None for part, needs in zip(parts, weights_need, strict=True))

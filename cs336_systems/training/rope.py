@@ -44,7 +44,7 @@ def rotate_qkv(
     """
     num_kv_heads = num_kv_heads or num_heads
     _check(qkv, cos, sin, num_heads, num_kv_heads)
-    if runs_kernels(qkv):
+    if runs_kernels(qkv) and not (cos.requires_grad or sin.requires_grad):
         q, k, v = RotateQKV.apply(qkv, cos, sin, num_heads, num_kv_heads, interleaved)
         return q, k, v
     heads = qkv.unflatten(-1, (num_heads + 2 * num_kv_heads, -1)).transpose(1, 2)

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from cs336_systems.attention.autocast import autocast_inputs, without_autocast
-from cs336_systems.training.dispatch import HAS_TRITON, runs_kernels, wide_dtype
+from cs336_systems.attention.differentiation import only_once
+from cs336_systems.training.dispatch import HAS_TRITON, check_whole, needs_operators, runs_kernels, wide_dtype
 
 if HAS_TRITON:
     from cs336_systems.training.triton_swiglu import SwiGLUActivation, swiglu_backward, swiglu_forward
@@ -29,8 +29,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     Source: Shazeer 2020, "GLU Variants Improve Transformer", equation 5.
     """
-    if gate_up.shape[-1] % 2:
-        raise ValueError(f"gate_up must be [..., 2 d_ff], got shape {list(gate_up.shape)}.")
+    _check(gate_up)
     hidden: Tensor = SwiGLUActivation.apply(gate_up) if runs_kernels(gate_up) else _formula(gate_up)
     return hidden
 
@@ -48,7 +47,14 @@ def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
 
     Returns:
         [..., d_model].
+
+    Raises:
+        ValueError: the last axis of gate_up has an odd length, or the weight is sharded.
     """
+    check_whole("swiglu_linear", gate_up, weight)
+    _check(gate_up)
+    if needs_operators(gate_up, weight):
+        return torch.nn.functional.linear(_formula(gate_up), weight)
     gate_up, weight = autocast_inputs(gate_up, weight)
     output: Tensor = _SwiGLULinear.apply(gate_up, weight)
     return output
@@ -66,7 +72,7 @@ class _SwiGLULinear(torch.autograd.Function):
             return torch.nn.functional.linear(hidden, weight)
 
     @staticmethod
-    @once_differentiable
+    @only_once("swiglu_linear")
     def backward(ctx: Any, d_output: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute the hidden layer again, along with the gradient of gate_up."""
         gate_up, weight = ctx.saved_tensors
@@ -76,8 +82,15 @@ class _SwiGLULinear(torch.autograd.Function):
                 d_gate_up, hidden = swiglu_backward(gate_up, d_hidden, recompute=True)
             else:
                 d_gate_up, hidden = _formula_backward(gate_up, d_hidden)
-            d_weight = d_output.flatten(0, -2).T @ hidden.flatten(0, -2) if ctx.needs_input_grad[1] else None
+            d_weight = None
+            if ctx.needs_input_grad[1]:
+                d_weight = d_output.reshape(-1, len(weight)).T @ hidden.reshape(-1, weight.shape[1])
         return d_gate_up, d_weight
+
+
+def _check(gate_up: Tensor) -> None:
+    if gate_up.shape[-1] % 2:
+        raise ValueError(f"gate_up must be [..., 2 d_ff], got shape {list(gate_up.shape)}.")
 
 
 def _formula(gate_up: Tensor) -> Tensor:

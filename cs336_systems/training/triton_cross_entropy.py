@@ -50,7 +50,7 @@ def _cross_entropy_kernel(
         valid = (target >= 0) & (target < vocabulary)
         tl.store(losses + token, tl.where(valid, loss, float("nan")))
         if GRADIENTS:
-            scale = tl.load(factor)
+            scale = tl.where(valid, tl.load(factor), float("nan"))
             for start in range(0, vocabulary, BLOCK):
                 column = start + lane
                 if not ONE_BLOCK:
@@ -88,7 +88,7 @@ def cross_entropy_in_place(
         logits: [tokens, vocabulary], rows a multiple of 16 elements apart, whose padding is overwritten too.
         targets: [tokens] integers.
         factor: one fp32 number.
-        losses: [tokens] fp32, written: 0 for ignored targets, NaN for those outside of the vocabulary.
+        losses: [tokens] fp32, written: 0 for ignored targets, NaN for those outside of the vocabulary, as are gradients.
         ignore_index: target of tokens that do not count.
         gradients: whether the logits become gradients.
     """

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from cs336_systems.attention.differentiation import only_once
 from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
 from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, row_tile
@@ -136,7 +136,7 @@ class AddRMSNorm(torch.autograd.Function):
         return total, normed
 
     @staticmethod
-    @once_differentiable
+    @only_once("add_rms_norm")
     def backward(
         ctx: Any, d_total: Tensor | None, d_normed: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from cs336_systems.attention.differentiation import only_once
 from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
 from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
@@ -170,7 +170,7 @@ class RotateQKV(torch.autograd.Function):
         return rotate_forward(qkv.detach(), cos, sin, num_heads, num_kv_heads, interleaved)
 
     @staticmethod
-    @once_differentiable
+    @only_once("rotate_qkv")
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradient of qkv."""
         cos, sin = ctx.saved_tensors

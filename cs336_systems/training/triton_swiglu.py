@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from cs336_systems.attention.differentiation import only_once
 from cs336_systems.attention.launcher import CACHE_SIZE, Launch, cdiv, on_device
 from cs336_systems.training import tiles
 from cs336_systems.training.tiles import Tile, part_tile
@@ -84,7 +84,7 @@ class SwiGLUActivation(torch.autograd.Function):
         return swiglu_forward(gate_up)
 
     @staticmethod
-    @once_differentiable
+    @only_once("swiglu")
     def backward(ctx: Any, d_hidden: Tensor) -> Tensor:
         """Compute the gradient of gate_up."""
         (gate_up,) = ctx.saved_tensors
