@@ -181,8 +181,9 @@ class TransformerLM(nn.Module):
         blocks = list(self.blocks)
         for start in range(0, len(blocks), self.checkpoint_segment):
             segment = blocks[start : start + self.checkpoint_segment]
-            # Blocks draw no random numbers, so their state need not be put back for the second run.
-            x = checkpoint(run_blocks, x, segment, use_reentrant=False, preserve_rng_state=False)
+            # Without random numbers their state need not be put back for the second run, which a CUDA graph cannot do.
+            draws = any(map(may_draw_random_numbers, segment))
+            x = checkpoint(run_blocks, x, segment, use_reentrant=False, preserve_rng_state=draws)
         return self.lm_head(self.final_norm(x))
 
 
@@ -191,6 +192,18 @@ def run_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
     for block in blocks:
         x = block(x)
     return x
+
+
+def may_draw_random_numbers(block: nn.Module) -> bool:
+    """Whether a block has parts that are not of this project, such as dropout, and so may draw random numbers."""
+    return not all(
+        type(part) in (nn.Linear, nn.ModuleList) or (_is_ours(type(part)) and _is_ours(getattr(part, "attention", part)))
+        for part in block.modules()
+    )
+
+
+def _is_ours(x: Any) -> bool:
+    return x in ATTENTION.values() or str(getattr(x, "__module__", "")).startswith("cs336_systems.")
 
 
 def load_model_class(spec: str) -> Callable[..., nn.Module]:

@@ -7,7 +7,6 @@ log-sum-exp (L) are what its backward pass needs: (2 d_model + 4 heads) bytes pe
 block's input. The rest of the block is matmuls and elementwise operations.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from cs336_systems.attention import flash_attention
+from cs336_systems.model import may_draw_random_numbers
 from cs336_systems.training.fused_model import FusedTransformerBlock
 
 KEPT = [torch.ops.cs336_systems.attention_forward.default]
@@ -31,31 +31,43 @@ def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_atten
 
     Args:
         model: has its blocks in a ModuleList `blocks`, and in each a module whose attribute `attention` is
-            `flash_attention`, as TransformerLM and FusedTransformerLM do.
+            `flash_attention`, as TransformerLM and FusedTransformerLM do. Blocks of other classes may draw random
+            numbers, as dropout does: the recomputation repeats them.
         blocks: how many; None: all.
         keep_attention: False keeps only the input: the least memory, and the most time.
 
     Raises:
-        ValueError: there are not so many blocks, a block is checkpointed already, or keep_attention is asked for and a
-            block does not call flash_attention.
+        ValueError: the model has no `blocks`, or not so many, a block is checkpointed or compiled already, or
+            keep_attention is asked for and a block does not call flash_attention. Nothing is changed then.
     """
-    layers = list(getattr(model, "blocks", []))
+    layers = getattr(model, "blocks", None)
+    if not isinstance(layers, nn.ModuleList | nn.Sequential):
+        raise ValueError(f"{type(model).__qualname__} has no ModuleList `blocks`; allowed: models that have one")
     count = len(layers) if blocks is None else blocks
     if not 0 <= count <= len(layers):
         raise ValueError(f"blocks is {count}; allowed: 0 to {len(layers)}, the model's")
-    for number, block in enumerate(layers[:count]):
-        if isinstance(block.forward, _Checkpointed):
-            raise ValueError(f"block {number} is checkpointed already")
-        attentions = [m for m in block.modules() if getattr(m, "attention", None) in (flash_attention, kept_attention)]
-        if keep_attention and not attentions:
-            raise ValueError(
-                f"block {number} does not call flash_attention; allowed: such blocks, or no keep_attention"
-            )
-        for module in attentions if keep_attention else ():
-            module.attention = kept_attention
+    chosen = list(dict.fromkeys(list(layers)[:count]))
+    for number, block in enumerate(chosen):
+        _check(block, number, keep_attention)
+    for block in chosen:
+        for module in _attentions(block) if keep_attention else ():
+            module.attention = kept_attention  # type: ignore[assignment]
         if isinstance(block, FusedTransformerBlock):
             block.returns_sum = True
-        block.forward = _Checkpointed(block.forward, keep_attention)
+        block.forward = _Checkpointed(block, keep_attention)
+
+
+def _check(block: nn.Module, number: int, keep_attention: bool) -> None:
+    if isinstance(block.forward, _Checkpointed):
+        raise ValueError(f"block {number} is checkpointed already")
+    if block._compiled_call_impl is not None or hasattr(block, "_orig_mod"):
+        raise ValueError(f"block {number} is compiled already; allowed: to compile it after checkpoint_blocks")
+    if keep_attention and not _attentions(block):
+        raise ValueError(f"block {number} does not call flash_attention; allowed: such blocks, or no keep_attention")
+
+
+def _attentions(block: nn.Module) -> list[nn.Module]:
+    return [m for m in block.modules() if getattr(m, "attention", None) in (flash_attention, kept_attention)]
 
 
 def kept_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **options: Any) -> Tensor:
@@ -73,15 +85,41 @@ def kept_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **o
 
 
 class _Checkpointed:
-    """The forward method of a block, under a checkpoint."""
+    """The forward method of a block, under a checkpoint. It is copied and pickled with the block."""
 
-    def __init__(self, forward: Callable[..., Any], keep_attention: bool):
-        self.forward = forward
-        self.options: dict[str, Any] = {}
-        if keep_attention:
-            self.options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
+    def __init__(self, block: nn.Module, keep_attention: bool):
+        self.block = block
+        self.replaced = block.__dict__.get("forward")
+        """A forward method that the block had in place of its class's."""
+        self.keep_attention = keep_attention
+        self.recomputing = False
 
-    def __call__(self, *arguments: Any) -> Any:
-        # Blocks draw no random numbers, so their state need not be put back for the second run.
-        options = self.options
-        return checkpoint(self.forward, *arguments, use_reentrant=False, preserve_rng_state=False, **options)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self.recomputing:
+            return self.compute(*arguments, **named)
+        options: dict[str, Any] = {}
+        if self.keep_attention:
+            options["context_fn"] = partial(create_selective_checkpoint_contexts, KEPT)
+        # Without random numbers their state need not be put back for the second run, which a CUDA graph cannot do.
+        options["preserve_rng_state"] = may_draw_random_numbers(self.block)
+        forwards = iter((self.compute,))
+
+        def run(*arguments: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return self.compute(*arguments, **named)
+            return next(forwards, self.compute_again)(*arguments, **named)
+
+        return checkpoint(run, *arguments, use_reentrant=False, **options)
+
+    def compute(self, *arguments: Any, **named: Any) -> Any:
+        """Run the block's own forward method."""
+        forward = self.replaced or partial(type(self.block).forward, self.block)
+        return forward(*arguments, **named)
+
+    def compute_again(self, *arguments: Any, **named: Any) -> Any:
+        """Call the block, whose hooks gather its weights if it is sharded."""
+        self.recomputing = True
+        try:
+            return self.block(*arguments, **named)
+        finally:
+            self.recomputing = False

@@ -6,7 +6,15 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from cs336_systems.model import RMSNorm, RotaryEmbedding, SelfAttention, SwiGLU, TransformerBlock, TransformerLM
+from cs336_systems.model import (
+    RMSNorm,
+    RotaryEmbedding,
+    SelfAttention,
+    SwiGLU,
+    TransformerBlock,
+    TransformerLM,
+    may_draw_random_numbers,
+)
 from cs336_systems.training.fp8 import Fp8Linear, fp8_linear
 from cs336_systems.training.packed_linear import can_move, pack_rows, packed_linear
 from cs336_systems.training.rms_norm import add_rms_norm
@@ -135,10 +143,9 @@ class FusedTransformerLM(TransformerLM):
             x, delta = run_fused_blocks(x, blocks)
             return self._normalize(x, delta)
         for start in range(0, len(blocks), segment):
-            # Blocks draw no random numbers, so their state need not be put back for the second run.
-            x = checkpoint(
-                run_segment, x, blocks[start : start + segment], use_reentrant=False, preserve_rng_state=False
-            )
+            part = blocks[start : start + segment]
+            draws = any(map(may_draw_random_numbers, part))
+            x = checkpoint(run_segment, x, part, use_reentrant=False, preserve_rng_state=draws)
         return self._normalize(x, None)
 
     def _normalize(self, x: Tensor, delta: Tensor | None) -> Tensor:

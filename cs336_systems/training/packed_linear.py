@@ -55,12 +55,14 @@ def pack_rows(weights: Sequence[Tensor]) -> Tensor:
         return packed
     _check(weights)
     packed = _copy(weights)
-    if can_move(weights):
-        if packed.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("Weights are not packed yet: run the model once before capturing it in a CUDA graph.")
-        for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
-            weight.data = part
-    return packed
+    if not can_move(weights):
+        return packed
+    if packed.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("Weights are not packed yet: run the model once before capturing it in a CUDA graph.")
+    for weight, part in zip(weights, packed.split([len(w) for w in weights]), strict=True):
+        weight.data = part
+    moved = _rows_of(weights)  # as in the next call, since a selective checkpoint compares the operators of both
+    return packed if moved is None else moved
 
 
 def can_move(weights: Sequence[Tensor]) -> bool:
