@@ -60,8 +60,8 @@ def fp8_linear(
     if gradient_dtype not in (E4M3, E5M2):
         raise ValueError(f"gradient_dtype is {gradient_dtype}; allowed: {E5M2}, {E4M3}")
     weights = (weight,) if isinstance(weight, Tensor) else tuple(weight)
-    check_whole("fp8_linear", x, *weights)
     if needs_operators(x, *weights):
+        check_whole("fp8_linear", x, *weights)
         raise NotImplementedError("fp8_linear accepts plain tensors only, outside of torch.func's transforms.")
     rows = x.flatten(0, -2)
     for w in weights:

@@ -31,11 +31,11 @@ def packed_linear(x: Tensor, weights: Sequence[Tensor]) -> Tensor:
         ValueError: there are no weights, they differ in dtype, device or d_in, or are sharded.
         RuntimeError: the weights have to be moved while a CUDA graph is being captured.
     """
-    check_whole("packed_linear", x, *weights)
-    packed = pack_rows(weights)
     if needs_operators(x, *weights):
+        check_whole("packed_linear", x, *weights)
+        _check(weights)
         return torch.nn.functional.linear(x, torch.cat(list(weights)))
-    x, packed = autocast_inputs(x, packed)
+    x, packed = autocast_inputs(x, pack_rows(weights))
     output: Tensor = _PackedLinear.apply(x, packed, *weights)
     return output
 
@@ -82,21 +82,22 @@ def can_move(weights: Sequence[Tensor]) -> bool:
 
 def _rows_of(weights: Sequence[Tensor]) -> Tensor | None:
     """Return one matrix whose rows are those of all weights, in their own memory; None if they are apart."""
-    if not weights or needs_operators(*weights):
+    if not weights or weights[0].dim() != 2:
         return None
-    first = weights[0]
+    first, dtype, columns = weights[0], weights[0].dtype, weights[0].shape[1]
     address, rows = first.data_ptr(), 0
     for weight in weights:
-        apart = weight.data_ptr() != address or weight.dtype != first.dtype or weight.shape[1:] != first.shape[1:]
-        if apart or not weight.is_contiguous():
+        if weight.data_ptr() != address or weight.dtype != dtype or not weight.is_contiguous():
+            return None
+        count, *rest = weight.shape
+        if rest != [columns]:
             return None
         address += weight.nbytes
-        rows += len(weight)
-    # Weights in two allocations may happen to be neighbours.
+        rows += count
     storage = first.untyped_storage()
-    if first.dim() != 2 or address > storage.data_ptr() + storage.nbytes():
+    if address > storage.data_ptr() + storage.nbytes():  # neighbours by chance, in several allocations
         return None
-    return first.detach().as_strided((rows, first.shape[1]), (first.shape[1], 1))
+    return first.detach().as_strided((rows, columns), (columns, 1))
 
 
 def _copy(weights: Sequence[Tensor]) -> Tensor:

@@ -51,9 +51,9 @@ def swiglu_linear(gate_up: Tensor, weight: Tensor) -> Tensor:
     Raises:
         ValueError: the last axis of gate_up has an odd length, or the weight is sharded.
     """
-    check_whole("swiglu_linear", gate_up, weight)
     _check(gate_up)
     if needs_operators(gate_up, weight):
+        check_whole("swiglu_linear", gate_up, weight)
         return torch.nn.functional.linear(_formula(gate_up), weight)
     gate_up, weight = autocast_inputs(gate_up, weight)
     output: Tensor = _SwiGLULinear.apply(gate_up, weight)

@@ -1,7 +1,13 @@
 """Selective checkpointing: the same gradients, attention once, less memory."""
 
+import copy
+import io
+from functools import partial
+
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs336_systems.attention import flash_attention, plain_attention
@@ -105,12 +111,92 @@ def test_a_compiled_block_keeps_input_output_and_lse():
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-4)
 
 
-def test_mistakes_are_refused():
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("kind", [TransformerLM, FusedTransformerLM])
+def test_copies_are_checkpointed_by_themselves(kind, copied):
+    model = make("cpu", kind=kind)
+    checkpoint_blocks(model)
+    other = copied(model)
+    want = gradients(model, "cpu")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    with Calls() as calls:
+        got = gradients(other, "cpu")
+    assert calls.attention == 3
+    assert all(map(torch.equal, got, want))
+
+
+def dropping(attention=False):
+    """A model with dropout: after its feed-forward networks, or in its attention."""
+    model = make("cpu", attention=flash_attention)
+    for block in model.blocks:
+        block.feed_forward = nn.Sequential(block.feed_forward, nn.Dropout(0.5))
+        if attention:
+            block.feed_forward = block.feed_forward[0]
+            block.attention.attention = partial(scaled_dot_product_attention, dropout_p=0.5)
+    return model
+
+
+@pytest.mark.parametrize("attention", [False, True])
+@pytest.mark.parametrize("segment", [0, 2])
+def test_random_numbers_are_repeated(segment, attention):
+    plain, ours = dropping(attention), dropping(attention)
+    if segment:
+        ours.checkpoint_segment = segment
+    else:
+        checkpoint_blocks(ours, keep_attention=not attention)
+    results = []
+    for model in (plain, ours):
+        torch.manual_seed(1)
+        results.append(gradients(model, "cpu"))
+    assert all(map(torch.equal, *results))
+
+
+class Masked(nn.Module):
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x, *, scale):
+        return self.block(x) * scale
+
+
+def test_blocks_may_have_named_arguments_and_be_shared():
+    models = [nn.Module(), nn.Module()]
+    for model in models:
+        model.blocks = nn.ModuleList([Masked(make("cpu", layers=1).blocks[0])] * 2)
+    checkpoint_blocks(models[1])
+    x = torch.randn(2, 8, 32).bfloat16()
+    results = []
+    for model in models:
+        scale = torch.tensor(0.5, requires_grad=True)
+        y = model.blocks[1](model.blocks[0](x, scale=scale), scale=scale)
+        results.append(torch.autograd.grad(y.float().square().sum(), [scale, *model.parameters()]))
+    assert all(map(torch.equal, *results))
+
+
+def test_mistakes_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="blocks is 4; allowed: 0 to 3"):
         checkpoint_blocks(make("cpu"), 4)
-    with pytest.raises(ValueError, match="block 0 does not call flash_attention"):
-        checkpoint_blocks(make("cpu", plain_attention))
+    with pytest.raises(ValueError, match="Linear has no ModuleList `blocks`"):
+        checkpoint_blocks(nn.Linear(2, 2))
     model = make("cpu")
+    model.blocks[1].attention.attention = plain_attention
+    with pytest.raises(ValueError, match="block 1 does not call flash_attention"):
+        checkpoint_blocks(model)
+    model.blocks[1].compile(backend="eager")
+    with pytest.raises(ValueError, match="block 1 is compiled already"):
+        checkpoint_blocks(model, keep_attention=False)
     checkpoint_blocks(model, 1)
     with pytest.raises(ValueError, match="block 0 is checkpointed already"):
         checkpoint_blocks(model)
+    assert "forward" not in model.blocks[2].__dict__
+    assert model.blocks[2].attention.attention is flash_attention

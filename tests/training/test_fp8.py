@@ -1,11 +1,14 @@
 """FP8 linear layers against float64, and against matmuls of what was rounded."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import nn
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerLM
+from cs336_systems.training import fp8
 from cs336_systems.training.fp8 import E4M3, E5M2, Fp8Linear, _round, fp8_linear, use_fp8
 from cs336_systems.training.fused_model import fuse
 
@@ -152,6 +155,41 @@ def test_a_model_trains_with_the_layers_that_fit(device):
     assert losses[-1] < losses[0] / 3
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_what_is_left_is_what_does_not_run_in_fp8():
+    torch.manual_seed(0)
+    model = fuse(TransformerLM(100, 16, 32, 2, 2, 48, 1e4, attention=flash_attention), keep_hidden=False)
+    first, second = model.blocks
+    second.attention.output = Doubled(32, 32, bias=False)
+    second.feed_forward.up.forward = second.feed_forward.up.forward
+    left = use_fp8(model, keep=("lm_head", "blocks.0.attention.key"))
+    assert left == {
+        "blocks.0.attention.key": "named by keep",
+        "blocks.1.attention.output": "is a Doubled",
+        "blocks.1.feed_forward.up": "its forward method was replaced",
+        "lm_head": "named by keep",
+    }
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    count, inner = [], fp8._matmul
+    with mock.patch.object(fp8, "_matmul", lambda *a, **o: (count.append(len(a[2])), inner(*a, **o))[1]):
+        model(torch.zeros(1, 16, dtype=torch.long))
+    fp8_outputs = sum(m.out_features for name, m in layers.items() if name not in left)
+    assert sum(count) == fp8_outputs, "all others run in FP8, packed or not"
+    assert isinstance(first.feed_forward.down, Fp8Linear)
+
+
+def test_a_second_call_converts_what_the_first_one_kept():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 32))
+    assert use_fp8(model, keep=("0",)) == {"0": "named by keep"}
+    assert use_fp8(model) == {}
+    with pytest.raises(ValueError, match="all layers of the model that can run in FP8 do so already"):
+        use_fp8(model)
+
+
 def test_a_compiled_layer_computes_the_same():
     x, weight, grad = make_inputs("cpu")
     eager = results(fp8_linear, x, weight, grad)
@@ -162,6 +200,7 @@ def test_a_compiled_layer_computes_the_same():
 def test_mistakes_are_refused():
     x, weight, _ = make_inputs("cpu")
     for arguments, match in (
+        ((x[:0], weight), "0 tokens; allowed: multiples of 16"),
         ((x[0, :9], weight), "9 tokens; allowed: multiples of 16"),
         ((x[..., :40], weight[:, :40]), "40 d_in"),
         ((x, weight[:, :32]), r"shapes \[3, 16, 48\] and \[80, 32\]"),
@@ -175,3 +214,5 @@ def test_mistakes_are_refused():
         use_fp8(nn.Sequential(nn.Linear(16, 16)), keep=["head"])
     with pytest.raises(ValueError, match="no linear layer of the model can run in FP8"):
         use_fp8(nn.Sequential(nn.Linear(16, 17)))
+    with pytest.raises(ValueError, match="no linear layer of the model can run in FP8: it has none"):
+        use_fp8(nn.ReLU())

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.attention.operators import empty_output
@@ -312,6 +313,142 @@ def test_models_of_other_classes_are_refused_by_name():
     model.blocks[0].attention.query = nn.Linear(64, 64)
     with pytest.raises(TypeError, match=r"without a bias, but blocks.0.attention.query has one"):
         fuse(model)
+
+
+class Adapter(nn.Module):
+    """A low-rank adapter that has the weight of what it wraps, as PEFT's."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.delta = base, nn.Parameter(torch.full_like(base.weight, 0.01))
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    def forward(self, x):
+        return self.base(x) + nn.functional.linear(x, self.delta)
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return 1.5 * x
+
+
+class Offset(nn.Module):
+    """A rotary embedding or a norm of another kind."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x):
+        return self.base(x) + 0.5
+
+
+class Plain(nn.Module):
+    """A block that was not fused."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x):
+        return self.block(x)
+
+
+class Wrapped(nn.Module):
+    """A wrapper that passes on what it gets."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, *arguments):
+        return self.block(*arguments)
+
+
+def replaced(path, make):
+    def change(model):
+        owner, _, name = path.rpartition(".")
+        owner = model.get_submodule(owner)
+        setattr(owner, name, make(owner.get_submodule(name)))
+
+    return change
+
+
+def hooked(path):
+    return lambda model: model.get_submodule(path).register_forward_hook(lambda module, args, output: 1.5 * output)
+
+
+def parametrized(path):
+    return lambda model: register_parametrization(model.get_submodule(path), "weight", Scaled())
+
+
+def with_bias(layer):
+    biased = nn.Linear(layer.in_features, layer.out_features)
+    biased.weight = layer.weight
+    return biased
+
+
+def monkeypatched(model):
+    gate = model.blocks[0].feed_forward.gate
+    gate.forward = lambda x: 2 * nn.functional.linear(x, gate.weight)
+
+
+CHANGES = {
+    "adapted query": replaced("blocks.0.attention.query", Adapter),
+    "adapted down": replaced("blocks.0.feed_forward.down", Adapter),
+    "hook of a key": hooked("blocks.1.attention.key"),
+    "hook of down": hooked("blocks.1.feed_forward.down"),
+    "hook of a norm": hooked("blocks.1.feed_forward_norm"),
+    "hook of the last norm": hooked("final_norm"),
+    "parametrized value": parametrized("blocks.0.attention.value"),
+    "parametrized norm": parametrized("blocks.0.attention_norm"),
+    "gate with a bias": replaced("blocks.0.feed_forward.gate", with_bias),
+    "gate with another forward method": monkeypatched,
+    "another rotation": replaced("blocks.0.attention.rope", Offset),
+    "another norm": replaced("final_norm", Offset),
+    "another block": replaced("blocks.1", lambda block: Plain(build().blocks[1])),
+    "a wrapped block": replaced("blocks.0", Wrapped),
+}
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("keep_hidden", [True, False])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_layers_that_change_afterwards_are_called(change, keep_hidden):
+    model, batch = build(), make_batch()
+    before, fused = loss_of(model, batch), twin(model, keep_hidden=keep_hidden)
+    results = []
+    for each in (model, fused):
+        torch.manual_seed(0)
+        change(each)
+        results.append((loss_of(each, batch), gradients_of(each, batch)))
+    torch.testing.assert_close(*results, rtol=1e-3, atol=1e-6)
+    if change not in (CHANGES["another block"], CHANGES["a wrapped block"]):
+        assert (results[0][0] - before).abs() > 1e-4 * before, "the change has an effect"
+
+
+@pytest.mark.parametrize("change", [hooked("blocks.0.attention.query"), hooked("blocks.1"), monkeypatched])
+def test_hooks_and_other_forward_methods_are_refused(change):
+    model = build()
+    change(model)
+    with pytest.raises(TypeError, match=r"blocks\..* has a hook or a forward method of its own; allowed: to fuse first"):
+        fuse(model)
+    assert type(model) is TransformerLM, "nothing is replaced"
+
+
+def test_weights_of_two_dtypes_run_as_pytorch_runs_them():
+    model = build()
+    fused, batch = twin(model), make_batch()
+    for each in (model, fused):
+        each.blocks[0].attention.key.bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss_of(each, batch).backward()
+    assert fused.blocks[0].attention.key.weight.dtype == torch.bfloat16
+    for a, b in zip(model.parameters(), fused.parameters(), strict=True):
+        assert (a.grad - b.grad).norm() <= 0.05 * a.grad.norm()
 
 
 @pytest.mark.gpu

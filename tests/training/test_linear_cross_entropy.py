@@ -114,10 +114,29 @@ def test_autocast_shapes_and_no_tokens(device):
     torch.testing.assert_close(loss, expected, rtol=1e-3, atol=0)
     loss.backward()
     assert (hidden.grad.dtype, weight.grad.dtype) == (torch.float32, torch.float32)
-    loss = linear_cross_entropy(hidden, weight, torch.full_like(targets, -100))
-    gradients = torch.autograd.grad(loss, (hidden, weight))
-    assert loss.isnan()
-    assert all((x == 0).all() for x in gradients)
+    for kept in (24, 0):
+        loss = linear_cross_entropy(hidden[:kept], weight, torch.full_like(targets, -100)[:kept])
+        gradients = torch.autograd.grad(loss, (hidden, weight))
+        assert loss.isnan()
+        assert all((x == 0).all() for x in gradients)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_targets_of_any_integer_dtype(device):
+    hidden, weight, _ = make_inputs(6, 8, 200, torch.float32, device)
+    for dtype in (torch.int8, torch.int16, torch.int32, torch.uint8, torch.uint16, torch.uint64):
+        ignored = 9 if dtype in (torch.uint8, torch.uint16, torch.uint64) else -100
+        targets = torch.tensor([0, 9, 120, 3, ignored, 7], device=device).to(dtype)
+        loss = linear_cross_entropy(hidden, weight, targets, ignore_index=ignored)
+        want = F.cross_entropy(F.linear(hidden, weight), targets.long(), ignore_index=ignored)
+        torch.testing.assert_close(loss, want)
+
+
+def test_a_target_outside_of_the_vocabulary_is_an_error():
+    hidden, weight, targets = make_inputs(6, 8, 10, torch.float32)
+    targets[3] = 10
+    with pytest.raises(IndexError, match="Target 10 is out of bounds"):
+        linear_cross_entropy(hidden, weight, targets)
 
 
 def test_mistakes_are_refused():
@@ -128,6 +147,8 @@ def test_mistakes_are_refused():
         ((hidden, weight.bfloat16(), targets), "torch.float32 and torch.bfloat16"),
         ((hidden.half(), weight.half(), targets), "torch.float16"),
         ((hidden, weight, targets.float()), "allowed: integers"),
+        ((hidden, weight, targets > 3), "targets are torch.bool; allowed: integers"),
+        ((hidden, weight, targets.to("meta")), "cpu, cpu and meta; allowed: one device"),
         ((hidden, weight, targets, 0), "chunk is 0"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -154,7 +175,10 @@ def interpreted() -> None:
             check(11, 24, vocabulary, dtype, 6)
     hidden, weight, targets = make_inputs(6, 8, 10, torch.float32)
     targets[3] = 10
-    assert linear_cross_entropy(hidden, weight, targets).isnan()
+    loss = linear_cross_entropy(hidden, weight, targets.int())
+    (d_hidden,) = torch.autograd.grad(loss, hidden)
+    assert loss.isnan()
+    assert d_hidden.isnan().any(1).tolist() == [False, False, False, True, False, False]
     gradient = torch.tensor([1.0, float("nan"), 3.0])
     triton_cross_entropy.scale_in_place(gradient, torch.tensor(0.5))
     assert gradient[::2].tolist() == [0.5, 1.5]

@@ -1,0 +1,131 @@
+"""Second derivatives and torch.func of the fused functions: as PyTorch's, or an error. Plain and interpreted."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from cs336_systems.training.fp8 import fp8_linear
+from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
+from cs336_systems.training.packed_linear import packed_linear
+from cs336_systems.training.rms_norm import add_rms_norm
+from cs336_systems.training.rope import rotate_qkv
+from cs336_systems.training.swiglu import swiglu, swiglu_linear
+
+TARGETS = torch.tensor([4, 0, -100])
+ANGLES = torch.rand(3, 2, generator=torch.Generator().manual_seed(1))
+
+
+def plain_norm(x, delta, weight):
+    total = x + delta
+    return total, F.rms_norm(total, total.shape[-1:], weight, 1e-5)
+
+
+def plain_swiglu(x):
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def plain_rope(x):
+    heads = x.unflatten(-1, (3, -1)).transpose(1, 2).unflatten(-1, (-1, 2))
+    pairs = torch.view_as_complex(heads.contiguous())
+    q, k, v = (pairs * torch.polar(torch.ones_like(ANGLES), ANGLES)).split(1, 1)
+    q, k = torch.view_as_real(q).flatten(-2), torch.view_as_real(k).flatten(-2)
+    return q, k, torch.view_as_real(pairs[:, 2:]).flatten(-2)
+
+
+CASES = {  # ours, PyTorch's, shapes of the arguments
+    "linear_cross_entropy": (
+        lambda x, w: linear_cross_entropy(x, w, TARGETS, chunk=2),
+        lambda x, w: F.cross_entropy(x @ w.T, TARGETS),
+        [(3, 8), (5, 8)],
+    ),
+    "packed_linear": (
+        lambda x, *w: packed_linear(x, w),
+        lambda x, *w: x @ torch.cat(w).T,
+        [(3, 8), (5, 8), (2, 8)],
+    ),
+    "swiglu": (swiglu, plain_swiglu, [(3, 10)]),
+    "swiglu_linear": (swiglu_linear, lambda x, w: plain_swiglu(x) @ w.T, [(3, 10), (4, 5)]),
+    "add_rms_norm": (add_rms_norm, plain_norm, [(3, 6), (3, 6), (6,)]),
+    "rms_norm": (
+        lambda x, w: add_rms_norm(x, None, w)[1],
+        lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-5),
+        [(3, 6), (6,)],
+    ),
+    "rotate_qkv": (lambda x: rotate_qkv(x * 1, ANGLES.cos(), ANGLES.sin(), 1), plain_rope, [(1, 3, 12)]),
+    "fp8_linear": (fp8_linear, lambda x, w: x @ w.T, [(16, 16), (32, 16)]),
+}
+
+
+def make_leaves(shapes):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+
+
+def total(results, power):
+    """Sum of powers: of one, whose own gradient requires none, and of two."""
+    results = results if isinstance(results, tuple) else (results,)
+    return sum(x.pow(power).sum() for x in results)
+
+
+def penalty(function, leaves, of, power):
+    """Gradients of all leaves of a penalty on the gradient of one; zero where it does not depend on them."""
+    (gradient,) = torch.autograd.grad(total(function(*leaves), power), of, create_graph=True)
+    value = gradient.square().sum() + sum(0 * leaf.sum() for leaf in leaves)
+    return torch.autograd.grad(value, leaves)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_gradient_penalty_is_pytorchs_or_refused(name, power):
+    ours, plain, shapes = CASES[name]
+    leaves = make_leaves(shapes)
+    for of in leaves:
+        try:
+            got = penalty(ours, leaves, of, power)
+        except NotImplementedError as error:
+            assert "cannot be differentiated twice (create_graph=True)" in str(error)
+            assert str(error).startswith(name.replace("rms_norm", "add_rms_norm").replace("add_add", "add"))
+        else:
+            torch.testing.assert_close(got, penalty(plain, leaves, of, power), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "fp8_linear"])
+def test_transforms_are_pytorchs(name):
+    ours, plain, shapes = CASES[name]
+    first, *rest = (leaf.detach() for leaf in make_leaves(shapes))
+    batch = torch.stack((first, 2 * first))
+
+    def results(function):
+        def loss(x):
+            return total(function(x, *rest), 2)
+
+        each = function(first, *rest)
+        return (
+            torch.func.grad(loss)(first),
+            torch.func.hessian(loss)(first),
+            torch.func.vmap(torch.func.grad(loss))(batch),
+            torch.func.jvp(loss, (first,), (first.cos(),))[1],
+            torch.func.vmap(lambda x: function(x, *rest))(batch)[0] if isinstance(each, torch.Tensor) else None,
+        )
+
+    torch.testing.assert_close(results(ours), results(plain), rtol=1e-4, atol=1e-5)
+
+
+def test_fp8_refuses_transforms():
+    x, weight = (leaf.detach() for leaf in make_leaves([(16, 16), (32, 16)]))
+    with pytest.raises(NotImplementedError, match="fp8_linear accepts plain tensors only"):
+        torch.func.grad(lambda x: fp8_linear(x, weight).sum())(x)
+
+
+def test_tables_that_are_trained_have_their_gradient():
+    (qkv,) = make_leaves([(1, 3, 12)])
+    cos, sin = ANGLES.cos().requires_grad_(), ANGLES.sin().requires_grad_()
+    total(rotate_qkv(qkv * 1, cos, sin, 1), 2).backward()
+    x = qkv.detach().unflatten(-1, (3, 2, 2)).double()[:, :, :2].requires_grad_()
+    a, b = x.unbind(-1)
+    c, s = (t.detach().double().requires_grad_() for t in (cos, sin))
+    pairs = torch.stack((a * c[:, None] - b * s[:, None], a * s[:, None] + b * c[:, None]))
+    want = torch.autograd.grad(pairs.square().sum(), (c, s))
+    for got, exact in zip((cos.grad, sin.grad), want, strict=True):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-4, atol=1e-5)
