@@ -196,14 +196,12 @@ def run_blocks(x: Tensor, blocks: Iterable[nn.Module]) -> Tensor:
 
 def may_draw_random_numbers(block: nn.Module) -> bool:
     """Whether a block has parts that are not of this project, such as dropout, and so may draw random numbers."""
-    return not all(
-        type(part) in (nn.Linear, nn.ModuleList) or (_is_ours(type(part)) and _is_ours(getattr(part, "attention", part)))
-        for part in block.modules()
-    )
+    return not all(_is_ours(type(x)) and _is_ours(getattr(x, "attention", type(x))) for x in block.modules())
 
 
 def _is_ours(x: Any) -> bool:
-    return x in ATTENTION.values() or str(getattr(x, "__module__", "")).startswith("cs336_systems.")
+    known = (nn.Linear, nn.ModuleList, *ATTENTION.values())
+    return x in known or str(getattr(x, "__module__", "")).startswith("cs336_systems.")
 
 
 def load_model_class(spec: str) -> Callable[..., nn.Module]:

@@ -97,13 +97,14 @@ def is_bare(module: nn.Module, kind: type[nn.Module]) -> bool:
     )
 
 
-def packed(x: Tensor, *layers: nn.Module) -> Tensor | None:
+def packed(x: Tensor, *layers: Any) -> Tensor | None:
     """Compute the outputs of alike linear layers as one matmul; None if a layer has to be called by itself."""
     first, kind = layers[0], type(layers[0])
     if kind not in (nn.Linear, Fp8Linear) or not all(is_bare(layer, kind) for layer in layers):
         return None
-    weights = [layer._parameters["weight"] for layer in layers]
-    if any(weight.shape != weights[0].shape or weight.dtype != weights[0].dtype for weight in weights):
+    weights = [layer._parameters.get("weight") for layer in layers]
+    kinds = {weight is not None and (weight.shape, weight.dtype) for weight in weights}
+    if len(kinds) > 1 or False in kinds:
         return None
     if kind is nn.Linear:
         return packed_linear(x, weights)
@@ -113,7 +114,7 @@ def packed(x: Tensor, *layers: nn.Module) -> Tensor | None:
     return fp8_linear(x, weights, rowwise=rowwise, gradient_dtype=gradient_dtype)
 
 
-def add_and_normalize(x: Tensor, delta: Tensor | None, norm: nn.Module) -> tuple[Tensor, Tensor]:
+def add_and_normalize(x: Tensor, delta: Tensor | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
     """Compute x + delta and its norm, in one pass if the norm is an RMSNorm without hooks."""
     if is_bare(norm, RMSNorm):
         return add_rms_norm(x, delta, norm.weight, norm.eps)
@@ -185,8 +186,8 @@ def fuse(model: nn.Module, *, keep_hidden: bool = True) -> FusedTransformerLM:
 
     Parameters stay the same objects under the same names, so optimizers and state dicts of the model keep working. The
     attention function is kept. Fuse a model before `.to(torch.bfloat16)`: that rounds the angles of rotary embeddings
-    in a model that is not fused. Hooks may be registered, layers replaced, adapted or parametrized afterwards: what is
-    no longer a layer of the project's or PyTorch's own class, without hooks, is called by itself again.
+    in a model that is not fused. Layers may be replaced, adapted or parametrized afterwards, and hooks registered: such
+    a layer is called by itself again, unfused.
 
     For models of other classes, call add_rms_norm, rotate_qkv, packed_linear and swiglu in their forward methods.
 
@@ -215,7 +216,7 @@ def pack(model: nn.Module) -> None:
     """Move the weights of each packed matmul next to each other, where they are not and can be."""
     for module in model.modules():
         if isinstance(module, FusedSelfAttention | FusedSwiGLU):
-            weights = [getattr(layer, "weight", None) for layer in module.packed_layers()]
+            weights: list[Any] = [getattr(layer, "weight", None) for layer in module.packed_layers()]
             if can_move(weights):
                 pack_rows(weights)
 

@@ -88,7 +88,7 @@ def cross_entropy_in_place(
         logits: [tokens, vocabulary], rows a multiple of 16 elements apart, whose padding is overwritten too.
         targets: [tokens] integers.
         factor: one fp32 number.
-        losses: [tokens] fp32, written: 0 for ignored targets, NaN for those outside of the vocabulary, as are gradients.
+        losses: [tokens] fp32, written: 0 for ignored targets, NaN, like their gradients, for invalid ones.
         ignore_index: target of tokens that do not count.
         gradients: whether the logits become gradients.
     """

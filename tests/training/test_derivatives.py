@@ -28,7 +28,7 @@ def plain_swiglu(x):
 def plain_rope(x):
     heads = x.unflatten(-1, (3, -1)).transpose(1, 2).unflatten(-1, (-1, 2))
     pairs = torch.view_as_complex(heads.contiguous())
-    q, k, v = (pairs * torch.polar(torch.ones_like(ANGLES), ANGLES)).split(1, 1)
+    q, k, _ = (pairs * torch.polar(torch.ones_like(ANGLES), ANGLES)).split(1, 1)
     q, k = torch.view_as_real(q).flatten(-2), torch.view_as_real(k).flatten(-2)
     return q, k, torch.view_as_real(pairs[:, 2:]).flatten(-2)
 
@@ -55,6 +55,9 @@ CASES = {  # ours, PyTorch's, shapes of the arguments
     "rotate_qkv": (lambda x: rotate_qkv(x * 1, ANGLES.cos(), ANGLES.sin(), 1), plain_rope, [(1, 3, 12)]),
     "fp8_linear": (fp8_linear, lambda x, w: x @ w.T, [(16, 16), (32, 16)]),
 }
+
+REFUSES = {"rms_norm": "add_rms_norm"}
+"""The function that a case is refused by, where it has another name."""
 
 
 def make_leaves(shapes):
@@ -84,8 +87,10 @@ def test_a_gradient_penalty_is_pytorchs_or_refused(name, power):
         try:
             got = penalty(ours, leaves, of, power)
         except NotImplementedError as error:
-            assert "cannot be differentiated twice (create_graph=True)" in str(error)
-            assert str(error).startswith(name.replace("rms_norm", "add_rms_norm").replace("add_add", "add"))
+            refusal = str(error)
+            got = None
+        if got is None:
+            assert refusal == f"{REFUSES.get(name, name)} cannot be differentiated twice (create_graph=True)."
         else:
             torch.testing.assert_close(got, penalty(plain, leaves, of, power), rtol=1e-4, atol=1e-5)
 

@@ -10,7 +10,12 @@ from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerBlock
 from cs336_systems.parallel import BucketedDataParallel, FullyShardedDataParallel
 from cs336_systems.training import checkpoint_blocks, fuse, linear_cross_entropy, use_fp8
-from cs336_systems.training.fused_model import FusedSelfAttention, FusedSwiGLU, FusedTransformerBlock, FusedTransformerLM
+from cs336_systems.training.fused_model import (
+    FusedSelfAttention,
+    FusedSwiGLU,
+    FusedTransformerBlock,
+    FusedTransformerLM,
+)
 from tests.support.ranks import on_all_ranks
 from tests.training.test_fused_model import build, loss_of, make_batch
 
@@ -115,15 +120,41 @@ class WithLoss(nn.Module):
         return linear_cross_entropy(self.model.hidden(inputs), self.model.lm_head.weight, targets)
 
 
+class WithHead(WithLoss):
+    """The same with the head and the loss in a module of their own."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.head = Head(model.lm_head)
+
+    def forward(self, inputs, targets):
+        return self.head(self.model.hidden(inputs), targets)
+
+
+class Head(nn.Module):
+    def __init__(self, lm_head):
+        super().__init__()
+        self.lm_head = lm_head
+
+    def forward(self, hidden, targets):
+        return linear_cross_entropy(hidden, self.lm_head.weight, targets)
+
+
 def fused_loss(model, tokens):
     return model(*tokens)
 
 
-@pytest.mark.parametrize("theirs", [False, True])
+LOSSES = {
+    "whole": lambda model: FSDP(WithLoss(model), together=(WithLoss,)),
+    "head": lambda model: FSDP(WithHead(model), together=(*BLOCK, Head)),
+    "fully_shard": lambda model: torch_sharded(WithLoss(model), BLOCK),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
 @on_all_ranks
-def test_a_fused_loss_in_a_module_that_is_whole(theirs, device):
-    model = WithLoss(fused(device))
-    model = torch_sharded(model, BLOCK) if theirs else FSDP(model, together=(WithLoss,))
+def test_a_fused_loss_in_a_module_that_is_whole(name, device):
+    model = LOSSES[name](fused(device))
     want = losses_of(build(device), range(dist.get_world_size()), device)
     got = losses_of(model, [dist.get_rank()], device, fused_loss)
     torch.testing.assert_close(got, want, rtol=1e-4, atol=0)
