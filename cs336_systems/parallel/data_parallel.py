@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
 from cs336_systems.parallel.collectives import averaging
 from cs336_systems.parallel.replicas import replicate
+from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
 
 
 class DataParallel(nn.Module, ABC):
@@ -50,9 +51,11 @@ class DataParallel(nn.Module, ABC):
 
         Raises:
             ValueError: the ranks' modules differ, nothing in them is to be trained, a layer has sparse gradients, a
-                tensor is on the meta device, or this process is not in the group.
+                tensor is on the meta device, gradients are used up in the backward pass, or this process is not in the
+                group.
         """
         super().__init__()
+        check_not_used_up(module.parameters(), type(self).__name__)
         self.module = module
         self.process_group = process_group
         replicate(module, process_group)
@@ -78,6 +81,7 @@ class DataParallel(nn.Module, ABC):
             for index, parameter in enumerate(self._trainable)
         ]
         weakref.finalize(self, remove_hooks, handles)
+        synchronizes(self, self._trainable)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         memo[id(self.process_group)] = self.process_group  # which cannot be copied

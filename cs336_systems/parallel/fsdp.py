@@ -52,6 +52,7 @@ from cs336_systems.parallel.replicated_parameters import ReplicatedParameters
 from cs336_systems.parallel.shardable import check
 from cs336_systems.parallel.sharded_state import load_into
 from cs336_systems.parallel.sharded_weight import ShardedWeight, reduce
+from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
 from cs336_systems.parallel.timeline import Timeline
 from cs336_systems.parallel.units import Unit, divide, find_places, shard_weights
 
@@ -94,11 +95,12 @@ class FullyShardedDataParallel(nn.Module):
         Raises:
             ValueError: the ranks' modules differ, nothing is to be trained, the compute_dtype is not floating-point or
                 conflicts with a part that keeps its own dtype, an embedding has sparse gradients or renormalizes
-                itself, parameters are on the meta device or share memory, or a module was compiled in place or is
-                sharded already.
+                itself, parameters are on the meta device or share memory, a module was compiled in place or is
+                sharded already, or gradients are used up in the backward pass.
         """
         super().__init__()
         check(module, compute_dtype)
+        check_not_used_up(module.parameters(), type(self).__name__)
         self.module: nn.Module = module
         self._compute_dtype = compute_dtype
         replicate(module, process_group)
@@ -137,6 +139,7 @@ class FullyShardedDataParallel(nn.Module):
         module.register_forward_hook(Hook(after_module(this)), always_call=True)
         self._follow_shards()
         scale_by_all_ranks()
+        synchronizes(self, module.parameters())
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the module's output.

@@ -29,6 +29,7 @@ from cs336_systems.parallel.communication_stream import CommunicationStream, Tra
 from cs336_systems.parallel.limits import ALIGNMENT
 from cs336_systems.parallel.ownership import aligned
 from cs336_systems.parallel.replicas import check_member, check_same_on_all_ranks, describe
+from cs336_systems.parallel.synchronized import check_complete_in_backward, uses_up
 
 IN_FLIGHT = 2
 """Units whose gradients are in flight at a time."""
@@ -99,8 +100,12 @@ class UpdateInBackward:
             kwargs: arguments of the optimizer.
 
         Raises:
-            ValueError: a unit has no parameters, or of several dtypes or devices; or the ranks' units differ.
+            ValueError: a unit has no parameters, or of several dtypes or devices; the ranks' units differ; or a
+                data-parallel wrapper averages the gradients, too.
         """
+        units = [list(unit) for unit in units]
+        parameters = [parameter for unit in units for parameter in unit]
+        check_complete_in_backward(parameters, type(self).__name__)
         self.process_group = process_group
         self._join(units)
         self.units = [Unit(parameters, self.rank, self.ranks) for parameters in units]
@@ -112,6 +117,7 @@ class UpdateInBackward:
         for unit in self.units:
             self._broadcast(unit.flat)
         self._register_hooks()
+        uses_up(self, parameters)
 
     def _join(self, units: Sequence[Iterable[nn.Parameter]]) -> None:
         check_member(self.process_group)

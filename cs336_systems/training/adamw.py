@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cs336_systems.parallel.synchronized import check_complete_in_backward
 from cs336_systems.training.dispatch import runs_kernels
 from cs336_systems.training.master_weights import join_master, split_master
 from cs336_systems.training.parameter_table import ParameterTable, values
@@ -145,19 +146,24 @@ class MasterAdamW(Optimizer):
         On a GPU the updates run on a stream of their own, under the rest of the backward pass; backward returns when
         the current stream waits for them. Hyperparameters are those of the backward call, and `step` has nothing left
         to do. What needs all gradients at once is impossible: clipping by their global norm, accumulation over several
-        backward passes (each would update), and gradients that are read afterwards.
+        backward passes (each would update), gradients that are read afterwards, and wrappers that average gradients
+        after the backward pass. Sharded parameters of FullyShardedDataParallel and `fully_shard` are updated when their
+        averaged gradients are set.
 
         Returns:
             a handle whose `remove` ends this.
 
         Raises:
             RuntimeError: updates already run under the backward pass.
+            ValueError: a data-parallel wrapper averages a gradient later, as torch DDP does.
         """
         if self._hooked:
             raise RuntimeError("updates already run under the backward pass; remove the first handle before")
+        trained = [p for p in dict.fromkeys(self._parameters()) if p.requires_grad]
+        check_complete_in_backward(trained, "MasterAdamW.during_backward")
         self.prepare()
         self._hooked = True
-        return UnderBackward(self._parameters(), self._update, self._unhook)
+        return UnderBackward(trained, self._update, self._unhook)
 
     def masters(self) -> dict[torch.nn.Parameter, Tensor]:
         """The fp32 master of each parameter: a new tensor for a bf16 parameter, the parameter itself for others."""

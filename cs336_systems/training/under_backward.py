@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
+from cs336_systems.parallel.synchronized import release, uses_up
+
 IN_FLIGHT = 512 * 2**20
 """Bytes of gradients whose updates may be pending before the backward pass waits for the oldest."""
 
@@ -13,7 +15,8 @@ IN_FLIGHT = 512 * 2**20
 class UnderBackward:
     """Hooks that update each parameter as soon as its gradient is accumulated, and free the gradient.
 
-    On a GPU the updates run on a stream of their own. The stream that called backward waits for them at its end.
+    On a GPU the updates run on a stream of their own. The stream that called backward waits for them at its end. Hooks
+    that run outside of a backward pass, as those of FullyShardedDataParallel do, update on the current stream.
     """
 
     def __init__(
@@ -25,7 +28,7 @@ class UnderBackward:
         """Install the hooks.
 
         Args:
-            parameters: those that require no gradient are left out.
+            parameters: all require gradients, which are complete when hooks run.
             update: updates parameters by their gradients on the current stream, with factor None.
             on_removal: called by `remove`.
         """
@@ -35,20 +38,24 @@ class UnderBackward:
         self._in_flight: deque[tuple[Tensor, torch.cuda.Event]] = deque()
         self._bytes = 0
         self._backward = -1
-        trained = [p for p in dict.fromkeys(parameters) if p.requires_grad]
-        self._handles = [p.register_post_accumulate_grad_hook(self._update) for p in trained]
+        self._trained = list(parameters)
+        uses_up(self, self._trained)
+        self._handles = [p.register_post_accumulate_grad_hook(self._update) for p in self._trained]
 
     def remove(self) -> None:
-        """Remove the hooks: gradients are kept again, for the optimizer's step."""
-        for handle in self._handles:
-            handle.remove()
-        self._on_removal()
+        """Remove the hooks: gradients are kept again, for the optimizer's step. A second call does nothing."""
+        if self._handles:
+            for handle in self._handles:
+                handle.remove()
+            self._handles.clear()
+            release(self._trained)
+            self._on_removal()
 
     @torch.no_grad()
     def _update(self, parameter: Tensor) -> None:
         assert isinstance(parameter, nn.Parameter)
         assert parameter.grad is not None, "the hook runs after accumulation"
-        if parameter.is_cuda:
+        if parameter.is_cuda and torch._C._current_graph_task_id() != -1:
             self._update_aside(parameter, parameter.grad)
         else:
             self._apply({parameter: parameter.grad}, None)

@@ -1,0 +1,111 @@
+"""Who averages a parameter's gradient over ranks, and who uses the gradient up during the backward pass.
+
+Both act in hooks of `register_post_accumulate_grad_hook`, so that a parameter may have only one of them: a gradient
+that is used up in its hook is not averaged yet, and is gone when the wrapper averages. Here each finds the other.
+
+A DTensor is the exception. The hooks of a sharded parameter, of `FullyShardedDataParallel` or PyTorch's `fully_shard`,
+run when its averaged gradient is set.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_synchronizers: Any = WeakTensorKeyDictionary()  # of parameters; the values are weak, too
+_users: Any = WeakTensorKeyDictionary()
+
+
+def synchronizer_of(parameter: Tensor) -> object | None:
+    """The wrapper that averages a parameter's gradient: of this library, or PyTorch's DDP or first FSDP; None: nobody.
+
+    For PyTorch's FSDP it is the class. PyTorch's `fully_shard` has no wrapper: its parameters are DTensors, averaged
+    when the backward pass ends. A torch DDP that is a deep copy, or was unpickled, is not known.
+    """
+    if getattr(parameter, "_fsdp_flattened", False):
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        return FullyShardedDataParallel
+    reference = _synchronizers.get(parameter)
+    return None if reference is None else reference()
+
+
+def synchronizes(wrapper: object, parameters: Iterable[Tensor]) -> None:
+    """Record that `wrapper` averages the gradients of these parameters, as long as it exists."""
+    for parameter in parameters:
+        _synchronizers[parameter] = weakref.ref(wrapper)
+
+
+def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
+    """Check that a wrapper can average the gradients of these parameters.
+
+    Raises:
+        ValueError: somebody uses a gradient up in the backward pass.
+    """
+    for parameter in parameters:
+        if (user := _user_of(parameter)) is not None:
+            raise ValueError(
+                f"{type(user).__name__} uses a parameter's gradient up in the backward pass, before {wrapper} could "
+                "average it; allowed: parameters whose gradients are kept until the backward pass ends"
+            )
+
+
+def uses_up(user: object, parameters: Iterable[Tensor]) -> None:
+    """Record that `user` uses these parameters' gradients up in the backward pass, until `release` or its end."""
+    for parameter in parameters:
+        _users[parameter] = weakref.ref(user)
+
+
+def release(parameters: Iterable[Tensor]) -> None:
+    """Record that the gradients of these parameters are kept again."""
+    for parameter in parameters:
+        _users.pop(parameter, None)
+
+
+def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
+    """Check that the gradients of these parameters are averaged, or not to be averaged, when their hooks run.
+
+    Raises:
+        ValueError: a wrapper averages a gradient later, or somebody else uses it up.
+    """
+    for parameter in parameters:
+        synchronizer = None if isinstance(parameter, DTensor) else synchronizer_of(parameter)
+        if synchronizer is not None:
+            name = getattr(synchronizer, "__name__", type(synchronizer).__name__)
+            raise ValueError(
+                f"{user} would use a parameter's gradient before {name} has averaged it; allowed: parameters without a "
+                "data-parallel wrapper, or those of a FullyShardedDataParallel or fully_shard"
+            )
+        if (other := _user_of(parameter)) is not None:
+            raise ValueError(
+                f"{type(other).__name__} already uses a parameter's gradient up in the backward pass; allowed: one of "
+                f"it and {user}"
+            )
+
+
+def _user_of(parameter: Tensor) -> object | None:
+    reference = _users.get(parameter)
+    return None if reference is None else reference()
+
+
+def _note_torch_ddp(module: nn.Module, name: str, child: Any) -> None:
+    """Record PyTorch's DDP when its module is put into it; its hooks, which are C++, cannot be seen."""
+    if isinstance(module, DistributedDataParallel) and name == "module":
+        ignored = getattr(child, "_ddp_params_and_buffers_to_ignore", ())
+        averaged = [p for key, p in child.named_parameters() if p.requires_grad and key not in ignored]
+        check_not_used_up(averaged, "DistributedDataParallel")
+        synchronizes(module, averaged)
+
+
+register_module_module_registration_hook(_note_torch_ddp)
+if dist.is_available() and dist.is_initialized():  # else there is no DDP yet
+    for thing in gc.get_objects():
+        if issubclass(type(thing), DistributedDataParallel):
+            _note_torch_ddp(thing, "module", thing.module)
