@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 
@@ -22,6 +23,29 @@ def local_part(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor; as `to_local`, but outside of autograd and ten times as fast."""
     part: Tensor = tensor._local_tensor  # type: ignore[attr-defined]
     return part
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, once it has arrived; any other tensor itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    part = local_part(tensor)
+    return part.wait() if isinstance(part, AsyncCollectiveTensor) else part
+
+
+def same_sharding(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one shape are divided alike over the same ranks, or neither is divided."""
+    if isinstance(a, DTensor) and isinstance(b, DTensor):
+        return a.placements == b.placements and a.device_mesh == b.device_mesh
+    return isinstance(a, DTensor) == isinstance(b, DTensor)
+
+
+def divided_like(tensor: Tensor, part: Tensor) -> Tensor:
+    """A tensor divided as `tensor` is, with `part` as this rank's part; `part` itself if it is not divided."""
+    if not isinstance(tensor, DTensor):
+        return part
+    shape, stride = tensor.shape, tensor.stride()
+    return DTensor.from_local(part, tensor.device_mesh, tensor.placements, run_check=False, shape=shape, stride=stride)
 
 
 def give_gradient(parameter: nn.Parameter, local: Tensor) -> None:

@@ -9,7 +9,7 @@ With 26 bytes per parameter and step, the update is limited by memory bandwidth 
 the weights' dtype, so small updates are not lost in bf16's eight bits.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,23 +17,25 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from cs336_systems.parallel.distributed_parameters import own_part
 from cs336_systems.parallel.synchronized import check_complete_in_backward
+from cs336_systems.training.adamw_groups import UNSUPPORTED, check_group, loaded_groups, one_number
+from cs336_systems.training.adamw_state import (
+    check_gradient,
+    check_like,
+    check_parameter,
+    check_saved,
+    check_state,
+    fit_state,
+    load_saved,
+)
 from cs336_systems.training.dispatch import runs_kernels
-from cs336_systems.training.master_weights import join_master, split_master
-from cs336_systems.training.parameter_table import ParameterTable, values
+from cs336_systems.training.master_weights import join_master, master_of, set_master, split_master
+from cs336_systems.training.parameter_table import Kind, ParameterTable
 from cs336_systems.training.under_backward import UnderBackward
 
-DTYPES = (torch.bfloat16, torch.float32)
-HYPERPARAMETERS = ("lr", "beta1", "beta2", "eps", "weight_decay")
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "amsgrad": (False,),
-    "maximize": (False,),
-    "foreach": (None, True, False),
-    "fused": (None, True, False),
-    "capturable": (True, False),
-    "differentiable": (False,),
-}
-"""Options of torch.optim.AdamW, each with the values that change no result here."""
+Numbered = tuple[torch.nn.Parameter, int]
+"""A parameter, and the number of its group."""
 
 
 class MasterAdamW(Optimizer):
@@ -82,12 +84,18 @@ class MasterAdamW(Optimizer):
         self._captured: set[ParameterTable] = set()  # which graphs read
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, each of which is checked."""
+        """Add a group of parameters, each of which is checked; a group that is refused is not added."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
-        _check_group(group)
-        for parameter in group["params"]:
-            _check_parameter(parameter)
+        try:
+            check_group(group)
+            if len(set(group["params"])) < len(group["params"]):
+                raise ValueError("a group lists a parameter twice; allowed: each parameter once")
+            for parameter in group["params"]:
+                check_parameter(parameter)
+        except Exception:
+            self.param_groups.pop()
+            raise
         self._tables.clear()  # they have a row for each group
 
     @torch.no_grad()
@@ -96,14 +104,18 @@ class MasterAdamW(Optimizer):
 
         Call it before a step is captured in a CUDA graph; nothing is updated.
         """
-        parameters = [p for p in self._parameters() if p.requires_grad or p.grad is not None]
-        for parameter in parameters:
-            self._allocate(parameter)
-        list(self._tables_of(self._group_of(parameters)))
+        self._ready([(p, number) for p, number in self._numbered() if p.requires_grad or p.grad is not None])
+        self._captured = {table for table in self._captured if table.is_current(self.state)}
         self.upload_hyperparameters()
 
     def upload_hyperparameters(self) -> None:
-        """Write changed hyperparameters to the device; before the replay of a graph that holds a step."""
+        """Write changed hyperparameters to the device; before the replay of a graph that holds a step.
+
+        Raises:
+            RuntimeError: parameters or state have moved in memory since the graph was captured.
+        """
+        if not all(table.is_current(self.state) for table in self._captured):
+            raise RuntimeError("parameters or their state have moved since a CUDA graph was captured; capture it again")
         for table in {*self._tables, *self._captured}:
             table.upload(self.param_groups)
 
@@ -112,32 +124,38 @@ class MasterAdamW(Optimizer):
         self,
         closure: Callable[[], float] | None = None,
         *,
-        scale: Tensor | None = None,
+        scale: Tensor | float | None = None,
         gradients: Mapping[torch.nn.Parameter, Tensor] | None = None,
     ) -> float | None:
         """Update the parameters that have gradients.
 
         Args:
             closure: computes the loss, and gradients.
-            scale: factor of the gradients, one number on their device, as `clip_scale` returns it.
+            scale: factor of the gradients, one number; on their device, as `clip_scale` returns it, the host does not
+                wait.
             gradients: fp32 gradients that replace those in `.grad`, such as those of `GradientSums`.
 
         Returns:
             the closure's result.
 
         Raises:
-            ValueError: a gradient is sparse, or has neither its parameter's dtype nor fp32; or `scale` is given while
-                updates run under the backward pass.
+            ValueError: a gradient is sparse, has neither its parameter's dtype nor fp32, or is not shaped or sharded
+                like its parameter; a parameter has become one that the constructor refuses; a state is of another
+                shape; or `scale` is not one number, or is given while updates run under the backward pass. Nothing is
+                updated.
         """
         if self._hooked and scale is not None:
             raise ValueError("scale is given while updates run under the backward pass, which needs all gradients")
+        factor = None if scale is None else one_number(scale)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        given = gradients or {}
-        found = {p: given.get(p, p.grad) for p in self._parameters()}
-        self._update({p: gradient for p, gradient in found.items() if gradient is not None}, scale)
+        if gradients:
+            found = [(p, gradients.get(p, p.grad), number) for p, number in self._numbered()]
+        else:
+            found = [(p, p.grad, number) for p, number in self._numbered()]
+        self._update([(p, gradient, number) for p, gradient, number in found if gradient is not None], factor)
         return loss
 
     def during_backward(self) -> UnderBackward:
@@ -159,119 +177,146 @@ class MasterAdamW(Optimizer):
         """
         if self._hooked:
             raise RuntimeError("updates already run under the backward pass; remove the first handle before")
-        trained = [p for p in dict.fromkeys(self._parameters()) if p.requires_grad]
+        trained = {p: number for p, number in self._numbered() if p.requires_grad}
         check_complete_in_backward(trained, "MasterAdamW.during_backward")
         self.prepare()
         self._hooked = True
-        return UnderBackward(trained, self._update, self._unhook)
+        return UnderBackward(trained, lambda p, gradient: self._update([(p, gradient, trained[p])], None), self._unhook)
 
     def masters(self) -> dict[torch.nn.Parameter, Tensor]:
         """The fp32 master of each parameter: a new tensor for a bf16 parameter, the parameter itself for others."""
-        return {p: self._master(p) for p in self._parameters()}
+        return {p: self._master(p) for p, _ in self._numbered()}
 
     @torch.no_grad()
     def load_masters(self, masters: Mapping[torch.nn.Parameter, Tensor]) -> None:
-        """Set parameters to fp32 masters, such as the weights before the model was cast to bf16, in place."""
+        """Set parameters to fp32 masters, such as the weights before the model was cast to bf16, in place.
+
+        Raises:
+            ValueError: a parameter is not one of this optimizer, or its master has another shape or sharding; nothing
+                is set.
+        """
+        numbers = dict(self._numbered())
         for parameter, master in masters.items():
-            self._allocate(parameter)
-            master = master.detach().to(parameter.device, torch.float32)
-            if parameter.dtype is torch.float32:
-                parameter.copy_(master)
-                continue
-            weight, remainder = split_master(master)
-            parameter.copy_(weight)
-            self.state[parameter]["remainder"].copy_(remainder)
+            if parameter not in numbers:
+                raise ValueError(
+                    f"a parameter of shape {list(parameter.shape)} is not the optimizer's; allowed: its parameters"
+                )
+            check_like("a master", master, parameter)
+        self._ready([(parameter, numbers[parameter]) for parameter in masters])
+        for parameter, master in masters.items():
+            set_master(parameter, self.state[parameter], master.detach())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a MasterAdamW, or of a torch.optim.AdamW; tensors that a graph holds are kept, and filled.
 
         Weights are not part of it: a model's bf16 weights are loaded before or after, with the model. A state without
         remainders, as torch.optim.AdamW's, leaves the masters as they are: load the fp32 weights with `load_masters`.
+
+        Raises:
+            ValueError: it is another optimizer's, or does not fit the parameters; nothing is loaded.
         """
-        existing = dict(self.state)
-        super().load_state_dict({**state_dict, "state": {}})
-        for group in self.param_groups:
-            _check_group(group)
-        numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        self.state.update(existing)
-        for number, parameter in zip(numbers, self._parameters(), strict=True):
-            saved = state_dict["state"].get(number)
-            if saved is None:
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict := state_dict.copy())
+            state_dict = state_dict if changed is None else changed
+        self._load(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    @torch.no_grad()
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
+        groups = loaded_groups(self.param_groups, state_dict["param_groups"])
+        order = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        pairs = zip(self._numbered(), order, strict=True)
+        saved = {p: (state_dict["state"].get(key) or None, number) for (p, number), key in pairs}
+        for parameter, (state, _) in saved.items():
+            if state is not None:
+                check_saved(parameter, state)
+        self._ready([(p, number) for p, (state, number) in saved.items() if state is not None or self.state.get(p)])
+        for parameter, (state, _) in saved.items():
+            if state is not None:
+                load_saved(parameter, self.state[parameter], state)
+            else:  # as new, in the memory that it has
                 for value in self.state.get(parameter, {}).values():
                     value.zero_()
-                continue
-            self._allocate(parameter)
-            for name, value in self.state[parameter].items():
-                if name in saved:
-                    _fill(name, value, torch.as_tensor(saved[name]))
+        self.param_groups = groups
 
     def _unhook(self) -> None:
         self._hooked = False
 
-    def _parameters(self) -> list[torch.nn.Parameter]:
-        return [parameter for group in self.param_groups for parameter in group["params"]]
+    def _numbered(self) -> list[tuple[torch.nn.Parameter, int]]:
+        """All parameters, each with the number of its group."""
+        return [(p, number) for number, group in enumerate(self.param_groups) for p in group["params"]]
 
     def _master(self, parameter: torch.nn.Parameter) -> Tensor:
         if parameter.dtype is torch.float32:
             return parameter.detach()
-        state = self.state.get(parameter)
-        return join_master(parameter.detach(), state["remainder"]) if state else parameter.detach().float()
+        return master_of(parameter, self.state.get(parameter, {}))
 
-    def _allocate(self, parameter: torch.nn.Parameter) -> None:
-        """Make the state of a parameter that has none."""
-        state = self.state[parameter]
-        if state:
-            return
-        if _capturing(parameter):
-            raise RuntimeError("a parameter has no state yet; call prepare() before a step is captured in a CUDA graph")
-        state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-        state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32, requires_grad=False)
-        if parameter.dtype is torch.bfloat16:
-            state["remainder"] = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
-
-    def _update(self, gradients: Mapping[torch.nn.Parameter, Tensor], scale: Tensor | None) -> None:
-        """Update parameters by their gradients."""
-        for parameter, gradient in gradients.items():
-            _check_gradient(parameter, gradient)
-            self._allocate(parameter)
-        group_of = self._group_of(gradients)
-        for parameter, number in group_of.items():
-            if not runs_kernels(parameter):
-                _update_on_host(
-                    parameter, gradients[parameter], self.state[parameter], self.param_groups[number], scale
-                )
-        for table, members in self._tables_of(group_of):
-            if _capturing(members[0]):
+    def _update(self, found: Sequence[tuple[torch.nn.Parameter, Tensor, int]], scale: Tensor | float | None) -> None:
+        """Update parameters by their gradients, in groups of these numbers."""
+        for parameter, gradient, _ in found:
+            check_gradient(parameter, gradient)
+        gradients = {p: gradient for p, gradient, _ in found}
+        on_host, tables = self._ready([(p, number) for p, _, number in found])
+        for parameter, number in on_host:
+            _update_on_host(parameter, gradients[parameter], self.state[parameter], self.param_groups[number], scale)
+        for table, members in tables:
+            if _capturing(table.device):
                 self._captured.add(table)
             else:
                 table.upload(self.param_groups)
-            table.update({p: gradients[p] for p in members}, scale)
-            torch.autograd.graph.increment_version(members)
+            table.update([(p, gradients[p]) for p, _ in members], scale)
+        torch.autograd.graph.increment_version(list(gradients))
 
-    def _group_of(self, parameters: Iterable[torch.nn.Parameter]) -> dict[torch.nn.Parameter, int]:
-        """Those parameters that have elements, each with the number of its group."""
-        wanted = {p for p in parameters if p.numel()}
-        return {p: number for number, group in enumerate(self.param_groups) for p in group["params"] if p in wanted}
+    def _ready(self, wanted: Sequence[Numbered]) -> tuple[list[Numbered], list[tuple[ParameterTable, list[Numbered]]]]:
+        """Bring parameters and their states in line; return those to update on the host, and the others by table.
 
-    def _tables_of(
-        self, group_of: Mapping[torch.nn.Parameter, int]
-    ) -> Iterator[tuple[ParameterTable, list[torch.nn.Parameter]]]:
-        """The tables of those parameters that the kernel updates, made anew if parameters are new or have moved."""
-        members: dict[tuple[torch.device, torch.dtype], dict[torch.nn.Parameter, int]] = {}
-        for parameter, number in group_of.items():
-            if runs_kernels(parameter):
-                members.setdefault((parameter.device, parameter.dtype), {})[parameter] = number
-        for kind, needed in members.items():
-            table = next((table for table in self._tables if table.holds(needed)), None)
-            if table is None:
-                if _capturing(next(iter(needed))):
-                    raise RuntimeError("parameters are new or have moved; call prepare() before a CUDA graph is made")
-                with_state = self._group_of(p for p in self._parameters() if self.state.get(p))
-                alike = {p: number for p, number in with_state.items() if (p.device, p.dtype) == kind}
-                table = ParameterTable(alike, self.param_groups, self.state)
-                self._tables = [*(t for t in self._tables if not t.is_stale()), table]
-            yield table, list(needed)
+        Everything is checked before a state is changed. Parameters that a table holds have been checked.
+        """
+        for table in self._tables:  # usually the only one
+            if table.holds(wanted, self.state):
+                return [], [(table, list(wanted))]
+        on_host: list[Numbered] = []
+        by_kind: dict[Kind, list[Numbered]] = {}
+        for parameter, number in wanted:
+            part = own_part(parameter)
+            members = by_kind.setdefault((part.device, part.dtype), []) if runs_kernels(part) else on_host
+            members.append((parameter, number))
+        tables = {kind: self._table_of(kind, members) for kind, members in by_kind.items()}
+        missing = {kind for kind, table in tables.items() if table is None}
+        new = [*on_host, *(member for kind in missing for member in by_kind[kind])]
+        for parameter, _ in new:
+            check_parameter(parameter)
+            check_state(parameter, self.state.get(parameter, {}))
+        for parameter, _ in new:
+            fit_state(parameter, self.state[parameter])
+        ready = [(table or self._make_table(kind), by_kind[kind]) for kind, table in tables.items()]
+        return on_host, ready
+
+    def _table_of(self, kind: Kind, members: Sequence[Numbered]) -> ParameterTable | None:
+        """The table that holds parameters of a kind as they are now.
+
+        Raises:
+            RuntimeError: there is none, and a CUDA graph is being captured.
+        """
+        for table in self._tables:
+            if table.holds(members, self.state):
+                return table
+        if _capturing(kind[0]):
+            raise RuntimeError("parameters or their state are new or have moved; call prepare() before a CUDA graph")
+        return None
+
+    def _make_table(self, kind: Kind) -> ParameterTable:
+        """Make a table of all parameters of a kind that have a state; tables that no longer hold are dropped."""
+        alike = {p: n for p, n in self._numbered() if (p.device, p.dtype) == kind and self.state.get(p)}
+        with_elements = {p: n for p, n in alike.items() if own_part(p).numel()}
+        for parameter in with_elements:
+            check_parameter(parameter)
+            check_state(parameter, self.state[parameter])
+            fit_state(parameter, self.state[parameter])
+        table = ParameterTable(with_elements, self.param_groups, self.state)
+        self._tables = [*(t for t in self._tables if t.is_current(self.state)), table]
+        return table
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_tables" not in self.__dict__:  # unpickled or copied
@@ -279,76 +324,33 @@ class MasterAdamW(Optimizer):
         super().__setstate__(state)
 
 
-def _check_group(group: Mapping[str, Any]) -> None:
-    """Refuse hyperparameters that are out of range, and options that are not supported."""
-    for name, allowed in UNSUPPORTED.items():
-        if group.get(name, allowed[0]) not in allowed:
-            raise ValueError(f"MasterAdamW does not support {name}={group[name]}; leave it out")
-    for name, value in zip(HYPERPARAMETERS, values(group), strict=True):
-        if isinstance(value, Tensor):
-            if name != "lr" or value.numel() != 1:
-                raise ValueError(f"{name} is a tensor of {value.numel()} elements; allowed: a number, for lr a scalar")
-            continue
-        if not value >= 0 or (name.startswith("beta") and not value < 1):
-            limits = "numbers in [0, 1)" if name.startswith("beta") else "numbers from 0"
-            raise ValueError(f"{name} is {value}; allowed: {limits}")
-
-
-def _check_parameter(parameter: Tensor) -> None:
-    """Refuse parameters whose memory the kernel cannot walk through."""
-    if parameter.dtype not in DTYPES:
-        raise ValueError(f"a parameter is of dtype {parameter.dtype}; allowed: {', '.join(map(str, DTYPES))}")
-    if not _is_dense(parameter):
-        shown = f"shape {list(parameter.shape)} and strides {list(parameter.stride())}"
-        raise ValueError(f"a parameter of {shown} has gaps in memory; allowed: dense parameters")
-
-
-def _check_gradient(parameter: Tensor, gradient: Tensor) -> None:
-    if gradient.layout is not torch.strided:
-        raise ValueError("MasterAdamW does not support sparse gradients; use dense ones, or torch.optim.SparseAdam")
-    if gradient.dtype not in (parameter.dtype, torch.float32):
-        allowed = f"its parameter's, {parameter.dtype}, and {torch.float32}"
-        raise ValueError(f"a gradient is of dtype {gradient.dtype}; allowed: {allowed}")
-
-
-def _is_dense(x: Tensor) -> bool:
-    """Whether the elements fill their memory without gaps, in any order of axes."""
-    expected = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _fill(name: str, value: Tensor, saved: Tensor) -> None:
-    """Copy a saved tensor of the state."""
-    if saved.shape != value.shape:
-        raise ValueError(f"{name} is of shape {list(saved.shape)}; allowed: its parameter's, {list(value.shape)}")
-    value.copy_(saved)
-
-
-def _capturing(parameter: Tensor) -> bool:
-    return parameter.is_cuda and torch.cuda.is_current_stream_capturing()
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _update_on_host(
-    parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], group: Mapping[str, Any], scale: Tensor | None
+    parameter: Tensor,
+    gradient: Tensor,
+    state: dict[str, Tensor],
+    group: Mapping[str, Any],
+    scale: Tensor | float | None,
 ) -> None:
     """The kernel's formula in PyTorch."""
-    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-    gradient = gradient.float()
-    if scale is not None:
-        gradient = gradient * scale.to(gradient.device)
-    split = parameter.dtype is torch.bfloat16
-    master = join_master(parameter.detach(), state["remainder"]) if split else parameter.detach()
     state["step"] += 1
-    step = float(state["step"])
-    state["exp_avg"].lerp_(gradient, 1 - beta1)
-    state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-    denominator = (state["exp_avg_sq"].sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
-    master.mul_(1 - lr * group["weight_decay"]).addcdiv_(state["exp_avg"], denominator, value=-lr / (1 - beta1**step))
-    if split:
-        weight, remainder = split_master(master)
-        parameter.copy_(weight)
-        state["remainder"].copy_(remainder)
+    weight, gradient = own_part(parameter), own_part(gradient).float()
+    if not weight.numel():
+        return
+    lr, (beta1, beta2), step = float(group["lr"]), group["betas"], float(state["step"])
+    if scale is not None:
+        gradient = gradient * (scale.to(gradient) if isinstance(scale, Tensor) else scale)
+    parts = {name: own_part(value) for name, value in state.items()}
+    master = join_master(weight, parts["remainder"]) if weight.dtype is torch.bfloat16 else weight
+    exp_avg, exp_avg_sq = parts["exp_avg"], parts["exp_avg_sq"]
+    exp_avg.lerp_(gradient, 1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    denominator = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
+    master.mul_(1 - lr * group["weight_decay"]).addcdiv_(exp_avg, denominator, value=-lr / (1 - beta1**step))
+    if master is not weight:
+        high, low = split_master(master)
+        weight.copy_(high)
+        parts["remainder"].copy_(low)

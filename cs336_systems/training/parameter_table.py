@@ -1,11 +1,13 @@
 """Parameters, and what the update kernel reads about them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
+from cs336_systems.parallel.distributed_parameters import own_part
 from cs336_systems.training.dispatch import HAS_TRITON
 
 if HAS_TRITON:
@@ -14,9 +16,12 @@ if HAS_TRITON:
 Groups = Sequence[Mapping[str, Any]]
 """An optimizer's param_groups."""
 
+Kind = tuple[torch.device, torch.dtype]
+"""Device and dtype of parameters."""
+
 
 class ParameterTable:
-    """The parameters of one dtype on one device, in the groups that they are in."""
+    """The parameters of one dtype on one device, in the groups that they are in; of DTensors this rank's parts."""
 
     def __init__(self, parameters: Mapping[nn.Parameter, int], groups: Groups, states: Mapping[Any, Any]):
         """Write the table to the device; this copies from the host, so it comes before a capture.
@@ -24,31 +29,33 @@ class ParameterTable:
         Args:
             parameters: each with the number of its group.
             groups: all groups.
-            states: each parameter's tensors step, exp_avg, exp_avg_sq and, for bf16, remainder.
+            states: each parameter's tensors step, exp_avg, exp_avg_sq and, for bf16, remainder, in its memory layout.
         """
         self.device = next(iter(parameters)).device
-        self._number = {parameter: number for number, parameter in enumerate(parameters)}
-        self._known = {p: (p.data_ptr(), group) for p, group in parameters.items()}
+        self._numbered = dict(zip(parameters, enumerate(parameters.values()), strict=True))
+        self._places = [_place(p, states[p]) for p in parameters]
         self._one = torch.ones((), dtype=torch.float32, device=self.device)
         shape = len(groups), len(values(groups[0]))
         self._hyperparameters = torch.zeros(shape, dtype=torch.float64, device=self.device)
         self._uploaded: list[list[Any]] = [[None] * shape[1] for _ in groups]
-        rows = []
-        for parameter, group in parameters.items():
-            state = states[parameter]
-            moments = state["exp_avg"], state["exp_avg_sq"]
-            rows.append(Row(parameter.detach(), state.get("remainder"), *moments, state["step"], group))
-        self._table = UpdateTable(rows, self._hyperparameters)
+        # A CUDA graph may write into this memory after the optimizer has dropped it.
+        self._kept = [dict(states[p]) for p in parameters]
+        self._table = UpdateTable([_row(p, group, states[p]) for p, group in parameters.items()], self._hyperparameters)
         self.upload(groups)
         self._launch([None], 0, None)  # compiles and loads both kernels, and changes nothing
 
-    def holds(self, parameters: Mapping[nn.Parameter, int]) -> bool:
-        """Whether all these parameters are in the table, in these groups, at the addresses they have now."""
-        return all(self._known.get(p) == (p.data_ptr(), group) for p, group in parameters.items())
+    def holds(self, parameters: Iterable[tuple[nn.Parameter, int]], states: Mapping[Any, Any]) -> bool:
+        """Whether these parameters are in the table, in these groups, where they and their states are in memory now."""
+        numbered, places = self._numbered, self._places
+        for parameter, group in parameters:
+            number, known = numbered.get(parameter, (0, None))
+            if group != known or places[number] != _place(parameter, states.get(parameter, {})):
+                return False
+        return True
 
-    def is_stale(self) -> bool:
-        """Whether a parameter has moved."""
-        return any(p.data_ptr() != address for p, (address, _) in self._known.items())
+    def is_current(self, states: Mapping[Any, Any]) -> bool:
+        """Whether all parameters and their states are where they were in memory."""
+        return self.holds([(parameter, group) for parameter, (_, group) in self._numbered.items()], states)
 
     def upload(self, groups: Groups) -> None:
         """Write hyperparameters that have changed to the device, where the kernel reads them; the host never waits."""
@@ -60,17 +67,23 @@ class ParameterTable:
                     self._hyperparameters[number, column].fill_(value)
                     self._uploaded[number][column] = value
 
-    def update(self, gradients: Mapping[nn.Parameter, Tensor], scale: Tensor | None) -> None:
+    def update(self, gradients: Iterable[tuple[nn.Parameter, Tensor]], scale: Tensor | float | None) -> None:
         """Update parameters of the table by their gradients, multiplied by scale."""
         by_dtype: dict[torch.dtype, dict[int, Tensor]] = {}
-        for parameter, gradient in gradients.items():
-            by_dtype.setdefault(gradient.dtype, {})[self._number[parameter]] = _aligned(gradient, parameter)
+        for parameter, gradient in gradients:
+            number, _ = self._numbered[parameter]
+            by_dtype.setdefault(gradient.dtype, {})[number] = _aligned(own_part(gradient), own_part(parameter))
         for numbered in by_dtype.values():
             first, last = min(numbered), max(numbered)
             self._launch([numbered.get(number) for number in range(first, last + 1)], first, scale)
 
-    def _launch(self, gradients: list[Tensor | None], first: int, scale: Tensor | None) -> None:
-        scale = self._one if scale is None else scale.to(self.device, torch.float32)
+    def _launch(self, gradients: list[Tensor | None], first: int, scale: Tensor | float | None) -> None:
+        if scale is None:
+            scale = self._one
+        elif isinstance(scale, Tensor):
+            scale = scale.to(self.device, torch.float32)
+        else:
+            scale = torch.full((), scale, device=self.device)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
                 self._table.update(gradients, scale, first)
@@ -83,8 +96,25 @@ def values(group: Mapping[str, Any]) -> tuple[Any, ...]:
     return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
 
 
-def _aligned(gradient: Tensor, parameter: nn.Parameter) -> Tensor:
-    """The gradient in its parameter's memory layout."""
-    if gradient.stride() == parameter.stride():
+def _place(parameter: nn.Parameter, state: Mapping[str, Any]) -> list[Any]:
+    """Where a parameter and its state are in memory, and the parameter's dtype and layout."""
+    weight, tensors = parameter, state.values()
+    if isinstance(parameter, DTensor):
+        weight, tensors = own_part(parameter), [own_part(x) for x in tensors]
+    place = [weight.data_ptr(), weight.dtype, weight.shape, weight.stride()]
+    for tensor in tensors:
+        place.append(tensor.data_ptr() if isinstance(tensor, Tensor) else None)  # None: it was replaced by a number
+    return place
+
+
+def _row(parameter: nn.Parameter, group: int, state: Mapping[str, Tensor]) -> "Row":
+    parts = {name: own_part(value) for name, value in state.items()}
+    weight = own_part(parameter.detach())
+    return Row(weight, parts.get("remainder"), parts["exp_avg"], parts["exp_avg_sq"], parts["step"], group)
+
+
+def _aligned(gradient: Tensor, weight: Tensor) -> Tensor:
+    """The gradient in its weight's memory layout."""
+    if gradient.stride() == weight.stride():
         return gradient
-    return torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
+    return torch.empty_like(weight, dtype=gradient.dtype, requires_grad=False).copy_(gradient)

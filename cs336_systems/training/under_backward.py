@@ -1,11 +1,12 @@
 """Optimizer updates that run under the backward pass."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
+from cs336_systems.parallel.distributed_parameters import own_part
 from cs336_systems.parallel.synchronized import release, uses_up
 
 IN_FLIGHT = 512 * 2**20
@@ -22,14 +23,14 @@ class UnderBackward:
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
-        update: Callable[[Mapping[nn.Parameter, Tensor], Tensor | None], None],
+        update: Callable[[nn.Parameter, Tensor], None],
         on_removal: Callable[[], None],
     ):
         """Install the hooks.
 
         Args:
             parameters: all require gradients, which are complete when hooks run.
-            update: updates parameters by their gradients on the current stream, with factor None.
+            update: updates a parameter by its gradient, on the current stream.
             on_removal: called by `remove`.
         """
         self._apply = update
@@ -58,7 +59,7 @@ class UnderBackward:
         if parameter.is_cuda and torch._C._current_graph_task_id() != -1:
             self._update_aside(parameter, parameter.grad)
         else:
-            self._apply({parameter: parameter.grad}, None)
+            self._apply(parameter, parameter.grad)
         parameter.grad = None
 
     def _update_aside(self, parameter: nn.Parameter, gradient: Tensor) -> None:
@@ -69,12 +70,12 @@ class UnderBackward:
         side = self._stream(parameter.device)
         side.wait_stream(torch.cuda.current_stream(parameter.device))
         with torch.cuda.stream(side):
-            self._apply({parameter: gradient}, None)
+            self._apply(parameter, gradient)
             done = side.record_event()
         # The allocator may hand out the gradient's memory again once its update is over, so the backward pass waits
         # for that; record_stream would keep all gradients of a step that is captured in a CUDA graph.
         self._in_flight.append((gradient, done))
-        self._bytes += gradient.nbytes
+        self._bytes += own_part(gradient).nbytes
         while self._bytes > IN_FLIGHT:
             self._free_oldest()
 
@@ -85,7 +86,7 @@ class UnderBackward:
 
     def _free_oldest(self) -> None:
         gradient, done = self._in_flight.popleft()
-        self._bytes -= gradient.nbytes
+        self._bytes -= own_part(gradient).nbytes
         torch.cuda.current_stream(gradient.device).wait_event(done)
 
     def _finish(self) -> None:

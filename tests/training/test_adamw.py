@@ -1,10 +1,14 @@
 """MasterAdamW against torch.optim.AdamW on fp32 copies, in PyTorch and by its kernel through Triton's interpreter."""
 
 import copy
+import io
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.clipping import clip_scale
@@ -149,11 +153,87 @@ def test_a_state_of_torch_adamw_loads():
     assert_masters_equal(optimizer, parameters, references, 10)
 
 
-def test_a_tensor_of_another_shape_is_not_loaded():
-    optimizer, other = (MasterAdamW(make_parameters(shapes=[shape])) for shape in ((3,), (1,)))
-    other.prepare()
-    with pytest.raises(ValueError, match=r"exp_avg is of shape \[1\]; allowed: its parameter's, \[3\]"):
-        optimizer.load_state_dict(other.state_dict())
+def saved_by(make, shapes, dtype=torch.float32):
+    """A state dict after a step."""
+    parameters = make_parameters(dtype, shapes=shapes)
+    optimizer = make(parameters)
+    set_gradients(parameters, twins(parameters), 1)
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+def without(state_dict, name):
+    for group in state_dict["param_groups"]:
+        group.pop(name)
+    return state_dict
+
+
+def whole_state(optimizer):
+    """What a refusal must not change."""
+    return copy.deepcopy((optimizer.param_groups, dict(optimizer.state), [*optimizer.masters().values()]))
+
+
+def assert_unchanged(optimizer, before):
+    (groups, state, masters), (groups_before, state_before, masters_before) = whole_state(optimizer), before
+    assert [{**g, "params": 0} for g in groups] == [{**g, "params": 0} for g in groups_before]
+    torch.testing.assert_close([*state.values()], [*state_before.values()], rtol=0, atol=0, equal_nan=True)
+    assert all(map(torch.equal, masters, masters_before))
+
+
+TWO = [(3,), (2, 2)]
+REFUSED_STATES = {
+    r"exp_avg is of shape \[1\]; allowed: its parameter's, \[2, 2\]": lambda: saved_by(MasterAdamW, [(3,), (1,)]),
+    r"groups of \[1\] parameters; allowed: \[2\]": lambda: saved_by(MasterAdamW, [(3,)]),
+    "does not support amsgrad=True": lambda: saved_by(lambda p: torch.optim.AdamW(p, amsgrad=True), TWO),
+    "does not support decoupled_weight_decay=False": lambda: saved_by(torch.optim.Adam, TWO),
+    "a group has no betas": lambda: saved_by(torch.optim.SGD, TWO),
+    "a state has no step": lambda: {
+        **saved_by(MasterAdamW, TWO),
+        "state": saved_by(lambda p: torch.optim.SGD(p, momentum=0.9), TWO)["state"],
+    },
+    "a group has no eps": lambda: without(saved_by(MasterAdamW, TWO), "eps"),
+    "remainder is of dtype torch.float32": lambda: {
+        **(state := saved_by(MasterAdamW, TWO)),
+        "state": {n: {**s, "remainder": s["exp_avg"]} for n, s in state["state"].items()},
+    },
+}
+
+
+@pytest.mark.parametrize("match", REFUSED_STATES)
+def test_a_state_that_is_refused_changes_nothing(match):
+    parameters = make_parameters(shapes=TWO)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 5))
+    before, state_dict = whole_state(optimizer), REFUSED_STATES[match]()
+    with pytest.raises(ValueError, match=match):
+        optimizer.load_state_dict(state_dict)
+    assert_unchanged(optimizer, before)
+
+
+def test_hooks_of_load_state_dict_see_the_state():
+    parameters = make_parameters(shapes=TWO)
+    optimizer, seen = MasterAdamW(parameters), []
+
+    def double(optimizer, state_dict):
+        state_dict["state"][0]["exp_avg"] = 2 * state_dict["state"][0]["exp_avg"]
+
+    optimizer.register_load_state_dict_pre_hook(double)
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o.state[parameters[0]]["exp_avg"].clone()))
+    saved = saved_by(MasterAdamW, TWO)
+    expected = 2 * saved["state"][0]["exp_avg"]
+    optimizer.load_state_dict(saved)
+    assert torch.equal(seen[0], expected)
+
+
+def test_a_state_without_a_parameter_resets_it():
+    parameters = make_parameters(shapes=TWO)
+    optimizer = MasterAdamW(parameters)
+    fresh = optimizer.state_dict()
+    train(optimizer, parameters, range(1, 3))
+    kept = optimizer.state[parameters[0]]["exp_avg"]
+    optimizer.load_state_dict(fresh)
+    assert optimizer.state[parameters[0]]["exp_avg"] is kept
+    assert all(not value.any() for state in optimizer.state.values() for value in state.values())
 
 
 def test_frozen_tied_and_transposed_parameters():
@@ -240,15 +320,209 @@ def test_what_is_not_supported_is_refused_by_name():
         MasterAdamW([parameter]).step()
     with pytest.raises(ValueError, match="no parameter has a gradient"):
         clip_scale(make_parameters(), 1.0)
-    (parameter,) = make_parameters(shapes=[(3,)])
-    with pytest.raises(ValueError, match=r"a gradient is of dtype torch\.float16; allowed: its parameter.s, "):
-        MasterAdamW([parameter]).step(gradients={parameter: torch.ones(3).half()})
+
+
+REFUSED_STEPS = {
+    r"a gradient is of dtype torch\.float16; allowed: its parameter.s, ": {"gradient": torch.ones(2, 2).half()},
+    r"a gradient is of shape \[2\]; allowed: its parameter's, \[2, 2\]": {"gradient": torch.ones(2)},
+    r"a gradient is of shape \[1, 4\]; allowed": {"gradient": torch.ones(1, 4)},
+    "a gradient is on meta; allowed: its parameter's device, cpu": {"gradient": torch.ones(2, 2, device="meta")},
+    r"scale is a tensor of shape \[2\] and torch.float32; allowed: one real number": {"scale": torch.ones(2)},
+    r"scale is a tensor of shape \[\] and torch.complex64": {"scale": torch.ones((), dtype=torch.complex64)},
+    r"shape \[2, 2\] and strides \[4, 1\] has gaps in memory": {"data": torch.ones(2, 4).bfloat16()[:, :2]},
+    r"exp_avg is of shape \[2, 2\]; allowed: its parameter's, \[4\]": {"data": torch.ones(4).bfloat16()},
+    "a parameter is of dtype torch.float16": {"data": torch.ones(2, 2).half()},
+}
+
+
+@pytest.mark.parametrize("match", REFUSED_STEPS)
+def test_a_step_that_is_refused_changes_nothing(match):
+    parameters = make_parameters(shapes=TWO)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 3))
+    case = REFUSED_STEPS[match]
+    gradients = {parameters[1]: case["gradient"]} if "gradient" in case else None
+    parameters[0].grad = torch.ones_like(parameters[0])
+    if "data" in case:
+        parameters[1].data = case["data"]
+        parameters[1].grad = torch.ones_like(parameters[1])
+    state, weight = copy.deepcopy(optimizer.state[parameters[0]]), parameters[0].clone()
+    with pytest.raises(ValueError, match=match):
+        optimizer.step(scale=case.get("scale"), gradients=gradients)
+    torch.testing.assert_close(optimizer.state[parameters[0]], state, rtol=0, atol=0)
+    assert torch.equal(parameters[0], weight)
+
+
+def test_a_scale_is_one_number_of_any_kind():
+    results = []
+    for scale in (0.25, torch.tensor(0.25), torch.tensor([0.25]), torch.tensor([[0.25]], dtype=torch.float64)):
+        parameters = make_parameters(shapes=[(), (3,)])
+        optimizer = MasterAdamW(parameters, **OPTIONS)
+        for parameter in parameters:
+            parameter.grad = torch.full_like(parameter, 1e-8)  # about eps, where the update depends on the scale
+        optimizer.step(scale=scale)
+        results.append([*optimizer.masters().values()])
+    assert all(map(torch.equal, sum(results[1:], []), 3 * results[0]))
+
+
+def test_masters_that_are_refused_change_nothing():
+    parameters = make_parameters(shapes=TWO)
+    optimizer, (stranger,) = MasterAdamW(parameters), make_parameters(shapes=[(3,)])
+    before = whole_state(optimizer)
+    good = {parameters[0]: torch.ones(3)}
+    with pytest.raises(ValueError, match=r"a master is of shape \[2\]; allowed: its parameter's, \[2, 2\]"):
+        optimizer.load_masters({**good, parameters[1]: torch.ones(2)})
+    with pytest.raises(ValueError, match=r"a parameter of shape \[3\] is not the optimizer's"):
+        optimizer.load_masters({**good, stranger: torch.ones(3)})
+    assert_unchanged(optimizer, before)
+    optimizer.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
+def test_a_group_that_is_refused_is_not_added():
+    parameters = make_parameters(shapes=TWO)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    for group in ({"params": [torch.randn(3).half()]}, {"params": make_parameters(), "lr": -1}):
+        with pytest.raises(ValueError, match="allowed"):
+            optimizer.add_param_group(group)
+        assert len(optimizer.param_groups) == 1
+    train(optimizer, parameters, range(1, 3))
+    refused("lists a parameter twice", params=[parameters[0], parameters[0]])
+    refused("on the meta device", params=[nn.Parameter(torch.randn(3, device="meta"))])
+
+
+def assert_trains_as_adamw(optimizer, parameters, steps=range(1, 6), state=None):
+    """Further steps are those of torch.optim.AdamW from the same masters, moments and steps."""
+    masters = optimizer.masters()
+    references = [nn.Parameter(masters[p].detach().clone()) for p in parameters]
+    reference = torch.optim.AdamW(references, **OPTIONS)
+    if state is not None:
+        reference.load_state_dict(state)
+    for step in steps:
+        set_gradients(parameters, references, step)
+        optimizer.step()
+        reference.step()
+    assert_masters_equal(optimizer, parameters, references, len(steps))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_state_that_was_cleared_begins_anew(dtype, device):
+    parameters = make_parameters(dtype, device)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 3))
+    optimizer.state.clear()
+    assert_trains_as_adamw(optimizer, parameters)
+    old = optimizer.state.pop(parameters[0])  # its memory stays in use
+    before = copy.deepcopy(old)
+    optimizer.state[parameters[2]]["exp_avg"] = torch.zeros_like(parameters[2], dtype=torch.float64)
+    optimizer.step()
+    expected = parameters[2].grad.float() * (1 - OPTIONS["betas"][0])
+    torch.testing.assert_close(optimizer.state[parameters[2]]["exp_avg"], expected)
+    assert optimizer.state[parameters[0]]["step"] == 1
+    torch.testing.assert_close(old, before, rtol=0, atol=0)
+
+
+def saved_for_reference(optimizer):
+    """The state, as torch.optim.AdamW loads it."""
+    state_dict = optimizer.state_dict()
+    states = {n: {k: v.clone() for k, v in s.items() if k != "remainder"} for n, s in state_dict["state"].items()}
+    groups = torch.optim.AdamW([torch.zeros(1)], **OPTIONS).state_dict()["param_groups"]
+    return {"state": states, "param_groups": [{**groups[0], "params": state_dict["param_groups"][0]["params"]}]}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("before", [torch.bfloat16, torch.float32])
+def test_a_model_that_was_cast_trains_on(before, device):
+    after = torch.float32 if before is torch.bfloat16 else torch.bfloat16
+    parameters = make_parameters(before, device)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 3))
+    for parameter in parameters:  # as module.to(dtype) does
+        parameter.data, parameter.grad = parameter.data.to(after), None
+    assert_trains_as_adamw(optimizer, parameters, state=saved_for_reference(optimizer))
+
+
+def test_a_cast_to_fp32_and_back_keeps_the_masters():
+    parameters = make_parameters()
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 3))
+    before = [*optimizer.masters().values()]
+    for dtype in (torch.float32, torch.bfloat16):
+        for parameter in parameters:
+            parameter.data = parameter.data.to(dtype)
+    assert all(map(torch.equal, before, optimizer.masters().values()))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_parameter_in_another_memory_layout_trains_on(dtype, device):
+    parameters = make_parameters(dtype, device, shapes=[(4, 6), (6, 4, 3)])
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 3))
+    masters = [*optimizer.masters().values()]
+    for parameter in parameters:
+        parameter.data = parameter.data.mT.contiguous().mT
+    assert all(map(torch.equal, masters, optimizer.masters().values()))
+    assert_trains_as_adamw(optimizer, parameters, state=saved_for_reference(optimizer))
+
+
+def copied(model, optimizer):
+    return copy.deepcopy((model, optimizer))
+
+
+def unpickled(model, optimizer):
+    file = io.BytesIO()
+    torch.save((model, optimizer), file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copied, unpickled])
+@pytest.mark.parametrize("device", DEVICES)
+def test_copies_train_on_their_own(copied, device):
+    model = nn.Linear(5, 3).to(device, torch.bfloat16)
+    optimizer = MasterAdamW(model.parameters(), **OPTIONS)
+    train(optimizer, [*model.parameters()], range(1, 3))
+    before = [*optimizer.masters().values()]
+    other, its_optimizer = copied(model, optimizer)
+    train(its_optimizer, [*other.parameters()], range(3, 6))
+    assert all(map(torch.equal, before, optimizer.masters().values()))
+    train(optimizer, [*model.parameters()], range(3, 6))
+    assert all(map(torch.equal, optimizer.masters().values(), its_optimizer.masters().values()))
+
+
+def sharded_by_one_rank() -> None:
+    """DTensors are updated in the memory of their parts."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = DeviceMesh("cpu", [0])
+    for dtype in (torch.bfloat16, torch.float32):
+        whole = make_parameters(dtype, shapes=TWO)
+        parameters = [nn.Parameter(distribute_tensor(p.detach().clone(), mesh, [Shard(0)])) for p in whole]
+        optimizers = [MasterAdamW(members, **OPTIONS) for members in (whole, parameters)]
+        for step in range(1, 3):
+            set_gradients(whole, twins(whole), step)
+            for parameter, p in zip(parameters, whole, strict=True):
+                parameter.grad = distribute_tensor(p.grad, mesh, [Shard(0)])
+            for optimizer in optimizers:
+                optimizer.step()
+        for expected, master in zip(*(o.masters().values() for o in optimizers), strict=True):
+            assert torch.equal(master.full_tensor(), expected)
+    dist.destroy_process_group()
 
 
 def interpreted() -> None:
     """Run the kernel on the CPU: whole and partial chunks, misaligned and special values, both dtypes."""
     from cs336_systems.training import triton_adamw
 
+    for dtype in (torch.bfloat16, torch.float32):
+        test_a_state_that_was_cleared_begins_anew(dtype, "cpu")
+        test_a_model_that_was_cast_trains_on(dtype, "cpu")
+        test_a_parameter_in_another_memory_layout_trains_on(dtype, "cpu")
+    for match in REFUSED_STEPS:
+        test_a_step_that_is_refused_changes_nothing(match)
+    test_copies_train_on_their_own(copied, "cpu")
+    sharded_by_one_rank()
     triton_adamw.TUNING = triton_adamw.Tuning(block=32)
     for dtype in (torch.bfloat16, torch.float32):
         storage, short = torch.randn(100).to(dtype), [(1,)] * 28  # more tensors than one launch prepares

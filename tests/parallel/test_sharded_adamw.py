@@ -1,0 +1,153 @@
+"""MasterAdamW over sharded parameters: the masters of the model that is not sharded, to the bit."""
+
+import copy
+import tempfile
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from cs336_systems.parallel import FullyShardedDataParallel, TrainingState
+from cs336_systems.training import MasterAdamW, clip_scale
+from tests.support.ranks import on_all_ranks, on_two_and_on_four_ranks
+
+OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
+
+
+def net(device, dtype):
+    """Layers of 5, 1 and 7 rows, which two or four ranks do not divide; most ranks have no row of the second."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Embedding(5, 6), nn.Linear(6, 1), nn.LayerNorm(1), nn.Linear(1, 7, bias=False))
+    return layers.to(device, dtype)
+
+
+def ours(module):
+    return FullyShardedDataParallel(module)
+
+
+def pytorchs(module):
+    for layer in module:
+        fully_shard(layer)
+    return fully_shard(module)
+
+
+SHARDED = {"FullyShardedDataParallel": ours, "fully_shard": pytorchs}
+
+
+def backward(model, step, device):
+    """A backward pass of the same tokens on all ranks, so that the mean is each rank's gradient."""
+    tokens = torch.randint(5, (8,), generator=torch.Generator().manual_seed(step)).to(device)
+    (model(tokens).float() * 10.0 ** (step % 3 - 1)).square().mean().backward()
+    if isinstance(model, FullyShardedDataParallel):
+        model.finish_gradient_synchronization()
+
+
+def train(model, optimizer, steps, device, max_norm=None, under=False):
+    for step in steps:
+        backward(model, step, device)
+        scale = None if max_norm is None else clip_scale(model.parameters(), max_norm)
+        if under:
+            assert all(p.grad is None for p in model.parameters())
+        optimizer.step(scale=scale)
+        optimizer.zero_grad()
+
+
+def full(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assert_same(optimizer, exact, rtol=0.0, atol=0.0):
+    """The same masters and states, though of sharded and whole parameters."""
+    for (ours, master), (theirs, expected) in zip(optimizer.masters().items(), exact.masters().items(), strict=True):
+        torch.testing.assert_close(full(master), full(expected), rtol=rtol, atol=atol)
+        found, wanted = optimizer.state[ours], exact.state[theirs]
+        assert found.keys() == wanted.keys()
+        for name, value in found.items():
+            if name != "remainder":
+                torch.testing.assert_close(full(value), full(wanted[name]), rtol=rtol, atol=atol)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("under", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", SHARDED)
+@on_two_and_on_four_ranks
+def test_sharded_parameters_train_as_whole_ones(device, kind, dtype, under):
+    whole, model = net(device, dtype), SHARDED[kind](net(device, dtype))
+    exact, optimizer = (MasterAdamW(m.parameters(), **OPTIONS) for m in (whole, model))
+    handle = optimizer.during_backward() if under else nullcontext()
+    train(whole, exact, range(6), device)
+    train(model, optimizer, range(6), device, under=under)
+    assert_same(optimizer, exact)
+    for state in optimizer.state.values():
+        assert all(isinstance(value, DTensor) for name, value in state.items() if name != "step")
+    if under:
+        handle.remove()
+
+
+@pytest.mark.parametrize("kind", SHARDED)
+@on_all_ranks
+def test_clipping_is_that_of_whole_parameters(device, kind):
+    whole, model = net(device, torch.float32), SHARDED[kind](net(device, torch.float32))
+    exact, optimizer = (MasterAdamW(m.parameters(), **OPTIONS) for m in (whole, model))
+    train(whole, exact, range(6), device, max_norm=0.1)
+    train(model, optimizer, range(6), device, max_norm=0.1)
+    assert_same(optimizer, exact, rtol=1e-5, atol=1e-7)  # norms are added up in another order
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kind", SHARDED)
+@on_all_ranks
+def test_a_sharded_state_is_saved_and_loaded(device, kind, dtype):
+    model = SHARDED[kind](net(device, dtype))
+    optimizer = MasterAdamW(model.parameters(), **OPTIONS)
+    train(model, optimizer, range(3), device)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    train(model, optimizer, range(3, 5), device)
+    expected = {p: full(master).clone() for p, master in optimizer.masters().items()}
+
+    model.load_state_dict(weights)
+    set_optimizer_state_dict(model, optimizer, saved)
+    train(model, optimizer, range(3, 5), device)
+    assert all(torch.equal(full(master), expected[p]) for p, master in optimizer.masters().items())
+
+
+@on_all_ranks
+def test_a_checkpoint_of_one_kind_loads_into_the_other(device):
+    folder = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folder)
+    model = ours(net(device, torch.bfloat16))
+    optimizer = MasterAdamW(model.parameters(), **OPTIONS)
+    train(model, optimizer, range(3), device)
+    dcp.save({"training": TrainingState(model, optimizer)}, checkpoint_id=folder[0])
+    whole = net(device, torch.bfloat16)
+    resumed = MasterAdamW(whole.parameters(), lr=1.0)
+    dcp.load({"training": TrainingState(whole, resumed)}, checkpoint_id=folder[0])
+    train(whole, resumed, range(3, 5), device)
+    train(model, optimizer, range(3, 5), device)
+    assert_same(optimizer, resumed)
+
+
+@on_all_ranks
+def test_what_is_not_sharded_alike_is_refused(device):
+    model = ours(nn.Linear(4, 6).to(device, torch.bfloat16))
+    optimizer = MasterAdamW(model.parameters(), **OPTIONS)
+    parameter = model.module.weight
+    plain = torch.ones(6, 4, device=device)
+    with pytest.raises(ValueError, match=r"a gradient is not sharded; allowed: sharded like its parameter, .*Shard"):
+        optimizer.step(gradients={parameter: plain})
+    with pytest.raises(ValueError, match="a master is not sharded; allowed: sharded like"):
+        optimizer.load_masters({parameter: plain})
+    whole = nn.Linear(4, 6).to(device, torch.bfloat16)
+    saved = MasterAdamW(whole.parameters())
+    saved.prepare()
+    with pytest.raises(ValueError, match="exp_avg is not sharded"):
+        optimizer.load_state_dict(saved.state_dict())
+    assert not optimizer.state
