@@ -31,7 +31,16 @@ class TrainingState(Stateful):
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer):
-        """Wrap a FullyShardedDataParallel or a model in one process, and an optimizer of its parameters."""
+        """Wrap a FullyShardedDataParallel or a model in one process, and an optimizer of its parameters.
+
+        Raises:
+            TypeError: it is no torch.optim.Optimizer, as an UpdateInBackward is not.
+        """
+        if not isinstance(optimizer, Optimizer):
+            name = type(optimizer).__name__
+            raise TypeError(
+                f"the optimizer is of class {name}; allowed: a torch.optim.Optimizer; save its state_dict()"
+            )
         self._module = model.module if isinstance(model, FullyShardedDataParallel) else model
         self._optimizer = optimizer
 

@@ -15,47 +15,49 @@ their order in memory, and neighbors can be the operand of one matmul.
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.distributed.tensor import DTensor
+from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
 from cs336_systems.parallel.buckets import views_like
 from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer, Waitable
 from cs336_systems.parallel.limits import ALIGNMENT
-from cs336_systems.parallel.ownership import aligned
-from cs336_systems.parallel.replicas import check_member, check_same_on_all_ranks, describe
+from cs336_systems.parallel.ownership import aligned, find_overlap
+from cs336_systems.parallel.replicas import check_in_memory, check_member, check_same_on_all_ranks, describe
 from cs336_systems.parallel.synchronized import check_complete_in_backward, uses_up
 
 IN_FLIGHT = 2
 """Units whose gradients are in flight at a time."""
 
+NOT_ELEMENTWISE: tuple[type[Optimizer], ...] = (
+    LBFGS,
+    Adafactor,
+    SparseAdam,
+    *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []),
+)
+"""Optimizers whose update of a number depends on others, or on sparse gradients."""
+
 
 class Unit:
     """Parameters of one dtype, one after another in one tensor, of which each rank updates an equal share."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], rank: int, ranks: int):
-        """Move parameters into one tensor, of which their data become views.
-
-        Raises:
-            ValueError: they are of several dtypes, or on several devices.
-        """
-        self.parameters = list(parameters)
-        kinds = {(parameter.dtype, parameter.device) for parameter in self.parameters}
-        if len(kinds) != 1:
-            found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds)) or "no parameters"
-            raise ValueError(f"a unit has {found}; allowed: parameters of one dtype on one device")
-        ((dtype, device),) = kinds
+    def __init__(self, parameters: Sequence[nn.Parameter], rank: int, ranks: int):
+        """Move parameters of one dtype and device into one tensor, of which their data become views."""
+        self.parameters = parameters
+        dtype, device = self.parameters[0].dtype, self.parameters[0].device
         size = sum(parameter.numel() for parameter in self.parameters)
         share = aligned(math.ceil(size / ranks), ALIGNMENT // dtype.itemsize)
         self.flat = torch.zeros(ranks * share, dtype=dtype, device=device)
         """[ranks * share]: the weights, and zeros at the end, so that all ranks have equal shares."""
+        self._views = views_like(self.flat, self.parameters)
         with torch.no_grad():
-            for parameter, view in zip(self.parameters, views_like(self.flat, self.parameters), strict=True):
+            for parameter, view in zip(self.parameters, self._views, strict=True):
                 view.copy_(parameter)
                 parameter.data = view
         self.share = nn.Parameter(self.flat.narrow(0, rank * share, share))
@@ -63,8 +65,33 @@ class Unit:
         self.awaited = len(self.parameters)
         """Gradients that this step's backward pass has still to compute."""
 
+    def check_in_place(self) -> None:
+        """Check that the parameters still are views of `flat`, which is what is updated.
+
+        Raises:
+            RuntimeError: one was cast or moved, or its data were replaced.
+        """
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr() or parameter.dtype is not view.dtype:
+                raise RuntimeError(
+                    f"a parameter of shape {list(parameter.shape)} was cast, moved or replaced after its unit was "
+                    "made; allowed: to change its numbers in place, by load_state_dict or under torch.no_grad()"
+                )
+
+    def cut(self, values: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+        """This rank's share of one tensor for each parameter, [share] in a dtype."""
+        flat = torch.zeros_like(self.flat, dtype=dtype)
+        for view, value in zip(views_like(flat, self.parameters), values, strict=True):
+            view.copy_(value)
+        return flat.narrow(0, self.share.storage_offset(), len(self.share)).clone()
+
     def take_gradients(self) -> Tensor:
-        """Copy the gradients into one tensor laid out like `flat`, and free them."""
+        """Copy the gradients into one tensor laid out like `flat`, and free them.
+
+        Raises:
+            RuntimeError: a parameter is no longer a view of `flat`.
+        """
+        self.check_in_place()
         flat = torch.empty_like(self.flat)
         gradients = [parameter.grad for parameter in self.parameters]
         views = views_like(flat, self.parameters)
@@ -100,15 +127,18 @@ class UpdateInBackward:
             kwargs: arguments of the optimizer.
 
         Raises:
-            ValueError: a unit has no parameters, or of several dtypes or devices; the ranks' units differ; or a
-                data-parallel wrapper averages the gradients, too.
+            ValueError: a unit has no parameters, or of several dtypes or devices; a parameter is frozen, in two places,
+                on the meta device or a DTensor; the ranks' units differ; a data-parallel wrapper averages the
+                gradients, too; or the optimizer computes with whole matrices, or with all parameters at once.
         """
-        units = [list(unit) for unit in units]
-        parameters = [parameter for unit in units for parameter in unit]
+        members = [list(unit) for unit in units]
+        parameters = [parameter for unit in members for parameter in unit]
+        check_units(members)
         check_complete_in_backward(parameters, type(self).__name__)
+        check_elementwise(optimizer_cls)
         self.process_group = process_group
-        self._join(units)
-        self.units = [Unit(parameters, self.rank, self.ranks) for parameters in units]
+        self._join(members)
+        self.units = [Unit(unit, self.rank, self.ranks) for unit in members]
         self.optimizers = [optimizer_cls([unit.share], **kwargs) for unit in self.units]
         self.enabled = True
         """Whether gradients update the weights; else they are dropped, which costs a step no more than its passes."""
@@ -119,15 +149,10 @@ class UpdateInBackward:
         self._register_hooks()
         uses_up(self, parameters)
 
-    def _join(self, units: Sequence[Iterable[nn.Parameter]]) -> None:
+    def _join(self, units: Sequence[Sequence[nn.Parameter]]) -> None:
         check_member(self.process_group)
         self.rank, self.ranks = dist.get_rank(self.process_group), dist.get_world_size(self.process_group)
-        named = [
-            (f"parameter {index} of unit {number}", parameter)
-            for number, parameters in enumerate(units)
-            for index, parameter in enumerate(parameters)
-        ]
-        check_same_on_all_ranks([describe(*each) for each in named], self.process_group)
+        check_same_on_all_ranks([describe(*each) for each in named_in(units)], self.process_group)
 
     def _register_hooks(self) -> None:
         this = weakref.ref(self)
@@ -193,6 +218,56 @@ class UpdateInBackward:
         for unit in self.units:
             unit.awaited = len(unit.parameters)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all parameters in the host's memory, numbered in the order of the units.
+
+        All ranks call this. It is the format of the optimizer that is not sharded, and loads into it, and into any
+        number of ranks. Weights are not part of it: save the model's `state_dict` next to it.
+        """
+        states: list[dict[str, Any]] = []
+        for unit, optimizer in zip(self.units, self.optimizers, strict=True):
+            of_unit: list[dict[str, Any]] = [{} for _ in unit.parameters]
+            for name, value in optimizer.state[unit.share].items():
+                for state, part in zip(of_unit, self._parts(unit, value), strict=True):
+                    state[name] = part
+            states += of_unit
+        group = {**self.optimizers[0].param_groups[0], "params": list(range(len(states)))}
+        return {"state": {n: state for n, state in enumerate(states) if state}, "param_groups": [group]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned on any number of ranks, or the state of the optimizer that is not sharded.
+
+        Raises:
+            ValueError: it has several groups, or other parameters; nothing is loaded.
+        """
+        group, states = check_loadable(state_dict, [unit.parameters for unit in self.units])
+        for unit, optimizer, of_unit in zip(self.units, self.optimizers, states, strict=True):
+            state = {
+                name: unit.cut([s[name] for s in of_unit], value.dtype) if is_elementwise(name, value, unit) else value
+                for name, value in of_unit[0].items()
+            }
+            optimizer.load_state_dict(
+                {"state": {0: state} if state else {}, "param_groups": [{**group, "params": [0]}]}
+            )
+
+    def _parts(self, unit: Unit, value: Any) -> list[Any]:
+        """The value of each parameter in a unit, on the host, given this rank's share of it, or what they share."""
+        if not isinstance(value, Tensor):
+            return [value] * len(unit.parameters)
+        if value.shape != unit.share.shape:
+            return [value.detach().to("cpu", copy=True) for _ in unit.parameters]
+        flat = self._whole(value.detach()).cpu()
+        return [view.clone() for view in views_like(flat, unit.parameters)]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled; allowed: its state_dict()")
+
+    def _whole(self, share: Tensor) -> Tensor:
+        """Gather the shares of all ranks; as bytes, since not every backend sends 16-bit integers."""
+        whole = share.new_empty(self.ranks * len(share))
+        all_gather_single(whole.view(torch.uint8), share.view(torch.uint8), group=self.process_group)
+        return whole
+
     def _broadcast(self, flat: Tensor) -> None:
         dist.broadcast(flat, group=self.process_group, group_src=0)
 
@@ -206,6 +281,82 @@ class UpdateInBackward:
     def _gather(self, unit: Unit) -> None:
         """Send this rank's share of the weights to all ranks, and receive theirs."""
         all_gather_single(unit.flat, unit.share.detach(), group=self.process_group)
+
+
+def named_in(units: Sequence[Sequence[nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:
+    """All parameters, by their places."""
+    return [
+        (f"parameter {index} of unit {number}", parameter)
+        for number, parameters in enumerate(units)
+        for index, parameter in enumerate(parameters)
+    ]
+
+
+def check_units(units: Sequence[Sequence[nn.Parameter]]) -> None:
+    """Check that each unit can be moved into one tensor, and that each parameter will get one gradient.
+
+    Raises:
+        ValueError: a unit has no parameters, or of several dtypes or devices; or a parameter is frozen, in two places,
+            on the meta device or a DTensor.
+    """
+    for parameters in units:
+        kinds = {f"{parameter.dtype} on {parameter.device}" for parameter in parameters}
+        if len(kinds) != 1:
+            found = ", ".join(sorted(kinds)) or "no parameters"
+            raise ValueError(f"a unit has {found}; allowed: parameters of one dtype on one device")
+    named = named_in(units)
+    for name, parameter in named:
+        if not parameter.requires_grad:
+            raise ValueError(f"{name} is frozen; allowed: parameters that require a gradient")
+        if isinstance(parameter, DTensor):
+            raise ValueError(f"{name} is a DTensor, sharded already; allowed: whole parameters")
+    check_in_memory(named)
+    if overlap := find_overlap([parameter for _, parameter in named]):
+        places = " and ".join(named[index][0] for index in overlap)
+        raise ValueError(f"{places} share memory; allowed: each parameter once, in memory of its own")
+
+
+def check_elementwise(optimizer_cls: Any) -> None:
+    """Check that an optimizer may update a share of a unit.
+
+    Raises:
+        ValueError: its update of a number depends on others.
+    """
+    if isinstance(optimizer_cls, type) and issubclass(optimizer_cls, NOT_ELEMENTWISE):
+        name = optimizer_cls.__name__
+        raise ValueError(
+            f"optimizer_cls is {name}; allowed: optimizers that treat every number of a parameter alike, such as AdamW"
+        )
+
+
+def is_elementwise(name: str, value: Any, unit: Unit) -> bool:
+    """Whether an entry of the first parameter's state has one number for each of the parameter's."""
+    return name != "step" and isinstance(value, Tensor) and value.shape == unit.parameters[0].shape
+
+
+def check_loadable(
+    state_dict: Mapping[str, Any], units: Sequence[Sequence[nn.Parameter]]
+) -> tuple[Mapping[str, Any], list[list[Mapping[str, Any]]]]:
+    """The group of a state dict, and the states of each unit's parameters.
+
+    Raises:
+        ValueError: it has several groups, more or fewer parameters, states of some parameters of a unit only, or a
+            tensor of another shape.
+    """
+    groups, total = state_dict["param_groups"], sum(map(len, units))
+    if (found := [len(group["params"]) for group in groups]) != [total]:
+        raise ValueError(f"the state has groups of {found} parameters; allowed: [{total}], one group of all parameters")
+    numbers = iter(groups[0]["params"])
+    states = [[state_dict["state"].get(next(numbers), {}) for _ in parameters] for parameters in units]
+    for parameters, of_unit in zip(units, states, strict=True):
+        for parameter, state in zip(parameters, of_unit, strict=True):
+            if state.keys() != of_unit[0].keys():
+                raise ValueError("parameters of a unit have states of different entries; allowed: the same entries")
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
+                    shapes = f"{list(value.shape)}; allowed: its parameter's, {list(parameter.shape)}"
+                    raise ValueError(f"{name} is of shape {shapes}")
+    return groups[0], states
 
 
 def arrival_hook(this: "weakref.ref[UpdateInBackward]", number: int) -> Callable[[Tensor], None]:
@@ -238,7 +389,7 @@ class UpdateOfOneRank(UpdateInBackward):
         self.rank, self.ranks = rank, ranks
         super().__init__(units, optimizer_cls, **kwargs)
 
-    def _join(self, units: Sequence[Iterable[nn.Parameter]]) -> None:
+    def _join(self, units: Sequence[Sequence[nn.Parameter]]) -> None:
         """Nobody to join."""
 
     def _broadcast(self, flat: Tensor) -> None:
@@ -250,3 +401,8 @@ class UpdateOfOneRank(UpdateInBackward):
 
     def _gather(self, unit: Unit) -> None:
         """Nobody to receive from."""
+
+    def _whole(self, share: Tensor) -> Tensor:
+        if self.ranks > 1:
+            raise NotImplementedError(f"an update of one rank of {self.ranks} has no state to save; allowed: ranks=1")
+        return share

@@ -98,7 +98,8 @@ def values(group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def _place(parameter: nn.Parameter, state: Mapping[str, Any]) -> list[Any]:
     """Where a parameter and its state are in memory, and the parameter's dtype and layout."""
-    weight, tensors = parameter, state.values()
+    weight: Tensor = parameter
+    tensors: Iterable[Any] = state.values()
     if isinstance(parameter, DTensor):
         weight, tensors = own_part(parameter), [own_part(x) for x in tensors]
     place = [weight.data_ptr(), weight.dtype, weight.shape, weight.stride()]

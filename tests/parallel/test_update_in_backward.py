@@ -1,11 +1,14 @@
 """The update during the backward pass: the weights of an optimizer in one process, given the mean gradients."""
 
+import copy
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank
+from cs336_systems.training import MasterAdamW
 from tests.parallel.test_variations import layers
 from tests.support.ranks import on_all_ranks, on_two_and_on_four_ranks
 
@@ -58,6 +61,42 @@ def test_the_weights_are_those_of_one_process(device, kind):
     states = [state for optimizer in update.optimizers for state in optimizer.state.values()]
     kept = sum(next(value.numel() for value in state.values() if value.numel() > 1) for state in states)
     assert kept == sum(len(unit.flat) for unit in update.units) / update.ranks
+
+
+@pytest.mark.parametrize(("make", "dtype"), [(torch.optim.AdamW, torch.float32), (MasterAdamW, torch.bfloat16)])
+@on_two_and_on_four_ranks
+def test_the_state_loads_into_any_number_of_ranks(device, make, dtype):
+    def train(module, optimizer, steps):
+        for step in steps:
+            module.zero_grad()
+            x = batch(step, device, 1)[0].to(dtype)  # the same on all ranks
+            module(x).float().square().mean().backward()
+            optimizer.finish() if isinstance(optimizer, UpdateInBackward) else optimizer.step()
+        return [parameter.detach().clone() for parameter in module.parameters()]
+
+    module = layers(device).to(dtype)
+    update = UpdateInBackward(units_of(module), make, **ADAMW)
+    weights, state = train(module, update, range(STEPS)), update.state_dict()
+    expected = train(module, update, range(STEPS, 2 * STEPS))
+    one, whole = layers(device).to(dtype), layers(device).to(dtype)
+    for model, resumed in (
+        (module, update),
+        (one, UpdateOfOneRank(units_of(one), make, lr=1.0)),
+        (whole, make(whole.parameters(), lr=1.0)),
+    ):
+        with torch.no_grad():
+            for parameter, weight in zip(model.parameters(), weights, strict=True):
+                parameter.copy_(weight)
+        resumed.load_state_dict(copy.deepcopy(state))
+        assert all(map(torch.equal, train(model, resumed, range(STEPS, 2 * STEPS)), expected))
+
+    del state["state"][0]["exp_avg"]
+    before = update.state_dict()
+    with pytest.raises(ValueError, match="states of different entries"):
+        update.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"groups of \[1\] parameters; allowed: \[6\]"):
+        update.load_state_dict(make([torch.zeros(1)]).state_dict())
+    torch.testing.assert_close(update.state_dict(), before, rtol=0, atol=0)
 
 
 @on_all_ranks
@@ -118,6 +157,21 @@ def test_mistakes_are_refused():
         UpdateOfOneRank([mixed], torch.optim.AdamW)
     with pytest.raises(ValueError, match="no parameters"):
         UpdateOfOneRank([[]], torch.optim.AdamW)
+    tied, frozen = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2), requires_grad=False)
+    with pytest.raises(ValueError, match="parameter 0 of unit 0 and parameter 0 of unit 1 share memory"):
+        UpdateOfOneRank([[tied], [tied]], torch.optim.AdamW)
+    with pytest.raises(ValueError, match="share memory"):
+        UpdateOfOneRank([[tied, nn.Parameter(tied.detach()[1])]], torch.optim.AdamW)
+    with pytest.raises(ValueError, match="parameter 1 of unit 0 is frozen"):
+        UpdateOfOneRank([[tied, frozen]], torch.optim.AdamW)
+    with pytest.raises(ValueError, match="parameter 0 of unit 0 is on the meta device"):
+        UpdateOfOneRank([[nn.Parameter(torch.zeros(2, device="meta"))]], torch.optim.AdamW)
+    for optimizer_cls in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.SparseAdam):
+        with pytest.raises(
+            ValueError, match=f"optimizer_cls is {optimizer_cls.__name__}; allowed: optimizers that tre"
+        ):
+            UpdateOfOneRank([[tied]], optimizer_cls)
+    assert tied.untyped_storage().nbytes() == tied.nbytes, "a refusal leaves parameters where they are"
     module = layers("cpu")
     update = UpdateOfOneRank(units_of(module), torch.optim.AdamW)
     module[0](torch.randn(4, 5)).sum().backward()
@@ -125,3 +179,18 @@ def test_mistakes_are_refused():
         module[0](torch.randn(4, 5)).sum().backward()
     with pytest.raises(RuntimeError, match="2 of the 2 gradients of unit 1 have not been computed"):
         update.finish()
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(update)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda m: m.double(), lambda m: setattr(m[0].weight, "data", m[0].weight.data.clone())]
+)
+def test_parameters_that_have_left_their_unit_are_refused(change):
+    module = layers("cpu")
+    update = UpdateOfOneRank(units_of(module), torch.optim.AdamW)
+    change(module)
+    before = update.units[0].flat.clone()
+    with pytest.raises(RuntimeError, match="was cast, moved or replaced after its unit was made"):
+        module(torch.randn(4, 5, dtype=module[0].weight.dtype)).sum().backward()
+    assert torch.equal(update.units[0].flat, before)
