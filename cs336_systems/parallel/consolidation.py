@@ -41,7 +41,7 @@ def consolidate(
             views = views_like(flat, members)
             if rank == dist.get_rank(group):
                 torch._foreach_copy_(views, [mine[index][name] for index, name in (names[i] for i in together)])
-            dist.broadcast(flat, group=group, group_src=rank)
+            dist.broadcast(flat.view(torch.uint8), group=group, group_src=rank)  # no backend sends 16-bit integers
             for i, view in zip(together, views, strict=True) if keep else ():
                 index, name = names[i]
                 states[index][name] = view.to("cpu", copy=True)

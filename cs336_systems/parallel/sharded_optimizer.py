@@ -167,24 +167,38 @@ class ShardedOptimizer(Optimizer):
             state_dict: from `state_dict` on any number of ranks, or from the unsharded optimizer.
 
         Raises:
-            ValueError: the state dict has other groups.
-            NotImplementedError: the optimizer loads its state in a way of its own, as MasterAdamW does.
+            ValueError: the state dict has other groups, or the optimizer refuses it.
         """
-        kind = type(self._local)
-        if kind.load_state_dict is not Optimizer.load_state_dict:
-            raise NotImplementedError(
-                f"optimizer_cls is {kind.__name__}, which loads its state in a way of its own; "
-                "allowed: optimizers that inherit load_state_dict"
-            )
+        saved, ours = (
+            [len(group["params"]) for group in some] for some in (state_dict["param_groups"], self.param_groups)
+        )
+        if saved != ours:
+            raise ValueError(f"the state has groups of {saved} parameters; allowed: {ours}, as the optimizer")
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         parameter_of = dict(zip(numbers, self._parameters(), strict=False))
         states = {number: state for number, state in state_dict["state"].items() if number in parameter_of}
         with_state = {parameter_of[number] for number in states}
         self._place([p for p in self._parameters() if p in with_state and p not in self._placed])
         mine = {number: state for number, state in states.items() if parameter_of[number] in self._mine}
+        if type(self._local).load_state_dict is not Optimizer.load_state_dict:  # as MasterAdamW's, which keeps fp32
+            self._load_in_its_way({**state_dict, "state": mine}, parameter_of)
+            return
         super().load_state_dict({**state_dict, "state": mine})
         # The optimizer completes groups and states that an older version of it has written.
         self._local.__setstate__({"state": self.state, "param_groups": self.param_groups})
+
+    def _load_in_its_way(self, state_dict: dict[str, Any], parameter_of: dict[int, nn.Parameter]) -> None:
+        """Have the optimizer load the part of a state dict that is about this rank's parameters."""
+        mine = [[p for p in group["params"] if p in self._mine] for group in self.param_groups]
+        self._local.param_groups = [{**g, "params": p} for g, p in zip(self.param_groups, mine, strict=True)]
+        groups = [
+            {**group, "params": [number for number in group["params"] if parameter_of[number] in self._mine]}
+            for group in state_dict["param_groups"]
+        ]
+        self._local.load_state_dict({**state_dict, "param_groups": groups})
+        for group, loaded in zip(self.param_groups, self._local.param_groups, strict=True):
+            group.update(hyperparameters(loaded))
+        self.state = self._local.state
 
     def _overflowed(self, scaler: GradScaler) -> bool:
         """Unscale the gradients, and tell the scalers of all ranks if a gradient of any rank is not finite."""
