@@ -50,17 +50,20 @@ def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
         ValueError: somebody uses a gradient up in the backward pass.
     """
     for parameter in parameters:
-        if (user := _user_of(parameter)) is not None:
+        if user := _user_of(parameter):
             raise ValueError(
-                f"{type(user).__name__} uses a parameter's gradient up in the backward pass, before {wrapper} could "
+                f"{user} uses a parameter's gradient up in the backward pass, before {wrapper} could "
                 "average it; allowed: parameters whose gradients are kept until the backward pass ends"
             )
 
 
-def uses_up(user: object, parameters: Iterable[Tensor]) -> None:
-    """Record that `user` uses these parameters' gradients up in the backward pass, until `release` or its end."""
+def uses_up(user: object, parameters: Iterable[Tensor], name: str = "") -> None:
+    """Record that `user` uses these parameters' gradients up in the backward pass, until `release` or its end.
+
+    Errors call it by `name`, or by its class.
+    """
     for parameter in parameters:
-        _users[parameter] = weakref.ref(user)
+        _users[parameter] = weakref.ref(user), name or type(user).__name__
 
 
 def release(parameters: Iterable[Tensor]) -> None:
@@ -83,16 +86,16 @@ def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
                 f"{user} would use a parameter's gradient before {name} has averaged it; allowed: parameters without a "
                 "data-parallel wrapper, or those of a FullyShardedDataParallel or fully_shard"
             )
-        if (other := _user_of(parameter)) is not None:
+        if other := _user_of(parameter):
             raise ValueError(
-                f"{type(other).__name__} already uses a parameter's gradient up in the backward pass; allowed: one of "
-                f"it and {user}"
+                f"{other} already uses a parameter's gradient up in the backward pass; allowed: one of it and {user}"
             )
 
 
-def _user_of(parameter: Tensor) -> object | None:
-    reference = _users.get(parameter)
-    return None if reference is None else reference()
+def _user_of(parameter: Tensor) -> str | None:
+    """The name of who uses a parameter's gradient up; None: nobody."""
+    reference, name = _users.get(parameter, (lambda: None, None))
+    return None if reference() is None else name
 
 
 def _note_torch_ddp(module: nn.Module, name: str, child: Any) -> None:

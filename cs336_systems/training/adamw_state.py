@@ -28,8 +28,8 @@ def check_parameter(parameter: Tensor) -> None:
     """Refuse parameters whose memory the kernel cannot walk through.
 
     Raises:
-        ValueError: its dtype is neither bf16 nor fp32, it is on the meta device, has gaps in memory, or consists of
-            several tensors.
+        ValueError: its dtype is neither bf16 nor fp32, it is on the meta device, has gaps in memory, consists of
+            several tensors, or its state could not be saved.
     """
     part = own_part(parameter)
     if parameter.dtype not in DTYPES:
@@ -38,6 +38,11 @@ def check_parameter(parameter: Tensor) -> None:
         raise ValueError("a parameter is on the meta device; allowed: parameters in memory, as after to_empty()")
     if is_traceable_wrapper_subclass(part):
         raise ValueError(f"a parameter is a {type(part).__name__}; allowed: plain tensors and DTensors")
+    if parameter.dtype is torch.bfloat16 and getattr(parameter, "_fsdp_flattened", False):
+        raise ValueError(
+            "a bf16 parameter of PyTorch's first FSDP, which cannot save the masters' remainders; allowed: its fp32 "
+            "parameters, or those of fully_shard or FullyShardedDataParallel"
+        )
     if not is_dense(part):
         shown = f"shape {list(part.shape)} and strides {list(part.stride())}"
         raise ValueError(f"a parameter of {shown} has gaps in memory; allowed: dense parameters")

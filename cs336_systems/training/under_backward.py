@@ -40,7 +40,7 @@ class UnderBackward:
         self._bytes = 0
         self._backward = -1
         self._trained = list(parameters)
-        uses_up(self, self._trained)
+        uses_up(self, self._trained, "MasterAdamW.during_backward")
         self._handles = [p.register_post_accumulate_grad_hook(self._update) for p in self._trained]
 
     def remove(self) -> None:

@@ -56,7 +56,7 @@ def test_a_wrapper_and_updates_under_the_backward_pass_exclude_each_other(device
     with pytest.raises(ValueError, match=f"MasterAdamW.during_backward would .* before {name} has averaged it"):
         optimizer.during_backward()
     with pytest.raises(ValueError, match=f"UpdateInBackward would .* before {name} has averaged it"):
-        UpdateInBackward([[*layer.parameters()] for layer in module], torch.optim.SGD, lr=0.1)
+        UpdateInBackward([[layer.weight] for layer in module], torch.optim.SGD, lr=0.1)
     assert not optimizer.state
     assert all(map(torch.equal, before, module.parameters()))
     del wrapped
@@ -64,7 +64,7 @@ def test_a_wrapper_and_updates_under_the_backward_pass_exclude_each_other(device
     assert synchronizer_of(module[0].weight) is None, "a wrapper that is gone averages nothing"
 
     handle = optimizer.during_backward()
-    with pytest.raises(ValueError, match=f"UnderBackward uses .* before {name} could average it"):
+    with pytest.raises(ValueError, match=f"MasterAdamW.during_backward uses .* before {name} could average it"):
         WRAPPERS[kind](module)
     handle.remove()
     handle.remove()
@@ -98,5 +98,8 @@ def test_who_averages_other_parameters(device):
 def test_the_first_fsdp_of_pytorch_is_known(device, use_orig_params):
     module = TorchFSDP(nn.Linear(8, 4).to(device), use_orig_params=use_orig_params, device_id=device)
     optimizer = MasterAdamW([p for p in module.parameters() if p.numel()])
+    narrow = TorchFSDP(nn.Linear(8, 4).to(device, torch.bfloat16), use_orig_params=use_orig_params, device_id=device)
+    with pytest.raises(ValueError, match="a bf16 parameter of PyTorch's first FSDP, which cannot save"):
+        MasterAdamW([p for p in narrow.parameters() if p.numel()])
     with pytest.raises(ValueError, match="before FullyShardedDataParallel has averaged it"):
         optimizer.during_backward()

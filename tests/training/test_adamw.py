@@ -467,6 +467,35 @@ def test_a_parameter_in_another_memory_layout_trains_on(dtype, device):
     assert_trains_as_adamw(optimizer, parameters, state=saved_for_reference(optimizer))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_model_that_was_moved_trains_on(dtype):
+    parameters = make_parameters(dtype)
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    train(optimizer, parameters, range(1, 3))
+    for device in ("cuda", "cpu"):
+        for parameter in parameters:  # as module.to(device) does
+            parameter.data, parameter.grad = parameter.data.to(device), None
+        assert_trains_as_adamw(optimizer, parameters, state=saved_for_reference(optimizer))
+
+
+@pytest.mark.gpu
+def test_a_graph_of_a_state_that_was_cleared_is_refused():
+    parameters = make_parameters(device="cuda")
+    optimizer = MasterAdamW(parameters, **OPTIONS)
+    set_gradients(parameters, twins(parameters), 1)
+    optimizer.prepare()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        optimizer.step(scale=0.5)
+    optimizer.upload_hyperparameters()
+    optimizer.state.clear()
+    with pytest.raises(RuntimeError, match="moved since a CUDA graph was captured"):
+        optimizer.upload_hyperparameters()
+    optimizer.prepare()
+    optimizer.upload_hyperparameters()
+
+
 def copied(model, optimizer):
     return copy.deepcopy((model, optimizer))
 
