@@ -9,7 +9,7 @@ run when its averaged gradient is set.
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.weak import WeakTensorKeyDictionary
 
-_synchronizers: Any = WeakTensorKeyDictionary()  # of parameters; the values are weak, too
-_users: Any = WeakTensorKeyDictionary()
+# The ids of the parameters that each holds, as long as it exists. A weak reference to a parameter would keep it from
+# being swapped, as Module.to_empty does with DTensors.
+_synchronizers: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+_users: weakref.WeakKeyDictionary[Any, set[int]] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
 def synchronizer_of(parameter: Tensor) -> object | None:
@@ -33,14 +35,12 @@ def synchronizer_of(parameter: Tensor) -> object | None:
         from torch.distributed.fsdp import FullyShardedDataParallel
 
         return FullyShardedDataParallel
-    reference = _synchronizers.get(parameter)
-    return None if reference is None else reference()
+    return _holder(_synchronizers, parameter)
 
 
 def synchronizes(wrapper: object, parameters: Iterable[Tensor]) -> None:
-    """Record that `wrapper` averages the gradients of these parameters, as long as it exists."""
-    for parameter in parameters:
-        _synchronizers[parameter] = weakref.ref(wrapper)
+    """Record that `wrapper` averages the gradients of these parameters, which it holds, as long as it exists."""
+    _synchronizers[wrapper] = {id(parameter) for parameter in parameters}
 
 
 def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
@@ -58,18 +58,17 @@ def check_not_used_up(parameters: Iterable[Tensor], wrapper: str) -> None:
 
 
 def uses_up(user: object, parameters: Iterable[Tensor], name: str = "") -> None:
-    """Record that `user` uses these parameters' gradients up in the backward pass, until `release` or its end.
+    """Record that `user`, which holds these parameters, uses their gradients up, until `release` or its own end.
 
     Errors call it by `name`, or by its class.
     """
-    for parameter in parameters:
-        _users[parameter] = weakref.ref(user), name or type(user).__name__
+    _users[user] = {id(parameter) for parameter in parameters}
+    _names[user] = name or type(user).__name__
 
 
-def release(parameters: Iterable[Tensor]) -> None:
-    """Record that the gradients of these parameters are kept again."""
-    for parameter in parameters:
-        _users.pop(parameter, None)
+def release(user: object) -> None:
+    """Record that `user` uses no gradients up any more."""
+    _users.pop(user, None)
 
 
 def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
@@ -94,8 +93,12 @@ def check_complete_in_backward(parameters: Iterable[Tensor], user: str) -> None:
 
 def _user_of(parameter: Tensor) -> str | None:
     """The name of who uses a parameter's gradient up; None: nobody."""
-    reference, name = _users.get(parameter, (lambda: None, None))
-    return None if reference() is None else name
+    user = _holder(_users, parameter)
+    return None if user is None else _names[user]
+
+
+def _holder(holders: Mapping[Any, set[int]], parameter: Tensor) -> object | None:
+    return next((holder for holder, ids in holders.items() if id(parameter) in ids), None)
 
 
 def _note_torch_ddp(module: nn.Module, name: str, child: Any) -> None:

@@ -49,7 +49,7 @@ class UnderBackward:
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
-            release(self._trained)
+            release(self)
             self._on_removal()
 
     @torch.no_grad()
