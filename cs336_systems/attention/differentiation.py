@@ -60,8 +60,8 @@ def only_once(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def method(ctx: Any, *gradients: Tensor | None) -> Any:
             if not torch.is_grad_enabled():  # the usual case: no create_graph=True
                 return backward(ctx, *gradients)
-            count = len(gradients)
-            return once(lambda *saved: backward(ctx, *saved[:count]), *gradients, *ctx.saved_tensors, name=name)
+            count, unpacked = len(gradients), _Unpacked(ctx)
+            return once(lambda *all_: backward(unpacked, *all_[:count]), *gradients, *unpacked.saved_tensors, name=name)
 
         return method
 
@@ -75,6 +75,20 @@ def refuse_forward_mode(ctx: Any, *grad_inputs: Any) -> NoReturn:
         NotImplementedError: always.
     """
     raise NotImplementedError("flash_attention has no forward-mode derivative (jvp, jacfwd, hessian).")
+
+
+class _Unpacked:
+    """The context of a backward method, whose saved tensors are unpacked once: a checkpoint allows no second time."""
+
+    def __init__(self, ctx: Any):
+        object.__setattr__(self, "_ctx", ctx)
+        object.__setattr__(self, "saved_tensors", ctx.saved_tensors)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
 
 
 class _Once(torch.autograd.Function):
