@@ -299,6 +299,25 @@ def test_clip_scale_is_that_of_clip_grad_norm(max_norm, device):
         torch.testing.assert_close((gradient * scale.double()).float(), p.grad, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.5, torch.inf])
+def test_clip_scale_of_any_norm_and_gradients(norm_type):
+    """Mixed dtypes, an empty and a frozen parameter; what is not finite spreads as in PyTorch."""
+    dtypes = (torch.float32, torch.bfloat16, torch.float64, torch.float32)
+    parameters = [nn.Parameter(torch.ones(n, 3).to(dtype)) for n, dtype in zip((4, 5, 2, 0), dtypes, strict=True)]
+    for value in (1.0, torch.inf, torch.nan):
+        for p in parameters:
+            p.grad = torch.linspace(1, 2, p.numel()).view_as(p).to(p.dtype)
+        parameters[0].grad[0, 0] = value
+        parameters.append(nn.Parameter(torch.ones(3), requires_grad=False))
+        before = parameters[0].grad.clone()
+        scale = clip_scale(parameters, 0.5, norm_type)
+        torch.nn.utils.clip_grad_norm_([p for p in parameters if p.numel()], 0.5, norm_type)
+        torch.testing.assert_close(before * scale.float(), parameters[0].grad, rtol=1e-2, atol=0, equal_nan=True)
+    for value in (0, -1, torch.nan):
+        with pytest.raises(ValueError, match=f"norm_type is {value}; allowed: numbers above 0, and inf"):
+            clip_scale(parameters, 0.5, value)
+
+
 def refused(match, **options):
     with pytest.raises(ValueError, match=match):
         MasterAdamW(options.pop("params", make_parameters()), **options)
