@@ -1,20 +1,24 @@
 """A whole training step in one CUDA graph: forward, backward, clipping and update."""
 
 import contextlib
-from collections.abc import Callable
+import functools
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.training.adamw import MasterAdamW
-from cs336_systems.training.clipping import clip_scale
+from cs336_systems.training.clipping import gradient_norm, scale_of
 from cs336_systems.training.cuda_graph import capture, run_on
-from cs336_systems.training.gradient_sums import GradientSums
-
-WARM_UP_CALLS = 2
-"""Calls that run eagerly before the capture: kernels are compiled, and the optimizer's state is allocated."""
+from cs336_systems.training.gradient_sums import GradientSums, LocalSums
+from cs336_systems.training.token_weights import weigh
+from cs336_systems.training.wrapped_passes import WrappedPasses
 
 
 class CapturedStep:
@@ -24,10 +28,10 @@ class CapturedStep:
         for x, y in batches:
             loss = step(x, y)
 
-    Every call is one step of training: the first two run eagerly, the third captures the graph and replays it, as all
-    later ones do. So nothing has to be undone or restored, and the results are those of eager steps, bit for bit where
-    the kernels are deterministic. The graph keeps its memory (activations, gradients) until this object is deleted.
-    On a CPU all calls run eagerly.
+    Every call is one step of training: the first two run eagerly (eleven with DistributedDataParallel), the next one
+    captures the graph and replays it, as all later ones do. So nothing has to be undone or restored, and the results
+    are those of eager steps, bit for bit where the kernels are deterministic. The graph keeps its memory (activations,
+    gradients) until this object is deleted. On a CPU all calls run eagerly.
 
     Random numbers of the default generator, as dropout draws them, are new in each replay. What the loss function does
     on the host, such as printing or reading a value, happens only during the first three calls.
@@ -35,28 +39,38 @@ class CapturedStep:
 
     def __init__(
         self,
-        loss_function: Callable[..., Tensor],
+        loss_function: Callable[..., Tensor | tuple[Tensor, Tensor | float]],
         optimizer: Optimizer,
         *,
+        model: nn.Module | None = None,
         accumulate: int = 1,
         max_norm: float | None = None,
         update_during_backward: bool = False,
+        check_finite: bool = False,
     ):
         """Prepare a step; nothing runs yet.
 
         Args:
-            loss_function: tensors of a batch to its mean loss, a scalar; without synchronizing with the host.
+            loss_function: tensors of a batch to its mean loss, a scalar, or to a sum and the number of tokens in it;
+                without synchronizing with the host.
             optimizer: a MasterAdamW, or an optimizer of PyTorch with capturable=True. The latter reads its learning
                 rate from the device only if it is a tensor.
+            model: the data-parallel wrapper that averages the gradients, if there is one: any of
+                `cs336_systems.parallel`, DistributedDataParallel, or a module after `fully_shard`.
             accumulate: micro-batches per step, consecutive parts of the batch along its first axis. Their gradients
-                are averaged, as the micro-batches have equal sizes: for a MasterAdamW in fp32 (see `GradientSums`).
-            max_norm: clips the gradients to this global norm; None: no clipping.
+                are added up for a MasterAdamW in fp32 (see `GradientSums`), and averaged over ranks once, except where
+                they are sharded.
+            max_norm: clips the gradients to this global norm, over all ranks; None: no clipping.
             update_during_backward: whether a MasterAdamW updates each parameter under the backward pass (see
                 `MasterAdamW.during_backward`).
+            check_finite: raises a RuntimeError before the update if the loss or the norm of the gradients is not
+                finite. On a GPU it is a device-side assertion, which the process does not survive.
 
         Raises:
-            ValueError: accumulate or max_norm is out of range, the optimizer cannot be captured, or
-                update_during_backward is combined with what needs all gradients at once.
+            TypeError: model is not a data-parallel wrapper.
+            ValueError: accumulate or max_norm is out of range, the optimizer cannot be captured, the gradients are
+                averaged by another wrapper than model, or update_during_backward is combined with what needs all
+                gradients at once.
         """
         if accumulate < 1:
             raise ValueError(f"accumulate is {accumulate}; allowed: whole numbers from 1")
@@ -68,12 +82,16 @@ class CapturedStep:
             name = type(optimizer).__name__
             raise ValueError(f"{name} cannot be captured; allowed: MasterAdamW, or an optimizer with capturable=True")
         if update_during_backward:
-            _check_update_during_backward(optimizer, accumulate, max_norm)
+            _check_update_during_backward(optimizer, model, accumulate, max_norm or check_finite)
+        if isinstance(optimizer, ShardedOptimizer) and model is None:
+            raise ValueError(f"a {type(optimizer).__name__} needs averaged gradients; allowed: model=their wrapper")
         self.loss_function = loss_function
         self.optimizer = optimizer
         self.accumulate = accumulate
         self.max_norm = max_norm
         self.update_during_backward = update_during_backward
+        self.check_finite = check_finite
+        self._passes = WrappedPasses(model, self._parameters())
         self.graph: torch.cuda.CUDAGraph | None = None
         self._stream: torch.cuda.Stream | None = None
         self._calls = 0
@@ -89,21 +107,21 @@ class CapturedStep:
                 GPU.
 
         Returns:
-            the loss before the update, the mean over micro-batches: a scalar without a graph for differentiation.
+            this rank's loss before the update, the mean over its micro-batches: a scalar without a graph for
+            differentiation.
 
         Raises:
-            ValueError: a tensor differs in shape, dtype or device from the first call's, its first axis cannot be
-                divided by accumulate, or a hyperparameter that the graph holds as a constant was changed.
+            TypeError: an argument is not a tensor, or the loss function returned something else than a loss.
+            ValueError: a tensor differs in shape, dtype or device from the first call's, the batch cannot be divided
+                into micro-batches, gradients are averaged by another wrapper than model, the loss is not a scalar or
+                hides which tokens count, it does not come from model, or a hyperparameter that the graph holds as a
+                constant was changed.
+            RuntimeError: check_finite found the loss or the gradients' norm not to be finite.
         """
-        for number, x in enumerate(batch):
-            if self.accumulate > 1 and (x.dim() == 0 or len(x) % self.accumulate):
-                shape = list(x.shape)
-                raise ValueError(
-                    f"argument {number} has shape {shape}; allowed: {self.accumulate} equal parts of axis 0"
-                )
+        _check_inputs(batch, self.accumulate)
         if not self._parameters()[0].is_cuda:
             return self._step(batch)
-        if not self._inputs:
+        if self._stream is None:
             # Updates under the backward pass run on a stream of lower priority, in the gaps that this one leaves.
             self._stream = torch.cuda.Stream(priority=-1)
             device = self._parameters()[0].device
@@ -112,7 +130,7 @@ class CapturedStep:
         for static, x in zip(self._inputs, batch, strict=True):
             static.copy_(x, non_blocking=True)
         self._calls += 1
-        if self._calls <= WARM_UP_CALLS:
+        if self._calls <= self._passes.calls_before_capture:
             return self._aside()
         if self.graph is None:
             self._capture()
@@ -128,31 +146,68 @@ class CapturedStep:
 
     def _step(self, batch: tuple[Tensor, ...]) -> Tensor:
         """Run forward, backward and the update."""
-        self.optimizer.zero_grad(set_to_none=True)  # a capture allocates them from the graph's memory
-        parts = zip(*(x.chunk(self.accumulate) for x in batch), strict=True)
-        total: Tensor | None = None
+        self._passes.check()
         optimizer = self.optimizer
+        optimizer.zero_grad(set_to_none=True)  # a capture allocates them from the graph's memory
         with contextlib.ExitStack() as stack:
             if self.update_during_backward:
                 assert isinstance(optimizer, MasterAdamW)
                 stack.callback(optimizer.during_backward().remove)
-            sums = GradientSums(self._parameters() if self._own and self.accumulate > 1 else ())
-            stack.enter_context(sums)
-            for part in parts:
-                loss = self.loss_function(*part) / self.accumulate
+            adds_up = self._own and self.accumulate > 1
+            kind = LocalSums if self._passes.is_replicated else GradientSums
+            sums = stack.enter_context(kind(self._parameters() if adds_up else ()))
+            loss = self._accumulate(batch, sums)
+        if self.check_finite:
+            _assert_finite(self._passes.mean(loss), "loss")  # all ranks raise, or none
+        self._update(sums)
+        return loss
+
+    def _accumulate(self, batch: tuple[Tensor, ...], sums: GradientSums) -> Tensor:
+        """Run forward and backward of all micro-batches, and return the mean loss."""
+        losses: list[Tensor] = []
+        weights: list[Tensor] = []
+        for number, part in enumerate(_parts(batch, self.accumulate), start=1):
+            last = number == self.accumulate
+            with self._passes.local(last=last):
+                result = self._passes.run(self.loss_function, part, last=last)
+                loss, weight = weigh(result, alone=self.accumulate == 1 and not self._passes.groups)
+                loss = loss / self.accumulate
+                losses.append(loss.detach())
+                weights.extend([] if weight is None else [weight])
+                if last and weights:
+                    loss = loss * self._normalize(sums, weights)
+                if last and isinstance(sums, LocalSums):
+                    sums.give()
                 loss.backward()
-                total = loss.detach() if total is None else total + loss.detach()
-        if isinstance(optimizer, MasterAdamW):
-            scale = None
-            if self.max_norm is not None:
-                scale = clip_scale(self._parameters(), self.max_norm, gradients=sums.gradients)
-            optimizer.step(scale=scale, gradients=sums.gradients)
+            self._passes.finish(last=last)
+        total = _sum(losses)
+        return total * (self.accumulate / _sum(weights)) if weights else total
+
+    @torch.no_grad()
+    def _normalize(self, sums: GradientSums, weights: list[Tensor]) -> Tensor:
+        """Scale the gradients so far to weights whose mean, over all ranks, is 1; return the last pass's factor."""
+        mean = self._passes.mean(_sum(weights) / self.accumulate)
+        factor = torch.where(mean > 0, 1 / mean, 1)
+        kept = (p.grad for p in self._parameters() if p.grad is not None)
+        for gradient in itertools.chain(sums.gradients.values(), kept):
+            gradient.mul_(factor.to(gradient.device))
+        return factor
+
+    def _update(self, sums: GradientSums) -> None:
+        """Clip and update."""
+        own = isinstance(self.optimizer, MasterAdamW)
+        if self.max_norm is not None or self.check_finite:
+            if own:
+                norm = gradient_norm(self._parameters(), gradients=sums.gradients)
+            else:
+                norm = self._passes.clip_grad_norm_(self.max_norm or math.inf)
+            if self.check_finite:
+                _assert_finite(norm, "norm of the gradients")
+        if isinstance(self.optimizer, MasterAdamW):
+            scale = None if self.max_norm is None else scale_of(norm, self.max_norm)
+            self.optimizer.step(scale=scale, gradients=sums.gradients)
         else:
-            if self.max_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self._parameters(), self.max_norm)
-            optimizer.step()
-        assert total is not None
-        return total
+            self.optimizer.step()
 
     def _aside(self) -> Tensor:
         """Run a step eagerly on the stream of the capture."""
@@ -189,10 +244,43 @@ class CapturedStep:
                 raise ValueError(f"argument {number} has {found}; allowed: {allowed}, as in the first call")
 
 
-def _check_update_during_backward(optimizer: Optimizer, accumulate: int, max_norm: float | None) -> None:
+def _parts(batch: tuple[Tensor, ...], number: int) -> Iterable[tuple[Tensor, ...]]:
+    return [batch] if number == 1 else zip(*(x.chunk(number) for x in batch), strict=True)
+
+
+def _sum(numbers: list[Tensor]) -> Tensor:
+    return functools.reduce(operator.add, numbers)
+
+
+def _assert_finite(number: Tensor, name: str) -> None:
+    torch._assert_async(number.isfinite(), f"the {name} is not finite")
+
+
+def _check_inputs(batch: tuple[Any, ...], accumulate: int) -> None:
+    for number, x in enumerate(batch):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"argument {number} is a {type(x).__name__}; allowed: tensors")
+    if accumulate == 1:
+        return
+    lengths = {len(x) if x.dim() else 0 for x in batch}
+    if len(lengths) != 1 or (length := lengths.pop()) == 0 or length % accumulate:
+        shapes = " and ".join(str(list(x.shape)) for x in batch) or "none"
+        raise ValueError(
+            f"the arguments' shapes are {shapes}; allowed: the same axis 0, of {accumulate} equal parts, for accumulate"
+        )
+
+
+def _check_update_during_backward(
+    optimizer: Optimizer, model: nn.Module | None, accumulate: int, needs_norm: object
+) -> None:
     if not isinstance(optimizer, MasterAdamW):
         raise ValueError(f"update_during_backward with {type(optimizer).__name__}; allowed: MasterAdamW")
+    if model is not None:
+        raise ValueError("update_during_backward excludes model: its gradients are averaged after the backward pass")
     if accumulate > 1:
         raise ValueError("update_during_backward excludes accumulate: each micro-batch would update the parameters")
-    if max_norm is not None:
-        raise ValueError("update_during_backward excludes max_norm: the global norm is known after the backward pass")
+    if needs_norm:
+        raise ValueError(
+            "update_during_backward excludes max_norm and check_finite: the global norm is known after the backward "
+            "pass"
+        )

@@ -6,6 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from cs336_systems.parallel.synchronized import check_complete_in_backward
+
 NARROW = (torch.bfloat16, torch.float16)
 
 
@@ -17,22 +19,38 @@ class GradientSums:
                 (loss_of(part) / len(parts)).backward()
         optimizer.step(gradients=sums.gradients)
 
+    The mean of the parts' means is that of the batch only if equally many tokens count in each. Otherwise add up sums,
+    `linear_cross_entropy(..., reduction="sum")`, each divided by the tokens that count in the batch.
+
     Each gradient is added as soon as the backward pass has computed it, and is freed: memory is 4 bytes per weight
     instead of 2, and each pass moves 10 bytes per weight instead of 6. Gradients of fp32 parameters stay in `.grad`.
     """
 
     def __init__(self, parameters: Iterable[Tensor]):
         """Wrap parameters; nothing is allocated before their first gradients."""
-        self._narrow = [p for p in dict.fromkeys(parameters) if p.requires_grad and p.dtype in NARROW]
+        self._parameters = [p for p in dict.fromkeys(parameters) if p.requires_grad]
+        self._narrow = [p for p in self._parameters if p.dtype in NARROW]
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self.gradients: dict[nn.Parameter, Tensor] = {}
         """The sums so far, of those parameters that have gradients."""
 
     def __enter__(self) -> Self:
-        self._handles = [p.register_post_accumulate_grad_hook(self._add) for p in self._narrow]
+        """Begin to take gradients.
+
+        Raises:
+            ValueError: a data-parallel wrapper averages a gradient later; `CapturedStep(..., model=it)` adds up then.
+        """
+        check_complete_in_backward(self._narrow, "GradientSums")
+        self._begin()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._end()
+
+    def _begin(self) -> None:
+        self._handles = [p.register_post_accumulate_grad_hook(self._add) for p in self._narrow]
+
+    def _end(self) -> None:
         for handle in self._handles:
             handle.remove()
 
@@ -45,3 +63,18 @@ class GradientSums:
             self.gradients[parameter].add_(gradient)
         else:
             self.gradients[parameter] = gradient.float()
+
+
+class LocalSums(GradientSums):
+    """Sums of passes in a wrapper's no_sync(), whose last pass starts from them, so that the wrapper averages all."""
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def give(self) -> None:
+        """Move the sums into `.grad`, and let gradients be."""
+        self._end()
+        for parameter, total in self.gradients.items():
+            parameter.grad = total.to(parameter.dtype)
+        self.gradients.clear()

@@ -1,6 +1,6 @@
 """Cross-entropy of a linear output layer, without all logits in memory."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,14 @@ ROW = 64
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int | None = None, ignore_index: int = -100
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk: int | None = None,
+    ignore_index: int = -100,
+    reduction: Literal["mean", "sum"] = "mean",
 ) -> Tensor:
-    """Mean cross-entropy of the logits hidden @ weight.T, computed for a chunk of tokens at a time.
+    """Cross-entropy of the logits hidden @ weight.T, computed for a chunk of tokens at a time.
 
     The gradients are made in the forward pass: once a chunk's logits are there, one kernel turns them into their own
     gradient, and the matmuls for the gradients of hidden and weight follow. The logits are never stored, so memory is
@@ -35,12 +40,16 @@ def linear_cross_entropy(
             makes the loss and its token's gradients NaN; on a CPU it is an error.
         chunk: tokens per chunk; by default as many as have logits of 512 MiB.
         ignore_index: target of tokens that do not count.
+        reduction: "mean" or "sum" over the tokens that count. Where a loop of your own adds up the gradients of
+            micro-batches, divide their sums by the tokens that count in all of them: a mean of means would weigh
+            tokens differently. `CapturedStep` weighs means by itself.
 
     Returns:
-        the mean over the tokens that count, an fp32 scalar; NaN, with gradients of zero, if none does.
+        an fp32 scalar; a mean is NaN, with gradients of zero, if no token counts.
 
     Raises:
-        ValueError: shapes, dtypes or devices do not match, chunk is not positive, or the weight is sharded.
+        ValueError: shapes, dtypes or devices do not match, chunk is not positive, reduction is neither, or the weight
+            is sharded.
         RuntimeError: backward runs twice through the same loss.
         NotImplementedError: its gradients are differentiated (create_graph=True). Inside transforms of torch.func, such
             as grad and vmap, the loss is computed with all logits, and has all derivatives.
@@ -50,16 +59,19 @@ def linear_cross_entropy(
     check_whole("linear_cross_entropy", hidden, weight)
     hidden, weight = autocast_inputs(hidden, weight)
     _check(hidden, weight, targets, chunk)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction is {reduction!r}; allowed: 'mean' and 'sum'")
     targets = targets.flatten().long()
     if needs_operators(hidden, weight, targets):
         logits = nn.functional.linear(hidden, weight).flatten(0, -2).float()
-        return nn.functional.cross_entropy(logits, targets, ignore_index=ignore_index)
+        return nn.functional.cross_entropy(logits, targets, ignore_index=ignore_index, reduction=reduction)
     tokens, vocabulary = targets.numel(), len(weight)
     if chunk is None:
         chunk = max(1, LOGITS_BYTES // (_padded(vocabulary) * hidden.element_size()))
     # As few chunks as possible, of equal sizes.
     chunks = max(1, -(-tokens // chunk))
-    arguments = hidden.flatten(0, -2), weight, targets.contiguous(), max(1, -(-tokens // chunks)), ignore_index
+    x, y = hidden.flatten(0, -2), targets.contiguous()
+    arguments = x, weight, y, max(1, -(-tokens // chunks)), ignore_index, reduction == "mean"
     # The kernels' launches and the gradients' reuse of memory are not for the compiler to rearrange.
     apply = torch.compiler.disable(_apply) if torch.compiler.is_compiling() else _apply
     loss: Tensor = apply(*arguments)
@@ -71,18 +83,27 @@ def _apply(*arguments: Any) -> Tensor:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """apply(hidden [tokens, d], weight, targets [tokens], chunk, ignore_index, whether gradients are wanted)."""
+    """apply(hidden [tokens, d], weight, targets [tokens], chunk, ignore_index, mean or sum, gradients are wanted)."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, ignore_index: int, wanted: bool
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk: int,
+        ignore_index: int,
+        mean: bool,
+        wanted: bool,
     ) -> Tensor:
         need_hidden, need_weight = (wanted and needed for needed in ctx.needs_input_grad[:2])
         tokens, vocabulary = len(targets), len(weight)
         several = chunk < tokens
         logits = hidden.new_empty(min(chunk, tokens), _padded(vocabulary))[:, :vocabulary]
         counted = (targets != ignore_index).sum()
-        factor = 1 / counted.float()
+        if mean:
+            ctx.counted_tokens = counted, tokens  # see token_weights
+        factor = 1 / counted.float() if mean else torch.ones((), device=hidden.device)
         losses = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if need_hidden else None
         grad_weight = None
@@ -115,7 +136,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for gradient in gradients:
             if gradient is not None:
                 _scale_in_place(gradient, grad_loss)
-        return *gradients, None, None, None, None
+        return *gradients, None, None, None, None, None
 
 
 def _padded(vocabulary: int) -> int:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from cs336_systems.training.gradient_sums import GradientSums
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -150,6 +151,7 @@ def test_mistakes_are_refused():
         ((hidden, weight, targets > 3), "targets are torch.bool; allowed: integers"),
         ((hidden, weight, targets.to("meta")), "cpu, cpu and meta; allowed: one device"),
         ((hidden, weight, targets, 0), "chunk is 0"),
+        ((hidden, weight, targets, None, -100, "none"), "reduction is 'none'; allowed: 'mean' and 'sum'"),
     ):
         with pytest.raises(ValueError, match=match):
             linear_cross_entropy(*arguments)
@@ -157,6 +159,22 @@ def test_mistakes_are_refused():
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="backward twice"):
         loss.backward()
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("device", DEVICES)
+def test_sums_of_parts_are_the_mean_of_all(device):
+    """Also added up in fp32, where the weight is bf16."""
+    hidden, weight, targets = make_inputs(24, 16, 40, torch.bfloat16, device)
+    targets[6:11] = targets[12:18] = -100
+    weight = torch.nn.Parameter(weight.detach())
+    linear_cross_entropy(hidden, weight, targets).backward()
+    expected, weight.grad = weight.grad.float(), None
+    counted = (targets != -100).sum()
+    with GradientSums([weight]) as sums:
+        for x, y in zip(hidden.detach().chunk(4), targets.chunk(4), strict=True):
+            (linear_cross_entropy(x, weight, y, chunk=4, reduction="sum") / counted).backward()
+    assert (sums.gradients[weight] - expected).norm() < 2**-7 * expected.norm()
 
 
 def test_a_compiled_model_may_call_it():

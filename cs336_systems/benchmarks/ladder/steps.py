@@ -15,7 +15,7 @@ from cs336_systems.model import ATTENTION, ROPE_THETA, TransformerBlock, Transfo
 from cs336_systems.nvidia import compute_capability
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.adamw import MasterAdamW
-from cs336_systems.training.captured_step import WARM_UP_CALLS, CapturedStep
+from cs336_systems.training.captured_step import CapturedStep
 from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.fp8 import CAPABILITY, use_fp8
 from cs336_systems.training.fused_model import FusedTransformerLM, fuse
@@ -90,9 +90,8 @@ class RungStep:
 
     def prepare(self) -> None:
         """Run as many steps as a graph needs until it is captured; none where there is none."""
-        if self.captured:
-            for _ in range(WARM_UP_CALLS + 1):
-                self()
+        while self.captured and self.captured.graph is None:
+            self()
 
 
 def require(rung: Rung, device: torch.device) -> None:

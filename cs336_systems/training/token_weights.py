@@ -1,0 +1,94 @@
+"""The weight of a mean loss among those of other micro-batches and ranks: the tokens that count in it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+NLL = ("NllLossBackward0", "NllLoss2DBackward0")
+"""Nodes of PyTorch's cross-entropy for class indices."""
+COMPILED = "CompiledFunctionBackward"
+"""The node of a graph that torch.compile made, which cannot be looked into."""
+MEAN = 1
+"""Their `reduction`, as a number."""
+ALLOWED = (
+    "tokens; allowed: one mean outside of torch.compile, or to return (sum, count), of which (loss, 1) weighs all "
+    "micro-batches and ranks alike"
+)
+
+
+def weigh(loss: Any, *, alone: bool) -> tuple[Tensor, Tensor | None]:
+    """Return what a loss adds to the weighted sum of losses, and its weight; None: all weigh alike.
+
+    The sum, divided by the sum of weights, is the mean over all tokens that count. A weight is the share of a
+    micro-batch's tokens that count, so that it is exactly 1 where none is ignored.
+
+    Args:
+        loss: a scalar; or a sum and the number of tokens in it.
+        alone: whether the loss is the only one, so that a mean needs no weight.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it is not a scalar, or consists of several means over tokens, or of compiled code.
+    """
+    match loss:
+        case Tensor():
+            _check_scalar(loss)
+            loss = _whole(loss)
+        case (Tensor() as total, (Tensor() | int() | float()) as count):
+            _check_scalar(total)
+            return _whole(total), _as_scalar(count, total.device)
+        case _:
+            kind = type(loss).__name__
+            raise TypeError(f"the loss function returned a {kind}; allowed: a scalar tensor, or (sum, count)")
+    means, compiled = ([], False) if alone else means_over_tokens(loss)
+    if len(means) > 1:
+        raise ValueError(f"the loss consists of {len(means)} means over tokens, which may count different {ALLOWED}")
+    if compiled and not means:
+        raise ValueError(f"the loss is computed by compiled code, which may ignore {ALLOWED}")
+    if not means:
+        return loss, None
+    ((counted, tokens),) = means
+    weight = _whole(counted.detach()).float() / max(1, tokens)
+    return torch.where(weight > 0, loss * weight, 0), weight  # a mean over no token is NaN
+
+
+def means_over_tokens(loss: Tensor) -> tuple[list[tuple[Tensor, int]], bool]:
+    """Find the means over tokens in a loss's graph, and whether compiled code computes a scalar in it.
+
+    Known are those of `linear_cross_entropy`, and of PyTorch's cross-entropy and nll_loss outside of torch.compile.
+
+    Returns:
+        for each mean, how many tokens count, and how many it was given; and whether others may be in compiled code.
+    """
+    means, compiled, nodes, seen = [], False, [loss.grad_fn], set()
+    while nodes:
+        node: Any = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "counted_tokens"):
+            means.append(node.counted_tokens)
+        elif node.name() in NLL and node._saved_reduction == MEAN:
+            means.append((node._saved_total_weight, node._saved_target.numel()))
+        else:
+            compiled |= node.name() == COMPILED and any(len(output.shape) == 0 for output in node._input_metadata)
+            nodes.extend(following for following, _ in node.next_functions)
+    return means, compiled
+
+
+def _check_scalar(loss: Tensor) -> None:
+    if loss.numel() != 1:
+        raise ValueError(f"the loss has shape {list(loss.shape)}; allowed: a scalar")
+
+
+def _whole(number: Tensor) -> Tensor:
+    return number.full_tensor() if isinstance(number, DTensor) else number
+
+
+def _as_scalar(count: Tensor | float, device: torch.device) -> Tensor:
+    if isinstance(count, Tensor):
+        _check_scalar(count)
+        return _whole(count.detach()).to(device, torch.float32).view(())
+    return torch.full((), count, dtype=torch.float32, device=device)  # a copy from the host could not be captured
