@@ -1,0 +1,642 @@
+"""What each part of cs336_systems.training does together with everything else of PyTorch and of this library.
+
+Every field is trained by `test_compatibility`. `python -m tests.training.compatibility` writes docs/compatibility.md.
+"""
+
+import copy
+import functools
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from cs336_systems.attention import flash_attention, plain_attention
+from cs336_systems.model import SelfAttention, TransformerLM
+from cs336_systems.parallel import (
+    BucketedDataParallel,
+    FlatDataParallel,
+    FullyShardedDataParallel,
+    NaiveDataParallel,
+    OverlappedDataParallel,
+    ShardedGradientsDataParallel,
+    ShardedOptimizer,
+    SymmetricMemoryDataParallel,
+    SymmetricMemoryShardedOptimizer,
+)
+from cs336_systems.parallel.update_in_backward import UpdateInBackward
+from cs336_systems.training import (
+    CapturedStep,
+    GradientSums,
+    MasterAdamW,
+    checkpoint_blocks,
+    clip_scale,
+    fuse,
+    linear_cross_entropy,
+    packed_linear,
+    use_fp8,
+)
+from cs336_systems.training.sharded_step import ShardedStep, units_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
+VOCABULARY, CONTEXT, SEQUENCES = 32, 16, 4
+ADAMW = {"lr": 0.05, "eps": 1e-2, "weight_decay": 0.1}  # an eps at which updates are not the gradients' signs
+SGD = {"lr": 0.5}
+MAX_NORM = 0.3
+EXACT, NARROW, FP8 = 1e-5, 0.15, 0.2
+"""Allowed differences, relative to the whole update, in fp32, bf16 and FP8."""
+
+
+class Loss(nn.Module):
+    """A model with its loss, which wrappers wrap."""
+
+    def __init__(self, model: nn.Module, of: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.model, self.of = model, of
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.of(self.model, x, y)
+
+
+def cross_entropy(model, x, y):
+    return nn.functional.cross_entropy(model(x).flatten(0, -2).float(), y.flatten())
+
+
+def fused_cross_entropy(model, x, y):
+    x = model.token_embedding(x)
+    for block in model.blocks:
+        x = block(x)
+    return linear_cross_entropy(model.final_norm(x), model.lm_head.weight, y)
+
+
+def hidden_cross_entropy(model, x, y):
+    return linear_cross_entropy(model.hidden(x), model.lm_head.weight, y)
+
+
+class PackedAttention(SelfAttention):
+    """Attention of a user's own that calls packed_linear."""
+
+    def forward(self, x):
+        weights = self.query.weight, self.key.weight, self.value.weight
+        q, k, v = map(self._split_heads, packed_linear(x, weights).chunk(3, -1))
+        attended = self.attention(self.rope(q), self.rope(k), v, is_causal=True)
+        return self.output(attended.transpose(-3, -2).flatten(-2))
+
+
+def pack(model):
+    for block in model.blocks:
+        block.attention.__class__ = PackedAttention
+
+
+# Steps of training. Each gets a Training and returns a function of a batch.
+
+
+def eager(t, update=lambda t: t.optimizer.step()):
+    def step(x, y):
+        t.optimizer.zero_grad()
+        t.loss(x, y).backward()
+        t.finish()
+        update(t)
+
+    return step
+
+
+def clipped(t):
+    if t.part.optimizer is torch.optim.AdamW:  # the reference
+        return eager(t, lambda t: (nn.utils.clip_grad_norm_(t.parameters(), MAX_NORM), t.optimizer.step()))
+    return eager(t, lambda t: t.optimizer.step(scale=clip_scale(t.parameters(), MAX_NORM)))
+
+
+def summed(t):
+    def step(x, y):
+        t.optimizer.zero_grad()
+        with GradientSums(t.parameters()) as sums:
+            for part in zip(x.chunk(2), y.chunk(2), strict=True):
+                (t.loss(*part) / 2).backward()
+                t.finish()
+        t.optimizer.step(gradients=sums.gradients)
+
+    return step
+
+
+def captured(t):
+    model = None if type(t.wrapped) is Loss else t.wrapped
+    return CapturedStep(t.loss, t.optimizer, model=model, accumulate=2)
+
+
+def during_backward(t):
+    t.optimizer.during_backward()
+    return eager(t)
+
+
+def in_backward(t):
+    def step(x, y):
+        t.loss(x, y).backward()
+        t.optimizer.finish()
+
+    return step
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A part of the library in a training loop."""
+
+    prepare: Callable[[TransformerLM], Any] = lambda model: None
+    loss: Callable[..., torch.Tensor] = cross_entropy
+    optimizer: type = torch.optim.SGD
+    make_step: Callable[..., Callable[..., Any]] = eager
+    dtype: torch.dtype = torch.float32
+    tolerance: float = EXACT
+    clips: bool = False
+
+
+PARTS = {
+    "MasterAdamW": Part(optimizer=MasterAdamW, dtype=torch.bfloat16, tolerance=NARROW),
+    "CapturedStep": Part(optimizer=MasterAdamW, make_step=captured),
+    "GradientSums": Part(optimizer=MasterAdamW, make_step=summed, dtype=torch.bfloat16, tolerance=NARROW),
+    "clip_scale": Part(optimizer=MasterAdamW, make_step=clipped, clips=True),
+    "during_backward": Part(optimizer=MasterAdamW, make_step=during_backward),
+    "fuse": Part(prepare=fuse),
+    "packed_linear": Part(prepare=pack),
+    "checkpoint_blocks": Part(prepare=checkpoint_blocks),
+    "use_fp8": Part(prepare=use_fp8, tolerance=FP8),
+    "linear_cross_entropy": Part(loss=fused_cross_entropy),
+    "ShardedStep": Part(optimizer=ShardedStep, make_step=in_backward, dtype=torch.bfloat16, tolerance=NARROW),
+    "UpdateInBackward": Part(optimizer=UpdateInBackward, make_step=in_backward),
+}
+
+
+IN_BACKWARD = (ShardedStep, UpdateInBackward)
+"""Parts that are sharded optimizers."""
+
+
+class Training:
+    """A part in a training loop, together with something else."""
+
+    def __init__(self, part: Part, other: "Other"):
+        self.part, self.other = part, other
+        torch.manual_seed(0)
+        self.model = TransformerLM(VOCABULARY, CONTEXT, 16, 1, 2, 32, 1e4, attention=flash_attention).bfloat16()
+        self.model.to(part.dtype)
+        other.before(self.model)
+        part.prepare(self.model)
+        other.after(self.model)
+        self.wrapped, self.optimizer = self.build()
+        self.model = self.wrapped
+        while not isinstance(self.model, TransformerLM):
+            self.model = getattr(self.model, "module", None) or self.model.model
+        other.built(self)
+        self.step = part.make_step(self)
+
+    def build(self):
+        build, kind = self.other.build, self.part.optimizer
+        if kind is ShardedStep:
+            sharded = ShardedStep(build(self.model, lambda _: None)[0], recomputed=1, **ADAMW)
+            return Loss(sharded.model, hidden_cross_entropy), sharded.update
+        module = Loss(self.model, self.part.loss)
+        if kind is UpdateInBackward:
+            return build(module, lambda _: UpdateInBackward(units_of(self.model), torch.optim.AdamW, **ADAMW))
+        return build(module, partial(kind, **(SGD if kind is torch.optim.SGD else ADAMW)))
+
+    def parameters(self):
+        return list(self.wrapped.parameters())
+
+    def loss(self, x, y):
+        return self.other.loss(self.wrapped, x, y)
+
+    def finish(self):
+        if hasattr(self.wrapped, "finish_gradient_synchronization"):
+            self.wrapped.finish_gradient_synchronization()
+
+
+# What a part is used together with.
+
+
+def alone(module, make):
+    return module, make(module.parameters())
+
+
+def by(wrap):
+    """Wrap a module, and make the optimizer of the wrapper's parameters."""
+
+    def build(module, make):
+        wrapped = wrap(module)
+        return wrapped, make(wrapped.parameters())
+
+    return build
+
+
+def sharded_by(kind):
+    def build(module, make):
+        wrapped = BucketedDataParallel(module, 1)
+        return wrapped, kind(wrapped.parameters(), make.func, **make.keywords)
+
+    return build
+
+
+def with_sharded_gradients(module, make):
+    optimizer = ShardedOptimizer(module.parameters(), make.func, **make.keywords)
+    return ShardedGradientsDataParallel(module, optimizer), optimizer
+
+
+def block_of(module):
+    return type(next(part for name, part in module.named_modules() if name.endswith("blocks.0")))
+
+
+def fully_sharded(module):
+    return FullyShardedDataParallel(module, together=(block_of(module),))
+
+
+def by_fully_shard(module):
+    for part in module.modules():
+        if isinstance(part, block_of(module)):
+            fully_shard(part)
+    return fully_shard(module)
+
+
+def as_dtensors(module):
+    return distribute_module(module, init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def loss_of_dtensors(module, x, y):
+    mesh = next(module.parameters()).device_mesh
+    x, y = (DTensor.from_local(tensor, mesh, [Replicate()]) for tensor in (x, y))
+    return module(x, y).full_tensor()
+
+
+def attention_of_dtensors(q, k, v, is_causal=False):
+    local = flash_attention(*(x.to_local() for x in (q, k, v)), is_causal)
+    return DTensor.from_local(local, q.device_mesh, [Replicate()])
+
+
+def checkpointed(t):
+    for block in t.model.blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def renew(t, wrapped, optimizer):
+    t.wrapped, t.optimizer, t.model = wrapped, optimizer, wrapped.model
+    t.step = t.part.make_step(t)
+
+
+def copied(t):
+    renew(t, *copy.deepcopy((t.wrapped, t.optimizer)))
+
+
+def through_a_file(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def pickled(t):
+    renew(t, *through_a_file((t.wrapped, t.optimizer)))
+
+
+def loaded(t):
+    model, optimizer = through_a_file((t.wrapped.state_dict(), t.optimizer.state_dict()))
+    t.__dict__.update(Training(t.part, t.other).__dict__)
+    t.wrapped.load_state_dict(model)
+    t.optimizer.load_state_dict(optimizer)
+
+
+def badly_loaded(t):
+    states = [copy.deepcopy(t.optimizer.state_dict()) for _ in range(3)]
+    states[0]["param_groups"][0]["params"].pop()
+    states[1]["param_groups"][0].update(amsgrad=True, lr=1.0)
+    for state in states[2]["state"].values():
+        state["exp_avg"] = torch.ones(5)
+    # PyTorch's optimizers accept any hyperparameter and state.
+    for state in states if isinstance(t.optimizer, MasterAdamW) else states[:1]:
+        with pytest.raises(ValueError, match=r"group|amsgrad=True|allowed: its parameter's"):
+            t.optimizer.load_state_dict(state)
+
+
+def cast(t):
+    t.wrapped.to(torch.bfloat16 if t.part.dtype is torch.float32 else torch.float32)
+
+
+def with_attention(function):
+    """Replace attention's kernels by operators of PyTorch, which have second derivatives, or know DTensors."""
+
+    def replace(t):
+        for block in t.model.blocks:
+            if block.attention.attention is flash_attention:  # checkpoint_blocks needs its own
+                block.attention.attention = function
+
+    return replace
+
+
+def swapped(t):
+    for parameter in t.wrapped.parameters():
+        parameter.data = parameter.data.clone()
+
+
+def tied(model):
+    model.lm_head.weight = model.token_embedding.weight
+
+
+def frozen(model):
+    model.final_norm.requires_grad_(False)
+    model.blocks[0].attention.key.requires_grad_(False)
+
+
+def replaced(model):
+    old = model.lm_head.weight
+    torch.manual_seed(1)
+    model.lm_head.weight = nn.Parameter(0.3 * torch.randn_like(old))
+    query = nn.Linear(16, 16, bias=False).bfloat16().to(old.dtype)
+    model.blocks[0].attention.query = query
+
+
+def gradients_of_torch_func(module, x, y):
+    """A loss whose gradients are those of torch.func.grad."""
+    parameters = dict(module.named_parameters())
+    gradients, value = torch.func.grad_and_value(
+        lambda given: torch.func.functional_call(module, given, (x, y), tie_weights=True)
+    )({name: parameter.detach() for name, parameter in parameters.items()})
+    linear = sum((p.float() * gradients[name].float()).sum() for name, p in parameters.items())
+    return linear + (value - linear).detach()
+
+
+def penalized(module, x, y):
+    """A loss and a term of its gradients, linear in them: the mean over parts of a batch is that of the whole."""
+    loss = module(x, y)
+    gradients = torch.autograd.grad(loss, [p for p in module.parameters() if p.requires_grad], create_graph=True)
+    return loss + 0.1 * sum(gradient.float().sum() for gradient in gradients)
+
+
+def nothing(_):
+    pass
+
+
+@dataclass(frozen=True)
+class Other:
+    """What a part is used together with: changes of the model, its wrapper, the loss, or something between steps."""
+
+    name: str
+    before: Callable[[TransformerLM], Any] = nothing
+    after: Callable[[TransformerLM], Any] = nothing
+    build: Callable[..., Any] = alone
+    built: Callable[[Training], Any] = nothing
+    loss: Callable[..., torch.Tensor] = Loss.__call__
+    between: Callable[[Training], Any] = nothing
+    splits: bool = False
+    """Whether each rank has its part of the batch."""
+    tolerance: float = 0
+    reference: "Other | None" = None
+    """What the reference is trained with; None: nothing."""
+
+
+ALONE = Other("alone")
+
+
+def like_pytorch(name, **options):
+    """An entry whose reference is PyTorch in the same way."""
+    return Other(name, **options, reference=Other(name, **options))
+
+
+OTHERS = [
+    Other("NaiveDataParallel", build=by(NaiveDataParallel), splits=True),
+    Other("FlatDataParallel", build=by(FlatDataParallel), splits=True),
+    Other("OverlappedDataParallel", build=by(OverlappedDataParallel), splits=True),
+    Other("BucketedDataParallel", build=by(partial(BucketedDataParallel, bucket_size_mb=1)), splits=True),
+    Other("SymmetricMemoryDataParallel", build=by(SymmetricMemoryDataParallel), splits=True),
+    Other("ShardedGradientsDataParallel", build=with_sharded_gradients, splits=True),
+    Other("FullyShardedDataParallel", build=by(fully_sharded), splits=True),
+    Other("ShardedOptimizer", build=sharded_by(ShardedOptimizer), splits=True),
+    Other("SymmetricMemoryShardedOptimizer", build=sharded_by(SymmetricMemoryShardedOptimizer), splits=True),
+    Other("torch DDP", build=by(DistributedDataParallel), splits=True),
+    Other("fully_shard", build=by(by_fully_shard), splits=True),
+    Other(
+        "DTensor",
+        built=with_attention(attention_of_dtensors),
+        build=by(as_dtensors),
+        loss=loss_of_dtensors,
+    ),
+    Other("torch.utils.checkpoint", built=checkpointed),
+    Other("copy.deepcopy", between=copied),
+    Other("torch.save of the objects", between=pickled),
+    Other("load_state_dict", between=loaded),
+    Other("load_state_dict that fails", between=badly_loaded),
+    Other("Module.to(dtype)", between=cast, tolerance=NARROW),
+    Other("p.data = ...", between=swapped),
+    like_pytorch("tied parameters", before=tied),
+    like_pytorch("frozen parameters", before=frozen),
+    like_pytorch("replaced parameters and layers", after=replaced),
+    Other("torch.func.grad", loss=gradients_of_torch_func),
+    like_pytorch("double backward", built=with_attention(plain_attention), loss=penalized),
+]
+
+
+LATER = ["NaiveDataParallel", "FlatDataParallel", "OverlappedDataParallel", "BucketedDataParallel"]
+LATER += ["SymmetricMemoryDataParallel", "torch DDP"]
+SHARDED = ["FullyShardedDataParallel", "fully_shard", "DTensor"]
+SHARDED_OPTIMIZERS = ["ShardedGradientsDataParallel", "ShardedOptimizer", "SymmetricMemoryShardedOptimizer"]
+COPIES = ["copy.deepcopy", "torch.save of the objects"]
+IN_BACKWARD_NAMES = ["ShardedStep", "UpdateInBackward"]
+NOT_COMBINED = {
+    ("during_backward", "ShardedOptimizer"),
+    ("during_backward", "ShardedGradientsDataParallel"),
+    ("during_backward", "SymmetricMemoryShardedOptimizer"),
+    *((part, other) for part in IN_BACKWARD_NAMES for other in SHARDED_OPTIMIZERS),
+}
+"""Sharded optimizers have no such method, or are both."""
+
+
+def fields(parts, others, sentence):
+    return {(part, other): sentence for part in parts for other in others}
+
+
+REFUSED = {
+    **fields(
+        ["GradientSums", "during_backward", "UpdateInBackward"],
+        LATER,
+        ".* would use a parameter's gradient before .* has averaged it; allowed: parameters without a data-parallel "
+        "wrapper, or those of a FullyShardedDataParallel or fully_shard",
+    ),
+    **fields(
+        ["GradientSums"],
+        SHARDED_OPTIMIZERS,
+        ".* would use a parameter's gradient before .* has averaged it; allowed: parameters without a data-parallel "
+        "wrapper, or those of a FullyShardedDataParallel or fully_shard",
+    ),
+    **fields(
+        ["clip_scale"],
+        ["ShardedGradientsDataParallel"],
+        "each rank has other gradients, and no rank the norm of all; allowed: clip_grad_norm_.* of the "
+        "ShardedGradientsDataParallel, which returns it",
+    ),
+    **fields(
+        ["ShardedStep"],
+        [*LATER, "FullyShardedDataParallel"],
+        "fuse accepts cs336_systems.model.TransformerLM, got .*",
+    ),
+    **fields(["ShardedStep"], ["fully_shard"], "fuse replaces the classes of cs336_systems.model, but the model is .*"),
+    **fields(["UpdateInBackward"], SHARDED, ".* is a DTensor, sharded already; allowed: whole parameters"),
+    **fields(["ShardedStep"], ["DTensor"], ".* is a DTensor, sharded already; allowed: whole parameters"),
+    **fields(
+        ["linear_cross_entropy"],
+        ["FullyShardedDataParallel"],
+        "linear_cross_entropy got a weight that is a DTensor, sharded over ranks; allowed: whole weights, as in the "
+        "forward pass of a module whose class is in FullyShardedDataParallel's `together`, or that was given to "
+        "fully_shard",
+    ),
+    **fields(
+        ["use_fp8"],
+        ["DTensor", "torch.func.grad"],
+        "fp8_linear accepts plain tensors only, outside of torch.func's transforms",
+    ),
+    **fields(
+        ["checkpoint_blocks"],
+        ["DTensor"],
+        "Operator cs336_systems.attention_forward.default does not have a sharding strategy registered",
+    ),
+    **fields(
+        ["checkpoint_blocks", "ShardedStep"],
+        ["torch.utils.checkpoint"],
+        "torch.utils.checkpoint: A different number of tensors was saved during the original forward and recomputation",
+    ),
+    **fields(
+        ["checkpoint_blocks", "ShardedStep"],
+        ["torch.func.grad"],
+        "torch.func.* don't yet support saved tensor hooks",
+    ),
+    **fields(
+        ["fuse", "packed_linear", "checkpoint_blocks", "use_fp8", "linear_cross_entropy", "ShardedStep"],
+        ["double backward"],
+        r".* cannot be differentiated twice \(create_graph=True\)",
+    ),
+    **fields(IN_BACKWARD_NAMES, COPIES, r".*UpdateInBackward cannot be copied or pickled; allowed: its state_dict\(\)"),
+    **fields(
+        IN_BACKWARD_NAMES,
+        ["Module.to(dtype)", "p.data = ..."],
+        r"a parameter .* was cast, moved or replaced after its unit was made; allowed: to change its numbers in place, "
+        r"by load_state_dict or under torch.no_grad\(\)",
+    ),
+    **fields(
+        IN_BACKWARD_NAMES,
+        ["tied parameters"],
+        "parameter .* and parameter .* share memory; allowed: each parameter once, in memory of its own",
+    ),
+    **fields(
+        IN_BACKWARD_NAMES,
+        ["frozen parameters"],
+        "parameter .* is frozen; allowed: parameters that require a gradient",
+    ),
+}
+"""What is refused, by part and by what it is used together with: a regular expression of the error's sentence."""
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(VOCABULARY, (2, SEQUENCES, CONTEXT), generator=generator) for _ in range(2)]
+
+
+def weights(training):
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in map(torch.Tensor.detach, training.parameters())]
+    return torch.cat([w.flatten().double() for w in whole])
+
+
+def train(training, mine=slice(None)):
+    """Train for two steps; an error leaves the weights as they were."""
+    (x1, y1), (x2, y2) = batches()
+    first, second = ((lambda x=x, y=y: training.step(x[mine], y[mine])) for x, y in ((x1, y1), (x2, y2)))
+    for action in (first, lambda: training.other.between(training), second):
+        before = weights(training)
+        try:
+            action()
+        except Exception:
+            assert torch.equal(weights(training), before), "the weights were changed before the error"
+            raise
+    return weights(training)
+
+
+@functools.cache
+def by_pytorch(optimizer, clips, other):
+    """Weights before and after training as PyTorch does, in one process, on the whole batch."""
+    training = Training(Part(optimizer=optimizer, make_step=clipped if clips else eager), other)
+    begin = weights(training)
+    return begin, train(training)
+
+
+def takes_all_ranks(part, other):
+    return other.splits or part.optimizer in IN_BACKWARD or other.name == "DTensor"
+
+
+def difference(part, other):
+    """How far weights end from those of PyTorch, relative to how far these went."""
+    optimizer = torch.optim.SGD if part.optimizer is torch.optim.SGD else torch.optim.AdamW
+    begin, end = by_pytorch(optimizer, part.clips, other.reference or ALONE)
+    share = SEQUENCES // dist.get_world_size()
+    start = dist.get_rank() * share
+    splits = other.splits or part.optimizer in IN_BACKWARD
+    ours = train(Training(part, other), slice(start, start + share) if splits else slice(None))
+    return ((ours - end).norm() / (end - begin).norm()).item()
+
+
+def problem(part_name, other):
+    """What is wrong with a field; an empty string if nothing is."""
+    part, sentence = PARTS[part_name], REFUSED.get((part_name, other.name))
+    try:
+        off = difference(part, other)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        if sentence and re.match(sentence, str(error)):
+            return ""
+        return f"{type(error).__name__}: {error}, expected: {sentence or 'the same as PyTorch'}"
+    if sentence:
+        return f"trained, {off:.2g} from PyTorch; expected: {sentence}"
+    return "" if off <= max(part.tolerance, other.tolerance) else f"{off:.2g} from PyTorch"
+
+
+INTRODUCTION = """# What works together
+
+Each part of `cs336_systems.training` was trained together with everything in the first column, for two steps on two
+ranks over Gloo, and compared with the same training in PyTorch. A field says:
+
+- **same**: the weights are those of PyTorch, up to the rounding of the part's precision;
+- a number: refused with the sentence of that number, which leaves the weights as they were;
+- –: not combined, as it is a sharded optimizer, or a method that sharded optimizers do not have.
+
+A loss that is used with a wrapper is inside of the module that is wrapped; `CapturedStep` is passed the wrapper as
+`model`, and splits the batch into two micro-batches. Weights are bf16 for `MasterAdamW`, `GradientSums` and
+`ShardedStep`. `tests/training/compatibility.py` is the source of this page.
+"""
+
+
+def page():
+    """The page of the documentation."""
+    sentences = list(dict.fromkeys(REFUSED.values()))
+
+    def field(part, other):
+        if (part, other.name) in NOT_COMBINED:
+            return "–"
+        sentence = REFUSED.get((part, other.name))
+        return f"[{sentences.index(sentence) + 1}](#sentences)" if sentence else "same"
+
+    lines = [INTRODUCTION, f"| with | {' | '.join(f'`{name}`' for name in PARTS)} |", "|---" * (1 + len(PARTS)) + "|"]
+    lines += [f"| {other.name} | {' | '.join(field(part, other) for part in PARTS)} |" for other in OTHERS]
+    lines += ["", "## Sentences", ""]
+    lines += [f"{number}. {readable(sentence)}" for number, sentence in enumerate(sentences, start=1)]
+    return "\n".join(lines) + "\n"
+
+
+def readable(sentence):
+    return sentence.replace(".*", "…").replace("\\", "")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
