@@ -121,6 +121,7 @@ class Trial:
             own = own_gradients(model, self.tokens, self.cell.precision)
         before = sample_weights(model)
         run(phases)
+        del phases  # A wrapper that ends its own NCCL group waits for the graphs that use it.
         after = sample_weights(model)
         errors = self.errors[contender] = gradient_errors(model, own, averaged=communicates)
         if not errors.worst <= contender.tolerance:
@@ -139,6 +140,7 @@ class Trial:
         self.witness.see(contender, training)
         phases = self._as_timed(training)
         laps = time_steps(phases, self.device, warmup=self.cell.warmup, steps=self.cell.steps)
+        del phases  # before the wrapper, as above
         seconds = slowest(laps, self.device)
         return Turn(seconds=seconds, peak=most_in_use(self.device), outside=memory_outside(self.device))
 
