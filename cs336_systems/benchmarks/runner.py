@@ -4,6 +4,7 @@ A reason why a cell cannot be measured is a result; a bug is an exception.
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,8 +42,9 @@ def measure_cells(
     cells: Sequence[E], measure: Measure[E], device: torch.device, seed: int
 ) -> Iterator[tuple[E, list[Measurement]]]:
     """Measure each cell; nothing of a cell stays in memory when the next one begins."""
-    # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32.
+    # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32, which PyTorch's compiler recommends.
     torch.set_float32_matmul_precision("highest")
+    warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
     if rehearsal := cells[0].rehearsal(cells[0]):
         measure_alone(measure, rehearsal, device, seed)
     for cell in cells:

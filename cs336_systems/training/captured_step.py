@@ -76,6 +76,8 @@ class CapturedStep:
             raise ValueError(f"accumulate is {accumulate}; allowed: whole numbers from 1")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm is {max_norm}; allowed: numbers above 0, or None")
+        if isinstance(optimizer, ShardedOptimizer) and model is None:
+            raise ValueError(f"a {type(optimizer).__name__} needs averaged gradients; allowed: model=their wrapper")
         self._own = isinstance(optimizer, MasterAdamW)
         on_gpu = any(p.is_cuda for group in optimizer.param_groups for p in group["params"])
         if on_gpu and not self._own and not all(group.get("capturable") for group in optimizer.param_groups):
@@ -83,8 +85,6 @@ class CapturedStep:
             raise ValueError(f"{name} cannot be captured; allowed: MasterAdamW, or an optimizer with capturable=True")
         if update_during_backward:
             _check_update_during_backward(optimizer, model, accumulate, max_norm or check_finite)
-        if isinstance(optimizer, ShardedOptimizer) and model is None:
-            raise ValueError(f"a {type(optimizer).__name__} needs averaged gradients; allowed: model=their wrapper")
         self.loss_function = loss_function
         self.optimizer = optimizer
         self.accumulate = accumulate

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -32,7 +33,7 @@ class WrappedPasses:
 
         Raises:
             TypeError: the model is not a data-parallel wrapper.
-            ValueError: as `check`.
+            ValueError: as `check`, or a DistributedDataParallel and this are made on the default stream of a GPU.
         """
         self._module = model
         self._model: Any
@@ -45,11 +46,22 @@ class WrappedPasses:
         self.is_replicated = isinstance(self._model, REPLICATED)
         self._parameters = parameters
         self.check()
+        self._check_stream()
         meshes = dict.fromkeys(p.device_mesh for p in parameters if isinstance(p, DTensor))
         self.groups: list[dist.ProcessGroup | None] = [group for mesh in meshes for group in mesh.get_all_groups()]
         """Process groups of the ranks that share a batch."""
         if self.is_replicated:
             self.groups = [self._model.process_group]
+
+    def _check_stream(self) -> None:
+        """Refuse a DistributedDataParallel on the default stream: on the one that it was built on it adds gradients."""
+        if not isinstance(self._model, DistributedDataParallel) or not any(p.is_cuda for p in self._parameters):
+            return
+        if torch.cuda.current_stream() == torch.cuda.default_stream():
+            raise ValueError(
+                "DistributedDataParallel adds gradients on the stream that it was built on, and the default stream "
+                "cannot be captured; build it and this step under torch.cuda.stream(torch.cuda.Stream())"
+            )
 
     @property
     def calls_before_capture(self) -> int:

@@ -246,6 +246,8 @@ def serve(connection, rank, processes, backend, meeting_point):
             gc.collect()
             gc.freeze()
             torch.manual_seed(rank)
+            if device.type == "cuda":
+                torch.cuda.set_stream(torch.cuda.default_stream(device))  # a benchmark leaves another one
             body(device=device, **parameters)
         except BaseException:
             connection.send(traceback.format_exc())

@@ -399,6 +399,8 @@ def whole(tensor):
 @on_all_ranks
 def test_a_wrapped_model_trains_as_one_process_on_the_whole_batch(device, wrapper):
     """Ranks and micro-batches ignore different numbers of tokens."""
+    if device.type == "cuda":  # DistributedDataParallel needs another stream than the default one
+        torch.cuda.set_stream(torch.cuda.Stream())
     generator = torch.Generator().manual_seed(0)
     tokens, targets = (torch.randint(17, (3, 12, 5), generator=generator).to(device) for _ in range(2))
     targets[:, 0, 1:] = targets[:, 2:4] = targets[:, 7] = -100
@@ -481,6 +483,10 @@ def test_gradients_that_another_wrapper_averages_are_refused(device):
             CapturedStep(loss, foreign, model=wrapped)
     wrapped = DistributedDataParallel(nn.Linear(4, 4).to(device))
     optimizer = MasterAdamW(wrapped.parameters())
+    if device.type == "cuda":
+        with pytest.raises(ValueError, match="the default stream cannot be captured"):
+            CapturedStep(loss, optimizer, model=wrapped)
+        torch.cuda.set_stream(torch.cuda.Stream())
     with pytest.raises(ValueError, match="the loss function did not call model, a DistributedDataParallel"):
         CapturedStep(lambda x: wrapped.module(x).sum(), optimizer, model=wrapped)(x)
     model = nn.Sequential(nn.Linear(4, 4), fully_shard(nn.Linear(4, 4).to(device)))
