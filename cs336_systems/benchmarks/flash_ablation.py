@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
 from cs336_systems.benchmarks.comparison.exact_attention import require_close
+from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.runner import rows_or_reason
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.dtypes import DTYPES
@@ -30,8 +30,7 @@ def measure(cell: FlashAblation, device: torch.device) -> list[Measurement]:
     """Measure times of each pass's kernels, or say that the pass does not make this decision here."""
     if device.type != "cuda":
         raise Unavailable("the Triton kernels need a CUDA device")
-    if obstacle := kernel_obstacle(device):
-        raise Unavailable(f"the Triton kernels do not run here: {obstacle}")
+    require_kernels(device)
     from cs336_systems.attention.triton_launch import attention_backward, attention_forward, default_tiles
 
     q, k, v, grad_o = inputs = make_inputs(cell, device)

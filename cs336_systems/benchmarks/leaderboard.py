@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from cs336_systems.accounting.fused_training import RankMemory
 from cs336_systems.accounting.units import MIB
+from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.ladder.ranks import slowest
 from cs336_systems.experiments.leaderboard import Leaderboard
 from cs336_systems.measure.device_busy import device_busy
@@ -61,8 +62,9 @@ def plan_memory(cell: Leaderboard, device: torch.device) -> RankMemory:
     """Choose the number of blocks that are computed again, and print whether a rank's step fits.
 
     Raises:
-        Unavailable: it does not fit.
+        Unavailable: it does not fit, or the device does not run this project's kernels.
     """
+    require_kernels(device)
     free = free_memory(device)
     if cell.processes > 1:
         least = torch.tensor([free], device=device)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpu_monitor import GpuMonitor
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
@@ -65,7 +66,13 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
 
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:
     """Measure a cell, or return the single row that says why it could not be measured."""
-    return rows_or_reason(lambda: measure(cell, device), WHOLE_CELL)
+
+    def rows() -> list[Measurement]:
+        if getattr(cell, "attention", "") == "flash":
+            require_kernels(device)
+        return measure(cell, device)
+
+    return rows_or_reason(rows, WHOLE_CELL)
 
 
 def rows_or_reason(

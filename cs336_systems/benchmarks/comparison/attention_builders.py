@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
-from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.benchmarks.comparison.exact_attention import AttentionCall
+from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import load_path
 from cs336_systems.measure.memory import Unavailable
@@ -39,21 +39,19 @@ def _masked(call: Callable[..., Tensor], cell: Flash) -> AttentionCall:
     return lambda q, k, v: call(q, k, v, causal)
 
 
-def _check_kernels() -> None:
-    """Refuse to measure what runs in place of this project's kernels on a GPU that they are not for."""
-    if torch.cuda.is_available() and (obstacle := kernel_obstacle(torch.device("cuda"))):
-        raise Unavailable(f"this project's kernels do not run here: {obstacle}")
+def _device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def ours(cell: Flash) -> AttentionCall:
     """This project's fastest kernels for the inputs; tiled PyTorch on a CPU."""
-    _check_kernels()
+    require_kernels(_device())
     return functools.partial(flash_attention, is_causal=cell.causal)
 
 
 def compiled_backward(cell: Flash) -> AttentionCall:
     """This project's forward kernel, with the backward pass in compiled PyTorch."""
-    _check_kernels()
+    require_kernels(_device())
     from cs336_systems.attention.triton_attention import TritonForwardCompiledBackward
 
     return _masked(TritonForwardCompiledBackward.apply, cell)

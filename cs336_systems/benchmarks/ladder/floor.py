@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from cs336_systems.accounting.training_ladder import Load, Product, load_of, pass_bytes, products
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
+from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.runner import rows_or_reason
 from cs336_systems.experiments.training_ladder import TrainingLadder
 from cs336_systems.measure.memory import release
@@ -108,6 +109,7 @@ class ProductTensors:
 
 def attention(load: Load, device: torch.device) -> Iterator[Measurement]:
     """Time causal attention of all blocks, forward and backward, by this project's kernels."""
+    require_kernels(device)
     shape = load.shape
     size = (load.batch_size, shape.num_heads, load.context, shape.d_model // shape.num_heads)
     q, k, v, gradient = (torch.randn(size, device=device, dtype=torch.bfloat16) for _ in range(4))

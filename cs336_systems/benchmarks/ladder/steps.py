@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.ladder.wrapped import wrap
 from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
 from cs336_systems.measure.dtypes import dtype_name
@@ -106,6 +107,8 @@ def require(rung: Rung, device: torch.device) -> None:
         raise Unavailable("a wrapper needs several processes; launch them with torchrun")
     if rung.fp8 and compute_capability(device) < CAPABILITY:
         raise Unavailable(f"FP8 matmuls need an NVIDIA GPU of compute capability {CAPABILITY[0]}.{CAPABILITY[1]}")
+    if rung.attention == "flash":
+        require_kernels(device)
 
 
 def build_model(rung: Rung, cell: TrainingLadder, device: torch.device) -> TransformerLM:
