@@ -2,6 +2,7 @@
 # make test   set up and run the tests, but for those marked slow
 # make test-all  all tests: also whole pipelines, launches, hangs and sweeps
 # make clean  remove what these made, but for measurements: `rm -r results` removes those too
+# make help   list these
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # Where it is set, as in many containers, each of a run's many processes would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: report test test-all clean
+.PHONY: report test test-all clean help
 # Tests during measurements would disturb them.
 .NOTPARALLEL:
 
@@ -21,6 +22,9 @@ report: .venv/installed
 # One worker more than there are cores, since one of them often waits: for hangs, for ranks, for a browser.
 WORKERS := $(or $(PYTEST_XDIST_AUTO_NUM_WORKERS),$(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))))
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses=$(WORKERS) --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
+
+help:
+	@sed -n 's/^# make/make/p' Makefile
 
 test: .venv/installed
 	$(PYTEST) -m "not slow"

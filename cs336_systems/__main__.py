@@ -1,0 +1,89 @@
+"""The command `cs336-systems`: each subcommand by its name, with the options of its own.
+
+Launch: cs336-systems fit --size 2.7B
+"""
+
+import importlib.util
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+TARGETS = {
+    "report": ("all", "measure what is missing on this machine, and typeset the report"),
+    "plan": ("-n", "list what a report would measure, and what the GPU's memory can hold"),
+    "card": ("card", "check this GPU in two minutes: rates, state and verdict"),
+    "verify": ("verify", "check your own implementations against independent references"),
+}
+"""Subcommands that run Snakemake in the project's folder, each with its target; further options are Snakemake's."""
+MODULES = {
+    "fit": ("cs336_systems.fit", "predict memory and time of a training step, for every way to train"),
+    "compare": ("cs336_systems.compare", "compare two result folders, time by time"),
+    "attention": ("cs336_systems.attention", "list which attention kernels run here, and test them"),
+}
+"""Subcommands that are modules."""
+MEASURE = "measure", "measure NAME: run one experiment's cells by hand, and print a table"
+
+
+def main() -> None:
+    """Run a subcommand; exits with status 2 and one sentence where there is none of that name."""
+    match sys.argv[1:]:
+        case [] | ["-h" | "--help"]:
+            print(usage())
+        case ["measure", name, *options] if is_experiment(name):
+            run(f"cs336_systems.benchmarks.{name}", options)
+        case ["measure", *_]:
+            refuse(f"measure needs the name of an experiment; allowed: {', '.join(experiments())}")
+        case [name, *options] if name in MODULES:
+            run(MODULES[name][0], options)
+        case [name, *options] if name in TARGETS:
+            sys.exit(snakemake(TARGETS[name][0], options))
+        case [name, *_]:
+            refuse(f"there is no command {name!r}; allowed: {', '.join([*TARGETS, *MODULES, MEASURE[0]])}")
+
+
+def usage() -> str:
+    """List the subcommands."""
+    named = {name: about for name, (_, about) in (TARGETS | MODULES).items()} | dict([MEASURE])
+    width = max(map(len, named))
+    lines = [f"  {name:{width}}  {about}" for name, about in named.items()]
+    return "\n".join(["cs336-systems COMMAND [OPTIONS]; --help after a command lists its options.", "", *lines])
+
+
+def experiments() -> list[str]:
+    """Names of the experiments that can be measured by hand."""
+    from cs336_systems.experiments.registry import EXPERIMENTS
+
+    return list(EXPERIMENTS)
+
+
+def is_experiment(name: str) -> bool:
+    """Whether an experiment has this name."""
+    return name in experiments()
+
+
+def run(module: str, options: Sequence[str]) -> None:
+    """Run a module as `python -m` does."""
+    sys.argv = [module, *options]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def snakemake(target: str, options: Sequence[str]) -> int:
+    """Run Snakemake in this folder; returns its exit status."""
+    if not Path("Snakefile").is_file():
+        refuse("there is no Snakefile in this folder; allowed: a clone of cs336-systems")
+    if importlib.util.find_spec("snakemake") is None:
+        refuse("snakemake is not installed; pip install 'cs336-systems[report]' does it")
+    return subprocess.run([sys.executable, "-m", "snakemake", target, *options], check=False).returncode
+
+
+def refuse(sentence: str) -> NoReturn:
+    """End with a sentence."""
+    print(f"cs336-systems: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
