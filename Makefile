@@ -44,7 +44,7 @@ test-all: .venv/installed
 # Files that rules make in results/<machine>/, results/quick/<machine>/ and results/recorded/<machine>/. Measurements take a
 # machine's time, and what is called otherwise is somebody's: both stay.
 MADE := plan.json coverage.csv checks.csv verdict.txt verify.html verify.csv verify/*.html *.crate.zip writeup.pdf writeup.typ report.html charts.js \
-	progress.log tables/*.csv tables/*.csv.pickle answers.pickle figures/*.svg correctness/test_*.txt correctness/last.log logs/*.log kept/*.jsonl raw/*/.*.partial
+	progress.log tables/*.csv figures/*.svg correctness/test_*.txt correctness/last.log logs/*.log kept/*.jsonl raw/*/.*.partial
 
 # recorded/ is not touched, `results` may be a link, and no link in it is followed.
 clean:

@@ -28,7 +28,7 @@ from cs336_systems.plan import (
     recorded_digests,
     set_by,
 )
-from cs336_systems.record.source import keep_parsed_sources, source_digest
+from cs336_systems.record.source import source_digest
 from cs336_systems.run.failure import full_disks, places
 from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
@@ -36,8 +36,6 @@ from cs336_systems.run.progress import ProgressMonitor
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import update_config
 
-if workflow.is_main_process:
-    keep_parsed_sources(Path(".snakemake/parsed_sources.pickle"))
 update_config(config, as_in_a_file(workflow.config_settings.config))
 try:
     PLAN = make_plan(config, sources=SOURCES)

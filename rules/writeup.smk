@@ -1,7 +1,7 @@
 """The report: answers from the tables, templates filled with them and typeset.
 
 Needs the plan, tables, figures, coverage, self-checks and the verdict on them, and, on a GPU other than that of the
-reference, the recorded CSV files of that; makes results/<machine>/answers.pickle, writeup.typ and writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
+reference, the recorded CSV files of that; makes results/<machine>/writeup.typ and writeup.pdf. The target `writeup` is both: the report is there, and its verdict is not a failure.
 """
 
 TEMPLATES = sorted(map(str, Path("report").rglob("*.typ.j2")))
@@ -15,36 +15,16 @@ rule writeup:
         f"{RESULTS}/verdict.txt",
 
 
-rule answers:
-    """What the templates print, from the tables."""
+rule render:
+    """The report as Typst source: the templates filled with answers from the tables."""
     input:
+        TEMPLATES,
         reference_csvs(),
         "report/contents.yaml",
         **TABLES,
         plan=rules.plan.output[0],
         coverage=rules.tables.output.coverage,
         checks=rules.checks.output[0],
-    output:
-        f"{RESULTS}/answers.pickle",
-    log:
-        f"{RESULTS}/logs/answers.log",
-    localrule: True
-    params:
-        digests={name: recorded_digests(jobs.values()) for name, jobs in PLAN.jobs.items()},
-        source=source_digest("scripts.compute_answers", *scripts_of("answers"), *EXPERIMENT_MODULES),
-    message:
-        "Computing the answers"
-    script:
-        "../scripts/compute_answers.py"
-
-
-rule render:
-    """The report as Typst source: the templates filled with the answers."""
-    input:
-        TEMPLATES,
-        "report/contents.yaml",
-        plan=rules.plan.output[0],
-        answers=rules.answers.output[0],
     output:
         f"{RESULTS}/writeup.typ",
     log:
@@ -53,9 +33,10 @@ rule render:
     priority: 1
     localrule: True
     params:
-        source=source_digest("scripts.writeup"),
+        digests={name: recorded_digests(jobs.values()) for name, jobs in PLAN.jobs.items()},
+        source=source_digest("scripts.writeup", *scripts_of("answers"), *EXPERIMENT_MODULES),
     message:
-        "Filling the templates"
+        "Computing the answers, and filling the templates"
     script:
         "../scripts/writeup.py"
 

@@ -37,8 +37,8 @@ STEPS = {
     "make": Step("install, measure and typeset", "make", 360),
     "again": Step("the same with nothing to do", "make", None),
     "recorded": Step("the recorded report", f"{SNAKEMAKE} {RECORDED}", 20, removes="results/recorded"),
-    "template": Step("an edited template", f"{SNAKEMAKE} writeup", 5, TEMPLATE),
-    "recorded_template": Step("the same of the recorded report", f"{SNAKEMAKE} writeup {RECORDED}", 5, TEMPLATE),
+    "template": Step("an edited template", f"{SNAKEMAKE} writeup", 10, TEMPLATE),
+    "recorded_template": Step("the same of the recorded report", f"{SNAKEMAKE} writeup {RECORDED}", 10, TEMPLATE),
     "test": Step("the tests", "make test", 240),
 }
 

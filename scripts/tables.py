@@ -16,7 +16,7 @@ from cs336_systems.record.validation import Row
 from scripts.coverage import cover_experiment
 from scripts.log import log_to
 from scripts.processes import in_processes
-from scripts.views.data import frame, keep
+from scripts.views.data import frame
 
 
 def merge(
@@ -47,7 +47,6 @@ def merge(
     covered = cover_experiment(plan, experiment, frame(experiment, rows)) if plan else []
     rows = planned_rows(plan, experiment, rows) if plan else rows
     write(experiment, rows, output)
-    keep(experiment, output, rows)
     return covered
 
 

@@ -1,7 +1,6 @@
-"""Render the report as Typst source: Jinja fills templates with values computed from the tables."""
+"""Render the report as Typst source: Jinja fills templates with answers computed from the tables."""
 
 import importlib
-import pickle
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from scripts.rendering.contents import Contents, read_contents
 from scripts.rendering.headlines import Reference, compare
 from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
 from scripts.rendering.summary import summarize
-from scripts.views.data import at_one_setting
+from scripts.views.data import at_one_setting, load, load_recorded
 
 
 def environment(templates: Path) -> jinja2.Environment:
@@ -133,13 +132,34 @@ def command_of(plan: Plan, outdated: Collection[str]) -> Callable[..., Typst]:
     return reproduce
 
 
-def write(plan: str, answers: str, source: str) -> None:
-    """Fill the templates with the answers at a path."""
-    text = fill(read_contents(), read_plan(Path(plan)), pickle.loads(Path(answers).read_bytes()))
-    Path(source).write_text(text, encoding="utf-8")
+def write(
+    plan: str,
+    tables: Mapping[str, str],
+    coverage: str,
+    checks: str,
+    digests: Mapping[str, Collection[str]],
+    source: str,
+) -> None:
+    """Fill the templates with the answers to the tables at the given paths.
+
+    `digests` are those that rows of each experiment have if the present code measured them.
+    """
+    contents, planned = read_contents(), read_plan(Path(plan))
+    loaded = {name: load(name, path) for name, path in tables.items()}
+    outcomes = pandas.read_csv(checks, keep_default_na=False)
+    recorded = load_recorded(planned.reference) if planned.reference else None
+    computed = compute(contents, planned, loaded, pandas.read_csv(coverage), outcomes, digests, recorded)
+    Path(source).write_text(fill(contents, planned, computed), encoding="utf-8")
 
 
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake
     with log_to(snakemake.log[0]):
-        write(plan=snakemake.input.plan, answers=snakemake.input.answers, source=snakemake.output[0])
+        write(
+            plan=snakemake.input.plan,
+            tables={name: snakemake.input[name] for name in snakemake.params.digests},
+            coverage=snakemake.input.coverage,
+            checks=snakemake.input.checks,
+            digests=snakemake.params.digests,
+            source=snakemake.output[0],
+        )

@@ -1,11 +1,8 @@
 """Digests of the code that an experiment runs, so that a change re-measures only what it affects."""
 
 import ast
-import atexit
-import contextlib
 import hashlib
 import importlib.util
-import pickle
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
@@ -13,16 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 DIGEST_CHARACTERS = 12
-
-Key = tuple[str, Path, int]
-"""A module, its file, and when that was written, ns."""
-Parsed = tuple[str, list[str]]
-"""A module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
-
-_known: dict[Key, Parsed] = {}
-"""Files that an earlier run parsed."""
-_used: dict[Key, Parsed] = {}
-"""Files that this run's digests needed."""
 
 
 class Source(NamedTuple):
@@ -85,24 +72,6 @@ def find_sources(modules: Collection[str], without: Collection[str], search: Seq
     return sources
 
 
-def keep_parsed_sources(kept: Path) -> None:
-    """Parse only what an earlier run did not leave in a file, and write there at exit what this run used."""
-    version = Path(__file__).stat().st_mtime_ns
-    # Whatever is wrong with the file, all can be parsed again.
-    with contextlib.suppress(Exception):
-        written, content = pickle.loads(kept.read_bytes())
-        _known.update(content if written == version else {})
-    atexit.register(_keep, kept, version)
-
-
-def _keep(kept: Path, version: int) -> None:
-    if _used.keys() - _known.keys():
-        kept.parent.mkdir(exist_ok=True)
-        complete = kept.with_suffix(".partial")
-        complete.write_bytes(pickle.dumps((version, _used)))
-        complete.replace(kept)
-
-
 def _package(module: str) -> str:
     """The top-level package, or module, that a module belongs to."""
     return module.partition(".")[0]
@@ -135,15 +104,9 @@ def _source_of_name(name: str, folders: tuple[str, ...]) -> str:
     return ""
 
 
-@cache  # Each run asks for most files a hundred times, and resolving a path takes longer than all else here.
-def _parse(module: str, path: Path, mtime_ns: int) -> Parsed:
-    """Parse a file, unless an earlier run has."""
-    key = (module, path.resolve(), mtime_ns)
-    _used[key] = _known.get(key) or _parse_file(module, path)
-    return _used[key]
-
-
-def _parse_file(module: str, path: Path) -> Parsed:
+@cache  # Each run asks for most files a hundred times.
+def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
+    """A module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
         tree = measured_tree(path)

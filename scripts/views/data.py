@@ -1,10 +1,9 @@
 """Measured tables as pandas data frames, and the selections that figures and answers share."""
 
-import hashlib
-import pickle
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import pandas
@@ -32,26 +31,14 @@ MODES = {
 
 
 def load(experiment: str, path: str | Path) -> DataFrame:
-    """An experiment's table, validated and typed; `label` is the name that readers know a size by.
-
-    A table that is as it was when `keep` was called is not validated again.
-    """
-    kept = Path(f"{path}.pickle")
-    if kept.exists():
-        digest, table = pickle.loads(kept.read_bytes())
-        if digest == _digest(path):
-            return cast(DataFrame, table)
-    return frame(experiment, read_table(EXPERIMENTS[experiment], Path(path)))
+    """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
+    path = Path(path)
+    return _loaded(experiment, path, path.stat().st_mtime_ns).copy(deep=False)
 
 
-def keep(experiment: str, path: str | Path, rows: Iterable[Row]) -> None:
-    """Keep the validated rows of a table next to it as `load` gives them, since every stage of a report loads them."""
-    Path(f"{path}.pickle").write_bytes(pickle.dumps((_digest(path), frame(experiment, rows))))
-
-
-def _digest(path: str | Path) -> str:
-    """A digest of a table and of what decides how it is kept."""
-    return hashlib.sha256(pandas.__version__.encode() + Path(path).read_bytes()).hexdigest()
+@cache  # Figures share a process, and several of them a table.
+def _loaded(experiment: str, path: Path, mtime_ns: int) -> DataFrame:
+    return frame(experiment, read_table(EXPERIMENTS[experiment], path))
 
 
 def load_recorded(raw: Path) -> dict[str, DataFrame]:

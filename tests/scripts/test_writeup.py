@@ -1,11 +1,9 @@
 """The report, by the real scripts: its sections, its numbers, and strings that must not act as markup."""
 
 import contextlib
-import functools
 import re
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import jinja2
 import pandas
@@ -15,8 +13,6 @@ from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, make_plan, plan_to_json
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
-from cs336_systems.record.rows import read_table
-from scripts.compute_answers import answer
 from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.rendering.style import save_note
@@ -60,15 +56,14 @@ class Report:
 def typeset_again(plan: Plan) -> None:
     """Fill and typeset the report from the tables, coverage and self-checks that are there."""
     results = plan.results
-    answer(
+    write(
         plan=str(results / "plan.json"),
         tables={name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS},
         coverage=str(results / "coverage.csv"),
         checks=str(results / "checks.csv"),
         digests=DIGESTS,
-        output=str(results / "answers.pickle"),
+        source=str(results / "writeup.typ"),
     )
-    write(*(str(results / name) for name in ("plan.json", "answers.pickle", "writeup.typ")))
     typeset(results / "writeup.typ", results / "writeup.pdf")
 
 
@@ -76,8 +71,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
     """Make the report that the pipeline's scripts make of rows, by experiment, and of a trace."""
     shutil.copytree(ROOT / "report", folder / "report")
     results = plan.results
-    # A table is read once, though each figure reads its own.
-    with contextlib.chdir(folder), mock.patch("scripts.views.data.read_table", functools.cache(read_table)):
+    with contextlib.chdir(folder):
         tables = {name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS}
         raw = [str(write_raw(plan.raw.parent, name, rows[name])) for name in rows]
         results.mkdir(parents=True, exist_ok=True)
