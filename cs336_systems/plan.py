@@ -21,11 +21,11 @@ from cs336_systems.fit.planned import too_large
 from cs336_systems.implementations import PARAMETER, Implementation, family_of, own_implementations, parse
 from cs336_systems.measure.gpus import full_name, near
 from cs336_systems.record.machine import detect, machine_label
+from cs336_systems.record.revisions import FIRST, OWN_MODEL, as_text, contenders_of, revisions_of
 from cs336_systems.record.source import source_digest
 from cs336_systems.sizes import SPEC, ModelShape, check_own_name, format_size, parse_size, size_name
 
 AUTO, NONE, CPU, CUDA = "auto", "none", "cpu", "cuda"
-OWN_MODEL = "cs336_systems.model:TransformerLM"
 SMOKE, HANDOUT, QUICK = "smoke", "handout", "quick"
 """Scales; `quick` has no grids of its own, but measures cells of the handout's."""
 JOB_KEY, RECORDED_KEY, QUICK_KEY = "one_job_per", "recorded_only", "quick"
@@ -34,10 +34,6 @@ GRID_KEYS = (JOB_KEY, RECORDED_KEY, QUICK_KEY)
 BACKEND, PROCESSES = "backend", "processes"
 """Parameters with a single value per launch."""
 DEVICE_OF_BACKEND = {"gloo": CPU, "nccl": CUDA}
-RUN_ONLY_WITH = {("attention", "flash"): ("cs336_systems.attention.flash", "cs336_systems.attention.tiled")}
-"""Modules that every benchmark of a model imports, and that only cells with this value of a parameter run."""
-FIXED = {name: {"attention": "plain"} for name in ("attention", "data_parallel", "optimizer_sharding", "fsdp")}
-"""Values that experiments fix for parameters that their cells do not have."""
 TRACED = "kernel_profile"
 """The experiment whose parameters describe the step that is traced."""
 REFERENCE = "nvidia-h200"
@@ -101,20 +97,20 @@ class Job:
         return f"{launch_command(self.experiment, self.processes)} {self.arguments}"
 
     @property
-    def modules(self) -> list[str]:
-        """Modules whose code, with all their imports, determines the measurements."""
-        models = {cell.model.partition(":")[0] for cell in self.cells if hasattr(cell, "model")}
-        own = {implementation.module for implementation in self.own_implementations}
-        return [*measured_modules(self.experiment), *sorted(models | own)]
-
-    @property
     def own_implementations(self) -> tuple[Implementation, ...]:
         """The user's own implementations that take part in the job."""
         return tuple(dict.fromkeys(own for cell in self.cells for own in own_implementations(cell)))
 
-    def source_digest(self, *modules: str) -> str:
-        """Digest of the measured code and further modules: when it changes, measurements are stale."""
-        return source_digest(*modules, *self.modules, without=unused_modules(self.cells))
+    @property
+    def revisions(self) -> str:
+        """Revisions of its experiment, and of whatever else is not at its first: when they change, it is stale.
+
+        An instrument that is used from now on, and whose code has not changed, makes nothing stale.
+        """
+        found: dict[str, str] = {}
+        for cell in self.cells:
+            found |= revisions_of(cell, contenders_of(cell))
+        return as_text({name: of for name, of in found.items() if name == self.experiment or of != str(FIRST)})
 
 
 def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
@@ -130,52 +126,6 @@ def launch_command(experiment: str, processes: int, nodes: int = 1) -> str:
 def device_of(cell: Experiment, machine: str) -> str:
     """The device of a cell, cpu or cuda: its backend's or, without that parameter, the machine's."""
     return DEVICE_OF_BACKEND.get(getattr(cell, BACKEND, ""), machine)
-
-
-def measured_modules(experiment: str) -> list[str]:
-    """Modules whose code determines an experiment's measurements, for any model."""
-    builders = (contender.builder.partition(":")[0] for contender in getattr(KINDS[experiment], "contenders", ()))
-    return [
-        f"cs336_systems.benchmarks.{experiment}",
-        "cs336_systems.benchmarks.runner",
-        *dict.fromkeys(builders),
-    ]
-
-
-def unused_modules(cells: Sequence[Experiment]) -> list[str]:
-    """Imported modules that none of the cells runs.
-
-    A change of the attention kernels does not make measurements of plain attention stale.
-    """
-    return [
-        module
-        for (parameter, value), modules in RUN_ONLY_WITH.items()
-        if not any(getattr(cell, parameter, FIXED.get(cell.name, {}).get(parameter, value)) == value for cell in cells)
-        for module in modules
-    ]
-
-
-def recorded_digest(cells: Sequence[Experiment], own: Implementation | None = None) -> str:
-    """Digest of the code that measures one launch, which its rows carry, for any model.
-
-    Rows of a user's own implementation also include its code, so that a change makes no other rows stale.
-    """
-    modules, unused = recorded_modules(cells, own)
-    return source_digest(*modules, without=unused)
-
-
-def recorded_modules(
-    cells: Sequence[Experiment], own: Implementation | None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Modules that measure one launch, and those that they import and it does not run."""
-    modules = (*measured_modules(cells[0].name), *([own.module] if own else []))
-    return modules, tuple(unused_modules(cells))
-
-
-def recorded_digests(jobs: Iterable[Job]) -> list[str]:
-    """Digests that the rows of some jobs carry."""
-    launches = {recorded_modules(job.cells, own) for job in jobs for own in (None, *job.own_implementations)}
-    return sorted({source_digest(*modules, without=unused) for modules, unused in launches})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ from cs336_systems.plan import (
     make_plan,
     other_models,
     plan_to_json,
-    recorded_digests,
     set_by,
 )
+from cs336_systems.record.revisions import present
 from cs336_systems.record.source import source_digest
 from cs336_systems.run.failure import full_disks, places
 from cs336_systems.run.forecast import forecast
@@ -278,8 +278,8 @@ def card_commands():
 
 
 def job_source(wildcards):
-    """Digest of the code that decides what a job measures: when it changes, the job is stale."""
-    return JOBS[wildcards.job].source_digest()
+    """Revisions of the code that a job runs: when they change, the job is stale."""
+    return JOBS[wildcards.job].revisions
 
 
 def something_to_verify(wildcards):
@@ -302,8 +302,8 @@ def something_to_compare(wildcards):
 
 
 def trace_source(wildcards):
-    """The same of the code that decides what is traced."""
-    return PLAN.trace.source_digest("cs336_systems.artifacts.kernel_trace")
+    """The same of the code that traces."""
+    return f"{PLAN.trace.revisions} kernel_trace={present('kernel_trace')}"
 
 
 def job_tests(wildcards):

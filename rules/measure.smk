@@ -48,7 +48,7 @@ rule measure:
     shell:
         "(rules/correctness.sh {params.passed} {params.tests}"
         " && python -m cs336_systems.run.relaunch --timeout {resources.cell_timeout}"
-        " --kept {params.kept} --code {params.source} {params.command}"
+        " --kept {params.kept} --code {params.source:q} {params.command}"
         " --device {params.device} --seed {params.seed} --output {output.csv}) 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"
 

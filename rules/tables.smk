@@ -33,7 +33,6 @@ rule tables:
     input:
         plan=rules.plan.output[0],
         csvs=raw_csvs,
-        same_code=sorted(map(str, Path("recorded").glob("*/same_code.csv"))),
     output:
         [
             report(path, category="Tables", labels={"experiment": experiment}, caption="../report/captions/table.rst")

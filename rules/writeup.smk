@@ -21,6 +21,7 @@ rule render:
         TEMPLATES,
         reference_csvs(),
         "report/contents.yaml",
+        "cs336_systems/revisions.yaml",
         **TABLES,
         plan=rules.plan.output[0],
         coverage=rules.tables.output.coverage,
@@ -33,7 +34,7 @@ rule render:
     priority: 1
     localrule: True
     params:
-        digests={name: recorded_digests(jobs.values()) for name, jobs in PLAN.jobs.items()},
+        experiments=list(TABLES),
         source=source_digest("scripts.writeup", *scripts_of("answers"), *EXPERIMENT_MODULES),
     message:
         "Computing the answers, and filling the templates"

@@ -1,21 +1,17 @@
-"""Tables, coverage, self-checks and digests that this clone's code makes of a bundle's rows."""
+"""Tables, coverage and self-checks that this clone's code makes of a bundle's rows."""
 
 import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from pandas import DataFrame
 
 from cs336_systems.discovery import modules
-from cs336_systems.plan import Plan, recorded_modules
-from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.rows import Provenance
-from cs336_systems.record.source import source_digest
 from scripts.bundle import each
 from scripts.card.checks import possible
 from scripts.checks import Check, checks_of
@@ -41,9 +37,8 @@ class Evidence:
     @cached_property
     def tables(self) -> dict[str, DataFrame]:
         """The table of each experiment's planned cells, as the report has it."""
-        plan, later = self.bundle.plan, read_later(sorted(Path("recorded").glob("*/same_code.csv")))
-        latest = {name: [with_latest_digest(row, later) for row in rows] for name, rows in self.bundle.rows.items()}
-        return {name: frame(name, planned_rows(plan, name, rows)) for name, rows in latest.items()}
+        plan = self.bundle.plan
+        return {name: frame(name, planned_rows(plan, name, rows)) for name, rows in self.bundle.rows.items()}
 
     @cached_property
     def coverage(self) -> DataFrame:
@@ -73,13 +68,3 @@ def outcomes(name: str, make: Callable[..., Iterable[Check]], *args: Any) -> lis
         raise
     except Exception as error:
         return [Check(f"{name} can be computed", "failed", f"{type(error).__name__}: {error}")]
-
-
-def digests(plan: Plan, experiment: str) -> dict[tuple[Any, ...], str]:
-    """The digest that this clone's code gives each planned cell of an experiment."""
-    known = cache(lambda modules, unused: source_digest(*modules, without=unused))
-    return {
-        dataclasses.astuple(cell): known(*recorded_modules(job.cells, None))
-        for job in plan.jobs.get(experiment, {}).values()
-        for cell in job.cells
-    }

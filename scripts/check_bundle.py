@@ -16,17 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cs336_systems.measure.gpus import gpu_of
+from cs336_systems.record.revisions import is_current
 from scripts.archive import MB
 from scripts.bundle import SOFTWARE, entities
-from scripts.bundle_evidence import Evidence, digests
+from scripts.bundle_evidence import Evidence
 from scripts.checks import Check
 from scripts.coverage import OUTCOMES, UNPLANNED
 from scripts.limits import TooExpensive
 from scripts.log import printable, shortened
 from scripts.read_bundle import Bundle, opened
-from scripts.views.completeness import cells_of
 from scripts.views.data import NOT_RUN
-from scripts.views.own import own_rows
 
 PASSED, FAILED, CANNOT_TELL = "passed", "failed", "cannot tell"
 DATA_SHEET = "scripts.checks.data_sheet"
@@ -99,26 +98,18 @@ def machine(evidence: Evidence) -> tuple[str, str]:
 
 
 def code(evidence: Evidence) -> tuple[str, str]:
-    """Compare the digests of the code that measured with those of this clone's."""
-    same, others, unknown = 0, Counter[str](), 0
-    for name, table in evidence.tables.items():
-        own = own_rows(table)
-        unknown += len(evidence.bundle.rows[name]) - len(table) + int(own.sum())
-        expected = digests(evidence.bundle.plan, name)
-        known = table[~own]
-        for cell, digest, commit in zip(
-            cells_of(name, known), known["source_digest"], known["git_commit"], strict=True
-        ):
-            if digest == expected[cell]:
-                same += 1
-            else:
-                others[commit] += 1
-    detail = f"{same} of {len(evidence.provenance)} rows by the code of this clone"
+    """Compare the revisions of the code that measured with those of this clone's."""
+    rows = evidence.provenance
+    # Of a user's own code nothing is looked for: it is not here.
+    current = rows["revisions"].map(lambda text: None if ":" in text else is_current(text))
+    others = Counter[str](rows.loc[current.eq(False), "git_commit"])
+    unknown = int(current.isna().sum())
+    detail = f"{int(current.eq(True).sum())} of {len(rows)} rows by the code of this clone"
     if others:
         commits = [f"{commit[:7] or 'unknown'}{in_history(commit)}" for commit, _ in others.most_common()]
         detail += f"; {others.total()} by earlier or other code, of commits {shortened(commits, SHOWN)}"
     if unknown:
-        detail += f"; {unknown} unknown: not planned, or of implementations that are not here"
+        detail += f"; {unknown} unknown: of implementations that are not here"
     return CANNOT_TELL if others or unknown else PASSED, detail
 
 

@@ -62,18 +62,19 @@ def parsed(text: str) -> Iterator[Row]:
     for record in csv.DictReader(io.StringIO(text)):
         kind = KINDS[record["experiment"]]
         later = {**kind.added_later, **Measurement.added_later, **Provenance.added_later}
+        record.setdefault("revisions", record.get("source_digest", ""))  # the name of the column until November 2026
         known = {key: value for key, value in record.items() if value != "" and key in row_model(kind).model_fields}
         yield row_model(kind).model_validate({**later, **known})
 
 
 def same_program(a: Row, b: Row) -> bool:
-    """Whether two rows of a cell timed the same code: of one digest, or PyTorch's own."""
+    """Whether two rows of a cell timed the same code: of the same revisions, or PyTorch's own."""
     if any(getattr(a, name) != getattr(b, name) for name in VERSIONS if getattr(a, name) and getattr(b, name)):
         return False
     implementation = getattr(a, "implementation", "")
     if implementation == "plain_compiled":
         return False  # PyTorch chooses its kernels anew in each launch, by timing them: once they were 5 % slower.
-    if getattr(a, "source_digest", "") == getattr(b, "source_digest", ""):
+    if getattr(a, "revisions", "") == getattr(b, "revisions", ""):
         return True
     if a.experiment == "flash":
         contender = contender_of(implementation)

@@ -12,6 +12,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import WHOLE_CELL
+from cs336_systems.record.revisions import is_current
 from cs336_systems.record.rows import parameters
 from scripts.bundle import SOFTWARE
 from scripts.card.document import read_card
@@ -61,7 +62,7 @@ def section(machine: Path) -> Iterator[str]:
     if compared := list(headlines(machine / "raw")):
         yield table(["medians", *COMPARED], compared, right=[1])
     yield table(
-        ["experiment", "jobs", "cells", "measured", "not measured", "minutes", "last"],
+        ["experiment", "jobs", "cells", "measured", "not measured", "minutes", "last", "to record again"],
         [[f"`{name}`", *summary(name, found)] for name, found in tables.items()],
     )
 
@@ -73,13 +74,17 @@ def read(csvs: Iterable[Path]) -> DataFrame:
 
 
 def summary(experiment: str, rows: DataFrame) -> list[str]:
-    """An experiment's number of jobs, cells, measured cells and others, its minutes, and its last day."""
+    """An experiment's number of jobs, cells, measured cells and others, its minutes, its last day, and earlier jobs.
+
+    The latter have rows of other revisions of the code than the present ones.
+    """
     cell = [name for name in parameters(EXPERIMENTS[experiment]) if name in rows]
     lost = len(rows[rows["metric"] == WHOLE_CELL].drop_duplicates(cell))
     cells = len(rows.drop_duplicates(cell))
     seconds = sum(seconds_of(rows.assign(**rows[["mean", "startup_seconds"]].apply(pandas.to_numeric))))
     counts = (rows["job"].nunique(), cells, cells - lost, lost)
-    return [*map(str, counts), f"{seconds / 60:.1f}", day(rows["utc"], "max")]
+    earlier = values(rows[rows["revisions"].map(is_current).eq(False)], "job")
+    return [*map(str, counts), f"{seconds / 60:.1f}", day(rows["utc"], "max"), listed(earlier)]
 
 
 def day(times: Series, which: str) -> str:

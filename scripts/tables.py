@@ -1,7 +1,7 @@
 """Merge the CSV files of each experiment's jobs into one validated table, and count what of the plan they hold."""
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, read_plan
-from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.rows import parameters, read_jobs, row_model
 from cs336_systems.record.validation import Row
 from scripts.coverage import cover_experiment
@@ -25,7 +24,6 @@ def merge(
     output: str,
     machine: str,
     plan: Plan | None = None,
-    later: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
     """Write the table of what the labelled machine measured; without files, one with columns and no rows.
 
@@ -36,14 +34,11 @@ def merge(
         machine: the machine's label.
         plan: if it is given, the table, and so the report, has no other cells than the plan's. Others, such as those of
             a grid that had more values when it was measured, are only counted.
-        later: digests of code after renames, by those before them: rows of the same code get the same digest.
 
     Returns:
         The experiment's rows of the plan's coverage.
     """
-    rows = [
-        with_latest_digest(row, later or {}) for row in read_jobs(EXPERIMENTS[experiment], map(Path, csvs), machine)
-    ]
+    rows = read_jobs(EXPERIMENTS[experiment], map(Path, csvs), machine)
     covered = cover_experiment(plan, experiment, frame(experiment, rows)) if plan else []
     rows = planned_rows(plan, experiment, rows) if plan else rows
     write(experiment, rows, output)
@@ -67,11 +62,9 @@ def write(experiment: str, rows: Iterable[Row], output: str) -> None:
         writer.writerows(vars(row).values() for row in rows)
 
 
-def merge_all(
-    plan: str, csvs: Sequence[str], same_code: Sequence[str], tables: str, coverage: str, processes: int
-) -> None:
+def merge_all(plan: str, csvs: Sequence[str], tables: str, coverage: str, processes: int) -> None:
     """Write the table of every experiment of a plan into a folder, and their coverage."""
-    planned, later = read_plan(Path(plan)), read_later(map(Path, same_code))
+    planned = read_plan(Path(plan))
     paths = {name: [path for path in csvs if Path(path).parent.name == name] for name in planned.jobs}
     # The largest first, so that no process is left with it when the others are done.
     largest_first = sorted(paths, key=lambda name: -sum(Path(path).stat().st_size for path in paths[name]))
@@ -82,7 +75,6 @@ def merge_all(
             "output": f"{tables}/{name}.csv",
             "machine": planned.machine,
             "plan": planned,
-            "later": later,
         }
         for name in largest_first
     ]
@@ -96,7 +88,6 @@ if __name__ == "__main__":
         merge_all(
             plan=snakemake.input.plan,
             csvs=snakemake.input.csvs,
-            same_code=snakemake.input.same_code,
             tables=str(Path(snakemake.output[0]).parent),
             coverage=snakemake.output.coverage,
             processes=snakemake.threads,

@@ -57,7 +57,6 @@ def compute(
     tables: Mapping[str, pandas.DataFrame],
     coverage: pandas.DataFrame,
     checks: pandas.DataFrame,
-    digests: Mapping[str, Collection[str]],
     recorded: Mapping[str, pandas.DataFrame] | None = None,
 ) -> dict[str, Any]:
     """Everything in the templates that depends on the tables: `summary`, `sections`, `tiles` and `reference`.
@@ -65,7 +64,7 @@ def compute(
     `experiments` names those whose tables each section consults.
     """
     shown = with_reasons(plan, {name: at_one_setting(name, table) for name, table in tables.items()})
-    summary = summarize(tables, plan, coverage, checks, digests)
+    summary = summarize(tables, plan, coverage, checks)
     modules = {name: importlib.import_module(f"scripts.answers.{name}") for name in contents.sections}
     consulted = {name: Consulted(shown) for name in modules}
     sections = {name: module.answers(consulted[name]) for name, module in modules.items()}
@@ -132,23 +131,13 @@ def command_of(plan: Plan, outdated: Collection[str]) -> Callable[..., Typst]:
     return reproduce
 
 
-def write(
-    plan: str,
-    tables: Mapping[str, str],
-    coverage: str,
-    checks: str,
-    digests: Mapping[str, Collection[str]],
-    source: str,
-) -> None:
-    """Fill the templates with the answers to the tables at the given paths.
-
-    `digests` are those that rows of each experiment have if the present code measured them.
-    """
+def write(plan: str, tables: Mapping[str, str], coverage: str, checks: str, source: str) -> None:
+    """Fill the templates with the answers to the tables at the given paths."""
     contents, planned = read_contents(), read_plan(Path(plan))
     loaded = {name: load(name, path) for name, path in tables.items()}
     outcomes = pandas.read_csv(checks, keep_default_na=False)
     recorded = load_recorded(planned.reference) if planned.reference else None
-    computed = compute(contents, planned, loaded, pandas.read_csv(coverage), outcomes, digests, recorded)
+    computed = compute(contents, planned, loaded, pandas.read_csv(coverage), outcomes, recorded)
     Path(source).write_text(fill(contents, planned, computed), encoding="utf-8")
 
 
@@ -157,9 +146,8 @@ if __name__ == "__main__":
     with log_to(snakemake.log[0]):
         write(
             plan=snakemake.input.plan,
-            tables={name: snakemake.input[name] for name in snakemake.params.digests},
+            tables={name: snakemake.input[name] for name in snakemake.params.experiments},
             coverage=snakemake.input.coverage,
             checks=snakemake.input.checks,
-            digests=snakemake.params.digests,
             source=snakemake.output[0],
         )

@@ -10,7 +10,7 @@ from cs336_systems.experiments.contender import Contender
 from cs336_systems.experiments.flash import AttentionContender, Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.implementations import load_path
-from cs336_systems.plan import recorded_digest
+from cs336_systems.record.revisions import contenders_of, revisions_of
 from scripts.answers import flash_benchmarking
 from scripts.checks.attention_calls import kernels_are_its_own
 from scripts.rendering.answer import answers_of
@@ -71,10 +71,8 @@ def test_one_more_is_measured(newest):
     assert metrics["forward_backward"].mean > 0
 
 
-def test_its_code_makes_rows_stale(newest, tmp_path):
-    digest = recorded_digest([newest])
-    (tmp_path / "newest_attention.py").write_text(f"{CODE}\n\nmore = 1\n")
-    assert recorded_digest([newest]) != digest
+def test_its_rows_carry_its_revision(newest):
+    assert revisions_of(newest, contenders_of(newest))["flash/newest"] == "1"
 
 
 def test_one_more_is_in_tables_figures_legends_and_checks(newest):

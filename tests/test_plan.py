@@ -3,28 +3,21 @@
 import csv
 import dataclasses
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean
 from typing import ClassVar
 
 import pytest
-import torch
 
 from cs336_systems.benchmarks.command_line import parse_command_line
-from cs336_systems.experiments.base import Experiment, Positive, field_docs, make_cell
+from cs336_systems.experiments.base import Experiment, Positive, field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
-from cs336_systems.model import build_model
 from cs336_systems.plan import (
-    FIXED,
-    RUN_ONLY_WITH,
     as_in_a_file,
     make_plan,
     plan_to_json,
     read_plan,
-    recorded_digest,
-    unused_modules,
 )
 from cs336_systems.run.progress import read_walls, wall_key
 from cs336_systems.sizes import SIZES, format_size, parse_size
@@ -421,40 +414,3 @@ def test_every_parameter_is_documented(experiment):
     docs = field_docs(experiment)
     assert all(docs.get(field.name) for field in dataclasses.fields(experiment))
     assert experiment.__doc__.endswith(".")
-
-
-def test_the_attention_kernels_count_only_where_a_cell_runs_them():
-    def digest(**parameters):
-        return recorded_digest([make_cell(EXPERIMENTS["end_to_end"], parameters)])
-
-    assert digest(attention="plain") == digest(attention="sdpa") != digest(attention="flash")
-    assert not unused_modules([make_cell(EXPERIMENTS["flash"], {})])
-    together = [make_cell(EXPERIMENTS["end_to_end"], {"attention": kind}) for kind in ("plain", "flash")]
-    assert recorded_digest(together) == digest(attention="flash")
-
-
-@pytest.mark.parametrize("experiment", FIXED)
-def test_what_an_experiment_sets_a_parameter_to_is_no_choice_of_its_cells(experiment):
-    cell = make_cell(EXPERIMENTS[experiment], {})
-    assert all(not hasattr(cell, parameter) for parameter in FIXED[experiment])
-    assert unused_modules([cell]) == list(RUN_ONLY_WITH["attention", "flash"])
-
-
-@pytest.mark.parametrize("attention", ["plain", "sdpa", "flash"])
-def test_only_cells_with_our_attention_run_its_modules(attention):
-    called = set()
-    model = build_model(
-        "cs336_systems.model:TransformerLM",
-        parse_size("nano"),
-        vocab_size=16,
-        context_length=8,
-        attention=attention,
-        device=torch.device("cpu"),
-    )
-    sys.setprofile(lambda frame, *_: called.add(frame.f_globals.get("__name__")))
-    try:
-        model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
-    finally:
-        sys.setprofile(None)
-    assert any(name and name.startswith("cs336_systems.model") for name in called)
-    assert bool(called & set(RUN_ONLY_WITH["attention", "flash"])) == (attention == "flash")

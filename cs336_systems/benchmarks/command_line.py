@@ -27,15 +27,16 @@ from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, first_line, measure_cells
 from cs336_systems.experiments.base import Experiment, expand, field_docs
-from cs336_systems.implementations import WHO, Implementation, family_of, own_implementations
+from cs336_systems.implementations import WHO, family_of, own_implementations
 from cs336_systems.implementations import check as check_implementation
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure.memory import is_out_of_memory
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
-from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, launch_command, recorded_digest
+from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, launch_command
 from cs336_systems.record import provenance
 from cs336_systems.record.machine import detect
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
+from cs336_systems.record.revisions import as_text, contenders_of, revisions_of
 from cs336_systems.record.rows import make_row, parameters, reserved, write_job
 from cs336_systems.record.validation import Row
 from cs336_systems.run.kept_cells import keep, kept_cells, say_out_of_memory
@@ -94,19 +95,18 @@ def main(experiment: type[E], measure: Measure[E], check: Callable[[E], object] 
         measured = measure_all(cells, measure, device, rank, options.seed)
         if rank.number == 0:
             origin = provenance.collect(
-                recorded_digest(cells),
                 machine,
                 gpus=rank.processes if device.type == CUDA else 0,
                 nodes=rank.processes // rank.local_processes,
                 seed=options.seed,
                 startup_seconds=startup_seconds,
             )
-            digests = {own: recorded_digest(cells, own) for cell in cells for own in own_implementations(cell)}
             rows = [
-                make_row(cell, row, dataclasses.replace(origin, source_digest=digests[own]) if own else origin)
+                make_row(
+                    cell, row, dataclasses.replace(origin, revisions=as_text(revisions_of(cell, of_row(cell, row))))
+                )
                 for cell, found in measured
                 for row in found
-                for own in [own_of(cell, row)]
             ]
             if options.output:
                 write_job(options.output, experiment, rows)
@@ -124,12 +124,11 @@ def check_own(cell: Experiment) -> None:
         check_implementation(family_of(cell.name), own)
 
 
-def own_of(cell: Experiment, row: Measurement) -> Implementation | None:
-    """Find the user's own implementation of a measurement: the cell's, or the one that its details name."""
-    found = own_implementations(cell)
+def of_row(cell: Experiment, row: Measurement) -> list[str]:
+    """The contender of a measurement: the cell's, or the one that its details name, if it is of one at all."""
     if not set(WHO).intersection(cell.details):
-        return next(iter(found), None)
-    return next((own for own in found if own.name in map(row.details.get, WHO)), None)
+        return contenders_of(cell)
+    return [row.details[name] for name in WHO if row.details.get(name)]
 
 
 def measure_all(

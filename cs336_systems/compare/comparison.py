@@ -157,7 +157,7 @@ def matched(a: Cell, b: Cell) -> list[tuple[Cell, Row, Cell, Row]]:
 
 def unchanged(a: Cell, row_a: Row, b: Cell, row_b: Row) -> bool:
     """Whether two rows are of two runs of one program on one kind of machine: they tell how far honest runs differ."""
-    same = all(getattr(row_a, name) == getattr(row_b, name) for name in ("source_digest", *VERSIONS))
+    same = all(getattr(row_a, name) == getattr(row_b, name) for name in ("revisions", *VERSIONS))
     return same and getattr(row_a, "utc", "") != getattr(row_b, "utc", "")
 
 
@@ -189,7 +189,7 @@ def compared(
         bound="host" if "host" in bounds else known,
         verdict=UNTOLD,
         reason=reason,
-        same_code=getattr(row_a, "source_digest", "") == getattr(row_b, "source_digest", ""),
+        same_code=getattr(row_a, "revisions", "") == getattr(row_b, "revisions", ""),
     )
 
 
@@ -218,9 +218,9 @@ def listed(rows: Iterable[Row], column: str) -> str:
 
 
 def code(a: Sequence[Row], b: Sequence[Row]) -> dict[str, bool]:
-    """By common experiment, whether both runs have the same digests of their code."""
+    """By common experiment, whether both runs have the same revisions of their code."""
     found: list[dict[str, set[str]]] = [{}, {}]
-    for digests, rows in zip(found, (a, b), strict=True):
+    for revisions, rows in zip(found, (a, b), strict=True):
         for row in rows:
-            digests.setdefault(row.experiment, set()).add(getattr(row, "source_digest", ""))
-    return {name: digests == found[1][name] for name, digests in found[0].items() if name in found[1]}
+            revisions.setdefault(row.experiment, set()).add(getattr(row, "revisions", ""))
+    return {name: revisions == found[1][name] for name, revisions in found[0].items() if name in found[1]}

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from cs336_systems.experiments.registry import KINDS
 from cs336_systems.measure.gpus import full_name
-from cs336_systems.record.digests import read_later, with_latest_digest
 from cs336_systems.record.machine import machine_label
 from cs336_systems.record.rows import digest_path, read_jobs
 from cs336_systems.record.validation import Row
@@ -48,10 +47,7 @@ def read_results(name: str, root: Path = Path()) -> Results:
     by_experiment: dict[str, list[Path]] = {}
     for path in csvs:
         by_experiment.setdefault(experiment_of(path), []).append(path)
-    later = read_later(raw.parent.glob("same_code.csv"))
-    rows = tuple(
-        with_latest_digest(row, later) for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], paths)
-    )
+    rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], paths))
     if not rows:
         raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
     if len(machines := dict.fromkeys(machine_label(row.gpu) for row in rows)) > 1:

@@ -15,10 +15,8 @@ from cs336_systems.record.rows import Provenance
 from cs336_systems.record.source import DIGEST_CHARACTERS
 
 
-def collect(
-    source_digest: str, device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float
-) -> Provenance:
-    """Collect the provenance of a job, given the digest of its code and its number of GPUs and machines."""
+def collect(device: torch.device, *, gpus: int, nodes: int = 1, seed: int, startup_seconds: float) -> Provenance:
+    """Collect the provenance of a job, given its number of GPUs and machines; each row has revisions of its own."""
     machine = detect()
     on_gpu = device.type == "cuda"
     commit, dirty = _git_state()
@@ -39,7 +37,7 @@ def collect(
         tf32=rounds_to_tf32(device),
         git_commit=commit,
         git_dirty=dirty,
-        source_digest=source_digest,
+        revisions="",
         utc=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=seed,
         startup_seconds=max(startup_seconds, 0.0),  # The host's clock may have been set back meanwhile.

@@ -71,8 +71,9 @@ class Provenance:
     """Commit of the code, from git or the environment variable GIT_COMMIT; empty if unknown."""
     git_dirty: bool | None = None
     """Whether tracked code differed from the commit; empty if unknown."""
-    source_digest: str
-    """Digest of the modules that the experiment imports."""
+    revisions: str
+    """Revisions of the experiment, the contender and the instruments that measured it, as NAME=REVISION separated by
+    spaces; of a user's own code its digest."""
     utc: str
     """When the job ended, ISO 8601, UTC."""
     seed: NonNegative

@@ -1,25 +1,17 @@
-"""Digests of the code that an experiment runs, so that a change re-measures only what it affects."""
+"""Digests of code with all that it imports: of scripts, tests, and a user's own implementations and models."""
 
 import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 DIGEST_CHARACTERS = 12
 
 
-class Source(NamedTuple):
-    """A module's file, and its code without comments, docstrings and layout."""
-
-    path: Path
-    normalized: str
-
-
-def source_digest(*modules: str, without: Collection[str] = ()) -> str:
+def source_digest(*modules: str) -> str:
     """Digest modules and everything they import from their own top-level packages and this one.
 
     Comments, docstrings, layout, `__version__` and `if __name__ == "__main__"` blocks do not affect the digest. Of a
@@ -27,7 +19,6 @@ def source_digest(*modules: str, without: Collection[str] = ()) -> str:
 
     Args:
         modules: dotted names, resolved on `sys.path` without being imported.
-        without: modules left out, with what is imported only by them.
 
     Returns:
         12 hexadecimal digits.
@@ -35,25 +26,17 @@ def source_digest(*modules: str, without: Collection[str] = ()) -> str:
     Raises:
         ValueError: a module's source cannot be found, or is not Python.
     """
-    return digest_of(find_sources(modules, without, ["", *sys.path]))
-
-
-def digest_of(sources: Mapping[str, Source]) -> str:
-    """Digest modules that have been found."""
-    text = "\n".join(f"{module}\n{sources[module].normalized}" for module in sorted(sources))
+    sources = _find_sources(modules, ["", *sys.path])
+    text = "\n".join(f"{module}\n{sources[module]}" for module in sorted(sources))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]
 
 
-def find_sources(modules: Collection[str], without: Collection[str], search: Sequence[str]) -> dict[str, Source]:
-    """Find modules, and everything they import from their own top-level packages and this one, in some folders.
-
-    Raises:
-        ValueError: as `source_digest`.
-    """
+def _find_sources(modules: Collection[str], search: Sequence[str]) -> dict[str, str]:
+    """Find the normalized sources of modules, and of everything that they import, in some folders."""
     packages = {_package(module) for module in [__name__, *modules]}
     folders = {package: _folders(package, search) for package in packages}
-    sources: dict[str, Source] = {}
-    seen = set(without)
+    sources: dict[str, str] = {}
+    seen: set[str] = set()
     pending = list(modules)
     while pending:
         module = pending.pop()
@@ -62,8 +45,7 @@ def find_sources(modules: Collection[str], without: Collection[str], search: Seq
         seen.add(module)
         path = _find(module, folders[_package(module)])
         if path is not None:
-            normalized, imported = _parse(module, path, path.stat().st_mtime_ns)
-            sources[module] = Source(path, normalized)
+            sources[module], imported = _parse(module, path, path.stat().st_mtime_ns)
             pending += [*imported, module.rpartition(".")[0]]
         elif origin := _source_of_name(module, folders[_package(module)]):
             pending.append(origin)
@@ -109,22 +91,18 @@ def _parse(module: str, path: Path, mtime_ns: int) -> tuple[str, list[str]]:
     """A module's normalized source, and every module it may import (`from a import b` may mean a.b)."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     try:
-        tree = measured_tree(path)
+        tree = _tree(path)
         imported = [name for statement in _statements(tree) for name in _imported(statement, package)]
     except (SyntaxError, ImportError) as error:
         raise ValueError(f"{path}: {error}") from None
     return _normalize(tree), imported
 
 
-def measured_tree(path: Path) -> ast.Module:
-    """Parse a file, without statements that never measure; of a module that loads names on first use, its docstring.
-
-    Raises:
-        SyntaxError: it is not Python.
-    """
+def _tree(path: Path) -> ast.Module:
+    """Parse a file, without statements that do not count; of a module that loads names on first use, its docstring."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     docstring_only = _loads_on_first_use(tree)
-    tree.body = tree.body[:1] if docstring_only else [x for x in tree.body if not _is_no_measured_code(x)]
+    tree.body = tree.body[:1] if docstring_only else [x for x in tree.body if not does_not_count(x)]
     return tree
 
 
@@ -169,8 +147,8 @@ def _loads_on_first_use(tree: ast.Module) -> bool:
     return any(isinstance(statement, ast.FunctionDef) and statement.name == "__getattr__" for statement in tree.body)
 
 
-def _is_no_measured_code(statement: ast.stmt) -> bool:
-    """Whether a statement is a version, an import for type checkers, or a main block: code that is never measured."""
+def does_not_count(statement: ast.stmt) -> bool:
+    """Whether a statement is a version, an import for type checkers, or a main block."""
     version = isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__version__"
     return version or _is_for_type_checkers(statement) or _is_main_block(statement)
 
@@ -181,7 +159,7 @@ def _is_for_type_checkers(statement: ast.stmt) -> bool:
 
 
 def _is_main_block(statement: ast.stmt) -> bool:
-    """Whether a statement is a main block, whose command line and printing measure nothing."""
+    """Whether a statement is a main block, whose command line and printing change no result."""
     if not isinstance(statement, ast.If) or not isinstance(statement.test, ast.Compare):
         return False
     return isinstance(statement.test.left, ast.Name) and statement.test.left.id == "__name__"

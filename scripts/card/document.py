@@ -49,7 +49,7 @@ def card_of(rows: Sequence[Any], references: Sequence[Mapping[str, Any]]) -> dic
         **{name: getattr(first, name) for name in ORIGIN},
         "commit": first.git_commit,
         "dirty": bool(first.git_dirty),
-        "source_digest": first.source_digest,
+        "revisions": first.revisions,
         "seconds": rounded(first.startup_seconds + sum(row.mean for row in rows if row.metric == "wall")),
         "verdict": {
             "outcome": verdict.outcome,

@@ -28,7 +28,7 @@ def memory_of_a_card(sheet: Gpu, where: str, found: int) -> Case:
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
     """The card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
     for name, table in tables.items():
-        jobs = table[["gpu", "gpu_memory", "source_digest", "utc"]].drop_duplicates()
+        jobs = table[["gpu", "gpu_memory", "utc"]].drop_duplicates()
         for gpu, found in zip(jobs["gpu"], jobs["gpu_memory"], strict=True):
             if sheet := gpu_of(gpu):
                 yield memory_of_a_card(sheet, name, found)

@@ -10,7 +10,6 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import Provenance, parameters
 from scripts.checks import Case, Evidence, check, name_row
 from scripts.views.attention_calls import kind_of_call
-from scripts.views.own import own_rows
 
 ONE_EACH = (
     *("torch", "torch_files", "triton", "cuda", "cudnn", "driver", "flash_attn", "python"),
@@ -20,7 +19,7 @@ ONE_EACH = (
 ALL_OF_THEM = ", ".join(ONE_EACH)
 PACKAGES = {contender.package for contender in Flash.contenders}
 """Libraries that some implementations of attention need, and nothing else uses."""
-ORIGIN = [field.name for field in dataclasses.fields(Provenance)]
+ORIGIN = [field.name for field in dataclasses.fields(Provenance) if field.name != "revisions"]
 
 
 @check("{n} experiments")
@@ -47,8 +46,8 @@ def one_version_each(tables: Mapping[str, DataFrame]) -> Evidence:
         for column in ONE_EACH:
             for rows in compared_rows(name, column, table):
                 known = rows.loc[rows[column] != "", column]
-                digests = rows.groupby("source_digest")[column]
-                if known.nunique(dropna=False) > 1 or (digests.nunique(dropna=False) > 1).any():
+                by_commit = rows.groupby("git_commit")[column]
+                if known.nunique(dropna=False) > 1 or (by_commit.nunique(dropna=False) > 1).any():
                     values = " and ".join(str(each) or "unknown" for each in rows[column].unique())
                     differing.append(f"{column} {values}")
         yield Case(name, bool(differing), ", ".join(differing))
@@ -77,11 +76,11 @@ def compared_rows(name: str, column: str, table: DataFrame) -> list[DataFrame]:
 def cells_have_one_origin(tables: Mapping[str, DataFrame]) -> Evidence:
     """All rows of a cell are of one job.
 
-    They share whatever a job's rows share, but for a user's own implementation, whose code has a digest of its own.
+    They share whatever a job's rows share; each contender has revisions of its own.
     """
     for name, table in tables.items():
         keys = parameters(EXPERIMENTS[name])
-        origins = table.loc[~own_rows(table), [*keys, *ORIGIN]].drop_duplicates()
+        origins = table[[*keys, *ORIGIN]].drop_duplicates()
         several = origins.duplicated(keys)
         for (_, row), other in zip(origins.iterrows(), several, strict=True):
             yield Case(name_row(name, row), other, "of another job")

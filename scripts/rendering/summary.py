@@ -1,7 +1,7 @@
 """The contents of the title page and the last pages: machine, versions, coverage, self-checks, commands."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pandas
@@ -11,6 +11,7 @@ from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import WALL, WHOLE_CELL
+from cs336_systems.record.revisions import is_current
 from cs336_systems.sizes import size_name
 from scripts.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.rendering.answer import count
@@ -50,7 +51,6 @@ def summarize(
     plan: Plan,
     coverage: DataFrame,
     checks: DataFrame,
-    digests: Mapping[str, Collection[str]],
 ) -> dict[str, Any]:
     """Values and tables that belong to no single section."""
     gpu, lost = measured_gpu(tables), losses(plan, tables)
@@ -64,7 +64,7 @@ def summarize(
         "peak": gpu_of(gpu),
         **model_settings(tables["end_to_end"]),
         **origin(tables),
-        "outdated": outdated(tables, digests),
+        "outdated": outdated(tables),
         "costs": costs_table(tables),
         "seconds": sum(sum(seconds_of(table)) for table in tables.values()),
         "traced": step_in_words(plan.trace.cells[0]),
@@ -108,9 +108,9 @@ def origin(tables: Mapping[str, DataFrame]) -> dict[str, Any]:
     }
 
 
-def outdated(tables: Mapping[str, DataFrame], digests: Mapping[str, Collection[str]]) -> list[str]:
-    """The experiments of which some rows were measured with code other than the present, by its digest."""
-    return [name for name, present in digests.items() if not tables[name]["source_digest"].isin(present).all()]
+def outdated(tables: Mapping[str, DataFrame]) -> list[str]:
+    """The experiments of which some rows are of other revisions than the present ones."""
+    return [name for name, table in tables.items() if not all(map(is_current, table["revisions"].unique()))]
 
 
 def versions_table(rows: DataFrame) -> Table:
@@ -125,7 +125,7 @@ def versions_table(rows: DataFrame) -> Table:
 
 
 def costs_table(tables: Mapping[str, DataFrame]) -> Table:
-    """The time of each experiment, and which code measured it: one row per experiment, and a total."""
+    """The time of each experiment, and how many of its rows are of the present revisions: a row each, and a total."""
     body, total = [], [0, 0.0, 0.0]
     for name, table in tables.items():
         if not len(table):
@@ -133,10 +133,10 @@ def costs_table(tables: Mapping[str, DataFrame]) -> Table:
         cells = len(select(table, metric=WALL))
         numbers = [cells, *seconds_of(table)]
         total = [sum(pair) for pair in zip(total, numbers, strict=True)]
-        digests = ", ".join(dict.fromkeys(table["source_digest"]))
-        body.append([name, digests, str(cells), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])])
+        current = f"{100 * table['revisions'].map(is_current).eq(True).mean():.0f} %"
+        body.append([name, current, str(cells), *(f"{seconds:.0f}" for seconds in [*numbers[1:], sum(numbers[1:])])])
     body.append(["all", "", str(total[0]), *(f"{seconds:.0f}" for seconds in [*total[1:], sum(total[1:])])])
-    header = ["experiment", "digest of its code", "cells", "measuring", "starting processes", "together"]
+    header = ["experiment", "rows of present revisions", "cells", "measuring", "starting processes", "together"]
     return Table(header, body, text_columns=2, groups=[("", 3), ("seconds", 3)])
 
 

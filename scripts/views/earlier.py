@@ -2,17 +2,15 @@
 
 from pandas import DataFrame
 
+from cs336_systems.record.revisions import is_current
 from scripts.rendering.answer import say
 from scripts.rendering.markup import Typst
 from scripts.views.comparison import Kind, cell_name
 
 
 def earlier_cells(kind: Kind, table: DataFrame) -> set[str]:
-    """The cells, in words, whose rows have another digest of the code than the experiment's newest rows."""
-    if not len(table):
-        return set()
-    newest = table.sort_values("utc", kind="stable")["source_digest"].iloc[-1]
-    older = table[table["source_digest"] != newest]
+    """The cells, in words, that have rows of other revisions than the present ones."""
+    older = table[~table["revisions"].map(is_current).eq(True)]
     return {cell_name(kind, row) for _, row in older.drop_duplicates(["size", "processes", "precision"]).iterrows()}
 
 

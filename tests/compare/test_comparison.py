@@ -135,7 +135,7 @@ def test_other_dtypes_do_not_meet(recorded):
 
 def test_what_differs_is_stated_and_what_is_on_one_side_is_named(recorded, tmp_path):
     def newer(row):
-        return row.model_copy(update={"torch": "2.12.0+cu130", "source_digest": "0" * 12})
+        return row.model_copy(update={"torch": "2.12.0+cu130", "revisions": "flash=0"})
 
     found = compare(recorded, results(tmp_path, JOBS[:2], newer))
     assert found.stated == {"torch": ("2.11.0+cu130", "2.12.0+cu130")}

@@ -60,11 +60,9 @@ class Machine:
         """The Typst source of its report, and its self-checks."""
         tables = {name: frame(name, rows) for name, rows in self.rows.items()}
         checks = DataFrame(map(asdict, all_checks(tables)))
-        # The digests of these rows, as if no code had changed since.
-        digests = {name: table["source_digest"].unique() for name, table in tables.items()}
         with contextlib.chdir(ROOT):
             contents = read_contents()
-            computed = compute(contents, self.plan, tables, cover(self.plan, tables), checks, digests)
+            computed = compute(contents, self.plan, tables, cover(self.plan, tables), checks)
             text = fill(contents, self.plan, computed)
         return {"report.typ": text, "checks.csv": checks.to_csv(index=False)}
 

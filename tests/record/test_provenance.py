@@ -13,11 +13,10 @@ import torch
 from cs336_systems.record import provenance
 
 CPU = torch.device("cpu")
-DIGEST = "0123456789ab"
 
 
 def collect(device=CPU):
-    return provenance.collect(DIGEST, device, gpus=int(device.type == "cuda"), seed=7, startup_seconds=1.5)
+    return provenance.collect(device, gpus=int(device.type == "cuda"), seed=7, startup_seconds=1.5)
 
 
 @pytest.fixture
@@ -42,11 +41,10 @@ def repository(tmp_path, monkeypatch):
     return git
 
 
-def test_versions_seed_and_digest():
+def test_versions_and_seed():
     origin = collect()
     assert origin.python == platform.python_version()
     assert origin.torch == torch.__version__
-    assert origin.source_digest == DIGEST
     assert (origin.seed, origin.startup_seconds) == (7, 1.5)
     assert timedelta(0) <= datetime.now(UTC) - datetime.fromisoformat(origin.utc) < timedelta(minutes=1)
 

@@ -96,16 +96,6 @@ def test_modules_that_are_not_imported_do_not_count(edit):
     assert edit(unrelated="value = 5\n") == edit()
 
 
-def test_modules_left_out_do_not_count_with_what_only_they_import(edit):
-    def digest(**changes):
-        edit(**changes)
-        return source_digest("digested.top", without=["digested.package.inner"])
-
-    plain = digest()
-    assert digest(**{"package/inner": "", "package/cousin": "", "uncle": ""}) == plain
-    assert digest(sibling="value = 6\n") != plain
-
-
 def test_a_string_that_is_used_counts(edit):
     assert edit(bottom='value = "a"\n') != edit(bottom='value = "b"\n')
 

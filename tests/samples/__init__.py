@@ -52,7 +52,7 @@ def provenance(**changes: Any) -> Provenance:
         "tf32": False,
         "git_commit": "0123abc",
         "git_dirty": False,
-        "source_digest": "0123456789ab",
+        "revisions": "runner=1",
         "utc": "2026-01-02T03:04:05+00:00",
         "seed": 0,
         "startup_seconds": 2.5,

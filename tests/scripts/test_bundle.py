@@ -52,8 +52,7 @@ def results_of(experiments, folder, checks=None):
     (folder / "plan.json").write_text(plan_to_json(make_plan(planned, recorded=ROOT / "recorded")))
     csvs = [str(path) for path in sorted(folder.glob("raw/*/*.csv"))]
     tables = {name: f"{folder}/tables/{name}.csv" for name in EXPERIMENTS}
-    same_code = sorted(map(str, (ROOT / "recorded").glob("*/same_code.csv")))
-    merge_all(f"{folder}/plan.json", csvs, same_code, f"{folder}/tables", f"{folder}/coverage.csv", 1)
+    merge_all(f"{folder}/plan.json", csvs, f"{folder}/tables", f"{folder}/coverage.csv", 1)
     if checks:
         shutil.copyfile(checks, folder / "checks.csv")
     else:

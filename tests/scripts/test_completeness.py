@@ -24,7 +24,7 @@ def launches(request):
 
 def test_new_metrics_of_contenders_are_not_asked_of_earlier_code(launches):
     name, table = launches
-    table.loc[table["processes"] == 4, "source_digest"] = "fedcba987654"
+    table.loc[table["processes"] == 4, "git_commit"] = "fedcba987654"
     assert missing_metrics(name, table) == {}
     assert cells_are_complete({name: table}).outcome == "passed"
 

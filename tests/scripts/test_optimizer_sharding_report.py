@@ -52,9 +52,9 @@ def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has(h200):
 
 
 def test_rows_of_earlier_code_are_found(h200):
-    assert not earlier_cells(OptimizerSharding, select(h200, processes=2))
-    older = doctor(h200, "source_digest", "older", processes=4)
-    older.loc[older["processes"] == 4, "utc"] = "2020-01-01T00:00:00+00:00"
+    h200 = h200.assign(revisions="optimizer_sharding=1")
+    assert not earlier_cells(OptimizerSharding, h200)
+    older = doctor(h200, "revisions", "optimizer_sharding=0", processes=4)
     assert earlier_cells(OptimizerSharding, older) == {"4 GPUs, bf16"}
 
 

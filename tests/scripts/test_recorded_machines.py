@@ -15,7 +15,7 @@ def test_it_is_up_to_date():
 
 
 def test_a_machine_of_few_rows_has_a_section(tmp_path):
-    origin = provenance(cpu="A | <script>[x](javascript:y)`", utc="2026-01-02T23:04:05-02:00")
+    origin = provenance(cpu="A | <script>[x](javascript:y)`", utc="2026-01-02T23:04:05-02:00", revisions="runner=0")
     measured = (summarize("sum", "", [10.0]), summarize("wall", "s", [89.0]))
     rows = [make_row(Accumulation(), one, origin) for one in measured]
     write_job(tmp_path / "cpu/raw/accumulation/all.csv", Accumulation, rows)
@@ -25,7 +25,7 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     (tmp_path / "cpu/card/1.json").write_text(json.dumps(card))
     text = page(tmp_path)
     assert "\n## A ? ?script??x?(javascript:y)?\n" in text
-    assert "\n| `accumulation` | 1 | 1 | 1 | 0 | 1.5 | 2026-01-03 |\n" in text
+    assert "\n| `accumulation` | 1 | 1 | 1 | 0 | 1.5 | 2026-01-03 | all |\n" in text
     assert "\n| card of 2026-01-02 | As fast as the ?data sheet? says. |\n" in text
     assert "GPUs" not in text
     assert "speed relative to" not in text

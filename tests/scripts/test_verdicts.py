@@ -34,8 +34,7 @@ def rendered(monkeypatch):
 
     def run(outcomes=(), coverage=None):
         covered = cover(PLAN, TABLES) if coverage is None else coverage
-        digests = dict.fromkeys(TABLES, ())
-        return fill(CONTENTS, PLAN, compute(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes), digests))
+        return fill(CONTENTS, PLAN, compute(CONTENTS, PLAN, TABLES, covered, checks_of(outcomes)))
 
     return run
 

@@ -25,9 +25,7 @@ from tests.samples import ROOT, config, pdf_text, planned_cells, rows_of, squeez
 from tests.support.made_once import made_once
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")
-DIGEST = "0123456789ab"
-DIGESTS = {name: [DIGEST] for name in EXPERIMENTS}
-CLEAN = {"git_commit": "0123abc", "git_dirty": False, "source_digest": DIGEST, "utc": "2026-01-02T03:04:05+00:00"}
+CLEAN = {"git_commit": "0123abc", "git_dirty": False, "revisions": "runner=1", "utc": "2026-01-02T03:04:05+00:00"}
 """Where rows are said to come from."""
 H200_PLAN = make_plan(config(machine="1 x NVIDIA H200", scale="quick"))
 CPU_PLAN = make_plan(config(machine="cpu"))
@@ -61,7 +59,6 @@ def typeset_again(plan: Plan) -> None:
         tables={name: str(results / "tables" / f"{name}.csv") for name in EXPERIMENTS},
         coverage=str(results / "coverage.csv"),
         checks=str(results / "checks.csv"),
-        digests=DIGESTS,
         source=str(results / "writeup.typ"),
     )
     typeset(results / "writeup.typ", results / "writeup.pdf")
@@ -76,7 +73,7 @@ def write_report(folder: Path, plan: Plan, rows: dict, trace: str = "") -> None:
         raw = [str(write_raw(plan.raw.parent, name, rows[name])) for name in rows]
         results.mkdir(parents=True, exist_ok=True)
         (results / "plan.json").write_text(plan_to_json(plan))
-        merge_all(*(str(results / "plan.json"), raw, [], str(results / "tables"), str(results / "coverage.csv")), 1)
+        merge_all(*(str(results / "plan.json"), raw, str(results / "tables"), str(results / "coverage.csv")), 1)
         (results / "figures").mkdir()
         for name, figure in CONTENTS.figures.items():
             output = str(results / "figures" / f"{name}.svg")
@@ -189,14 +186,14 @@ def rendered(report: Report, plan: Plan, tables: dict) -> str:
     """The Typst source of other tables under another plan, with the coverage and self-checks of a report."""
     coverage, checks = (pandas.read_csv(report.results / f"{name}.csv") for name in ("coverage", "checks"))
     with contextlib.chdir(ROOT):
-        return fill(CONTENTS, plan, compute(CONTENTS, plan, tables, coverage, checks, DIGESTS))
+        return fill(CONTENTS, plan, compute(CONTENTS, plan, tables, coverage, checks))
 
 
 def test_rows_of_other_code_and_of_several_commits_are_told(cpu):
     words = "has changed since some of these rows were measured"
     assert words not in cpu.source.read_text()
     flash = cpu.tables["flash"].assign(git_commit="9876543210", git_dirty=None, utc="2026-01-04T00:00:00+00:00")
-    flash.loc[flash.index[7], "source_digest"] = "fedcba987654"
+    flash.loc[flash.index[7], "revisions"] = "flash=1 runner=0"
     without_git = cpu.tables["attention"].assign(git_commit="")
     text = rendered(cpu, CPU_PLAN, cpu.tables | {"flash": flash, "attention": without_git})
     assert f'The code that measures #"flash"; {words}' in text

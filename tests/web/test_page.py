@@ -127,7 +127,7 @@ def test_the_explorer_draws_filters_sorts_and_saves(page, browser):
     rows = list(csv.DictReader(io.StringIO(browser.saved("flash.csv"))))
     assert {row["implementation"] for row in rows} == {HTML}
     assert len(rows) == fewer
-    assert all(row["samples"] and row["source_digest"] for row in rows)
+    assert all(row["samples"] and row["revisions"] for row in rows)
 
 
 def test_a_row_shows_all_that_was_recorded_and_the_command_that_repeats_it(page, browser):
@@ -137,7 +137,7 @@ def test_a_row_shows_all_that_was_recorded_and_the_command_that_repeats_it(page,
     told = browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
     row = planned_rows("end_to_end", "smoke")[0]
     command = "python -m cs336_systems.benchmarks.end_to_end --"
-    for text in ("median", row.source_digest, row.git_commit, row.utc[:10], HTML, command):
+    for text in ("median", row.revisions, row.git_commit, row.utc[:10], HTML, command):
         assert text in told
     assert browser.run("return document.querySelectorAll('#detail .strip circle').length") > 1
 

@@ -1,0 +1,102 @@
+"""Revisions of what measures: a row is current while those that made it are the present ones. No torch here.
+
+Every experiment, contender and shared instrument has a revision in revisions.yaml, which is raised when a change of its
+code may change a measurement (`python -m scripts.revisions`). A user's own code has a digest instead.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cs336_systems.implementations import PARAMETER, WHO, own_implementations
+from cs336_systems.record.source import source_digest
+from cs336_systems.yaml_file import read_mapping
+
+LOCK = Path(__file__).parents[1] / "revisions.yaml"
+FIRST = 1
+"""The revision of what is not in the lock yet."""
+OWN_MODEL = "cs336_systems.model:TransformerLM"
+CHOSEN = {("model", "flash_kernels"): ("attention", "flash")}
+"""Instruments that another one runs only in cells with this value of a parameter."""
+
+
+class Unit(NamedTuple):
+    """An experiment, a contender (as experiment/name) or a shared instrument."""
+
+    revision: int
+    uses: tuple[str, ...]
+    """The instruments that it uses directly."""
+    digest: str
+    """The digest of the code that the revision was declared or accepted for."""
+
+
+@cache
+def read_lock(file: Path = LOCK) -> dict[str, Unit]:
+    """All units by name."""
+    return {name: Unit(of["revision"], tuple(of["uses"]), of["digest"]) for name, of in read_mapping(file).items()}
+
+
+def revisions_of(cell: Any, contenders: Iterable[str] = ()) -> dict[str, str]:
+    """The revisions of an experiment, of some of its contenders, and of the instruments that they use.
+
+    Args:
+        cell: a cell.
+        contenders: their names in its rows; of a user's own code there is a digest, by package.module:name.
+    """
+    own = {implementation.name: implementation.path for implementation in own_implementations(cell)}
+    names = [cell.name, *(own.get(each) or f"{cell.name}/{each}" for each in contenders)]
+    if (model := getattr(cell, "model", OWN_MODEL)) != OWN_MODEL:
+        names.append(model)
+    return {name: present(name) for name in _with_uses(names, cell)}
+
+
+def _with_uses(names: Iterable[str], cell: Any) -> Iterator[str]:
+    """Names, and then those of all instruments that they use, each once."""
+    pending, seen = list(names), set[str]()
+    while pending:
+        name = pending.pop(0)
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name
+        for used in read_lock()[name].uses if name in read_lock() else ():
+            parameter, value = CHOSEN.get((name, used), ("", ""))
+            if not parameter or getattr(cell, parameter, "") == value:
+                pending.append(used)
+
+
+@cache
+def present(name: str) -> str:
+    """The present revision of a unit, or the digest of a user's own code.
+
+    Raises:
+        ValueError: that code cannot be found.
+    """
+    if ":" in name:
+        return source_digest(name.partition(":")[0])
+    return str(read_lock()[name].revision if name in read_lock() else FIRST)
+
+
+def contenders_of(cell: Any) -> list[str]:
+    """The contenders that take part in a cell, as its rows name them."""
+    own = [implementation.name for implementation in own_implementations(cell)]
+    if not set(WHO).intersection(cell.details):
+        return own or [getattr(cell, PARAMETER)] if hasattr(cell, PARAMETER) else []
+    declared = dict.fromkeys(each.name for each in cell.contenders if not each.tried or getattr(cell, "tried", False))
+    return [*declared, *own]
+
+
+def as_text(revisions: dict[str, str]) -> str:
+    """Revisions as rows carry them."""
+    return " ".join(f"{name}={revision}" for name, revision in revisions.items())
+
+
+@cache
+def is_current(text: str) -> bool | None:
+    """Whether the revisions that a row carries are the present ones; None if it is of code that is not here."""
+    carried = [each.rpartition("=") for each in text.split()]
+    try:
+        return all(present(name) == revision for name, _, revision in carried)
+    except ValueError:
+        return None

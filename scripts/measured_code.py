@@ -1,0 +1,193 @@
+"""The definitions that a measurement runs, found by following names, and a digest of their syntax trees.
+
+Of a module only what is used is followed: the definitions that are named, those that they name in turn, and what the
+module does when it is imported. The digest leaves out text, annotations and imports, and does not depend on where a
+definition stands, so that better words and moves leave it as it is.
+"""
+
+import ast
+import hashlib
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cs336_systems.record.source import DIGEST_CHARACTERS, does_not_count, is_bare_string
+
+PACKAGE = "cs336_systems"
+ROOT = Path(__file__).parents[1]
+ALL = "*"
+"""In place of a name: all that a module defines."""
+LEFT_OUT = ("annotation", "returns", "type_comment", "type_params")
+"""Fields of syntax trees that no measurement depends on."""
+
+
+class Place(NamedTuple):
+    """A name in a module, or ALL."""
+
+    module: str
+    name: str
+
+
+class Module(NamedTuple):
+    """A module's statements."""
+
+    name: str
+    package: str
+    """The package that its relative imports start from."""
+    definitions: Mapping[str, list[ast.stmt]]
+    """By the names that they define."""
+    effects: list[ast.stmt]
+    """Those that act when the module is imported."""
+    imports: Mapping[str, Place]
+
+
+def reach(
+    roots: Collection[Place], elsewhere: Callable[[str], str] = lambda module: ""
+) -> tuple[list[ast.stmt], set[str]]:
+    """Follow names from some places.
+
+    Args:
+        roots: where to begin.
+        elsewhere: names what a module belongs to if it is not to be followed.
+
+    Returns:
+        the statements that are reached, and the names of what is not followed.
+
+    Raises:
+        ValueError: a place does not exist, or the first ones are not in this package.
+    """
+    for place in roots:
+        if place.module.partition(".")[0] != PACKAGE:
+            raise ValueError(f"measured code begins in {place.module}; allowed: modules of {PACKAGE}")
+    statements: dict[int, ast.stmt] = {}
+    uses: set[str] = set()
+    seen: set[Place] = set()
+    pending = list(roots)
+    while pending:
+        place = pending.pop()
+        if place in seen or place.module.partition(".")[0] != PACKAGE:
+            continue
+        seen.add(place)
+        module = read_module(place.module)
+        if place.name in module.imports and place.name not in module.definitions:
+            pending.append(module.imports[place.name])
+        elif other := elsewhere(place.module):
+            uses.add(other)
+        else:
+            for found in _found(module, place.name):
+                if id(found) not in statements:
+                    statements[id(found)] = found
+                    pending += _named(found, module)
+    return list(statements.values()), uses
+
+
+def digest(statements: Collection[ast.stmt]) -> str:
+    """Digest statements, in whatever order and module they are."""
+    texts = sorted(map(_essential, statements))
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def _essential(node: object) -> str:
+    """Serialize a syntax tree without positions, and without what no measurement depends on.
+
+    Neither `ast.dump` nor `ast.unparse` would do: Python versions differ in what they print for the same tree.
+    """
+    if isinstance(node, list):
+        return ",".join(_essential(item) for item in node if not _is_text_or_import(item))
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        return "text"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = ((name, value) for name, value in ast.iter_fields(node) if name not in LEFT_OUT)
+    present = (f"{name}={_essential(value)}" for name, value in fields if value not in (None, []))
+    return f"{type(node).__name__}({' '.join(present)})"
+
+
+def _is_text_or_import(node: object) -> bool:
+    return is_bare_string(node) or isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def modules_below(package: str) -> list[str]:
+    """A module, or a package and all modules in it."""
+    stem = ROOT / package.replace(".", "/")
+    files = sorted(stem.rglob("*.py")) or [stem.with_suffix(".py")]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files if file.stem != "__main__"]
+    return [name.removesuffix(".__init__") for name in names]
+
+
+@cache
+def _file(module: str) -> Path | None:
+    stem = ROOT / module.replace(".", "/")
+    return next(filter(Path.is_file, (stem.with_suffix(".py"), stem / "__init__.py")), None)
+
+
+@cache
+def read_module(name: str) -> Module:
+    """Read a module of the package.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = _file(name)
+    if path is None:
+        raise ValueError(f"there is no module {name!r}")
+    module = Module(name, name if path.name == "__init__.py" else name.rpartition(".")[0], {}, [], {})
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if is_bare_string(statement) or does_not_count(statement):
+            continue
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            names = [statement.name]
+        else:
+            nodes = list(ast.walk(statement))
+            module.imports.update(pair for node in nodes for pair in _imported(node, module.package))
+            names = [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+        for name in names:
+            module.definitions.setdefault(name, []).append(statement)
+        if not names and not isinstance(statement, ast.Import | ast.ImportFrom):
+            module.effects.append(statement)
+    return module
+
+
+def _found(module: Module, name: str) -> Iterator[ast.stmt]:
+    """The statements that a name of a module stands for, with those that act on import."""
+    if name != ALL and name not in module.definitions:
+        raise ValueError(f"{module.name} has no {name!r}")
+    yield from module.effects
+    for statements in module.definitions.values() if name == ALL else [module.definitions[name]]:
+        yield from statements
+
+
+def _imported(node: ast.AST, package: str) -> Iterator[tuple[str, Place]]:
+    """The names that an import makes, and what they stand for."""
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            yield alias.asname or alias.name, Place(alias.name, ALL)
+    elif isinstance(node, ast.ImportFrom):
+        source = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+        for alias in node.names:
+            module = f"{source}.{alias.name}"
+            place = Place(module, ALL) if _file(module) else Place(source, alias.name)
+            yield alias.asname or alias.name, place
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A syntax tree's nodes, but for those that no measurement depends on."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name not in LEFT_OUT:
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _nodes(child)
+
+
+def _named(statement: ast.stmt, module: Module) -> Iterator[Place]:
+    """The places that a statement names."""
+    nodes = list(_nodes(statement))
+    known = {**module.imports, **dict(pair for node in nodes for pair in _imported(node, module.package))}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in module.definitions:
+            yield Place(module.name, node.id)
+        elif isinstance(node, ast.Name) and node.id in known:
+            yield known[node.id]
