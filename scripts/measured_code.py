@@ -8,7 +8,7 @@ definition stands, so that better words and moves leave it as it is.
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -36,11 +36,11 @@ class Module(NamedTuple):
     name: str
     package: str
     """The package that its relative imports start from."""
-    definitions: Mapping[str, list[ast.stmt]]
+    definitions: dict[str, list[ast.stmt]]
     """By the names that they define."""
     effects: list[ast.stmt]
     """Those that act when the module is imported."""
-    imports: Mapping[str, Place]
+    imports: dict[str, Place]
 
 
 def reach(

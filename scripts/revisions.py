@@ -45,8 +45,11 @@ INSTRUMENTS = {
     ),
 }
 """Shared instruments: modules and packages that belong to them, the longer name first."""
+NOT_MEASURED = "description"
 OTHERS = {"kernel_trace": Place("cs336_systems.artifacts.kernel_trace", "write_trace")}
 """What else is measured."""
+DESCRIBE = ("cs336_systems.experiments.metrics",)
+"""Modules that only describe measurements."""
 HEADER = """\
 # Revisions of the measured code, with the instruments that it uses and a digest of its syntax trees, by
 # `python -m scripts.revisions`. Rows carry the revisions that made them.
@@ -94,11 +97,14 @@ def present_units(lock: dict[str, Unit]) -> dict[str, Unit]:
     for name, roots in all_roots().items():
         statements, uses = reach(roots, partial(_other_instrument, name))
         revision = lock[name].revision if name in lock else FIRST
-        units[name] = Unit(revision, tuple(sorted(uses)), digest(statements))
+        units[name] = Unit(revision, tuple(sorted(uses - {NOT_MEASURED})), digest(statements))
     return units
 
 
 def _other_instrument(unit: str, module: str) -> str:
+    """The instrument that a unit uses where it reaches a module, or an empty string if its code is the unit's own."""
+    if module in DESCRIBE:
+        return NOT_MEASURED
     instrument = instrument_of(module)
     return instrument if instrument != unit else ""
 

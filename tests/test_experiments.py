@@ -17,7 +17,6 @@ WHERE = "cs336_systems/experiments/metrics.py"
 def test_each_metric_has_a_meaning(kind):
     assert kind.name in METRICS, f"{kind.name} has no entry in METRICS of {WHERE}: say what each of its metrics means"
     said = METRICS[kind.name]
-    assert {name: metric.unit for name, metric in said.items()} == dict(kind.metrics), f"METRICS[{kind.name!r}]"
     for name, metric in said.items():
         assert metric.meaning, f"METRICS[{kind.name!r}][{name!r}] has no meaning"
         assert not metric.part_of or metric.unit == said[metric.part_of].unit, name

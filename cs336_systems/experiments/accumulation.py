@@ -1,6 +1,5 @@
 """Parameters of the mixed-precision accumulation experiment."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,7 +11,6 @@ class Accumulation(Experiment):
     """Add 0.01 many times, with accumulator and addend in different precisions."""
 
     name: ClassVar[str] = "accumulation"
-    metrics: ClassVar[Mapping[str, str]] = {"sum": "", "relative_error": "", "rounded_addend": "", "last_step": ""}
     settings: ClassVar[tuple[str, ...]] = ("additions",)
 
     accumulator: Literal["fp32", "fp16", "bf16"] = "fp32"

@@ -1,6 +1,5 @@
 """Parameters of the all-reduce experiment."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,13 +13,6 @@ class AllReduce(Experiment):
     """Time an all-reduce of fp32 numbers between processes."""
 
     name: ClassVar[str] = "all_reduce"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "wrong_numbers": "",
-        "time": "ms",
-        "rank_spread": "ms",
-        "algorithm_bandwidth": "GB/s",
-        "bus_bandwidth": "GB/s",
-    }
     timed: ClassVar[str] = "time"
     settings: ClassVar[tuple[str, ...]] = ("warmup", "steps")
 

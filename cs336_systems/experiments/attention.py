@@ -1,6 +1,5 @@
 """Parameters of the plain-attention experiment."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,17 +11,6 @@ class Attention(Experiment):
     """Time attention that materializes its score matrix, and account for its memory."""
 
     name: ClassVar[str] = "attention"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "forward": "ms",
-        "backward": "ms",
-        "warmup": "s",
-        "memory_before_backward": "MiB",
-        "peak_memory": "MiB",
-        "forward_busy": "ms",
-        "backward_busy": "ms",
-        "device_busy": "ms",
-        "launches": "",
-    }
     timed: ClassVar[str] = "forward"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "precision", "warmup", "steps")
     numeric_tests: ClassVar[tuple[str, ...]] = ("attention.test_attention",)

@@ -1,6 +1,5 @@
 """Parameters of the autocast experiment."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,9 +11,6 @@ class AutocastDtypes(Experiment):
     """Observe the data type of every component of a toy model (Linear, ReLU, LayerNorm, Linear) under autocast."""
 
     name: ClassVar[str] = "autocast_dtypes"
-    metrics: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("parameters", "fc1_output", "norm_output", "logits", "loss", "gradients"), "dtype"
-    )
 
     autocast: Literal["fp16", "bf16"] = "fp16"
     """Dtype that autocast lowers eligible operations to; the parameters stay fp32."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from annotated_types import Ge
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
+from cs336_systems.experiments.metrics import METRICS
 from cs336_systems.sizes import parse_size
 
 Positive = Annotated[int, Ge(1)]
@@ -44,7 +45,7 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     name: ClassVar[str]
     """The experiment's name: its module's in `experiments` and `benchmarks`, its folder's in `results`."""
     metrics: ClassVar[Mapping[str, str]]
-    """Its metrics and their units; metrics of all experiments are in `measure.measurement`."""
+    """Its metrics and their units, from METRICS; those of all experiments are in `record.measurement`."""
     details: ClassVar[tuple[str, ...]] = ()
     """Columns that distinguish a cell's rows of one metric, such as the name of a kernel."""
     timed: ClassVar[str] = ""
@@ -59,6 +60,11 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
     processes: ClassVar[int] = 1
     """Processes that measure a cell together, one per GPU if there are GPUs. An experiment that varies their number has
     a field of this name instead."""
+
+    def __init_subclass__(cls) -> None:
+        """Look up the units of its metrics, unless it has metrics of its own."""
+        if "metrics" not in vars(cls):
+            cls.metrics = {name: metric.unit for name, metric in METRICS.get(cls.name, {}).items()}
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

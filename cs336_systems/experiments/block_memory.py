@@ -1,6 +1,5 @@
 """Parameters of the experiment on one Transformer block's memory."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,15 +11,6 @@ class BlockMemory(Experiment):
     """Measure the tensors that one Transformer block saves for its backward pass, by operator, and its gradients."""
 
     name: ClassVar[str] = "block_memory"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "saved": "MiB",
-        "saved_activations": "MiB",
-        "saved_weight_copies": "MiB",
-        "parameter_gradients": "MiB",
-        "input_gradient": "MiB",
-        "left_by_forward": "MiB",
-        "left_by_backward": "MiB",
-    }
     details: ClassVar[tuple[str, ...]] = ("range", "operator", "tensor")
     settings: ClassVar[tuple[str, ...]] = ("batch_size",)
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model",)

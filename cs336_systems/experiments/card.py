@@ -1,6 +1,5 @@
 """Parameters of the card: short measurements that tell whether a GPU, or a processor, is all right."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -14,19 +13,6 @@ class Card(Experiment):
     name: ClassVar[str] = "card"
     on_request: ClassVar[bool] = True
     """It is no part of the report: measured by `snakemake card` only."""
-    metrics: ClassVar[Mapping[str, str]] = {
-        "fact": "fact",
-        "rate": "TFLOP/s",
-        "bandwidth": "GB/s",
-        "launch_rate": "1/s",
-        "token_rate": "1/s",
-        "wrong_numbers": "",
-        "memory_clock": "MHz",
-        "temperature": "°C",
-        "link_generation": "",
-        "link_width": "",
-        "throttled": "share",
-    }
     details: ClassVar[tuple[str, ...]] = ("device", "work", "about")
 
     instrument: Literal["facts", "matmul", "memory", "attention", "launches", "training", "transfers", "all_reduce"] = (

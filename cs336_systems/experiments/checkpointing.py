@@ -1,6 +1,5 @@
 """Parameters of the experiment on activation checkpointing."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,21 +11,6 @@ class Checkpointing(Experiment):
     """Measure peak memory and time of a training step whose blocks are checkpointed in segments."""
 
     name: ClassVar[str] = "checkpointing"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "forward": "ms",
-        "backward": "ms",
-        "optimizer": "ms",
-        "step": "ms",
-        "warmup": "s",
-        "peak_memory": "MiB",
-        "peak_forward": "MiB",
-        "peak_backward": "MiB",
-        "peak_optimizer": "MiB",
-        "memory_before_step": "MiB",
-        "memory_before_backward": "MiB",
-        "saved_for_backward": "MiB",
-        "block_calls": "",
-    }
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "warmup", "steps")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_checkpointing")

@@ -35,33 +35,6 @@ WORK = ("compute", "communication", "optimizer")
 PARTS = tuple(dict.fromkeys(PART_OF_STEP.values()))
 """Prefixes of the kinds of collectives: the part of the step that each belongs to."""
 PHASES = ("forward", "backward", "synchronization", "optimizer")
-STEP_METRICS = {
-    # One sample per step, round by round: the slowest rank's, with an idle device at both ends.
-    "step": "ms",
-    # From steps in which the device is idle after each phase; of a compiled step on a GPU, from one that is replayed
-    # as a whole, by when its phases end on the device.
-    **dict.fromkeys(PHASES, "ms"),
-}
-"""Times that experiments on several ranks measure."""
-PROFILE_METRICS = {
-    # From the profiler, one step of rank 0. compute: all that does not communicate, the optimizer too.
-    "device_busy": "ms",
-    "compute": "ms",
-    "communication": "ms",
-    "hidden": "ms",
-    "timeline": "share",
-    "timeline_length": "ms",
-}
-"""Metrics from a profile."""
-OBSERVED_METRICS = {
-    # Of one step on rank 0, before any is timed. collectives: of floating-point numbers, by their part of the step and
-    # kind, and in all; tokens: that the model was called with; written: by PyTorch's operators, but for the update.
-    "collectives": "",
-    "collective_bytes": "B",
-    "tokens": "",
-    "written": "B",
-}
-"""Counts that are compared with each contender's declaration."""
 BASELINE = "none"
 """The no-communication baseline: each rank trains by itself."""
 BUCKETS_MB = (1, 10, 100, 1000)
@@ -165,22 +138,6 @@ class DataParallelTraining(Experiment):
     """Train a Transformer language model with each data-parallel wrapper, and measure the cost of communication."""
 
     name: ClassVar[str] = "data_parallel"
-    metrics: ClassVar[Mapping[str, str]] = {
-        **STEP_METRICS,
-        **PROFILE_METRICS,
-        **OBSERVED_METRICS,
-        # On rank 0. outside_memory is not PyTorch's allocator's, and above the baseline's.
-        "peak_memory": "MiB",
-        "outside_memory": "MiB",
-        "gradient_error": "",
-        # Bytes that a rank contributes in a step, and the collectives that carry them.
-        "communicated": "MB",
-        "messages": "",
-        # Of rank 0 on a GPU. launches: of kernels, copies, fills and graphs by the host in a step; host: how long it
-        # takes to issue a step, the device being idle at first.
-        "launches": "",
-        "host": "ms",
-    }
     details: ClassVar[tuple[str, ...]] = ("wrapper", "bucket_mb", "kind")
     contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
     vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {

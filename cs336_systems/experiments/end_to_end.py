@@ -12,24 +12,6 @@ class EndToEnd(Experiment):
     """Time the forward pass, the backward pass and the whole training step of a Transformer language model."""
 
     name: ClassVar[str] = "end_to_end"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "forward": "ms",
-        "backward": "ms",
-        "optimizer": "ms",
-        "step": "ms",
-        "first_step": "ms",
-        "forward_busy": "ms",
-        "backward_busy": "ms",
-        "optimizer_busy": "ms",
-        "device_busy": "ms",
-        "launches": "",
-        "build": "s",
-        "warmup": "s",
-        "peak_memory": "MiB",
-        "device_allocations": "",
-        "compiled_graphs": "",
-        "logits_dtype": "dtype",
-    }
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "steps", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step")

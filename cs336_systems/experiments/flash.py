@@ -172,20 +172,6 @@ class Flash(Experiment):
     """Time attention implementations against each other: forward, backward, both, and peak memory."""
 
     name: ClassVar[str] = "flash"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "forward": "ms",
-        "backward": "ms",
-        "forward_backward": "ms",
-        "peak_memory": "MiB",
-        "first_call": "s",
-        "matmul": "ms",
-        "host": "us",
-        "graph": "ms",
-        "handout": "ms",
-        "handout_sm_clock": "MHz",
-        "handout_power": "W",
-        "launches": "",
-    }
     details: ClassVar[tuple[str, ...]] = ("kernels",)
     contenders: ClassVar[tuple[AttentionContender, ...]] = CONTENDERS
     more_help: ClassVar[Mapping[str, str]] = {

@@ -13,10 +13,7 @@ from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, 
 from cs336_systems.experiments.data_parallel import (
     BASELINE,
     BUILDERS,
-    OBSERVED_METRICS,
     PARTS,
-    PROFILE_METRICS,
-    STEP_METRICS,
     VARIATION_MB,
     WORK,
     own_next_to,
@@ -68,24 +65,6 @@ class FullyShardedTraining(Experiment):
     """Train a Transformer language model with replicated or sharded state, and measure the cost of gathering it."""
 
     name: ClassVar[str] = "fsdp"
-    metrics: ClassVar[Mapping[str, str]] = {
-        **STEP_METRICS,
-        **OBSERVED_METRICS,
-        **PROFILE_METRICS,
-        # The same of a forward pass by itself, and its all-gathers in the order in which they run: when each begins and
-        # ends, when the device is ready for what needs it, and when that begins.
-        "forward_length": "ms",
-        "forward_gathers": "ms",
-        "forward_hidden": "ms",
-        "gather_begins": "ms",
-        "gather_ends": "ms",
-        "needed": "ms",
-        "begins": "ms",
-        # On rank 0. between_steps: weights and optimizer state; outside_memory is not PyTorch's allocator's.
-        "peak_memory": "MiB",
-        "between_steps": "MiB",
-        "outside_memory": "MiB",
-    }
     details: ClassVar[tuple[str, ...]] = ("wrapper", "kind")
     contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
     vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {

@@ -1,6 +1,5 @@
 """Parameters of the kernel profile."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -12,23 +11,6 @@ class KernelProfile(Experiment):
     """Find the kernels (on a CPU: operators) of a language model's step, their durations, and what launched them."""
 
     name: ClassVar[str] = "kernel_profile"
-    metrics: ClassVar[Mapping[str, str]] = {
-        # One sample per launch: in a step there are n / steps of them.
-        "kernel": "us",
-        # One sample per step, of each stage: without the profiler and with it by the device's events, then from the
-        # trace. A stage begins with an idle device and ends when its last kernel does.
-        "stage": "ms",
-        "stage_profiled": "ms",
-        "stage_busy": "ms",
-        "stage_idle": "ms",
-        # Times by the host's clock.
-        "step": "ms",
-        "step_profiled": "ms",
-        # Share of the kernels' time of which the stage or the range is not known.
-        "unattributed": "",
-        # What recording, writing and reading the trace took.
-        "profile": "s",
-    }
     details: ClassVar[tuple[str, ...]] = ("stage", "range", "category", "kernel")
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "warmup", "steps", "model")

@@ -1,6 +1,5 @@
 """Parameters of the 2026 leaderboard's training step."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -21,16 +20,6 @@ class Leaderboard(Experiment):
     """Measure the leaderboard's training step, or one rank's part of it: bf16 weights, fp32 masters, exact AdamW."""
 
     name: ClassVar[str] = "leaderboard"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "step": "ms",
-        "forward_backward": "ms",
-        "update": "ms",
-        "device_busy": "ms",
-        "peak_memory": "MiB",
-        "planned_memory": "MiB",
-        "recomputed_blocks": "",
-        "cold_start": "s",
-    }
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("context", "batch_size", "vocab_size", "recomputed", "warmup", "steps")
     numeric_tests: ClassVar[tuple[str, ...]] = (

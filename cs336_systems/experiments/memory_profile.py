@@ -1,6 +1,5 @@
 """Parameters of the memory profile."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -12,20 +11,6 @@ class MemoryProfile(Experiment):
     """Follow the memory of one step of a Transformer language model, allocation by allocation."""
 
     name: ClassVar[str] = "memory_profile"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "peak_allocated": "B",
-        "peak_replayed": "B",
-        "peak_stage": "stage",
-        "at_peak": "B",
-        "most": "B",
-        "stage_peak": "B",
-        "stage_end": "B",
-        "stage_events": "",
-        "active": "MiB",
-        "allocation": "B",
-        "lifetime": "ms",
-        "residual_tensors": "",
-    }
     details: ClassVar[tuple[str, ...]] = ("stage", "category", "freed", "operator", "source", "code", "rank")
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "model")
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_model", "test_training_step", "test_memory_history_gpu")

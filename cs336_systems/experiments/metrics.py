@@ -1,14 +1,11 @@
-"""Meanings of metrics: unit, whether a metric took time of its own, and the metric that it is a part of. No torch here.
+"""Metrics of each experiment: unit, meaning, whether it took time of its own, what it is a part of. No torch here.
 
-Checks, validation and the data dictionary (docs/data-dictionary.md) read it. Experiments and benchmarks must not import
-it: their rows carry a digest of everything that they import, and a better sentence here must not make measurements
-stale. tests/test_experiments.py compares it with the names and units of each experiment.
+Experiments, checks, validation and the data dictionary (docs/data-dictionary.md) read it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from cs336_systems.experiments.base import Experiment
+from typing import ClassVar, Protocol
 
 SECONDS: Mapping[str, float] = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 """The units of time."""
@@ -43,18 +40,25 @@ class Metric:
         return not self.timed and not self.between
 
 
-def metrics_of(experiment: type[Experiment]) -> Mapping[str, Metric]:
+class Measured(Protocol):
+    """An experiment."""
+
+    name: ClassVar[str]
+    metrics: ClassVar[Mapping[str, str]]
+
+
+def metrics_of(experiment: type[Measured]) -> Mapping[str, Metric]:
     """Look up the metrics of an experiment; without an entry in METRICS, only their units are known."""
     known = METRICS.get(experiment.name, {})
     return {name: known.get(name, Metric(unit, "")) for name, unit in experiment.metrics.items()}
 
 
-def timed(experiment: type[Experiment]) -> list[str]:
+def timed(experiment: type[Measured]) -> list[str]:
     """The metrics of an experiment that took time of their own."""
     return [name for name, metric in metrics_of(experiment).items() if metric.timed]
 
 
-def wholes(experiment: type[Experiment]) -> dict[str, list[str]]:
+def wholes(experiment: type[Measured]) -> dict[str, list[str]]:
     """The metrics of an experiment that have parts, and the names of these."""
     found: dict[str, list[str]] = {}
     for name, metric in metrics_of(experiment).items():

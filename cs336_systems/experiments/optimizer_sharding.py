@@ -22,10 +22,7 @@ from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, 
 from cs336_systems.experiments.data_parallel import (
     BUILDERS,
     DDP_MB,
-    OBSERVED_METRICS,
     PARTS,
-    PROFILE_METRICS,
-    STEP_METRICS,
     VARIATION_MB,
     WORK,
     own_next_to,
@@ -97,17 +94,6 @@ class OptimizerSharding(Experiment):
     """Train a Transformer language model with sharded optimizers, and measure their memory and time."""
 
     name: ClassVar[str] = "optimizer_sharding"
-    metrics: ClassVar[Mapping[str, str]] = {
-        **STEP_METRICS,
-        # One sample per rank, in order, at each moment. held: the storages of parameters, gradients and optimizer
-        # state; allocated: all that the allocator has in use, and memory that peers reach; peak_memory: the most of it
-        # since the moment before, which for before_update is the beginning of the step.
-        "held": "MiB",
-        "allocated": "MiB",
-        "peak_memory": "MiB",
-        **PROFILE_METRICS,
-        **OBSERVED_METRICS,
-    }
     details: ClassVar[tuple[str, ...]] = ("contender", "moment", "part", "kind")
     contenders: ClassVar[tuple[Declared, ...]] = CONTENDERS
     vocabulary: ClassVar[Mapping[str, Sequence[str]]] = {

@@ -111,24 +111,6 @@ class TrainingLadder(Experiment):
     """Time a training step from the first setting to the fastest, and what its parts take alone on this device."""
 
     name: ClassVar[str] = "training_ladder"
-    metrics: ClassVar[Mapping[str, str]] = {
-        "step": "ms",
-        "device_busy": "ms",
-        "launches": "",
-        "energy": "J",
-        "setup": "s",
-        "peak_memory": "MiB",
-        "order": "order",
-        "weights_dtype": "dtype",
-        "attention_dtype": "dtype",
-        "floor": "ms",
-        "copy_speed": "GB/s",
-        "matmul_rate": "TFLOP/s",
-        "loss_after": "nat",
-        "entropy": "nat",
-        "gradient_error": "",
-        "identical": "",
-    }
     details: ClassVar[tuple[str, ...]] = ("rung", "work")
     timed: ClassVar[str] = "step"
     added_later: ClassVar[Mapping[str, Any]] = {"processes": 1}

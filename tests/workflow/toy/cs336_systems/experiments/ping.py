@@ -1,6 +1,5 @@
 """Parameters of the toy experiment."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,6 @@ class Ping(Experiment):
     """Time an all-reduce between processes."""
 
     name: ClassVar[str] = "ping"
-    metrics: ClassVar[Mapping[str, str]] = {"all_reduce": "ms", "sum": ""}
     timed: ClassVar[str] = "all_reduce"
     settings: ClassVar[tuple[str, ...]] = ("steps",)
     numeric_tests: ClassVar[tuple[str, ...]] = ("test_ping",)
