@@ -58,7 +58,8 @@ class Machine:
 
     def report(self) -> dict[str, str]:
         """The Typst source of its report, and its self-checks."""
-        tables = {name: frame(name, rows) for name, rows in self.rows.items()}
+        # As if all rows were of the present revisions, whichever these are.
+        tables = {name: frame(name, rows).assign(revisions="") for name, rows in self.rows.items()}
         checks = DataFrame(map(asdict, all_checks(tables)))
         with contextlib.chdir(ROOT):
             contents = read_contents()
