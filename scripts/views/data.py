@@ -33,11 +33,12 @@ MODES = {
 def load(experiment: str, path: str | Path) -> DataFrame:
     """An experiment's table, validated and typed; `label` is the name that readers know a size by."""
     path = Path(path)
-    return _loaded(experiment, path, path.stat().st_mtime_ns).copy(deep=False)
+    return load_file(experiment, path, path.stat().st_mtime_ns).copy(deep=False)
 
 
 @cache  # Figures share a process, and several of them a table.
-def _loaded(experiment: str, path: Path, mtime_ns: int) -> DataFrame:
+def load_file(experiment: str, path: Path, mtime_ns: int) -> DataFrame:
+    """The same of a file, as it was when it was last written."""
     return frame(experiment, read_table(EXPERIMENTS[experiment], path))
 
 

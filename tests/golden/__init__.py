@@ -97,7 +97,7 @@ def figure_lines(rows: Mapping[str, list[Row]], trace: str) -> Iterator[str]:
     """The content of each figure: per panel its title and axes, per line, bar or area its name and numbers."""
     drawn: list[Figure] = []
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    loaded = mock.patch("scripts.views.data.read_table", lambda kind, path: rows[kind.name])
+    loaded = mock.patch("scripts.views.data.load_file", lambda name, *_: frame(name, rows[name]))
     with kept, loaded:
         for name, figure in read_contents().figures.items():
             draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(rows, ""), trace))

@@ -93,11 +93,10 @@ def figure_of(name: str, tables) -> Figure:
     """A figure of the report, drawn from tables."""
     figure, drawn = FIGURES[name], []
     kept = mock.patch.object(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
-    rows = mock.patch("scripts.views.data.read_table", lambda kind, path: kind.name)
-    loaded = mock.patch("scripts.views.data.frame", lambda experiment, rows: tables[experiment].copy())
+    loaded = mock.patch("scripts.views.data.load_file", lambda experiment, *_: tables[experiment].copy())
     # Where panels stand, which takes the longest, changes nothing that is looked at.
     placed = mock.patch.object(ConstrainedLayoutEngine, "execute")
-    with contextlib.chdir(ROOT), kept, rows, loaded, placed:
+    with contextlib.chdir(ROOT), kept, loaded, placed:
         draw(figure.script, figure.options, "", **figure.sources(dict.fromkeys(tables, ""), ""))
     return drawn.pop()
 
