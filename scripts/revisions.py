@@ -40,7 +40,7 @@ INSTRUMENTS = {
     # Whoever uses these covers what it uses of them.
     "": (
         *(f"{COMPARISON}.builders", f"{COMPARISON}.attention_builders"),
-        *(f"cs336_systems.attention.{name}" for name in ("autocast", "differentiation", "operators", "tiled")),
+        *(f"cs336_systems.attention.{name}" for name in ("autocast", "chip", "differentiation", "operators", "tiled")),
         "cs336_systems.attention.recomputation",
     ),
 }
