@@ -19,7 +19,7 @@ import numpy
 from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.statistics import CHANGED, FASTER, SLOWER, Difference, difference, judge
-from scripts import markdown
+from scripts.docs import markdown
 from scripts.honest_pairs import Pair, from_history
 from scripts.run_to_run import fit
 

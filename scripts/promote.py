@@ -106,4 +106,4 @@ if __name__ == "__main__":
         sys.exit(printable(str(error)))
     machine = copied[0].relative_to(target).parts[0]
     print(f"{len(copied)} files from {sys.argv[1]} are now recorded in {target / machine}")
-    print("`python -m scripts.recorded_machines` writes what the documentation says of them")
+    print("`python -m scripts.docs` adds them to the documentation")

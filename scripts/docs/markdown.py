@@ -1,9 +1,7 @@
 """Tables in Markdown, and where a page of the documentation shows them."""
 
+import re
 from collections.abc import Collection, Iterable, Sequence
-
-MARK = "<!-- --8<-- [{}:{}] -->\n"
-"""A line around a table: start or end, and its name."""
 
 
 def table(header: Sequence[str], body: Iterable[Sequence[str]], right: Collection[int] = ()) -> str:
@@ -18,9 +16,13 @@ def with_table(page: str, name: str, content: str) -> str:
     Raises:
         ValueError: it has no such lines.
     """
-    begin, end = MARK.format("start", name), MARK.format("end", name)
-    before, begins, rest = page.partition(begin)
-    _, ends, after = rest.partition(end)
-    if not (begins and ends):
+    begin, end = (f"<!-- --8<-- [{side}:{name}] -->\n" for side in ("start", "end"))
+    text, found = re.subn(f"(?<={re.escape(begin)}).*?(?={re.escape(end)})", lambda _: content, page, flags=re.DOTALL)
+    if not found:
         raise ValueError(f"the page has no lines {begin!r} and {end!r}")
-    return before + begin + content + end + after
+    return text
+
+
+def with_sections(page: str, sections: Iterable[str]) -> str:
+    """The text of a page up to its first section, with other sections after it."""
+    return page.partition("## ")[0] + "\n".join(sections)

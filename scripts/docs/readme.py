@@ -1,7 +1,4 @@
-"""The headline table of README.md, from the recorded H200 results.
-
-Launch: python -m scripts.readme, which writes the table into README.md.
-"""
+"""The headline table of README.md, from the recorded H200 results."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,17 +7,16 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame, Series
 
-from scripts.markdown import table, with_table
+from scripts.docs.markdown import table, with_table
 from scripts.views.data import select
 
-README = Path("README.md")
 RECORDED = Path("recorded/nvidia-h200/raw")
 COMPARED = ("this project", "speed relative to")
 """Titles of the columns of numbers."""
 PYTORCH_ATTENTION = ["sdpa_flash", "sdpa_cudnn", "flex"]
 
 
-def with_headlines(readme: str) -> str:
+def page(readme: str) -> str:
     """The text of README.md with the table of the recorded results."""
     header = ["on NVIDIA H200, bf16, medians", *COMPARED]
     return with_table(readme, "headlines", table(header, headlines(RECORDED), right=[1]))
@@ -87,7 +83,3 @@ def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[
     ]
     if pd.notna(fastest):
         yield [what, f"{fastest:.1f} ms", ", ".join(against)]
-
-
-if __name__ == "__main__":
-    README.write_text(with_headlines(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,17 +1,28 @@
-"""The page of recorded machines is that of their rows, and holds nothing that a browser would act on."""
+"""Generated pages are up to date, whoever wrote the rows, and hold nothing that a browser would act on."""
 
 import json
 
+import pytest
+
 from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.measure.gpus import GPUS
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row, write_job
-from scripts.recorded_machines import PAGE, RECORDED, page
+from scripts.docs import recorded_machines
+from scripts.docs.__main__ import PAGES
+from scripts.docs.gpus import CLASSES
 from tests.samples import ROOT, provenance
 
 
-def test_it_is_up_to_date():
-    made = (ROOT / PAGE).read_text(encoding="utf-8")
-    assert made == page(ROOT / RECORDED), f"{PAGE} is stale: python -m scripts.recorded_machines makes it anew"
+@pytest.mark.parametrize("page", PAGES)
+def test_it_is_up_to_date(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text == PAGES[page](text), f"{page} is stale: python -m scripts.docs {page} updates it"
+
+
+def test_every_listed_gpu_is_of_a_class_on_the_page():
+    elsewhere = {gpu.name for gpu in GPUS if gpu.capability not in CLASSES}
+    assert elsewhere == {gpu.name for gpu in GPUS if "V100" in gpu.name or "B300" in gpu.name}
 
 
 def test_a_machine_of_few_rows_has_a_section(tmp_path):
@@ -20,10 +31,12 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     rows = [make_row(Accumulation(), one, origin) for one in measured]
     write_job(tmp_path / "cpu/raw/accumulation/all.csv", Accumulation, rows)
     (tmp_path / "cpu/card").mkdir()
-    card = json.loads(next((ROOT / RECORDED).glob("*/card/*.json")).read_text(encoding="utf-8"))
+    card = json.loads(next((ROOT / "recorded").glob("*/card/*.json")).read_text(encoding="utf-8"))
     card["utc"], card["verdict"]["sentence"] = "2026-01-02T03:04:05+00:00", "As fast as the [data sheet] says."
     (tmp_path / "cpu/card/1.json").write_text(json.dumps(card))
-    text = page(tmp_path)
+    text = recorded_machines.page("# Machines\n\n## Another\n", tmp_path)
+    assert text.startswith("# Machines\n\n## A ? ?script")
+    assert "Another" not in text
     assert "\n## A ? ?script??x?(javascript:y)?\n" in text
     assert "\n| `accumulation` | 1 | 1 | 1 | 0 | 1.5 | 2026-01-03 | all |\n" in text
     assert "\n| card of 2026-01-02 | As fast as the ?data sheet? says. |\n" in text

@@ -1,7 +1,4 @@
-"""The tables of docs/gpus.md: listed GPUs by class of chip, and what their memory holds of the plan.
-
-Launch: python -m scripts.gpus_page, which writes the tables into docs/gpus.md.
-"""
+"""The tables of docs/gpus.md: listed GPUs by class of chip, and what their memory holds of the plan."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +7,8 @@ from cs336_systems.measure.gpus import GPUS, NVIDIA, Gpu, listed
 from cs336_systems.plan import CONFIG, make_plan
 from cs336_systems.run.forecast import TOO_LARGE, expected
 from cs336_systems.yaml_file import read_mapping
-from scripts import markdown
+from scripts.docs.markdown import table, with_table
 
-PAGE = Path("docs/gpus.md")
 SHOWN = ("RTX 4060", "RTX 4070", "RTX 4080", "RTX 4090", "H200")
 """One GPU for each amount of memory."""
 CLASSES = {
@@ -27,13 +23,11 @@ CLASSES = {
 """Of each class the GPUs, KB of shared memory that a block may have, and what attention runs there."""
 
 
-def with_tables(page: str) -> str:
+def page(text: str) -> str:
     """The text of the page with both tables."""
-    page = markdown.with_table(page, "classes", markdown.table(CLASS_HEADER, map(class_row, CLASSES), right=[2]))
-    return markdown.with_table(page, "memory", markdown.table(*memory_table(), right=range(1, 2 + len(SHOWN))))
-
-
-CLASS_HEADER = ["class", "compute capability", "KB of shared memory", "attention", "data sheets listed"]
+    header = ["class", "compute capability", "KB of shared memory", "attention", "data sheets listed"]
+    text = with_table(text, "classes", table(header, map(class_row, CLASSES), right=[2]))
+    return with_table(text, "memory", table(*memory_table(), right=range(1, 2 + len(SHOWN))))
 
 
 def class_row(capability: tuple[int, int]) -> list[str]:
@@ -65,7 +59,3 @@ def cells_that_run(gpu: Gpu) -> Iterator[tuple[str, tuple[int, int]]]:
     for name, jobs in plan.jobs.items():
         cells = [each.outcome != TOO_LARGE for each in expected(plan, gpu, jobs.values())]
         yield name, (sum(cells), len(cells))
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,1 @@
+"""The parts of README.md and docs/ that are made from the code and from recorded rows."""

@@ -1,0 +1,26 @@
+"""Write the generated parts of README.md and docs/.
+
+Launch: python -m scripts.docs [PAGE ...], for all pages or the named ones.
+"""
+
+import argparse
+from pathlib import Path
+
+from scripts.docs import data_dictionary, gpus, readme, recorded_machines
+
+PAGES = {
+    "README.md": readme.page,
+    "docs/data-dictionary.md": data_dictionary.page,
+    "docs/gpus.md": gpus.page,
+    "docs/recorded-machines.md": recorded_machines.page,
+}
+"""The function that updates each page's text."""
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Write the generated parts of README.md and docs/.")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"of {', '.join(PAGES)}; default: all")
+    chosen = parser.parse_args().pages or list(PAGES)
+    if unknown := set(chosen) - PAGES.keys():
+        parser.error(f"a page is {min(unknown)!r}; allowed: {', '.join(PAGES)}")
+    for name in chosen:
+        Path(name).write_text(PAGES[name](Path(name).read_text(encoding="utf-8")), encoding="utf-8")
