@@ -9,9 +9,8 @@ from cs336_systems.accounting.mesh import Mesh, bubble_share
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.accounting.xxl import STATES, XXL, Sharding
 from cs336_systems.measure.gpus import listed
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
-from scripts.rendering.markup import Table, Typst, finalize
-from scripts.views.parallelism import MESH
+from scripts.rendering.answer import Answer, Facts, Found, Tables, say
+from scripts.views.parallelism import MESH, closed_forms
 from scripts.views.units import GB
 
 STAGES, MICRO_BATCHES = 4, 16
@@ -57,8 +56,8 @@ def memory() -> Answer:
     rows += [
         (f"saved for backward, {tokens} tokens", "$2 L (D + F) B$", XXL.saved_bytes * tokens) for tokens in BATCHES
     ]
-    body = [[name, Typst(form), f"{size / GB:.1f}", f"{size / H100_MEMORY:.2f}"] for name, form, size in rows]
-    table = Table(["what", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"], body, text_columns=2)
+    body = [[name, form, f"{size / GB:.1f}", f"{size / H100_MEMORY:.2f}"] for name, form, size in rows]
+    head = ["what", "bytes", "GB", f"GPUs of {H100_MEMORY / GB:.0f} GB"]
     state, tokens = XXL.state_bytes, BATCHES[1]
     gpus = [math.ceil(size / H100_MEMORY) for size in (state, state + tokens * XXL.saved_bytes)]
     facts = Facts(gpus=gpus, tokens=tokens, state=state / GB, saved=XXL.saved_bytes / 1e6)
@@ -68,7 +67,7 @@ def memory() -> Answer:
             "State takes {state:GB}, {gpus[0]} H100s of 80 GB; each token adds {saved:MB} for the backward pass."
         ),
         facts.say("With {tokens} tokens it is {gpus[1]} H100s."),
-        evidence=Captioned(table, "What training XXL keeps, without checkpointing.", closed_form=True),
+        evidence=closed_forms(head, body, "What training XXL keeps, without checkpointing."),
     )
 
 
@@ -91,11 +90,11 @@ def sharded() -> Answer:
     """(b) The fewest devices under each reading."""
     fewest = [[sharding.least_devices(TPU_V5P.memory) for sharding in readings(tokens).values()] for tokens in BATCHES]
     body = [
-        [words, Typst(formula), *(str(count) if count else "none" for count in counts)]
+        [words, formula, *(str(count) if count else "none" for count in counts)]
         for (words, formula), *counts in zip(readings(1), *fewest, strict=True)
     ]
     head = ["reading", "bytes per device", *(f"{tokens} tokens" for tokens in BATCHES)]
-    table = Table(head, body, text_columns=2, groups=[("", 2), ("least N", len(BATCHES))])
+    groups = [("", 2), ("least N", len(BATCHES))]
     alone = XXL.sharding(sharded=0, whole=0).least_devices(TPU_V5P.memory)
     facts = Facts(memory=TPU_V5P.memory / GB, least=fewest[1][0], tokens=BATCHES[1], alone=alone)
     return Answer(
@@ -105,7 +104,7 @@ def sharded() -> Answer:
             "The state alone needs {alone}; from {most} tokens on no number is enough.",
             most=math.ceil(TPU_V5P.memory / (XXL.saved_bytes / 2)),
         ),
-        evidence=Captioned(table, "The fewest devices, by what is taken to be sharded.", closed_form=True),
+        evidence=closed_forms(head, body, "The fewest devices, by what is taken to be sharded.", groups=groups),
     )
 
 
@@ -126,16 +125,16 @@ def batch() -> Answer:
         ("best X and Y, in turn", "$4 alpha^2 \\/ (M_X M_Y F)$", MESH.best_batch(overlapped=False)),
     ]
     body = [
-        [name, Typst(form), f"{batch:.1f}", f"{batch / least:.2f}×", finalize(overall(batch, *ranks))]
+        [name, form, f"{batch:.1f}", f"{batch / least:.2f}×", overall(batch, *ranks)]
         for name, form, batch, *ranks in rows
     ]
-    table = Table(["reading", "tokens per device", "", "against the first", "overall"], body, text_columns=2)
+    head = ["reading", "tokens per device", "", "against the first", "overall"]
     facts = Facts(each=math.ceil(least), all=overall(least), each_in_turn=math.ceil(in_turn), in_turn=overall(in_turn))
     return Answer(
         "(c) Compute-bound",
         facts.say("From $alpha \\/ (Y M_X)$, {each} tokens per device, {all} in all."),
         facts.say("If the two collectives take turns: {each_in_turn} and {in_turn}."),
-        evidence=Captioned(table, "The least compute-bound batch in tokens, under several readings.", closed_form=True),
+        evidence=closed_forms(head, body, "The least compute-bound batch in tokens, under several readings."),
     )
 
 
@@ -147,13 +146,13 @@ def tricks(split: Mesh) -> Answer:
         (pipeline, "$alpha \\/ (Z Y M_X)$", MESH.pipelined_batch(STAGES)),
         ("weights gathered in 8 bits", "$alpha \\/ (2 Y M_X)$", MESH.least_batch(overlapped=True) / 2),
     ]
-    body = [[name, Typst(form), f"{batch:.1f}", finalize(overall(batch))] for name, form, batch in rows]
-    table = Table(["trick", "tokens per device", "", "overall"], body, text_columns=2)
+    body = [[name, form, f"{batch:.1f}", overall(batch)] for name, form, batch in rows]
+    head = ["trick", "tokens per device", "", "overall"]
     verdict = "More tensor parallelism ($Y = {tensor}$), pipelining, or fewer bytes per gathered weight."
     return Answer(
         "(d) Smaller batches",
         say(verdict, tensor=split.tensor),
-        evidence=Captioned(table, "The least batch with each of these, collectives at once.", closed_form=True),
+        evidence=closed_forms(head, body, "The least batch with each of these, collectives at once."),
     )
 
 

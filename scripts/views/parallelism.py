@@ -1,12 +1,15 @@
 """The closed forms of parallelism in numbers: the handout's mesh, and an example of a layer."""
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cs336_systems.accounting.accelerators import TPU_V5P
 from cs336_systems.accounting.mesh import Mesh
 from cs336_systems.accounting.parallelism import FeedForward, Parallel
 from cs336_systems.accounting.xxl import XXL
+from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
+from scripts.rendering.markup import Table, Typst, finalize
 
 MESH = Mesh(d_model=XXL.d_model, d_ff=XXL.d_ff, device=TPU_V5P, fsdp=16, tensor=4, fsdp_axes=2, tensor_axes=1)
 """That of `communication_accounting`."""
@@ -14,12 +17,33 @@ EXAMPLE = Parallel(FeedForward(tokens=2**22, d_model=XXL.d_model, d_ff=XXL.d_ff)
 """A SwiGLU of XXL's widths on the same accelerator, where the handout's 2026 edition names no sizes."""
 
 
-def example_answers() -> dict[str, Any]:
-    """The layer, the accelerator, and the most devices of each strategy, rounded down."""
-    return {
-        "layer": EXAMPLE.layer,
-        "device": EXAMPLE.device,
-        "batch_limit": math.floor(EXAMPLE.batch_limit),
-        "tensor_forward_limit": math.floor(EXAMPLE.tensor_forward_limit),
-        "tensor_backward_limit": math.floor(EXAMPLE.tensor_backward_limit),
-    }
+def limits(
+    verdict: str, more: str, evidence: Captioned | Sequence[Captioned] = (), **facts: Any
+) -> Callable[[Tables], Found]:
+    """The answers of a section about one strategy: its formulas, and its limit in the example.
+
+    Sentences can name the `facts`, and the most devices of each strategy, rounded down.
+    """
+    names = ("batch_limit", "tensor_forward_limit", "tensor_backward_limit")
+    facts |= {name: math.floor(getattr(EXAMPLE, name)) for name in names}
+    answer = Answer("FLOPs, time, limit", say(verdict, **facts), say(more, **facts), evidence)
+    return lambda tables: {"layer": EXAMPLE.layer, "device": EXAMPLE.device, "limit": answer}
+
+
+def closed_forms(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str | int]],
+    caption: str,
+    *,
+    text_columns: int = 2,
+    groups: Sequence[tuple[str, int]] = (),
+) -> Captioned:
+    """A table whose cells are words, formulas between dollar signs, or numbers."""
+    body = [[_cell(value) for value in row] for row in rows]
+    return Captioned(Table(list(head), body, text_columns, list(groups)), caption, closed_form=True)
+
+
+def _cell(value: str | int) -> str:
+    if isinstance(value, int):
+        return finalize(value)
+    return Typst(value) if value.startswith("$") else value
