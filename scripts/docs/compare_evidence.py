@@ -1,6 +1,6 @@
 """How often comparisons are wrong, and what they find: the table of docs/compare.md.
 
-Launch: python -m scripts.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
+Launch: python -m scripts.docs.compare_evidence [gpu=FOLDER] [cpu=FOLDER], which writes the table into docs/compare.md.
 
 Its first row is of the pairs of honest runs in the history of recorded/, each judged by a model that was fitted without
 its run; a folder has launches of the same jobs, FOLDER/1/raw, FOLDER/2/raw and so on. A slow-down is planted in a tenth
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
+from pandas import DataFrame
 
 from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
@@ -67,29 +68,28 @@ def evidence(comparisons: Sequence[Sequence[Difference]], plantings: int = PLANT
     """The verdicts on comparisons of honest runs, without and with a slow-down planted at random, many times."""
     generator = numpy.random.default_rng(0)
     wrong = sum(verdict in (FASTER, SLOWER) for each in comparisons for verdict in judge(each))
-    planted = found = able = found_able = others = wrong_others = 0
+    verdicts = []
     for each, _ in itertools.product(comparisons, range(max(1, plantings // len(comparisons)))):
         chosen = set(generator.choice(len(each), max(1, round(CHANGED * len(each))), replace=False).tolist())
         shifted = [
             replace(one, log_ratio=one.log_ratio + math.log1p(SLOWDOWN)) if index in chosen else one
             for index, one in enumerate(each)
         ]
-        for index, verdict in enumerate(judge(shifted)):
-            if index in chosen:
-                resolves = shifted[index].resolution() <= SLOWDOWN
-                planted, able = planted + 1, able + resolves
-                found, found_able = found + (verdict == SLOWER), found_able + (verdict == SLOWER and resolves)
-            else:
-                others, wrong_others = others + 1, wrong_others + (verdict in (FASTER, SLOWER))
+        verdicts += [
+            (index in chosen, shifted[index].resolution() <= SLOWDOWN, verdict)
+            for index, verdict in enumerate(judge(shifted))
+        ]
+    table = DataFrame(verdicts, columns=["planted", "resolved", "verdict"])
+    planted, others = table[table["planted"]], table[~table["planted"]]
     every = [one for each in comparisons for one in each]
     return Evidence(
         comparisons=len(comparisons),
         judged=len(every),
         wrong=wrong,
         can_tell=float(numpy.mean([one.resolution() <= SLOWDOWN for one in every])),
-        found=found_able / able if able else math.nan,
-        found_of_all=found / planted,
-        wrong_others=wrong_others / others,
+        found=(planted[planted["resolved"]]["verdict"] == SLOWER).mean(),
+        found_of_all=(planted["verdict"] == SLOWER).mean(),
+        wrong_others=others["verdict"].isin([FASTER, SLOWER]).mean(),
     )
 
 
