@@ -2,17 +2,11 @@
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables
-from scripts.views.comparison import duels, fastest, traced_cell
+from scripts.rendering.answer import Answer, Facts, Found, Tables
+from scripts.views.comparison import against, duels, fastest, traced_cell
 from scripts.views.comparison_tables import missing
-from scripts.views.data_parallel import (
-    ACROSS,
-    WITHOUT_COMMUNICATION,
-    across_cells,
-    difference,
-    why_untold,
-    wrappers,
-)
+from scripts.views.data import select
+from scripts.views.data_parallel import across_cells, duel_answer, why_untold, wrappers
 
 WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
 SLOWER = 1.01
@@ -27,32 +21,31 @@ def answers(tables: Tables) -> Found:
 
 def time(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (a): the step against the two before."""
-    found, before = (duels(rows, ["overlapped"], [other]) for other in ("flat", "naive"))
+    found = duels(rows, ["overlapped"], ["flat"])
     if not found:
         return Answer("(a) Step time", missing=why_untold(table, rows))
-    asked, own = found[0], found[0].first
-    facts = Facts(own=own, stretch=own["stretch"] if own["stretch"] > SLOWER else None)
-    return Answer(
-        asked="(a) Step time",
-        verdict=asked.speed.sentence("overlapped", "flat", f"({asked.cell})"),
-        more=facts.say(
-            *(duel.speed.sentence("overlapped", "naive") for duel in before if duel.cell == asked.cell),
+    own, naive = found[0].first, fastest(select(rows, cell=found[0].cell), ["naive"])
+    return duel_answer(
+        "(a) Step time",
+        found,
+        ("overlapped", "flat"),
+        evidence=across_cells(table, rows, WRAPPERS),
+        more=[
+            against(own, naive).sentence("overlapped", "naive"),
             "The step takes {own[median]:ms}, of which {own[exposed]:ms} are exposed communication.",
-        ),
-        evidence=Captioned(across_cells(table, rows, WITHOUT_COMMUNICATION | WRAPPERS), ACROSS),
-        reason=facts.say(
-            difference(own, asked.other, "overlapped", "flat"),
+        ],
+        reason=[
+            "{difference}",
             "What is hidden is not free: next to communication the same compute takes {stretch:times} as long as "
             "without, likely because NCCL's kernels occupy SMs (@sec-beyond_nccl).",
-        ),
+        ],
+        stretch=own["stretch"] if own["stretch"] > SLOWER else None,
     )
 
 
 def traces(table: DataFrame, rows: DataFrame) -> Answer:
     """Sub-question (b): what the drawn steps hide of their communication."""
-    cell = traced_cell(rows)
-    naive, flat, overlapped = (fastest(cell, [name]) for name in WRAPPERS)
-    facts = Facts(overlapped=overlapped, naive=naive, flat=flat)
+    facts = Facts(**{name: fastest(traced_cell(rows), names) for name, names in WRAPPERS.items()})
     return Answer(
         asked="(b) Traces",
         verdict=facts.say(

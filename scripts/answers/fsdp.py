@@ -7,14 +7,13 @@ from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns
-from scripts.rendering.markup import Tile, escape
-from scripts.rendering.markup import times as ratio
+from scripts.rendering.markup import Tile, escape, times
 from scripts.views.comparison import (
-    against,
     contenders,
     device_bound,
     duels,
     fastest,
+    first_cell,
     preferred_cells,
     traced_cell,
     yours,
@@ -68,9 +67,8 @@ def tiles(found: Found) -> list[Tile]:
     gain, cells = found["against"]
     if not found["s"] or not found["s"]["gpu"] or not gain.faster:
         return []
-    return [
-        Tile(ratio(gain.ratio), escape(f"our FSDP against PyTorch's fully_shard ({cells})"), "gain over fully_shard")
-    ]
+    meaning = escape(f"our FSDP against PyTorch's fully_shard ({cells})")
+    return [Tile(times(gain.ratio), meaning, "gain over fully_shard")]
 
 
 def against_pytorch(rows: DataFrame) -> tuple[Speed, str]:
@@ -88,8 +86,7 @@ def against_pytorch(rows: DataFrame) -> tuple[Speed, str]:
 
 def fewest_ranks(rows: DataFrame) -> DataFrame:
     """The device-bound cells, or, where there are none, all, with the fewest ranks."""
-    told = device_bound(rows)
-    told = told if len(told) else rows
+    told = device_bound(rows) if len(device_bound(rows)) else rows
     return told[told["processes"] == told["processes"].min()]
 
 
@@ -127,24 +124,20 @@ def pytorch(table: DataFrame, rows: DataFrame, against: tuple[Speed, str]) -> An
 
 def whole(table: DataFrame, rows: DataFrame) -> Answer:
     """The cost and the saving of sharded weights, in the first device-bound cell that has both."""
-    duel = next(iter(duels(rows, OURS, [WHOLE])), None)
-    own, other = (duel.first, duel.other) if duel else (None, None)
-    state = None if own is None else first(select(rows, cell=own["cell"], contender=SHARDED_STATE))
-    gain = against(own, other)
-    saves = "Against data parallelism, FSDP takes {own[memory]:gib} per rank instead of {other[memory]:gib}"
-    missed = "Peak memory is counted on GPUs only." if duel else "Not measured: no device-bound cell has both."
+    found = duels(rows, OURS, [WHOLE])
+    if not found:
+        none = "Not measured: no device-bound cell has both."
+        return Answer("Against whole weights", missing=none if len(rows) else missing(table))
+    own, other, gain = found[0].first, found[0].other, found[0].speed
+    state = first(select(rows, cell=own["cell"], contender=SHARDED_STATE))
     facts = Facts(own=own, other=other, state=state, share=abs(1 / gain.ratio - 1) if gain.ratio else None)
+    less, more = ", in {share:percent} less time.", ", in {share:percent} more time."
     return Answer(
         asked="Against whole weights",
-        missing=missed if len(rows) else missing(table),
+        missing="Peak memory is counted on GPUs only.",
         verdict=facts.say(
-            saves
-            + tell(
-                gain.faster,
-                ", in {share:percent} less time.",
-                ", in {share:percent} more time.",
-                "; time cannot be told apart.",
-            )
+            "Against data parallelism, FSDP takes {own[memory]:gib} per rank instead of {other[memory]:gib}"
+            + tell(gain.faster, less, more, "; time cannot be told apart.")
         ),
         more=facts.say(
             "Measured with {own[cell]}.",
@@ -160,15 +153,15 @@ def hidden(table: DataFrame, rows: DataFrame) -> Answer:
     own = fastest(cell[cell["gather"].notna()], OURS)
     profiled = rows[rows["gather"] > 0]
     told = contender_table(FullyShardedTraining, table.iloc[:0], device_bound(profiled), PROFILE)
-    facts = Facts(own=own)
     return Answer(
         asked="Hidden communication",
         missing=not_profiled(table, rows, "step"),
-        verdict=facts.say(
+        verdict=say(
             "{own[gather_hidden]:percent} of all-gather time and {own[scatter_hidden]:percent} of reduce-scatter time "
-            "overlap with compute."
+            "overlap with compute.",
+            own=own,
         ),
-        more=facts.say("Measured with _{own[title]}_, {own[cell]}."),
+        more=say("Measured with _{own[title]}_, {own[cell]}.", own=own),
         evidence=Captioned(
             told, "Collectives in a profiled step on rank 0, device-bound cells; waits for others count."
         ),
@@ -190,26 +183,25 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     """Whether a model trains whose state no single device holds."""
     sizes = size_order(rows) if len(rows) else []
     shown = select(rows, size=sizes[-1]) if len(sizes) > 1 else rows.iloc[:0]
-    trained = shown[shown["cell"] == shown["cell"].iloc[0]] if len(shown) else shown
+    trained = first_cell(shown)
     own = fastest(trained, OURS)
-    lost = (
-        None
-        if own is None
-        else first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped"))
-    )
+    if own is None:
+        none = "Not measured: one model size only, or none that was trained."
+        return Answer("A larger model", missing=none if len(rows) else missing(table))
     alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
-    only = " only if its weights are sharded" if alone else " with sharded weights"
-    facts = Facts(own=own, lost=lost, state=None if own is None else STATES * whole_weights(own) / GB)
+    only = "only if its weights are sharded" if alone else "with sharded weights"
+    facts = Facts(
+        own=own,
+        lost=first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped")),
+        state=STATES * whole_weights(own) / GB,
+        device=own["gpu_memory"] / GB if own["gpu_memory"] else None,
+    )
     return Answer(
         asked="A larger model",
-        missing="Not measured: one model size only, or none that was trained." if len(rows) else missing(table),
         verdict=facts.say(
-            "{own[label]} trains on {own[processes]} GPUs" + only + ": {own[median]:ms} per step, {own[memory]:gib} "
-            "each."
+            f"{{own[label]}} trains on {{own[processes]}} GPUs {only}: {{own[median]:ms}} per step, "
+            "{own[memory]:gib} each."
         ),
-        more=facts.say(
-            "Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}.",
-            device=None if own is None or not own["gpu_memory"] else own["gpu_memory"] / GB,
-        ),
+        more=facts.say("Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}."),
         reason=facts.say("Without sharding, {lost[message]}."),
     )

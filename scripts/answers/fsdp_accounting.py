@@ -14,9 +14,9 @@ from cs336_systems.sizes import parse_size
 from scripts.answers.fsdp import fewest_ranks, not_profiled
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, tell
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import Table, significant, with_unit
+from scripts.rendering.markup import Table, significant
 from scripts.views.closed_forms import step_of
-from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, marked
+from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, first_cell, marked
 from scripts.views.comparison_tables import contender_table, missing
 from scripts.views.data import select
 from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of, whole_weights
@@ -73,21 +73,21 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
     unit, size = memory_unit(forms["expected_peak"].max())
     measured = kept[["between_steps", "peak_memory"]].astype(float) * MIB / size
     kept = kept.assign(**(forms / size), **measured)
-    cell = next(iter(cells_of(select(kept, precision="fp32"))), kept.iloc[:0])
+    cell = first_cell(select(kept, precision="fp32"))
     whole, own = fastest(cell, [BASELINE]), fastest(cell, OURS)
-    less = {
-        name: nan if whole is None or own is None else whole[name] - own[name]
-        for name in ("kept", "expected_peak", "between_steps", "peak_memory")
-    }
-    # Of a tiny model, the units that pass through whole outweigh what is sharded.
-    peak = with_unit(less["expected_peak"], unit) if less["expected_peak"] > 0 else "nothing"
     columns = {f"{group} / {unit}": forms for group, forms in MEMORY.items()}
-    facts = Facts(less=less, peak=peak, own=own)
+    facts = Facts(whole=whole, own=own)
+    # Of a tiny model, the units that pass through whole outweigh what is sharded.
+    peak = facts.say(f"{{whole[expected_peak] - own[expected_peak]:{unit}}}") or "nothing"
     return Answer(
         asked="(a) Memory saved",
-        verdict=facts.say(f"FSDP should save {{less[kept]:{unit}}} per rank between steps and {{peak}} at the peak."),
+        verdict=facts.say(
+            f"FSDP should save {{whole[kept] - own[kept]:{unit}}} per rank between steps and {{peak}} at the peak.",
+            peak=peak,
+        ),
         more=facts.say(
-            f"It saves {{less[between_steps]:{unit}}} and {{less[peak_memory]:{unit}}} ({{own[title]}}, {{own[cell]}})."
+            f"It saves {{whole[between_steps] - own[between_steps]:{unit}}} and "
+            f"{{whole[peak_memory] - own[peak_memory]:{unit}}} ({{own[title]}}, {{own[cell]}})."
         ),
         missing="Not measured: no fp32 cell has both our FSDP and training without sharding.",
         evidence=Captioned(
@@ -103,7 +103,7 @@ def in_time(table: DataFrame, all_reduces: DataFrame, rows: DataFrame) -> Answer
     """(b) Whether weights are there when their block's turn comes, in the first device-bound cell that was profiled."""
     passes = rows[rows["contender"].isin(SHARDED) & rows["forward_length"].notna()]
     told = device_bound(passes)
-    own = fastest(next(iter(cells_of(told)), told), OURS)
+    own = fastest(first_cell(told), OURS)
     blocks = DataFrame(columns=["late", "pause"]) if own is None else by_block(table, own)
     late = blocks[blocks["late"] > 0]
     first = set(late.index) <= set(range(1 + AHEAD))

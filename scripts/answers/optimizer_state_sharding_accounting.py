@@ -11,18 +11,21 @@ from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst
-from scripts.views.comparison import FOREIGN, PHASES, against, contenders, device_bound, fastest, names_in, yours
+from scripts.views.comparison import (
+    FOREIGN,
+    PHASES,
+    against,
+    contenders,
+    device_bound,
+    fastest,
+    first_cell,
+    names_in,
+    yours,
+)
 from scripts.views.comparison_tables import STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, one, select
 from scripts.views.earlier import of_earlier_code
-from scripts.views.optimizer_sharding import (
-    BEFORE_UPDATE,
-    CELL,
-    INITIALIZED,
-    UNSHARDED,
-    memory,
-    peaks,
-)
+from scripts.views.optimizer_sharding import BEFORE_UPDATE, CELL, INITIALIZED, UNSHARDED, memory, peaks
 from scripts.views.units import GB, GIB, memory_unit
 
 HANDOUT_SIZE, HANDOUT_VOCABULARY = "xl", 10_000
@@ -64,11 +67,6 @@ def answers(tables: Tables) -> Found:
         "s": setting(OptimizerSharding, table, rows),
         "size": HANDOUT_SIZE,
     }
-
-
-def first_cell(rows: DataFrame) -> DataFrame:
-    """The cell that the question asks for, two ranks in fp32, or else the first one."""
-    return rows[rows["cell"] == rows["cell"].iloc[0]] if len(rows) else rows
 
 
 def memory_answer(table: DataFrame) -> Answer:

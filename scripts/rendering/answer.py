@@ -20,6 +20,13 @@ NOTHING = Typst("")
 NOT_HERE = "Not measured on this machine."
 
 
+OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    " / ": lambda first, second: first / second if second else nan,
+    " - ": lambda first, second: first - second if first > second else nan,
+}
+"""Fields made from two others: a quotient, and by how much the first is larger."""
+
+
 class _Missing(Exception):
     """A value that a sentence names was not measured."""
 
@@ -28,11 +35,12 @@ class _Sentence(strings.Formatter):
     """Python's format strings over Typst markup, with units for format specifications."""
 
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Look a field up, unless what it is looked up in was not measured; "a / b" is a quotient of two."""
-        numerator, _, denominator = field_name.partition(" / ")
-        if denominator:
-            values = [self.get_field(name, args, kwargs)[0] for name in (numerator, denominator)]
-            return (nan if _missing(values) or not values[1] else values[0] / values[1]), field_name
+        """Look a field up, unless what it is looked up in was not measured; some are made from two by OPERATIONS."""
+        for sign, operation in OPERATIONS.items():
+            first, _, second = field_name.partition(sign)
+            if second:
+                values = [self.get_field(name, args, kwargs)[0] for name in (first, second)]
+                return (nan if _missing(values) else operation(*values)), field_name
         if kwargs[re.split(r"[.\[]", field_name)[0]] is None:
             raise _Missing
         return super().get_field(field_name, args, kwargs)
@@ -56,8 +64,8 @@ def say(*sentences: str, **values: Any) -> Typst:
     Args:
         sentences: Typst markup with fields, or a `Typst`, which is finished. `{name}` prints a string (escaped), markup
             or a whole number, `{row[column]}` that of a row; `{name:ms}` a number in a unit; `{name:times}` and the
-            like apply one of FILTERS, to a quotient too, as in `{a / b:times}`; `{name:span ms}` prints the least and
-            the most of a pair.
+            like apply one of FILTERS; `{a / b:times}` prints a quotient, `{a - b:ms}` by how much a is larger, if it
+            is; `{name:span ms}` prints the least and the most of a pair.
         values: by the names in the sentences. So a sentence about a number that is missing, or about a row that is
             None, leaves no hole.
     """

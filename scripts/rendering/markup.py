@@ -149,6 +149,7 @@ FILTERS = {
     "times": times,
     "percent": percent,
     "gib": lambda mebibytes: with_unit(mebibytes / 1024 if measured(mebibytes) else None, "GiB"),
+    "size": lambda megabytes: with_unit(megabytes / 1e3, "GB") if megabytes >= 1e3 else with_unit(megabytes, "MB"),
     "whole": whole,
     "listing": listing,
     "string": string,

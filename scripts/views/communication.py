@@ -8,7 +8,6 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.record.rows import parameters
-from scripts.rendering.markup import Typst, with_unit
 from scripts.views.cells import wide
 from scripts.views.data import select
 
@@ -63,11 +62,6 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line | None:
     deviations = (overhead + slope * size) / time - 1
     residual = float(numpy.sqrt((deviations**2).mean())) if len(size) > 2 else None
     return Line(overhead=float(overhead), bandwidth=float(1 / slope), residual=residual)
-
-
-def data_size(megabytes: float) -> Typst:
-    """A number of bytes in a unit that keeps it short."""
-    return with_unit(megabytes / 1e3, "GB") if megabytes >= 1e3 else with_unit(megabytes, "MB")
 
 
 def all_reduce_table(table: DataFrame) -> DataFrame:

@@ -252,6 +252,11 @@ def cells_of(rows: DataFrame) -> list[DataFrame]:
     return [cell for _, cell in rows.groupby("cell", sort=False)]
 
 
+def first_cell(rows: DataFrame) -> DataFrame:
+    """The contenders of the first cell, or no rows."""
+    return next(iter(cells_of(rows)), rows)
+
+
 def device_bound(rows: DataFrame) -> DataFrame:
     """The rows of device-bound cells, as far as that is known: conclusions are drawn from no others."""
     return rows[~rows["host_bound"].astype(bool)]

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from math import nan
+from typing import Any
 
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.data_parallel import BASELINE, CONTENDERS, DataParallelTraining
-from scripts.rendering.answer import Captioned, say
+from scripts.rendering.answer import Answer, Captioned, Evidence, Facts, say
 from scripts.rendering.grid import NONE, cut, grid
-from scripts.rendering.markup import Table, Typst
+from scripts.rendering.markup import Typst
 from scripts.views.comparison import (
     OWN,
     TRIED,
@@ -28,11 +29,6 @@ PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declare
 WITHOUT_COMMUNICATION = {"no communication": [BASELINE]}
 BEST_BUCKETS = {"bucketed, best": ["bucketed"]}
 BEST_PYTORCH = {"PyTorch's, best": PYTORCH}
-ACROSS = (
-    "Step and exposed communication in device-bound cells, medians, each wrapper at its fastest setting; a star: "
-    "percentiles 20 and 80 more than 5 % apart."
-)
-"""The caption of `across_cells`."""
 NOTICED = 0.5
 """Milliseconds by which a part of two profiled steps has to differ to be named."""
 PARTS = {
@@ -81,16 +77,16 @@ def stack(cell: DataFrame, row: Series) -> list[float]:
     return [*parts, row["timeline_length"] - row["compute"] - uncovered]
 
 
-def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence[str]]) -> Table:
-    """A row per kind of wrapper and the reader's own, with its fastest step and what it exposes in device-bound cells.
+def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence[str]]) -> Captioned:
+    """A row per kind of wrapper: the baseline, those shown, the reader's own. Its fastest step and what it exposes.
 
-    What was measured in none of them has its reason.
+    What was measured in no device-bound cell has its reason.
     """
     cells = preferred_cells(device_bound(rows))
     every = compared(DataParallelTraining, table)
     own = [name for name in dict.fromkeys(every["contender"]) if name not in {"", *(each.name for each in CONTENDERS)}]
     lines = []
-    for title, names in {**shown, **{name: [name] for name in own}}.items():
+    for title, names in {**WITHOUT_COMMUNICATION, **shown, **{name: [name] for name in own}}.items():
         found = [fastest(cell, names) for cell in cells]
         lost = every[every["contender"].isin(names) & (every["metric"] == "step") & (every["status"] != "ok")]
         measured = any(row is not None for row in found)
@@ -105,7 +101,31 @@ def across_cells(table: DataFrame, rows: DataFrame, shown: Mapping[str, Sequence
         cell["cell"].iloc[0]: {"step": f"{{step{place}}}", "exposed": f"{{exposed{place}:cut}}"}
         for place, cell in enumerate(cells)
     }
-    return grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns})
+    return Captioned(
+        grid(DataFrame(lines), {"": {"ms": "{title}"}, **columns}),
+        "Step and exposed communication in device-bound cells, medians, each wrapper at its fastest setting; a star: "
+        "percentiles 20 and 80 more than 5 % apart.",
+    )
+
+
+def duel_answer(
+    asked: str,
+    found: Sequence[Duel],
+    names: tuple[str, str],
+    evidence: Evidence,
+    more: Sequence[str],
+    reason: Sequence[str],
+    **facts: Any,
+) -> Answer:
+    """The form of an answer about two wrappers that readers know by `names`: which one is faster, and why.
+
+    The verdict is about the first duel. Sentences can name the `facts`, the rows `own` and `other`, and what
+    `elsewhere` and `difference` return.
+    """
+    own, other, speed = found[0].first, found[0].other, found[0].speed
+    known = Facts(own=own, other=other, elsewhere=elsewhere(found), difference=difference(own, other, *names), **facts)
+    where = "" if speed.why_untold else f"({found[0].cell})"
+    return Answer(asked, speed.sentence(*names, where), known.say(*more), evidence, known.say(*reason))
 
 
 def every_row(table: DataFrame, rows: DataFrame) -> Captioned:

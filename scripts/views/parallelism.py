@@ -32,7 +32,7 @@ def limits(
 
 def closed_forms(
     head: Sequence[str],
-    rows: Iterable[Sequence[str | int]],
+    rows: Iterable[Sequence[object]],
     caption: str,
     *,
     text_columns: int = 2,
@@ -43,7 +43,7 @@ def closed_forms(
     return Captioned(Table(list(head), body, text_columns, list(groups)), caption, closed_form=True)
 
 
-def _cell(value: str | int) -> str:
-    if isinstance(value, int):
-        return finalize(value)
-    return Typst(value) if value.startswith("$") else value
+def _cell(value: object) -> str:
+    if isinstance(value, str):
+        return Typst(value) if value.startswith("$") else value
+    return finalize(value)

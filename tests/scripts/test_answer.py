@@ -17,6 +17,13 @@ def test_a_quotient_of_what_is_missing_leaves_no_hole(fast):
     assert say(sentence, "So much is known.", slow={"ms": 3.0}, fast=fast) == "So much is known."
 
 
+@pytest.mark.parametrize("other", [None, {"ms": None}, {"ms": nan}, {"ms": 3.0}, {"ms": 4.0}])
+def test_a_difference_is_how_much_larger_the_first_is(other):
+    sentence = "It takes {slow[ms] - other[ms]:ms} longer."
+    assert say(sentence, slow={"ms": 3.0}, other={"ms": 2.0}) == "It takes 1.00\u202fms longer."
+    assert say(sentence, "So much is known.", slow={"ms": 3.0}, other=other) == "So much is known."
+
+
 def test_markup_among_the_sentences_is_finished():
     facts = Facts(ms=2.0, where="here")
     assert facts.say(Typst("${x}$ is a set."), "", "It takes {ms:ms} {where}.", where=Typst("_there_")) == (
