@@ -1,14 +1,20 @@
 """Registries of contenders; adding one requires its code, its entry and its test."""
 
+from dataclasses import replace
+from typing import get_args
+
 import pytest
 import torch
 
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.accounting.setting import Scheme
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.comparison.exact_attention import require_attention
 from cs336_systems.experiments.base import make_cell
 from cs336_systems.experiments.contender import Contender
 from cs336_systems.experiments.flash import AttentionContender, Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.fit.cells import contender_setting
 from cs336_systems.implementations import load_path
 from cs336_systems.record.revisions import contenders_of, revisions_of
 from scripts.answers import flash_benchmarking
@@ -52,6 +58,33 @@ def test_each_has_a_builder_a_title_and_an_identity(experiment, contender):
     # What PyTorch runs for ours on a GPU has no name of its own; a library's would be another if it fell back.
     if experiment == Flash.name and contender.foreign:
         assert contender.kernel
+
+
+@pytest.mark.parametrize(
+    ("experiment", "contender"),
+    [each for each in entries() if isinstance(each[1], Declared)],
+    ids=lambda part: getattr(part, "key", part),
+)
+def test_each_that_trains_on_several_ranks_declares_its_scheme(experiment, contender):
+    allowed = get_args(Scheme)
+    assert contender.scheme in allowed, (
+        f"scheme of contender {contender.key} of {experiment} is {contender.scheme!r}; allowed: {', '.join(allowed)}"
+    )
+
+
+def test_a_contender_without_scheme_has_no_closed_form():
+    forgotten = replace(EXPERIMENTS["fsdp"].contenders[0], scheme=None)
+    with pytest.raises(ValueError, match="scheme of contender none is None; allowed: alone, "):
+        contender_setting(EXPERIMENTS["fsdp"](), forgotten)
+
+
+def test_traits_follow_from_what_contenders_declare():
+    cell = EXPERIMENTS["data_parallel"]()
+    declared = {each.key: each for each in cell.contenders}
+    assert [key for key, each in declared.items() if each.after_backward(cell)] == ["naive", "flat"]
+    assert not declared["symmetric_memory 100"].disturbs(cell)
+    assert declared["bucketed 100"].disturbs(cell)
+    assert [key for key, each in declared.items() if not each.whole_state] == ["optimizer_overlap 100"]
 
 
 @pytest.fixture

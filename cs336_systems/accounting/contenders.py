@@ -13,6 +13,7 @@ from typing import Any
 
 from cs336_systems.accounting.contender_memory import WHOLE, Needed
 from cs336_systems.accounting.fsdp import FullySharded, Unit
+from cs336_systems.accounting.setting import Scheme
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
 from cs336_systems.experiments.contender import Contender
@@ -58,6 +59,10 @@ class Declared(Contender):
     an optimizer, or raises `Unavailable`. `comparison.builders.own` calls a user's own.
     """
 
+    scheme: Scheme | None = None
+    """The state that ranks share; None for a user's own, of which it is not known."""
+    by_block: bool = True
+    """Whether FSDP's unit is a block, or a layer."""
     bucket_mb: int | None = None
     """Its bucket size, or None where it has no buckets, or only one size takes part."""
     sends: ClosedForm = lambda cell: ()
@@ -80,6 +85,25 @@ class Declared(Contender):
     def key(self) -> str:
         """The contender's key in rows, in one word."""
         return self.name if self.bucket_mb is None else f"{self.name} {self.bucket_mb}"
+
+    @property
+    def whole_state(self) -> bool:
+        """Whether each rank updates all parameters, in a phase of its own."""
+        return self.scheme in ("alone", "data parallel") and not self.updates
+
+    @property
+    def in_verdicts(self) -> bool:
+        """Whether it stands for this project in verdicts: ours, not a variation, and ranks communicate."""
+        return self.scheme not in (None, "alone") and not (self.foreign or self.tried)
+
+    def after_backward(self, cell: Any) -> bool:
+        """Whether all messages follow the backward pass, while nothing else runs."""
+        sends = self.sends(cell)
+        return bool(sends) and not any(sent.part == PASSES for sent in sends)
+
+    def disturbs(self, cell: Any) -> bool:
+        """Whether collectives run next to the passes, and take SMs from them."""
+        return any(sent.what and sent.part == PASSES for sent in self.sends(cell))
 
 
 def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:

@@ -51,7 +51,8 @@ BUILDERS = "cs336_systems.benchmarks.comparison.builders"
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
     """Declare a wrapper of this project, whose builder has its name."""
-    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.data_parallel:{name}"} | traits)
+    common = {"name": name, "title": title, "builder": f"{BUILDERS}.data_parallel:{name}", "scheme": "data parallel"}
+    return Declared(**common | traits)
 
 
 def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declared:
@@ -62,7 +63,7 @@ def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declare
 
 _varied = partial(_in_buckets, megabytes=VARIATION_MB, tried=True)
 CONTENDERS = (
-    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
+    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
     _ours("naive", "naive", sends=one_by_one(SYNCHRONIZATION)),
     _ours("flat", "flat", sends=at_once, copies=1, needed=whole(1)),
     _ours("overlapped", "overlapped", sends=one_by_one(PASSES)),
@@ -77,6 +78,7 @@ CONTENDERS = (
         name="ddp",
         title="PyTorch's",
         builder=f"{BUILDERS}.pytorch:ddp",
+        scheme="data parallel",
         bucket_mb=DDP_MB,
         foreign=True,
         sends=ddp(DDP_MB, broadcasts=True),
@@ -88,6 +90,7 @@ CONTENDERS = (
             name="ddp_view",
             title="PyTorch's, view",
             builder=f"{BUILDERS}.pytorch:ddp_view",
+            scheme="data parallel",
             bucket_mb=mb,
             foreign=True,
             sends=ddp(mb, broadcasts=False),

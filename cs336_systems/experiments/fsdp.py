@@ -26,13 +26,14 @@ def _ours(name: str, title: str, **traits: Any) -> Declared:
     return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.fsdp:{name}"} | traits)
 
 
-_sharded = partial(_ours, autocasts=False, copies=2)
+_sharded = partial(_ours, scheme="FSDP", autocasts=False, copies=2)
 CONTENDERS = (
-    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone"),
+    _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
     _ours(
         "symmetric_memory",
         "data parallel",
         builder=f"{BUILDERS}.data_parallel:symmetric_memory",
+        scheme="data parallel",
         sends=to_peers(VARIATION_MB),
         copies=4,
         needed=whole(2),
@@ -40,11 +41,12 @@ CONTENDERS = (
     _ours(
         "sharded_optimizer",
         "sharded optimizer",
+        scheme="sharded optimizer",
         sends=to_peers(VARIATION_MB),
         copies=5,
         needed=whole(2, shares_state=True),
     ),
-    _sharded("fsdp", "FSDP, by layer", sends=by_layer, needed=shares(by_block=False)),
+    _sharded("fsdp", "FSDP, by layer", sends=by_layer, needed=shares(by_block=False), by_block=False),
     _sharded("fsdp_blocks", "FSDP, by block", sends=by_block, needed=shares(by_block=True)),
     _sharded(
         "fully_shard",

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
@@ -18,6 +19,7 @@ from cs336_systems.accounting.contenders import (
     names_of,
     together,
 )
+from cs336_systems.accounting.setting import Scheme
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 from cs336_systems.experiments.data_parallel import (
     BUILDERS,
@@ -38,31 +40,36 @@ REDUCED = in_buckets(VARIATION_MB)
 SCATTERED = by_owners(PASSES, ("reduce_scatter", "reduce"), VARIATION_MB)
 SHARED = by_owners(UPDATE, ("all_gather", "broadcast"), VARIATION_MB)
 DDP = ddp(DDP_MB, broadcasts=True)
+SHARDED: Scheme = "sharded optimizer"
 
 
 def _ours(name: str, title: str, **traits: Any) -> Declared:
     """Declare an optimizer of this project, whose builder has its name."""
-    return Declared(**{"name": name, "title": title, "builder": f"{BUILDERS}.sharded_optimizer:{name}"} | traits)
+    common = {"name": name, "title": title, "builder": f"{BUILDERS}.sharded_optimizer:{name}", "scheme": SHARDED}
+    return Declared(**common | traits)
 
 
 def _theirs(name: str, title: str, **traits: Any) -> Declared:
     """Declare an optimizer of PyTorch."""
-    return Declared(name=name, title=title, builder=f"{BUILDERS}.pytorch:{name}", foreign=True, **traits)
+    builder = f"{BUILDERS}.pytorch:{name}"
+    return Declared(name=name, title=title, builder=builder, foreign=True, scheme=SHARDED, **traits)
 
 
+_zero = partial(_ours, scheme="ZeRO-2")
 CONTENDERS = (
     _ours(
         "unsharded",
         "unsharded",
         builder=f"{BUILDERS}.data_parallel:bucketed",
+        scheme="data parallel",
         sends=REDUCED,
         copies=1,
         needed=whole(1),
     ),
     _ours("sharded", "sharded", sends=together(REDUCED, SHARED), copies=1, needed=whole(1)),
     _ours("sharded_symmetric_memory", "sharded, symmetric memory", sends=REDUCED, copies=2, needed=whole(1)),
-    _ours("sharded_gradients", "sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
-    _ours("sharded_gradients_symmetric_memory", "gradients too, symmetric memory", sends=SCATTERED, copies=3),
+    _zero("sharded_gradients", "sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
+    _zero("sharded_gradients_symmetric_memory", "gradients too, symmetric memory", sends=SCATTERED, copies=3),
     _theirs(
         "zero_redundancy",
         "PyTorch's, default",

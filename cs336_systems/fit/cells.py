@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
-from cs336_systems.accounting.contenders import PASSES, UPDATE, Declared
+from cs336_systems.accounting.contenders import UPDATE, Declared, at_once
 from cs336_systems.accounting.setting import Attention, Precision, Scheme, Setting
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.leaderboard import AUTO
@@ -14,23 +14,8 @@ from cs336_systems.sizes import parse_size
 
 PRECISIONS: dict[str, Precision] = {"fp32": "fp32", "bf16": "autocast"}
 WITHOUT_SCORES: dict[str, Attention] = {"plain": "plain", "flash": "flash", "sdpa": "flash"}
-SCHEMES: dict[str, Scheme] = {
-    "none": "alone",
-    "unsharded": "data parallel",
-    "sharded_gradients": "ZeRO-2",
-    "sharded_gradients_symmetric_memory": "ZeRO-2",
-    "sharded_optimizer": "sharded optimizer",
-    "fsdp": "FSDP",
-    "fsdp_blocks": "FSDP",
-    "fully_shard": "FSDP",
-}
-"""Schemes of contenders that differ from their experiment's."""
-OF_EXPERIMENT: dict[str, Scheme] = {
-    "data_parallel": "data parallel",
-    "fsdp": "data parallel",
-    "optimizer_sharding": "sharded optimizer",
-}
-"""Schemes of all other contenders."""
+COMPARISONS = ("data_parallel", "fsdp", "optimizer_sharding")
+"""Experiments on several ranks, whose contenders share a cell."""
 WRAPPERS: dict[str, dict[str, Any]] = {
     "": {},
     "data_parallel": {"scheme": "data parallel"},
@@ -45,7 +30,7 @@ PREDICTED = (
     "memory_profile",
     "training_ladder",
     "leaderboard",
-    *OF_EXPERIMENT,
+    *COMPARISONS,
 )
 """Experiments on training steps, whose memory or time is predicted."""
 
@@ -57,10 +42,10 @@ def settings_of(experiment: str, cell: Any) -> Iterator[tuple[str, Setting]]:
     if experiment == "training_ladder":
         for rung in rungs_of(cell.rungs) if cell.part in ("steps", "processes") else ():
             yield rung.name, rung_setting(cell, rung.name)
-    elif experiment in OF_EXPERIMENT:
+    elif experiment in COMPARISONS:
         for declared in contenders_of(experiment):
             if not declared.tried or cell.tried:
-                yield declared.key, contender_setting(experiment, cell, declared)
+                yield declared.key, contender_setting(cell, declared)
     else:
         yield "", step_setting(experiment, cell)
 
@@ -104,10 +89,14 @@ def rung_setting(cell: Any, name: str) -> Setting:
     return Setting(**_batch(cell), **shared | WRAPPERS[rung.wrapper], recomputed=recomputed, ranks=ranks)
 
 
-def contender_setting(experiment: str, cell: Any, declared: Declared) -> Setting:
-    """The setting of a contender on several ranks, as its declaration has it."""
-    name = declared.name
-    scheme = SCHEMES.get(name, OF_EXPERIMENT[experiment])
+def contender_setting(cell: Any, declared: Declared) -> Setting:
+    """The setting of a contender on several ranks, as its declaration has it.
+
+    Raises:
+        ValueError: it declares no scheme, in one sentence.
+    """
+    if (scheme := declared.scheme) is None:
+        raise ValueError(f"scheme of contender {declared.name} is None; allowed: {', '.join(get_args(Scheme))}")
     sent = declared.sends(cell)
     to_peers = any(not one.what for one in sent)
     shares_updates = scheme in ("sharded optimizer", "ZeRO-2")
@@ -117,12 +106,12 @@ def contender_setting(experiment: str, cell: Any, declared: Declared) -> Setting
         passes="compiled" if getattr(cell, "compiled", False) else "eager",
         ranks=cell.processes,
         scheme=scheme,
-        by_block=name != "fsdp",
+        by_block=declared.by_block,
         bucket_mb=None
         if to_peers or not declared.copies
-        else declared.bucket_mb or (math.inf if name == "flat" else 100),
+        else declared.bucket_mb or (math.inf if declared.sends is at_once else 100),
         rebuilds=declared.foreign and scheme != "FSDP",
-        exposed=bool(sent) and not any(one.part == PASSES for one in sent),
+        exposed=declared.after_backward(cell),
         symmetric=to_peers or (shares_updates and not any(one.part == UPDATE for one in sent)),
     )
 

@@ -76,7 +76,7 @@ def against_pytorch(rows: DataFrame) -> tuple[Speed, str]:
 
     With the cell, or how many there are.
     """
-    pairs = [(duel.speed, duel.cell) for duel in duels(rows, OURS, [PYTORCH])]
+    pairs = [(duel.speed, duel.cell) for duel in duels(rows, OURS, PYTORCH)]
     told = [(speed, cell) for speed, cell in pairs if not speed.why_untold]
     if len(told) < 2:
         return next(iter([*told, *pairs]), (Speed(None), ""))
@@ -96,7 +96,7 @@ def pytorch(table: DataFrame, rows: DataFrame, against: tuple[Speed, str]) -> An
     shown = fewest_ranks(rows)
     cell = next(iter(preferred_cells(shown)), shown)
     of_shown = table[table["processes"].isin(shown["processes"])]
-    facts = Facts(own=fastest(cell, OURS), theirs=fastest(cell, [PYTORCH]), row=first(rows))
+    facts = Facts(own=fastest(cell, OURS), theirs=fastest(cell, PYTORCH), row=first(rows))
     return Answer(
         asked="Against fully_shard",
         missing="Not measured: no cell has both our FSDP and fully_shard." if len(rows) else missing(table),

@@ -20,8 +20,6 @@ MB = 1e6
 DIGITS = 1e-6
 """Of bytes that were recorded in another unit."""
 PROFILE = ("compute", "communication", "hidden", "device_busy", "timeline_length")
-UNDISTURBED = ("naive", "flat", "symmetric_memory")
-"""Wrappers with the whole state that communicate when nothing else runs, or take no SM."""
 SAME_WORK = 0.06
 """Relative difference of times of the same work."""
 ROUNDING = 0.01
@@ -168,13 +166,21 @@ def communicates_as_declared(contender: Contender, communication: float, kinds: 
     return bool(sends) == (communication > 0) and all(kinds.get(what, 0.0) > 0 for what in declared)
 
 
-def baselines(found: list[Contender], *wrappers: str) -> Iterator[tuple[Contender, list[Contender]]]:
-    """Each baseline that was profiled, and what else was of its cell, of some wrappers."""
+def baselines(found: list[Contender]) -> Iterator[tuple[Contender, list[Contender]]]:
+    """Each baseline that was profiled, and the other profiled contenders of its cell."""
     profiled = [contender for contender in found if contender.one("compute")]
     for baseline in profiled:
         if baseline.key == BASELINE:
             cell = cell_of(baseline)
-            yield baseline, [each for each in profiled if cell_of(each) == cell and each.key.split()[0] in wrappers]
+            yield baseline, [each for each in profiled if cell_of(each) == cell and each is not baseline]
+
+
+def undisturbed(contender: Contender) -> bool:
+    """Whether it has the whole state, and communicates when nothing else runs or without taking SMs."""
+    declared = contender.declared
+    if declared is None or not declared.whole_state:
+        return False
+    return bool(declared.sends(contender.cell)) and not declared.disturbs(contender.cell)
 
 
 @check("{n} cells", ON_GPUS)
@@ -183,9 +189,9 @@ def the_baseline_computes_what_others_do(found: list[Contender]) -> Evidence:
 
     It is compared with the wrapper that disturbs it least.
     """
-    for baseline, others in baselines(found, *UNDISTURBED):
-        if others:
-            mine, least = baseline.one("compute"), min(each.one("compute") or 0 for each in others)
+    for baseline, others in baselines(found):
+        if same := [each.one("compute") or 0 for each in others if undisturbed(each)]:
+            mine, least = baseline.one("compute"), min(same)
             took = f"computes for {mine:.1f} ms, with communication {least:.1f} ms"
             yield Case(baseline, abs(least / (mine or 1) - 1) > SAME_WORK, took)
 

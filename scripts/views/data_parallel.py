@@ -12,7 +12,6 @@ from scripts.rendering.grid import NONE, cut, grid
 from scripts.rendering.markup import Typst
 from scripts.views.comparison import (
     OWN,
-    TRIED,
     Duel,
     compared,
     contenders,
@@ -23,7 +22,7 @@ from scripts.views.comparison import (
 )
 from scripts.views.comparison_tables import COLUMNS, contender_table, missing
 
-OURS = {each.name: each.title for each in CONTENDERS if not each.foreign and each.name not in (BASELINE, *TRIED)}
+OURS = {each.name: each.title for each in CONTENDERS if each.in_verdicts}
 """Those of this project that are more than a variation, and what readers call them."""
 PYTORCH = list(dict.fromkeys(declared.name for declared in CONTENDERS if declared.foreign))
 WITHOUT_COMMUNICATION = {"no communication": [BASELINE]}

@@ -6,15 +6,16 @@ from cs336_systems.accounting.accelerators import Accelerator
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.transformer import parameters as numbers_of
 from cs336_systems.accounting.units import FP32_BYTES
-from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.sizes import parse_size
 from scripts.views.closed_forms import model_of
 from scripts.views.comparison import backend_of, series
 from scripts.views.data import select
 
-OURS = ["fsdp", "fsdp_blocks"]
-PYTORCH = "fully_shard"
-SHARDED = [*OURS, PYTORCH]
+DECLARED = {each.name: each for each in CONTENDERS}
+SHARDED = [name for name, declared in DECLARED.items() if declared.scheme == "FSDP"]
+OURS = [name for name in SHARDED if DECLARED[name].in_verdicts]
+PYTORCH = [name for name in SHARDED if DECLARED[name].foreign]
 SERIES = ["gather_begins", "gather_ends", "needed", "begins"]
 
 
@@ -48,7 +49,7 @@ def sharded(row: Series) -> FullySharded:
         vocab_size=int(row["vocab_size"]),
         ranks=int(row["processes"]),
         precision=row["precision"],
-        by_block=row["contender"] != "fsdp",
+        by_block=row["contender"] not in DECLARED or DECLARED[row["contender"]].by_block,
     )
 
 

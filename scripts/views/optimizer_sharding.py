@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting import optimizer_sharding as forms
 from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.optimizer_sharding import MOMENTS, OptimizerSharding
+from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
 from scripts.views.closed_forms import model_of, step_of
@@ -15,16 +15,7 @@ from scripts.views.data import select
 
 UNSHARDED = "unsharded"
 """Who has the whole state on every rank."""
-SCHEME = {
-    "unsharded": "data parallel",
-    "sharded": "sharded optimizer",
-    "sharded_symmetric_memory": "sharded optimizer",
-    "sharded_gradients": "ZeRO-2",
-    "sharded_gradients_symmetric_memory": "ZeRO-2",
-    "zero_redundancy": "sharded optimizer",
-    "zero_redundancy_view": "sharded optimizer",
-    "zero_redundancy_views": "sharded optimizer",
-}
+SCHEME = {each.name: str(each.scheme) for each in CONTENDERS}
 """The closed form that is each contender's; none is known of the reader's own."""
 HELD = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer state"}
 """The parts counted tensor by tensor, and their titles."""

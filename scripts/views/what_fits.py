@@ -16,7 +16,7 @@ from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST
-from cs336_systems.fit.cells import OF_EXPERIMENT, PREDICTED, settings_of
+from cs336_systems.fit.cells import COMPARISONS, PREDICTED, settings_of
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import Recorded, kind, recorded
 from cs336_systems.record.rows import parameters
@@ -122,9 +122,9 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
             "gpu_memory": first["gpu_memory"],
             "setting": setting,
             "memory": memory + _uncounted(name, cell, setting, together),
-            "time": step if bound or name in OF_EXPERIMENT else busy,
+            "time": step if bound or name in COMPARISONS else busy,
             "device_bound": bound,
-            "share": share if name in OF_EXPERIMENT else nan,
+            "share": share if name in COMPARISONS else nan,
             "group": str((name, *(cell[key] for key in parameters(experiment)))),
         }
 

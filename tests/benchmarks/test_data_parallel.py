@@ -64,8 +64,10 @@ def test_every_contender_is_timed_or_says_why_not(rows):
     lost = {key[:2] for key, row in rows.items() if key[3] == "step" and row.status == "skipped"}
     planned = {(contender.name, str(contender.bucket_mb or "")) for contender in contenders_of(CELL)}
     assert steps.keys() | lost == planned
-    assert len(planned) == len(CONTENDERS) == 19
-    assert len(contenders_of(replace(CELL, tried=False))) == 14
+    assert len(planned) == len(CONTENDERS)
+    plain = contenders_of(replace(CELL, tried=False))
+    assert 0 < len(plain) < len(planned)
+    assert not any(each.tried for each in plain)
     on_gpu = next(iter(rows.values())).gpu_count > 0
     assert lost <= {("symmetric_memory", size) for size in ("100", "400")} if on_gpu else lost == {("priority", "100")}
 
