@@ -96,16 +96,8 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, E
         @functools.wraps(examine)
         def concluded(*args: P.args, **kwargs: P.kwargs) -> Check:
             constants = vars(getmodule(examine))
-            name = sentence.format_map(constants)
             cases = list(examine(*args, **kwargs))
-            if complaints := [f"{case.where}: {case.complaint}" for case in cases if case.wrong]:
-                more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
-                return Check(name, "failed", "; ".join(complaints[:3]) + more)
-            known = [case.figure for case in cases if case.figure is not None and not math.isnan(case.figure)]
-            extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
-            detail = summary if cases or otherwise is None else otherwise
-            detail = detail.format_map({**constants, "n": len(cases), **extremes})
-            return Check(name, "passed" if cases else "not applicable", detail)
+            return conclude(sentence.format_map(constants), cases, summary, otherwise, constants)
 
         concluded.__signature__ = signature(examine).replace(return_annotation=Check)  # type: ignore[attr-defined]
         return concluded
@@ -113,17 +105,37 @@ def check(summary: str, otherwise: str | None = None) -> Callable[[Callable[P, E
     return decorate
 
 
+def conclude(
+    sentence: str, cases: list[Case], summary: str, otherwise: str | None = None, constants: Mapping[str, Any] = {}
+) -> Check:
+    """Make the outcome of a check of its cases; `summary` and `otherwise` are those of `check`."""
+    if complaints := [f"{case.where}: {case.complaint}" for case in cases if case.wrong]:
+        more = f" (and {len(complaints) - 3} more)" if len(complaints) > 3 else ""
+        return Check(sentence, "failed", "; ".join(complaints[:3]) + more)
+    known = [case.figure for case in cases if case.figure is not None and not math.isnan(case.figure)]
+    extremes = {"least": min(known, default=0.0), "most": max(known, default=0.0), "total": sum(known)}
+    detail = summary if cases or otherwise is None else otherwise
+    detail = detail.format_map({**constants, "n": len(cases), **extremes})
+    return Check(sentence, "passed" if cases else "not applicable", detail)
+
+
 def checks_of(module: ModuleType, tables: Mapping[str, DataFrame]) -> Iterator[Check]:
-    """Every check of a module, in its order: the functions that return one.
+    """Every check of a module, in its order: the functions that return one, or yield several.
 
     A parameter of theirs has the name of the table that it gets, or is called `tables` and gets all. By any other name,
     it gets what the module's function of that name makes of all tables.
     """
     given: dict[str, Any] = {"tables": tables}
     for examine in list(vars(module).values()):
-        if getattr(examine, "__module__", "") != module.__name__ or signature(examine).return_annotation is not Check:
+        if getattr(examine, "__module__", "") != module.__name__ or not is_check(examine):
             continue
         for name in signature(examine).parameters:
             if name not in given:
                 given[name] = tables[name] if name in tables else getattr(module, name)(tables)
-        yield examine(*(given[name] for name in signature(examine).parameters))
+        checks = examine(*(given[name] for name in signature(examine).parameters))
+        yield from [checks] if isinstance(checks, Check) else checks
+
+
+def is_check(examine: Callable[..., Any]) -> bool:
+    """Whether a function returns a check, or yields several."""
+    return signature(examine).return_annotation in (Check, Iterator[Check])

@@ -1,54 +1,17 @@
-"""Self-checks of attention's memory against its closed forms."""
-
-import statistics
+"""The self-check of attention's peak memory across lengths and head dimensions."""
 
 import numpy
 from pandas import DataFrame
 
-from cs336_systems.accounting.attention import inputs_and_gradients_bytes, plain_bytes_before_backward, plain_peak_bytes
-from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.flash import contender_of
 from scripts.checks import Case, Evidence, check, name_row
 from scripts.views.attention_calls import OURS, with_kernels_for_hopper, without_own
 from scripts.views.data import select
 
-WORKSPACE_TOLERANCE = 1.0
-"""MiB by which what is left over may differ between cells."""
 PEAK_TOLERANCE = 0.05
 TERMS = 4
 FLASH_GROUP = ["implementation", "compiled_call", "batch_size", "heads", "causal", "precision", "for_hopper"]
 ON_GPUS = "memory is counted on GPUs only"
-
-
-@check("{n} numbers; {least:.0f} MiB", ON_GPUS)
-def workspace_is_constant(attention: DataFrame) -> Evidence:
-    """Attention's memory between its passes, and its peak where it is eager, is its closed form and one constant.
-
-    The constant is what libraries keep.
-    """
-    rows = select(attention, status="ok", precision="fp32")
-    kept = [
-        (row, row["mean"] - closed_form(row["batch_size"], row["sequence"], row["d"]) / MIB)
-        for metric, closed_form in (
-            ("memory_before_backward", plain_bytes_before_backward),
-            ("peak_memory", plain_peak_bytes),
-        )
-        for _, row in select(rows, metric=metric).iterrows()
-        if metric != "peak_memory" or not row["compiled"]
-    ]
-    usual = statistics.median(left for _, left in kept) if kept else 0.0
-    for row, left in kept:
-        found = f"{row['metric']} {left:.2f} MiB more, others {usual:.2f} MiB"
-        yield Case(name_row("attention", row), abs(left - usual) > WORKSPACE_TOLERANCE, found, usual)
-
-
-@check("{n} cells", ON_GPUS)
-def memory_holds_the_tensors(flash: DataFrame) -> Evidence:
-    """Attention's peak memory holds at least its inputs and their gradients."""
-    for _, row in select(flash, metric="peak_memory").iterrows():
-        heads = row["batch_size"] * row["heads"]
-        least = inputs_and_gradients_bytes(heads, row["sequence"], row["d"], row["precision"]) / MIB
-        yield Case(name_row("flash", row), row["mean"] < least, f"{row['mean']:.2f} MiB, not {least:.2f}")
 
 
 @check("{n} cells within {PEAK_TOLERANCE:.0%}; largest difference {most:.1%}", ON_GPUS)

@@ -5,7 +5,7 @@ from pandas import DataFrame
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
-from scripts.views.cells import name_cell, side_by_side
+from scripts.views.cells import side_by_side
 from scripts.views.data import measured_gpu, select
 from scripts.views.steps import step_table
 
@@ -59,10 +59,3 @@ def phases_apart_and_together(table: DataFrame) -> DataFrame:
     found = DataFrame({name: quick[key] for name, key in wanted.items() if key in quick}, index=quick.index)
     found["slow"] = slow.get(("step", "train_step"))
     return found.reindex(columns=[*wanted, "slow"]).dropna()
-
-
-@check("{n} cells", "nothing was compiled or captured on a GPU")
-def compiled_is_compiled(end_to_end: DataFrame) -> Evidence:
-    """Compiled cells ran captured graphs, eager cells none."""
-    for _, row in select(end_to_end, metric="compiled_graphs").iterrows():
-        yield Case(name_cell(row), (row["mean"] > 0) != row["compiled"], f"{row['mean']:.0f} graphs")

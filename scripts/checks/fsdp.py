@@ -4,21 +4,14 @@ from collections.abc import Mapping
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.transformer import adamw_bytes
-from cs336_systems.accounting.units import MIB
-from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from scripts.checks import Case, Evidence, check
 from scripts.checks.contenders import ON_GPUS
-from scripts.checks.data_parallel import ROUNDING
-from scripts.views.closed_forms import model_of
 from scripts.views.comparison import contenders, series
-from scripts.views.fsdp import SERIES, SHARDED, forward_pass, sharded, whole_weights
+from scripts.views.fsdp import SERIES, forward_pass
 
 DIGITS = 1e-4
 """Of the longest of some times: what the digits kept of them may make of the others."""
-WORKSPACES_MIB = 512
-"""Memory that libraries may keep between steps, besides that of the weights."""
 
 
 def rows(tables: Mapping[str, DataFrame]) -> DataFrame:
@@ -44,15 +37,3 @@ def weights_arrive_before_they_are_used(fsdp: DataFrame, rows: DataFrame) -> Evi
         for index in range(known):
             found = f"unit {index} of {known}"
             yield Case(name_contender(row), index >= len(units) or bool(early.iloc[index]), found)
-
-
-@check("{n} contenders", "counted on GPUs only")
-def kept_is_the_closed_form(rows: DataFrame) -> Evidence:
-    """Memory between the steps of sharded training is the closed form's, but for libraries' workspaces."""
-    for _, row in rows[rows["between_steps"].notna() & rows["contender"].isin([BASELINE, *SHARDED])].iterrows():
-        if row["contender"] == BASELINE:
-            expected = (whole_weights(row) + adamw_bytes(*model_of(row))) / MIB
-        else:
-            expected = (sharded(row).weights + sharded(row).moments) / MIB
-        wrong = not (1 - ROUNDING) * expected <= row["between_steps"] <= (1 + ROUNDING) * expected + WORKSPACES_MIB
-        yield Case(name_contender(row), wrong, f"{row['between_steps']:.0f} MiB, {expected:.0f} expected")

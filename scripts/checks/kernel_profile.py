@@ -22,12 +22,6 @@ the trace ends."""
 STAGE_SLACK_MS = 0.3
 """Difference that any stage may have, however short it is: under the profiler the host takes that long from recording
 the first event to entering the stage's range; in the loss of fp32 steps up to 0.16 and 0.24 ms in two runs on H200s."""
-ROUNDING = 1e-4
-"""Share by which rounding may make a sum smaller."""
-OVERLAP = 0.002
-"""Share of a stage by which its kernels may overlap: one may start while the last blocks of another run."""
-UNATTRIBUTED = 0.01
-"""The largest share of the kernels' time of which the origin may be unknown."""
 VAGUE = ("other", "elementwise", "reduction")
 """Categories of names that may have lost what tells more, as they were shortened; the operator may have told it, too.
 """
@@ -52,30 +46,6 @@ def stages_add_up(kernel_profile: DataFrame) -> Evidence:
         tolerance = HOST_TOLERANCE if row["stage_busy"] < HOST_BOUND * events else STAGE_TOLERANCE
         found = f"{traced:.2f} ms in the trace, {events:.2f} ms between the events"
         yield Case(name(row), error > tolerance, found, error)
-
-
-@check("{n} stages, {ROUNDING:.2%} less to {OVERLAP:.1%} more", NO_KERNEL)
-def kernels_fill_their_stages(kernel_profile: DataFrame) -> Evidence:
-    """The durations of a stage's kernels add up to the time in which it keeps the device busy.
-
-    Where kernels overlap, they add up to more.
-    """
-    sums = kernels(kernel_profile).groupby(STAGE)["ms"].sum()
-    busy = select(kernel_profile, metric="stage_busy").set_index(STAGE)["mean"]
-    for _, row in busy.to_frame("busy").join(sums, how="outer").fillna(0).reset_index().iterrows():
-        wrong = not (1 - ROUNDING) * row["busy"] <= row["ms"] <= (1 + OVERLAP) * row["busy"]
-        yield Case(name(row), wrong, f"kernels {row['ms']:.3f} ms, busy {row['busy']:.3f} ms")
-
-
-@check("{n} cells; at most {most:.2%}", NO_KERNEL)
-def kernels_are_attributed(kernel_profile: DataFrame) -> Evidence:
-    """Under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module, by their sum too."""
-    launched = kernels(kernel_profile)
-    unknown = launched[(launched["stage"] == "") | (launched["range"] == "")]
-    shares = (unknown.groupby(CELL)["ms"].sum() / launched.groupby(CELL)["ms"].sum()).fillna(0).rename("share")
-    for _, row in select(kernel_profile, metric="unattributed").join(shares, on=CELL).iterrows():
-        wrong = row["mean"] > UNATTRIBUTED or abs(row["mean"] - row["share"]) > ROUNDING
-        yield Case(name(row), wrong, f"{row['mean']:.1%}, of its kernels {row['share']:.1%}", row["mean"])
 
 
 @check("{n} cells", NO_KERNEL)

@@ -1,0 +1,144 @@
+"""Laws: what a measured number must be by its closed form, or by the other numbers of its cell, within a tolerance."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pandas import DataFrame, Series
+
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.record.rows import parameters
+from scripts.checks import Case, Check, conclude, name_row
+from scripts.views.data import measured_gpu, one, select
+
+Expected = float | tuple[float, float] | None
+"""A number, or the least and the most; None or NaN where a law does not apply."""
+SOME = math.ulp(0.0)
+"""The least number above 0."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A row to which a law applies."""
+
+    experiment: str
+    row: Series
+    cell: DataFrame
+    """All rows of its cell."""
+    tables: Mapping[str, DataFrame]
+
+    def next_to(self, metric: str, **details: object) -> Series | None:
+        """The row of another metric in its cell, of the same details but for those given."""
+        same = {name: self.row[name] for name in EXPERIMENTS[self.experiment].details}
+        return one(self.cell, metric=metric, **same | details)
+
+    def of(self, metric: str, column: str = "mean", **details: object) -> float:
+        """A statistic of that row; NaN if there is none."""
+        row = self.next_to(metric, **details)
+        return math.nan if row is None else float(row[column])
+
+
+class Bounds(NamedTuple):
+    """What a law says of a reading: its value, what is expected, and that with tolerance."""
+
+    value: float
+    least: float
+    most: float
+    low: float
+    high: float
+
+    @property
+    def expected(self) -> str:
+        """What is expected, in words."""
+        least, most = f"{self.least:.12g}", f"{self.most:.12g}"
+        if math.isinf(self.most):
+            return f"at least {least}"
+        return most if self.least == self.most else f"{least} to {most}" if self.least > SOME else f"at most {most}"
+
+    @property
+    def reached(self) -> float:
+        """The share of its only limit that it reaches; NaN if it has two."""
+        limits = (self.value, self.most) if self.least <= SOME else (self.least, self.value)
+        alone = self.least != self.most and (self.least <= SOME or math.isinf(self.most))
+        return limits[0] / limits[1] if alone and limits[1] else math.nan
+
+    @property
+    def apart(self) -> float:
+        """The relative difference from what is expected."""
+        edge = min(max(self.value, self.least), self.most)
+        return abs(self.value / edge - 1) if edge else 0.0
+
+
+@dataclass(frozen=True)
+class Law:
+    """What the numbers of a metric must be."""
+
+    experiment: str
+    metric: str
+    expected: Callable[[Reading], Expected]
+    tolerance: float | tuple[float, float] = 0.0
+    """Relative difference allowed, or those below and above."""
+    slack: float = 0.0
+    """Difference allowed, in the metric's unit."""
+    column: str | Callable[[Series], float] = "mean"
+    """The statistic, or a function of the row."""
+    where: Mapping[str, object] = field(default_factory=dict)
+    """The values that the metric's rows must have in other columns."""
+    per: str = ""
+    """The metric whose rows the law applies to, if not its own: to the sum of its own in the same cell, 0 if none."""
+
+    def readings(self, tables: Mapping[str, DataFrame]) -> Iterator[tuple[Reading, Bounds]]:
+        """Each row that the law applies to, and its bounds."""
+        table = tables[self.experiment]
+        rows = select(table, metric=self.per) if self.per else select(table, metric=self.metric, **self.where)
+        keys = parameters(EXPERIMENTS[self.experiment])
+        cells = dict(list(table.groupby(keys, sort=False))) if len(rows) else {}
+        for _, row in rows.iterrows():
+            reading = Reading(self.experiment, row, cells[tuple(row[key] for key in keys)], tables)
+            if (bounds := self.bounds(reading)) is not None:
+                yield reading, bounds
+
+    def bounds(self, reading: Reading) -> Bounds | None:
+        """What the law says of a reading; None where it does not apply."""
+        expected = self.expected(reading)
+        least, most = expected if isinstance(expected, tuple) else (expected, expected)
+        if least is None or most is None or math.isnan(least) or math.isnan(most):
+            return None
+        below, above = self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance, self.tolerance)
+        low, high = least - self.slack - below * abs(least), most + self.slack + (above and above * most)
+        rows = select(reading.cell, metric=self.metric, **self.where).iterrows() if self.per else [(0, reading.row)]
+        return Bounds(sum(self.number(row) for _, row in rows), least, most, low, high)
+
+    def number(self, row: Series) -> float:
+        """The statistic of a row."""
+        return float(row[self.column] if isinstance(self.column, str) else self.column(row))
+
+    def case(self, reading: Reading, bounds: Bounds) -> Case:
+        """The case of a reading."""
+        what = " ".join([self.metric, *map(str, self.where.values()), f"{bounds.value:.12g}"])
+        complaint = f"{what} {EXPERIMENTS[self.experiment].metrics[self.metric]}, expected {bounds.expected}"
+        wrong = not bounds.low <= bounds.value <= bounds.high
+        return Case(name_row(self.experiment, reading.row), wrong, complaint)
+
+
+class Statement(NamedTuple):
+    """What some laws say together."""
+
+    sentence: str
+    laws: Sequence[Law]
+
+    def check(self, tables: Mapping[str, DataFrame]) -> Check:
+        """Whether it holds in the tables."""
+        readings = [(law, *reading) for law in self.laws for reading in law.readings(tables)]
+        limits = [bounds.reached for *_, bounds in readings if not math.isnan(bounds.reached)]
+        apart = max((bounds.apart for *_, bounds in readings), default=0.0)
+        closest = f"the closest reaches {max(limits):.1%} of its limit" if limits else f"largest difference {apart:.1%}"
+        cases = [law.case(reading, bounds) for law, reading, bounds in readings]
+        return conclude(self.sentence, cases, f"{{n}} numbers; {closest}", self.none(tables))
+
+    def none(self, tables: Mapping[str, DataFrame]) -> str:
+        """Why there is no number that it is about."""
+        if not any(len(tables[law.experiment]) for law in self.laws):
+            return f"not run: {', '.join(dict.fromkeys(law.experiment for law in self.laws))}"
+        return "no such number was measured" if measured_gpu(tables) else "measured on GPUs only"

@@ -1,0 +1,457 @@
+"""Self-checks that compare a metric with its closed form, or with other numbers of its cell: a table of laws."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from numpy import max as max_of
+from pandas import DataFrame, Series
+
+from cs336_systems.accounting.attention import inputs_and_gradients_bytes, plain_bytes_before_backward, plain_peak_bytes
+from cs336_systems.accounting.contenders import Declared
+from cs336_systems.accounting.optimizer_sharding import fp32_adamw
+from cs336_systems.accounting.transformer import adamw_bytes, parameter_tensors
+from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.experiments.data_parallel import BASELINE
+from cs336_systems.experiments.memory_profile import MemoryProfile
+from cs336_systems.experiments.optimizer_sharding import HELD
+from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.measure import memory_timeline as of
+from cs336_systems.record.measurement import parse_samples
+from cs336_systems.record.rows import parameters
+from cs336_systems.sizes import parse_size
+from scripts.checks import TOLERANCE, Check
+from scripts.checks.law import SOME, Expected, Law, Reading, Statement
+from scripts.views.attention_calls import OURS
+from scripts.views.closed_forms import block_of, held_by_training, model_of, saved_by, step_of
+from scripts.views.comparison import KINDS
+from scripts.views.data import PHASES, select
+from scripts.views.fsdp import SHARDED, sharded, whole_weights
+from scripts.views.kernels import kernels
+from scripts.views.optimizer_sharding import predicted
+from scripts.views.units import BYTE
+
+DIGITS = 1e-4
+"""Relative rounding of samples that are kept with five digits, and of sums of them."""
+BETWEEN = 0.05
+"""Share by which a median bandwidth may be off the times' percentiles: the two in the middle may be far apart."""
+WORKSPACE = 1.0
+"""MiB by which what libraries keep may differ between cells of attention."""
+ALLOCATOR = 0.02
+"""Share that an allocator's blocks may be larger than what was asked for."""
+MOMENT = 0.01
+"""Relative difference of one moment's memory in two counts: libraries' workspaces, and the allocator's rounding."""
+OVERLAP = 0.002
+"""Share of a stage by which its kernels may overlap: one may start while the last blocks of another run."""
+UNATTRIBUTED = 0.01
+"""The largest share of the kernels' time of which the origin may be unknown."""
+UNCLASSIFIED = 0.02
+"""The largest share of the memory at the peak that may be unclassified."""
+ACTIVATIONS = 0.02
+"""Relative difference of what is saved: a library may save numbers of its own."""
+CLOCKS = 0.01
+"""Relative difference that clocks may make between times of steps that are equal."""
+BF16 = 2.0**-8
+"""The largest relative error of rounding to bf16."""
+WORKSPACES_MIB = 512
+"""Memory that libraries may keep between steps, in addition to the weights' and the optimizer's."""
+ALIKE = 0.3
+"""Relative difference between two contenders' times of the same update."""
+PADDING = 0.05
+"""Share that buckets may add to the closed form, so that all ranks' parts are of one size."""
+ALIGNMENT = 256
+"""Bytes at whose multiples tensors begin in a bucket."""
+BUSIEST = 0.05
+"""Share by which the device may seem to work longer than a phase takes: its time is that of another step."""
+LEFT = {
+    "left_by_forward": ("saved_activations", "saved_weight_copies"),
+    "left_by_backward": ("parameter_gradients", "input_gradient"),
+}
+"""The tensors that each pass of a block leaves."""
+PERSISTENT = (of.PARAMETERS, of.OPTIMIZER_STATE)
+WHOLES = {
+    "forward_busy": "forward",
+    "backward_busy": "backward",
+    "optimizer_busy": "optimizer",
+    "device_busy": "step",
+    "stage_busy": "stage",
+}
+"""By the device's time in something, how long it takes by the host's clock, or by events without the profiler."""
+
+
+def samples(row: Series) -> list[float]:
+    """The samples of a row."""
+    return parse_samples(row["samples"]) or [float(row["mean"])]
+
+
+def total(row: Series) -> float:
+    """The sum of a row's samples, one per rank."""
+    return sum(samples(row))
+
+
+def largest(row: Series) -> float:
+    """The largest of a row's samples."""
+    return max(samples(row))
+
+
+def from_times(it: Reading) -> Expected:
+    """The bandwidths, GB/s, that the 80th and the 20th percentile of the times give: MB/ms."""
+    return it.row["megabytes"] / it.of("time", "p80"), it.row["megabytes"] / it.of("time", "p20")
+
+
+def bus_bandwidth(it: Reading) -> Expected:
+    """2 (n - 1) / n of the algorithm bandwidth, as nccl-tests define it."""
+    return it.of("algorithm_bandwidth", "median") * 2 * (it.row["processes"] - 1) / it.row["processes"]
+
+
+def attention_tensors(row: Mapping[Any, Any]) -> float:
+    """The closed form of attention's memory in fp32, MiB; NaN of the peak of a compiled one."""
+    if row["precision"] != "fp32" or (row["compiled"] and row["metric"] == "peak_memory"):
+        return math.nan
+    closed_form = plain_peak_bytes if row["metric"] == "peak_memory" else plain_bytes_before_backward
+    return closed_form(row["batch_size"], row["sequence"], row["d"]) / MIB
+
+
+def attention_memory(it: Reading) -> Expected:
+    """The closed form, and what libraries keep: the median over all cells of what it leaves over, MiB."""
+    table = it.tables["attention"]
+    rows = select(table, metric="memory_before_backward").to_dict("records")
+    rows += select(table, metric="peak_memory").to_dict("records")
+    over = [row["mean"] - attention_tensors(row) for row in rows]
+    return attention_tensors(it.row.to_dict()) + statistics.median(left for left in over if not math.isnan(left))
+
+
+def inputs_and_gradients(it: Reading) -> Expected:
+    """At least the inputs of attention and their gradients, MiB."""
+    row = it.row
+    heads = row["batch_size"] * row["heads"]
+    return inputs_and_gradients_bytes(heads, row["sequence"], row["d"], row["precision"]) / MIB, math.inf
+
+
+def saved(it: Reading) -> Expected:
+    """The closed form of a tensor that a block saves, MiB; 0 if it saves no such tensor."""
+    key = (it.row["range"], it.row["operator"], it.row["tensor"])
+    return sum(tensor.bytes for tensor in saved_by(it.row).get(key, [])) / MIB
+
+
+def all_saved(it: Reading) -> Expected:
+    """The closed form of all tensors that a block saves, MiB."""
+    return sum(tensor.bytes for tensor in block_of(it.row).saved()) / MIB
+
+
+def unattributed(it: Reading) -> Expected:
+    """The share of a cell's kernels of unknown stage or module, which must be small."""
+    launched = kernels(it.cell)
+    share = launched.loc[(launched["stage"] == "") | (launched["range"] == ""), "ms"].sum() / launched["ms"].sum()
+    return share, min(share, UNATTRIBUTED)
+
+
+def peak_of_stages(it: Reading) -> Expected:
+    """The highest peak of a cell's stages; NaN unless it is that of the stage which is named for it."""
+    peaks, named = select(it.cell, metric="stage_peak"), select(it.cell, metric="peak_stage")["value"]
+    return (peaks["mean"].max(), select(peaks, stage=named.iloc[0])["mean"].sum()) if len(named) else None
+
+
+def reached(it: Reading) -> Expected:
+    """The most that the timeline of a stage reaches, bytes; infinite if its categories are of different moments."""
+    moments = [samples(row) for _, row in select(it.cell, metric="active", stage=it.row["stage"]).iterrows()]
+    if len(set(map(len, moments))) > 1:
+        return math.inf
+    return MIB * max(map(sum, zip(*moments, strict=True)), default=math.nan)
+
+
+def held(category: str) -> Callable[[Reading], Expected]:
+    """The closed form of the bytes of a category, less the allocator's rounding."""
+
+    def expected(it: Reading) -> Expected:
+        if it.row["model"] != MemoryProfile.model:
+            return None
+        of_training = held_by_training(it.row)
+        copies = of_training[of.WEIGHT_COPIES] if it.row["precision"] == "bf16" else 0
+        if category == of.ACTIVATIONS:
+            return None if it.row["mode"] == "inference" else step_of(it.row).saved_for_backward - copies
+        trained = it.row["mode"] == "train_step" or category == of.PARAMETERS
+        return copies if category == of.WEIGHT_COPIES else trained * of_training[category]
+
+    return expected
+
+
+def additions(it: Reading) -> Expected:
+    """Two additions to the residual stream per block."""
+    return 2 * parse_size(it.row["size"]).num_layers if it.row["model"] == MemoryProfile.model else None
+
+
+def up_to_the_most(it: Reading) -> Expected:
+    """Up to the most of a row's category; as much at the peak of what persists."""
+    most = it.of("most", stage="")
+    most = 0.0 if math.isnan(most) else most
+    persists = it.row["metric"] == "at_peak" and it.row["category"] in PERSISTENT
+    return most if persists else (0.0, most)
+
+
+def declared(experiment: str, row: Series) -> Declared | None:
+    """The declaration of a row's contender; None of a user's own."""
+    key = " ".join(str(row[name]) for name in ("wrapper", "contender", "bucket_mb") if row.get(name))
+    return next((each for each in KINDS[experiment].contenders if each.key == key), None)
+
+
+def has_whole_state(experiment: str, row: Series) -> bool:
+    """Whether every rank of a row's contender updates all parameters, on GPUs."""
+    contender = declared(experiment, row)
+    return bool(row["gpu"]) and contender is not None and contender.whole_state
+
+
+def without_communication(it: Reading) -> Expected:
+    """At least what a step without communication takes, ms; on a CPU other programs run too."""
+    slack = CLOCKS if it.row["gpu"] else TOLERANCE["CPU"]
+    alone = it.of("step", "p20", wrapper=BASELINE, bucket_mb="")
+    return None if it.row["wrapper"] == BASELINE else ((1 - slack) * alone, math.inf)
+
+
+def over_the_link(it: Reading) -> Expected:
+    """After the backward pass, at least as long as the fastest all-reduce takes for as many bytes, ms."""
+    contender, cell = declared(it.experiment, it.row), SimpleNamespace(**it.row[parameters(KINDS[it.experiment])])
+    if not it.row["gpu"] or contender is None or not contender.after_backward(cell):
+        return None
+    rates = select(it.tables["all_reduce"], metric="algorithm_bandwidth", backend="nccl", processes=cell.processes)
+    return it.of("communicated") / rates["median"].max(), math.inf  # MB / (GB/s) is ms
+
+
+def rounding(it: Reading) -> Expected:
+    """More than no error, up to that of rounding to bf16.
+
+    n ranks' gradients are rounded once each, and n times while they are added and divided, by at most 2^-8 of
+    themselves; where they have nothing in common, their mean's norm is that of the mean of their norms over sqrt(n).
+    """
+    return SOME, BF16 * (it.row["processes"] + 1) * it.row["processes"] ** 0.5
+
+
+def kept_between_steps(it: Reading) -> Expected:
+    """Weights and optimizer state of a rank, MiB, without and with libraries' workspaces."""
+    row = it.row.rename({"wrapper": "contender"})
+    if row["contender"] not in (BASELINE, *SHARDED):
+        return None
+    alone = row["contender"] == BASELINE
+    kept = whole_weights(row) + adamw_bytes(*model_of(row)) if alone else sharded(row).weights + sharded(row).moments
+    return kept / MIB, kept / MIB + WORKSPACES_MIB
+
+
+def usual_update(it: Reading) -> Expected:
+    """The median over the other contenders of a cell that update all parameters, ms."""
+    whole = [row for _, row in select(it.cell, metric="optimizer").iterrows() if has_whole_state(it.experiment, row)]
+    others = [row["median"] for row in whole if row.name != it.row.name]
+    return statistics.median(others) if others and len(others) < len(whole) else None
+
+
+def on_a_rank(it: Reading) -> Expected:
+    """The closed form of what a rank holds of a part, MiB, with padding and whole tensors; None of a user's own."""
+    if (form := predicted(it.row).get(it.row["part"])) is None:
+        return None
+    model, vocabulary = model_of(it.row)
+    shared = 0 < form * MIB < getattr(fp32_adamw(model, vocabulary), it.row["part"])
+    unequal = 2 * FP32_BYTES * model.d_model * max(model.d_ff, vocabulary) / MIB if shared else 0.0
+    alignment = ALIGNMENT * parameter_tensors(model) / MIB if form else 0.0
+    return form - unequal, (1 + PADDING) * form + unequal + alignment
+
+
+def on_all_ranks(it: Reading) -> Expected:
+    """The whole optimizer state, MiB, on each rank if it is not sharded."""
+    contender = declared(it.experiment, it.row)
+    copies = it.row["processes"] if contender is not None and contender.whole_state else 1
+    return copies * fp32_adamw(*model_of(it.row)).optimizer_state / MIB if contender and total(it.row) else None
+
+
+def counted(it: Reading) -> Expected:
+    """At least the tensors of all ranks that were counted one by one, MiB."""
+    rows = [it.next_to("held", part=part) for part in HELD]
+    return sum(total(row) for row in rows if row is not None), math.inf
+
+
+def in_use(it: Reading) -> Expected:
+    """At least what the fullest rank has in use at the same moment, and no more than its device has, MiB."""
+    used = it.next_to("allocated")
+    return None if used is None else (largest(used), it.row["gpu_memory"] / MIB)
+
+
+def while_busy(it: Reading) -> Expected:
+    """Up to how long what keeps the device of a single process busy takes, ms.
+
+    On several GPUs, a profiled device also waits for the others; a CPU's operators are slower under the profiler.
+    """
+    alone = it.row["gpu"] and it.row.get("processes", 1) == 1
+    return (0.0, it.of(WHOLES[it.row["metric"]], "median")) if alone else None
+
+
+def same_shape(it: Reading, experiment: str, **wanted: object) -> float:
+    """The median of an ablated pass's time in rows of the same shape, ms."""
+    shape = {name: it.row[name] for name in ("sequence", "d", "heads", "precision")}
+    return float(select(it.tables[experiment], metric=it.row["metric"], **shape, **wanted)["median"].median())
+
+
+def in_the_comparison(it: Reading) -> Expected:
+    """As long as our kernels take in the comparison; in bf16 at least: those for Hopper are used as they are faster."""
+    usual = same_shape(it, "flash", implementation=OURS, batch_size=1, causal=True)
+    return usual, math.inf if it.row["precision"] == "bf16" else usual
+
+
+def as_they_are(it: Reading) -> Expected:
+    """At least as long as the kernels take with nothing reverted, ms."""
+    return None if it.row["without"] == "nothing" else (same_shape(it, "flash_ablation", without="nothing"), math.inf)
+
+
+STATE = {"part": "optimizer_state"}
+GPU = TOLERANCE["GPU"]
+LAWS = {
+    "every number of an all-reduce's sum was right on every rank, before the timing and after it": [
+        Law("all_reduce", "wrong_numbers", lambda it: 0),
+    ],
+    "all-reduces' bandwidths follow from their sizes and times": [
+        Law("all_reduce", "algorithm_bandwidth", from_times, BETWEEN, column="median"),
+        Law("all_reduce", "bus_bandwidth", bus_bandwidth, 1e-6, column="median"),
+    ],
+    "attention's memory between its passes, and its peak where it is eager, is its closed form and one constant": [
+        Law("attention", "memory_before_backward", attention_memory, slack=WORKSPACE),
+        Law("attention", "peak_memory", attention_memory, slack=WORKSPACE),
+    ],
+    "attention's peak memory holds at least its inputs and their gradients": [
+        Law("flash", "peak_memory", inputs_and_gradients),
+    ],
+    "what a block saves for backward, and its gradients, are the closed form, tensor by tensor": [
+        Law("block_memory", "saved", saved, slack=BYTE),
+        Law("block_memory", "saved", all_saved, slack=BYTE, per="saved_activations"),
+        Law("block_memory", "saved_weight_copies", lambda it: block_of(it.row).weight_copies / MIB, slack=BYTE),
+        Law("block_memory", "parameter_gradients", lambda it: block_of(it.row).parameter_gradients / MIB, slack=BYTE),
+        Law("block_memory", "input_gradient", lambda it: block_of(it.row).residual / MIB, slack=BYTE),
+    ],
+    "the memory that a block's passes leave allocated is that of the tensors that were found": [
+        Law("block_memory", left, lambda it: sum(map(it.of, LEFT[it.row["metric"]])), (0.0, ALLOCATOR), slack=BYTE)
+        for left in LEFT
+    ],
+    "what a checkpointed step saves between its passes is the closed form": [
+        Law("checkpointing", "saved_for_backward", lambda it: step_of(it.row).saved_for_backward / MIB, slack=BYTE),
+    ],
+    "a checkpointed step's memory at its peak and between its parts adds up": [
+        Law("checkpointing", "peak_memory", lambda it: max_of([it.of(f"peak_{phase}") for phase in PHASES]), MOMENT),
+        Law(
+            "checkpointing",
+            "memory_before_backward",
+            lambda it: it.of("memory_before_step") + it.of("saved_for_backward"),
+            MOMENT,
+        ),
+        Law("checkpointing", "memory_before_step", lambda it: step_of(it.row).between_steps / MIB, MOMENT),
+    ],
+    "checkpointed blocks run twice in a step, others once": [
+        Law(
+            "checkpointing",
+            "block_calls",
+            lambda it: (1 + bool(it.row["segment"])) * parse_size(it.row["size"]).num_layers,
+        ),
+    ],
+    "compiled cells ran captured graphs, eager cells none": [
+        Law("end_to_end", "compiled_graphs", lambda it: (1, math.inf) if it.row["compiled"] else 0),
+    ],
+    "the durations of a stage's kernels add up to the time in which it keeps the device busy": [
+        Law(
+            "kernel_profile",
+            "stage_busy",
+            lambda it: kernels(it.cell, [it.row["stage"]])["ms"].sum(),
+            (OVERLAP, DIGITS),
+        ),
+    ],
+    f"under {UNATTRIBUTED:.0%} of the kernels' time is of unknown stage or module, by their sum too": [
+        Law("kernel_profile", "unattributed", unattributed, slack=DIGITS),
+    ],
+    "a step's peak memory is torch.cuda.max_memory_allocated, the replayed timeline's peak, and that of the stage "
+    "named for it": [
+        Law("memory_profile", "peak_replayed", lambda it: it.of("peak_allocated")),
+        Law("memory_profile", "peak_allocated", peak_of_stages),
+    ],
+    "parameters, gradients, AdamW's state, bf16 copies of weights and saved activations have the bytes of their closed "
+    "forms": [
+        Law("memory_profile", "most", held(category), tolerance, where={"category": category}, per="peak_allocated")
+        for category, tolerance in (
+            *((exact, 0.0) for exact in (of.PARAMETERS, of.GRADIENTS, of.OPTIMIZER_STATE, of.WEIGHT_COPIES)),
+            (of.ACTIVATIONS, ACTIVATIONS),
+        )
+    ],
+    f"less than {UNCLASSIFIED:.0%} of the memory at the peak is unclassified": [
+        Law(
+            "memory_profile",
+            "at_peak",
+            lambda it: (0.0, UNCLASSIFIED * it.row["mean"]),
+            where={"category": of.UNCLASSIFIED},
+            per="peak_allocated",
+        ),
+    ],
+    "the forward pass makes a tensor of the residual stream's derived size twice per block, by an addition": [
+        Law("memory_profile", "residual_tensors", additions, where={"operator": "add"}, per="peak_allocated"),
+    ],
+    "the memory timeline reaches each stage's peak, no more": [
+        Law("memory_profile", "stage_peak", reached, DIGITS),
+    ],
+    "no category of memory is ever above its most, at which parameters and AdamW's state are at the peak": [
+        Law("memory_profile", "at_peak", up_to_the_most),
+        Law("memory_profile", "stage_end", up_to_the_most),
+        Law("memory_profile", "active", up_to_the_most, DIGITS, column=lambda row: MIB * largest(row)),
+    ],
+    "no training step with communication is shorter than without": [
+        Law("data_parallel", "step", without_communication, column="p80"),
+    ],
+    "communication after the backward pass is no faster than the fastest measured all-reduce": [
+        Law("data_parallel", "synchronization", over_the_link, (1 - 1 / (1 + GPU), 0.0), column="median"),
+    ],
+    "the error of gradients sent as bf16 is one that rounding explains, and not zero": [
+        Law("data_parallel", "gradient_error", rounding),
+    ],
+    "memory between the steps of sharded training is the closed form's, but for libraries' workspaces": [
+        Law("fsdp", "between_steps", kept_between_steps, CLOCKS, column="median"),
+    ],
+    "parameters, gradients and optimizer state on a rank are the closed form, but for padding and whole tensors": [
+        Law("optimizer_sharding", "held", on_a_rank, (DIGITS, 0.0), column=largest),
+    ],
+    "the ranks' shards make up the whole optimizer state": [
+        Law("optimizer_sharding", "held", on_all_ranks, DIGITS, column=total, where=STATE),
+    ],
+    "an equal share of the optimizer state lies between the least and the most that a rank holds": [
+        Law(
+            "optimizer_sharding",
+            "held",
+            lambda it: (min(samples(it.row)), largest(it.row)) if total(it.row) else None,
+            DIGITS,
+            column=lambda row: total(row) / row["processes"],
+            where=STATE,
+        ),
+    ],
+    "tensors fit into the allocator's count, that into its peak, and this into the device": [
+        Law("optimizer_sharding", "allocated", counted, (DIGITS, 0.0), column=total),
+        Law("optimizer_sharding", "peak_memory", in_use, (DIGITS, 0.0), column=largest),
+    ],
+    "contenders that update all parameters take equally long for it": [
+        Law(name, "optimizer", usual_update, ALIKE, column="median")
+        for name, kind in KINDS.items()
+        if sum(each.whole_state for each in kind.contenders) > 1
+    ],
+    "in no step, nor any part of one, does the device of a single process work for longer than it takes": [
+        Law(name, busy, while_busy, BUSIEST, column="median")
+        for name, kind in EXPERIMENTS.items()
+        for busy in WHOLES
+        if busy in kind.metrics
+    ],
+    "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16, "
+    "where ours may be others, no less": [
+        Law("flash_ablation", each, in_the_comparison, GPU, column="median", where={"without": "nothing"})
+        for each in ("forward", "backward")
+    ],
+    "no pass is faster with a design decision of the kernels reverted": [
+        Law("flash_ablation", each, as_they_are, GPU, column="median") for each in ("forward", "backward")
+    ],
+}
+"""By the sentence that they make together."""
+
+
+def laws_hold(tables: Mapping[str, DataFrame]) -> Iterator[Check]:
+    """The check of each sentence."""
+    for sentence, laws in LAWS.items():
+        yield Statement(sentence, laws).check(tables)
