@@ -65,15 +65,6 @@ def phases_add_up(cells: DataFrame) -> Evidence:
         yield Case(name_row(Flash.name, row), not adds_up(row), found, host)
 
 
-@check("{n} cells; {most:.2f} times as long at most", NOT_APPLICABLE)
-def replays_are_no_slower(cells: DataFrame) -> Evidence:
-    """No replay of a CUDA graph takes longer than the calls it holds."""
-    for _, row in cells[cells["graph"].notna()].iterrows():
-        ratio = row["graph"] / row["forward_backward"]
-        found = f"{row['graph']:.3f} ms, called {row['forward_backward']:.3f} ms"
-        yield Case(name_row(Flash.name, row), ratio > 1 + TOLERANCE["GPU"], found, ratio)
-
-
 @check("{n} cells", "seen on GPUs only")
 def kernels_are_its_own(flash: DataFrame) -> Evidence:
     """Each attention implementation launched a kernel that it is known by."""

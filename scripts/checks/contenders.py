@@ -7,7 +7,6 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.contenders import COPY_SLACK, Bounds, Declared, differences, gradients, in_words, total
-from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.implementations import own_implementations
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
@@ -20,8 +19,6 @@ MB = 1e6
 DIGITS = 1e-6
 """Of bytes that were recorded in another unit."""
 PROFILE = ("compute", "communication", "hidden", "device_busy", "timeline_length")
-SAME_WORK = 0.06
-"""Relative difference of times of the same work."""
 ROUNDING = 0.01
 """Of a step: what clocks, and the timeline's parts, may make times differ by that are equal."""
 COLLECTIVES = {"all_gather", "reduce_scatter"}
@@ -164,45 +161,6 @@ def communicates_as_declared(contender: Contender, communication: float, kinds: 
     sends = contender.declared.sends(contender.cell)
     declared = {what for sent in sends for what in sent.what} & COLLECTIVES if len(kinds) else set()
     return bool(sends) == (communication > 0) and all(kinds.get(what, 0.0) > 0 for what in declared)
-
-
-def baselines(found: list[Contender]) -> Iterator[tuple[Contender, list[Contender]]]:
-    """Each baseline that was profiled, and the other profiled contenders of its cell."""
-    profiled = [contender for contender in found if contender.one("compute")]
-    for baseline in profiled:
-        if baseline.key == BASELINE:
-            cell = cell_of(baseline)
-            yield baseline, [each for each in profiled if cell_of(each) == cell and each is not baseline]
-
-
-def undisturbed(contender: Contender) -> bool:
-    """Whether it has the whole state, and communicates when nothing else runs or without taking SMs."""
-    declared = contender.declared
-    if declared is None or not declared.whole_state:
-        return False
-    return bool(declared.sends(contender.cell)) and not declared.disturbs(contender.cell)
-
-
-@check("{n} cells", ON_GPUS)
-def the_baseline_computes_what_others_do(found: list[Contender]) -> Evidence:
-    """Without communication a device computes as long as with it, within {SAME_WORK:.0%}.
-
-    It is compared with the wrapper that disturbs it least.
-    """
-    for baseline, others in baselines(found):
-        if same := [each.one("compute") or 0 for each in others if undisturbed(each)]:
-            mine, least = baseline.one("compute"), min(same)
-            took = f"computes for {mine:.1f} ms, with communication {least:.1f} ms"
-            yield Case(baseline, abs(least / (mine or 1) - 1) > SAME_WORK, took)
-
-
-@check("{n} cells, {SAME_WORK:.0%}", ON_GPUS)
-def the_baseline_is_timed_as_it_is_profiled(found: list[Contender]) -> Evidence:
-    """A step without communication takes no less than it computes for, and no more than when it is profiled."""
-    for baseline, _ in baselines(found):
-        step, compute, length = (baseline.median(name) for name in ("step", "compute", "timeline_length"))
-        took = f"{step:.1f} ms, computes for {compute:.1f} ms of {length:.1f} ms when profiled"
-        yield Case(baseline, not (1 - SAME_WORK) * compute <= step <= (1 + SAME_WORK) * length, took)
 
 
 def cell_of(contender: Contender) -> tuple[Any, ...]:

@@ -14,6 +14,8 @@ from scripts.views.data import measured_gpu, one, select
 
 Expected = float | tuple[float, float] | None
 """A number, or the least and the most; None or NaN where a law does not apply."""
+EQUAL = 1e-6
+"""Relative difference that rounding explains."""
 SOME = math.ulp(0.0)
 """The least number above 0."""
 
@@ -64,6 +66,11 @@ class Bounds(NamedTuple):
         return limits[0] / limits[1] if alone and limits[1] else math.nan
 
     @property
+    def allowed(self) -> float:
+        """The share of its only limit that it may reach."""
+        return self.high / self.most if self.least <= SOME else self.least / self.low
+
+    @property
     def apart(self) -> float:
         """The relative difference from what is expected."""
         edge = min(max(self.value, self.least), self.most)
@@ -88,6 +95,11 @@ class Law:
     per: str = ""
     """The metric whose rows the law applies to, if not its own: to the sum of its own in the same cell, 0 if none."""
 
+    @property
+    def sides(self) -> tuple[float, float]:
+        """The relative differences allowed below and above."""
+        return self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance, self.tolerance)
+
     def readings(self, tables: Mapping[str, DataFrame]) -> Iterator[tuple[Reading, Bounds]]:
         """Each row that the law applies to, and its bounds."""
         table = tables[self.experiment]
@@ -105,7 +117,7 @@ class Law:
         least, most = expected if isinstance(expected, tuple) else (expected, expected)
         if least is None or most is None or math.isnan(least) or math.isnan(most):
             return None
-        below, above = self.tolerance if isinstance(self.tolerance, tuple) else (self.tolerance, self.tolerance)
+        below, above = self.sides
         low, high = least - self.slack - below * abs(least), most + self.slack + (above and above * most)
         rows = select(reading.cell, metric=self.metric, **self.where).iterrows() if self.per else [(0, reading.row)]
         return Bounds(sum(self.number(row) for _, row in rows), least, most, low, high)
@@ -131,11 +143,19 @@ class Statement(NamedTuple):
     def check(self, tables: Mapping[str, DataFrame]) -> Check:
         """Whether it holds in the tables."""
         readings = [(law, *reading) for law in self.laws for reading in law.readings(tables)]
-        limits = [bounds.reached for *_, bounds in readings if not math.isnan(bounds.reached)]
-        apart = max((bounds.apart for *_, bounds in readings), default=0.0)
-        closest = f"the closest reaches {max(limits):.1%} of its limit" if limits else f"largest difference {apart:.1%}"
         cases = [law.case(reading, bounds) for law, reading, bounds in readings]
-        return conclude(self.sentence, cases, f"{{n}} numbers; {closest}", self.none(tables))
+        return conclude(self.sentence, cases, self.summary([bounds for *_, bounds in readings]), self.none(tables))
+
+    def summary(self, numbers: Sequence[Bounds]) -> str:
+        """How many numbers there are, and how close the closest is to what is allowed."""
+        if limits := [bounds for bounds in numbers if not math.isnan(bounds.reached)]:
+            most, allowed = max(bounds.reached for bounds in limits), max(bounds.allowed for bounds in limits)
+            return f"{{n}} numbers; the closest reaches {most:.1%} of its limit, allowed {allowed:.0%}"
+        apart = max((bounds.apart for bounds in numbers), default=0.0)
+        allowed = max(max(law.sides) for law in self.laws)
+        if apart < EQUAL:
+            return "{n} numbers, all as expected"
+        return f"{{n}} numbers; largest difference {apart:.2%}" + (f", allowed {100 * allowed:.3g}%" if allowed else "")
 
     def none(self, tables: Mapping[str, DataFrame]) -> str:
         """Why there is no number that it is about."""

@@ -10,7 +10,7 @@ from numpy import max as max_of
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import inputs_and_gradients_bytes, plain_bytes_before_backward, plain_peak_bytes
-from cs336_systems.accounting.contenders import Declared
+from cs336_systems.accounting.contenders import Declared, names_of
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.transformer import adamw_bytes, parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
@@ -63,6 +63,10 @@ PADDING = 0.05
 """Share that buckets may add to the closed form, so that all ranks' parts are of one size."""
 ALIGNMENT = 256
 """Bytes at whose multiples tensors begin in a bucket."""
+SAME_WORK = 0.06
+"""Relative difference of times of the same work."""
+PRODUCT = 0.3
+"""Share by which a product may take longer than usual: it draws power, so that it varies."""
 BUSIEST = 0.05
 """Share by which the device may seem to work longer than a phase takes: its time is that of another step."""
 LEFT = {
@@ -144,7 +148,8 @@ def all_saved(it: Reading) -> Expected:
 def unattributed(it: Reading) -> Expected:
     """The share of a cell's kernels of unknown stage or module, which must be small."""
     launched = kernels(it.cell)
-    share = launched.loc[(launched["stage"] == "") | (launched["range"] == ""), "ms"].sum() / launched["ms"].sum()
+    unknown = launched[(launched["stage"] == "") | (launched["range"] == "")]
+    share = unknown["ms"].sum() / launched["ms"].sum() if len(launched) else 0.0
     return share, min(share, UNATTRIBUTED)
 
 
@@ -197,6 +202,11 @@ def declared(experiment: str, row: Series) -> Declared | None:
     return next((each for each in KINDS[experiment].contenders if each.key == key), None)
 
 
+def cell_of(it: Reading) -> SimpleNamespace:
+    """The cell of a row."""
+    return SimpleNamespace(**it.row[parameters(EXPERIMENTS[it.experiment])])
+
+
 def has_whole_state(experiment: str, row: Series) -> bool:
     """Whether every rank of a row's contender updates all parameters, on GPUs."""
     contender = declared(experiment, row)
@@ -212,7 +222,7 @@ def without_communication(it: Reading) -> Expected:
 
 def over_the_link(it: Reading) -> Expected:
     """After the backward pass, at least as long as the fastest all-reduce takes for as many bytes, ms."""
-    contender, cell = declared(it.experiment, it.row), SimpleNamespace(**it.row[parameters(KINDS[it.experiment])])
+    contender, cell = declared(it.experiment, it.row), cell_of(it)
     if not it.row["gpu"] or contender is None or not contender.after_backward(cell):
         return None
     rates = select(it.tables["all_reduce"], metric="algorithm_bandwidth", backend="nccl", processes=cell.processes)
@@ -275,6 +285,37 @@ def in_use(it: Reading) -> Expected:
     return None if used is None else (largest(used), it.row["gpu_memory"] / MIB)
 
 
+def first_sample(it: Reading) -> Expected:
+    """The first of the steps' samples, ms."""
+    steps = it.next_to("step")
+    return samples(steps)[0] if steps is not None and steps["samples"] else None
+
+
+def replayed(it: Reading) -> Expected:
+    """No longer than the calls that a replay holds, ms."""
+    return (0.0, it.of("forward_backward", "median")) if it.row["gpu"] else None
+
+
+def usual_product(it: Reading) -> Expected:
+    """Up to the usual time of the product that each attention cell of a GPU times, ms."""
+    rows = select(it.tables["flash"], metric="matmul", gpu=it.row["gpu"], precision=it.row["precision"])
+    return 0.0, rows["median"].median()
+
+
+def undisturbed(it: Reading) -> Expected:
+    """The least computation of contenders with the whole state whose communication takes no SM from it, ms."""
+    rows = [row for _, row in select(it.cell, metric="compute").iterrows() if has_whole_state(it.experiment, row)]
+    known = [(row["mean"], declared(it.experiment, row)) for row in rows]
+    times = [time for time, each in known if each and each.sends(cell_of(it)) and not each.disturbs(cell_of(it))]
+    return min(times, default=None) if it.row["wrapper"] == BASELINE else None
+
+
+def as_profiled(it: Reading) -> Expected:
+    """Between what a step without communication computes for and how long it is when profiled, ms."""
+    alone = it.row["wrapper"] == BASELINE and it.row["model"] == KINDS[it.experiment].model
+    return (it.of("compute", "median"), it.of("timeline_length", "median")) if alone else None
+
+
 def while_busy(it: Reading) -> Expected:
     """Up to how long what keeps the device of a single process busy takes, ms.
 
@@ -303,6 +344,7 @@ def as_they_are(it: Reading) -> Expected:
 
 STATE = {"part": "optimizer_state"}
 GPU = TOLERANCE["GPU"]
+WITH_BASELINE = [name for name, kind in KINDS.items() if BASELINE in names_of(kind.contenders)]
 LAWS = {
     "every number of an all-reduce's sum was right on every rank, before the timing and after it": [
         Law("all_reduce", "wrong_numbers", lambda it: 0),
@@ -436,8 +478,23 @@ LAWS = {
     "in no step, nor any part of one, does the device of a single process work for longer than it takes": [
         Law(name, busy, while_busy, BUSIEST, column="median")
         for name, kind in EXPERIMENTS.items()
-        for busy in WHOLES
-        if busy in kind.metrics
+        for busy, whole in WHOLES.items()
+        if {busy, whole} <= kind.metrics.keys() and name not in KINDS
+    ],
+    "the first timed step is the first of the steps' samples": [
+        Law("end_to_end", "first_step", first_sample, DIGITS),
+    ],
+    "no replay of a CUDA graph takes longer than the calls it holds": [
+        Law("flash", "graph", replayed, GPU, column="median"),
+    ],
+    "the product that is timed in each attention cell takes the usual time: no card was slowed down meanwhile": [
+        Law("flash", "matmul", usual_product, PRODUCT, column="median"),
+    ],
+    f"without communication a device computes as long as with it, within {SAME_WORK:.0%}": [
+        Law(name, "compute", undisturbed, SAME_WORK) for name in WITH_BASELINE
+    ],
+    "a step without communication takes no less than it computes for, and no more than when it is profiled": [
+        Law(name, "step", as_profiled, SAME_WORK, column="median") for name in WITH_BASELINE
     ],
     "with nothing reverted, the Triton kernels take as long as ours in the comparison of implementations; in bf16, "
     "where ours may be others, no less": [

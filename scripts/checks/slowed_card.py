@@ -14,8 +14,6 @@ SLOWED = 0.05
 """Share of the highest clock by which a clock is below it that something holds back."""
 NEAR_LIMIT = 0.05
 """Share of the power limit that a GPU which the limit holds back may leave."""
-SLOWER_PRODUCT = 1.3
-"""How many times the usual the product that each attention cell times may take: it draws power, so that it varies."""
 
 
 @check("{n} cells", NO_LIMIT)
@@ -33,18 +31,3 @@ def only_power_holds_the_clock_back(flash: DataFrame) -> Evidence:
             slow, limit = row["clock"] < (1 - SLOWED) * highest[row["gpu"]], gpu.power_limit
             found = f"{row['clock']:.0f} MHz at {row['power']:.0f} W of {limit:g} W"
             yield Case(name_row(Flash.name, row), slow and row["power"] < (1 - NEAR_LIMIT) * limit, found)
-
-
-@check("{n} cells; {most:.2f} times as long at most", "the product is timed on GPUs only")
-def the_product_takes_the_usual_time(flash: DataFrame) -> Evidence:
-    """The product that is timed in each attention cell takes the usual time: no card was slowed down meanwhile."""
-    products = select(flash, metric="matmul")
-    usual = products.groupby(["gpu", "precision"])["median"].transform("median")
-    for _, row in products.assign(usual=usual).iterrows():
-        found = f"{row['median']:.3f} ms, usually {row['usual']:.3f} ms"
-        yield Case(
-            name_row(Flash.name, row),
-            row["median"] / row["usual"] > SLOWER_PRODUCT,
-            found,
-            row["median"] / row["usual"],
-        )

@@ -70,15 +70,3 @@ def each_step_is_the_sum_of_its_phases(tables: Mapping[str, DataFrame]) -> Evide
                 apart = numpy.abs(sum(phases) - step) if alike else numpy.full(len(step), math.inf)
                 found = f"up to {apart.max():.3f} {kind.metrics[whole]} apart"
                 yield Case(in_words(kind, cell), bool((apart > SAMPLE_ROUNDING * step).any()), found)
-
-
-@check("{n} cells")
-def first_step_is_the_first_sample(end_to_end: DataFrame) -> Evidence:
-    """The first timed step is the first of the steps' samples."""
-    keys = parameters(EXPERIMENTS["end_to_end"])
-    firsts = select(end_to_end, metric="first_step")[[*keys, "mean"]]
-    steps = select(end_to_end, metric="step").merge(firsts, on=keys, suffixes=("", "_first"))
-    for _, row in steps[steps["samples"] != ""].iterrows():
-        first, sample = row["mean_first"], parse_samples(row["samples"])[0]
-        found = f"{first:.3f} ms, first sample {sample:.3f} ms"
-        yield Case(name_row("end_to_end", row), abs(sample - first) > SAMPLE_ROUNDING * first, found)

@@ -121,13 +121,6 @@ def test_power_of_a_gpu_that_is_not_listed(sound):
         assert (found.outcome, found.detail) == ("not applicable", gpu_monitor.NO_LIMIT)
 
 
-@pytest.mark.parametrize(("times", "outcome"), [(1.2, "passed"), (1.6, "failed")])
-def test_the_product_of_each_cell_takes_the_usual_time(sound, times, outcome):
-    usual = select(sound["flash"], metric="matmul", precision="bf16")["median"].median()
-    slow = put(rows("flash", **FLASH_CELL, metric="matmul"), median=times * usual)(sound)
-    assert slowed_card.the_product_takes_the_usual_time(slow["flash"]).outcome == outcome
-
-
 def test_fp32_attention_may_take_the_matrix_units():
     assert attention_ceiling(PEAK, pandas.Series({"precision": "fp32"})) == PEAK.bf16 / 6 > PEAK.fp32
 

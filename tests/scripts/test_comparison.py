@@ -10,8 +10,10 @@ from matplotlib.text import Text
 from cs336_systems.experiments.data_parallel import DataParallelTraining
 from cs336_systems.experiments.end_to_end import EndToEnd
 from scripts.answers import beyond_nccl
-from scripts.checks import checks_of, fsdp, optimizer_sharding
+from scripts.checks import checks_of, fsdp
 from scripts.checks import contenders as checks_of_contenders
+from scripts.checks.law import Statement
+from scripts.checks.laws import LAWS
 from scripts.views.comparison import KINDS, contenders, outcome
 from scripts.views.data import frame, select
 from scripts.views.host import host_table, per_launch, same_step
@@ -85,9 +87,11 @@ def test_ones_own_are_in_every_picture(name, tables):
 
 
 def test_nothing_is_known_of_ones_own_that_checks_could_hold_them_to(tables):
-    modules = (checks_of_contenders, fsdp, optimizer_sharding)
     of_a_cpu = with_own({name: frame(name, planned_rows(name, "smoke")) for name in tables})
+    modules = (checks_of_contenders, fsdp)
     found = [check for each in (tables, of_a_cpu) for module in modules for check in checks_of(module, each)]
+    stated = [Statement(*each) for each in LAWS.items() if {law.experiment for law in each[1]} < {*KINDS}]
+    found += [statement.check(each) for each in (tables, of_a_cpu) for statement in stated]
     assert {check.check for check in found if check.outcome == "passed"} == {check.check for check in found}
     assert "failed" not in {check.outcome for check in found}
 

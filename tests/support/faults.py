@@ -1,6 +1,7 @@
 """Faults that are planted in tables, and what the self-checks say of them."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -9,15 +10,17 @@ from typing import Any
 import pandas
 from pandas import DataFrame
 
+from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import format_samples, parse_samples
+from cs336_systems.record.rows import parameters
 from cs336_systems.record.validation import STATISTICS
-from scripts.checks import checks_of
+from scripts.checks import checks_of, laws
+from scripts.checks.law import SOME, Law, Statement
+from scripts.views.cells import in_words
 from scripts.views.data import load_recorded
 from tests.samples import ROOT
 
 Tables = dict[str, DataFrame]
-Fault = Callable[[Tables], Tables]
-"""Gives the tables with a fault; those given stay as they are."""
 NUMBERS = [*STATISTICS, "std"]
 
 
@@ -33,6 +36,13 @@ def failures(part: str, tables: Tables) -> list[str]:
     return [check.detail for check in found if check.outcome == "failed"]
 
 
+def broken_laws(experiment: str, tables: Tables) -> list[str]:
+    """The details of the failed checks of the laws of an experiment."""
+    stated = [Statement(*each) for each in laws.LAWS.items() if experiment in [law.experiment for law in each[1]]]
+    checks = [statement.check(tables) for statement in stated]
+    return [check.detail for check in checks if check.outcome == "failed"]
+
+
 @dataclass(frozen=True)
 class Rows:
     """Some rows of a table, by what they have in each column."""
@@ -40,22 +50,43 @@ class Rows:
     table: str
     wanted: dict[str, Any]
 
-    def index(self, table: DataFrame) -> pandas.Index:
-        """Where they are: somewhere, or the fault would not be one."""
+    def within(self, tables: Tables) -> DataFrame:
+        """These rows in tables."""
+        table = tables[self.table]
         for column, value in self.wanted.items():
             table = table[table[column].isin(value) if isinstance(value, list) else table[column] == value]
-        assert len(table), self
-        return table.index
+        return table
 
-    def change(self, change: Callable[[DataFrame, pandas.Index], DataFrame | None]) -> Fault:
+    def index(self, table: DataFrame) -> pandas.Index:
+        """Where they are in their table: somewhere, or the fault would not be one."""
+        rows = self.within({self.table: table})
+        assert len(rows), self
+        return rows.index
+
+    def change(self, change: Callable[[DataFrame, pandas.Index], DataFrame | None]) -> "Fault":
         """The fault that these rows of a table are changed, in place or in what is returned."""
+        return Fault(self, change)
 
-        def plant(tables: Tables) -> Tables:
-            table = tables[self.table].copy()
-            changed = change(table, self.index(table))
-            return tables | {self.table: table if changed is None else changed}
 
-        return plant
+@dataclass(frozen=True)
+class Fault:
+    """A fault in some rows of a table."""
+
+    place: Rows
+    change: Callable[[DataFrame, pandas.Index], DataFrame | None]
+
+    def __call__(self, tables: Tables) -> Tables:
+        """The tables with the fault; those given stay as they are."""
+        table = tables[self.place.table].copy()
+        changed = self.change(table, self.place.index(table))
+        return tables | {self.place.table: table if changed is None else changed}
+
+    def cells(self, tables: Tables) -> set[str]:
+        """The cells of these rows in words, without the fault and with it."""
+        kind, before, after = EXPERIMENTS[self.place.table], tables[self.place.table], self(tables)[self.place.table]
+        index = self.place.index(before)
+        rows = pandas.concat([before.loc[index], after.loc[after.index.intersection(index)], after[len(before) :]])
+        return {in_words(kind, cell) for cell in rows[parameters(kind)].itertuples(index=False, name=None)}
 
 
 def rows(table: str, **wanted: Any) -> Rows:
@@ -125,3 +156,19 @@ def copy(source: Rows, target: Rows, factor: float = 1.0) -> Fault:
         multiply(table, index, factor)
 
     return target.change(change)
+
+
+def beyond(law: Law, tables: Tables) -> Iterator[tuple[str, Fault]]:
+    """Faults of a law's metric, by twice its tolerance too little and too much where it has such a limit, and cells."""
+    readings = sorted(law.readings(tables), key=lambda each: each[1].value == 0)
+    for sign in (-1, 1):
+        for reading, bounds in readings:
+            edge, limit = (bounds.least, bounds.low) if sign < 0 else (bounds.most, bounds.high)
+            wanted = edge + 2 * (limit - edge) + sign * (limit == edge) * (1e-4 * edge or 1)
+            details = {} if law.per else {name: reading.row[name] for name in EXPERIMENTS[law.experiment].details}
+            cell = {name: reading.row[name] for name in parameters(EXPERIMENTS[law.experiment])}
+            place = Rows(law.experiment, {**cell, **details, **law.where, "metric": law.metric})
+            if math.isfinite(wanted) and wanted >= 0 and (sign > 0 or edge > SOME) and len(place.within(tables)):
+                to_all = put(place, **dict.fromkeys(STATISTICS, wanted))
+                yield law.case(reading, bounds).where, scale(place, wanted / bounds.value) if bounds.value else to_all
+                break
