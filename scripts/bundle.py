@@ -18,6 +18,7 @@ from urllib.parse import quote
 from cs336_systems import __version__
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import read_plan
+from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.rows import digest_path, read_jobs
 from cs336_systems.record.validation import Row
 from cs336_systems.yaml_file import read_mapping
@@ -46,16 +47,6 @@ ALLOWED = ", ".join(
 )
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
 """A line of constraints: a package with its version, and nothing that an installer would fetch from elsewhere."""
-SOFTWARE = {
-    "driver": "NVIDIA driver",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "torch": "PyTorch",
-    "triton": "Triton",
-    "flash_attn": "FlashAttention-4",
-    "python": "Python",
-}
-"""Columns of versions, and what readers call them."""
 SAME_HERE = ("torch", "triton")
 """Packages whose installed versions tell whether this environment is the one that measured."""
 FORMATS = {".csv": "text/csv", ".json": "application/json", ".gz": "application/gzip"}

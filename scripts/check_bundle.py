@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cs336_systems.measure.gpus import gpu_of
+from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.revisions import is_current
 from scripts.archive import MB
-from scripts.bundle import SOFTWARE, entities
+from scripts.bundle import entities
 from scripts.bundle_evidence import Evidence
 from scripts.checks import Check
 from scripts.coverage import OUTCOMES, UNPLANNED

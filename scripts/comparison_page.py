@@ -17,7 +17,7 @@ from pandas import DataFrame
 
 from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
-from scripts.bundle import SOFTWARE
+from cs336_systems.record.machine import SOFTWARE
 from scripts.log import shortened
 from scripts.rendering.answer import say
 from scripts.rendering.grid import Columns, grid

@@ -13,6 +13,17 @@ from typing import Any
 import psutil
 import pynvml
 
+SOFTWARE = {
+    "driver": "NVIDIA driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "torch": "PyTorch",
+    "triton": "Triton",
+    "flash_attn": "FlashAttention-4",
+    "python": "Python",
+}
+"""Columns of versions in every row, and what readers call them."""
+
 
 @dataclass(frozen=True)
 class Machine:

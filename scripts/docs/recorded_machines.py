@@ -8,10 +8,10 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.revisions import is_current
 from cs336_systems.record.rows import parameters
-from scripts.bundle import SOFTWARE
 from scripts.card.document import read_card
 from scripts.docs.markdown import table, with_sections
 from scripts.docs.readme import COMPARED, headlines
