@@ -21,15 +21,15 @@ rule bundle:
         f"{RESULTS}/logs/bundle.log",
     localrule: True
     params:
-        source=source_digest("scripts.bundle"),
+        source=source_digest("scripts.bundle.make"),
     message:
         "Packing {output}"
     script:
-        "../scripts/bundle.py"
+        "../scripts/bundle/make.py"
 
 
 rule check:
-    """Say of a bundle what passed, what failed, and what cannot be told."""
+    """Say of a bundle what passed, what failed, and what cannot be decided."""
     input:
         a_bundle,
     log:
@@ -38,7 +38,7 @@ rule check:
     params:
         bundle=config["bundle"],
     shell:
-        "python -m scripts.check_bundle {params.bundle:q} 2> {log} || python -m cs336_systems.run.failure $? {log}"
+        "python -m scripts.bundle.check {params.bundle:q} 2> {log} || python -m cs336_systems.run.failure $? {log}"
 
 
 rule promote:

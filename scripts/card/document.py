@@ -1,7 +1,7 @@
 """A card as JSON: what was measured, what was expected, and the verdict, by report/card.schema.json."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,13 @@ def read_card(path: Path) -> dict[str, Any]:
 
 
 def references_of(gpu: str, cpu: str, recorded_folder: Path) -> list[dict[str, Any]]:
-    """Read the recorded cards of a GPU model or, without one, of a CPU model, oldest first: those without a fault."""
+    """Read the recorded cards that a card is compared with, oldest first."""
     folder = recorded_folder / machine_label(gpu) / "card"
-    cards = [read_card(path) for path in sorted(folder.glob("*.json"))]
+    return references_among(map(read_card, sorted(folder.glob("*.json"))), gpu, cpu)
+
+
+def references_among(cards: Iterable[dict[str, Any]], gpu: str, cpu: str) -> list[dict[str, Any]]:
+    """The cards without a fault of a GPU model or, without one, of a CPU model."""
     return [
         card
         for card in cards

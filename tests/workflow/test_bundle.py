@@ -18,9 +18,9 @@ def test_a_smoke_run_is_bundled_checked_and_promoted(project):
     measured = rows(project / "results/cpu/raw")
     shutil.rmtree(project / "results")
     printed = snakemake(project, "check", "--config", f"bundle={made}")
-    assert "passed       rows " in printed
-    assert "passed       code " in printed
-    assert "cannot tell  data sheet   none is listed for a CPU" in printed
+    assert "passed             rows " in printed
+    assert "passed             code " in printed
+    assert "cannot be decided  cards        none, which `snakemake card` makes" in printed
     snakemake(project, "promote", "--config", f"bundle={made}")
     assert rows(project / "recorded/cpu/raw") == measured != set()
 
@@ -29,6 +29,6 @@ def test_what_is_no_bundle_is_one_sentence(project):
     assert "(bundle is 'none'; allowed: the path of a bundle)" in snakemake(project, "check", check=False)
     for target in ("check", "promote"):
         printed = snakemake(project, target, "--config", "bundle=README.md", check=False)
-        assert "README.md: not a whole zip archive (File is not a zip file)" in printed
+        assert "README.md: not what `snakemake bundle` wrote (BadZipFile): File is not a zip file" in printed
         assert "Traceback" not in printed
     assert not (project / "recorded/cpu").exists()

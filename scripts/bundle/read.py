@@ -1,0 +1,165 @@
+"""Read a bundle that anybody may have made: its files are data, and nothing of it is run, imported or fetched."""
+
+import contextlib
+import gzip
+import json
+import re
+import resource
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
+
+import psutil
+
+from cs336_systems.measure.trace_file import read_trace
+from cs336_systems.plan import Plan, read_plan
+from cs336_systems.record.rows import digest_path
+from cs336_systems.record.validation import Row
+from scripts.archive import MB
+from scripts.bundle.make import CONSTRAINTS, METADATA, NAME, PIN, PLAN, REQUIRED, read_rows
+from scripts.card.record import RecordedCard, read_cards
+from scripts.log import printable
+
+LARGEST_ARCHIVE_MB = 20
+"""Ten times a recorded machine's."""
+MOST_ENTRIES = 2000
+"""Ten times a recorded machine's."""
+LARGEST_ENTRY_MB = 50
+LARGEST_TOTAL_MB = 200
+MOST_SECONDS = 300
+"""Processor time of a check: thirty times that of a recorded machine."""
+MOST_GB = 4
+"""Address space of a check, above what is there before."""
+MOST_LETTERS = 500
+"""Of a sentence, which may quote anything."""
+LABEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """The files of a bundle, read and validated; whether they can be believed is another question."""
+
+    files: Mapping[str, bytes]
+    folder: Path
+    """Where they were written, as a machine's results."""
+    graph: Sequence[Mapping[str, Any]]
+    """The entities of the crate's description."""
+    plan: Plan
+    rows: Mapping[str, Sequence[Row]]
+    """The rows of each experiment."""
+    cards: Sequence[RecordedCard]
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Bundle]:
+    """Open a bundle in a temporary folder of its own.
+
+    Raises:
+        ValueError: it is no bundle, in one sentence.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = read(read_archive(path), Path(folder))
+        except Exception as error:  # whatever a file that anybody may have made can cause
+            raise ValueError(f"{path}: {without_folder(error, folder)}") from error
+        yield found
+
+
+def without_folder(error: Exception, folder: str | Path) -> str:
+    """What is wrong with a bundle, in one sentence without its temporary folder."""
+    if isinstance(error, MemoryError):
+        return f"it takes more than {MOST_GB} GB of memory; allowed: less"
+    kind = "" if type(error) is ValueError else f"not what `snakemake bundle` wrote ({type(error).__name__}): "
+    return f"{kind}{error}"[:MOST_LETTERS].replace(f"{folder}/", "").replace("\n", " ")
+
+
+def limit(path: str | Path) -> None:
+    """Limit this process's time and memory, since a bundle's numbers may ask for any amount of either."""
+    sentence = f"{path}: it takes more than {MOST_SECONDS} seconds of processor time; allowed: less"
+    signal.signal(signal.SIGXCPU, lambda *_: sys.exit(printable(sentence)))
+    seconds = int(time.process_time()) + MOST_SECONDS
+    memory = psutil.Process().memory_info().vms + MOST_GB * 10**9
+    # The system itself ends a process that does not heed the signal within a minute.
+    for kind, limits in {resource.RLIMIT_CPU: (seconds, seconds + 60), resource.RLIMIT_AS: (memory, memory)}.items():
+        with contextlib.suppress(OSError, ValueError):  # a lower limit holds, or macOS, which limits no address space
+            resource.setrlimit(kind, limits)
+
+
+def read_archive(path: Path) -> dict[str, bytes]:
+    """Read the files of an archive. Nothing is written.
+
+    Raises:
+        ValueError: it has something other than plain files with a bundle's names, or is larger than the limits here.
+    """
+    if not path.is_file():
+        raise ValueError("there is no such file; allowed: a zip archive")
+    if (size := path.stat().st_size) > LARGEST_ARCHIVE_MB * MB:
+        raise ValueError(f"it has {size / MB:.0f} MB; allowed: at most {LARGEST_ARCHIVE_MB}")
+    with ZipFile(path) as packed:
+        entries = packed.infolist()
+        if len(entries) > MOST_ENTRIES:
+            raise ValueError(f"it has {len(entries)} entries; allowed: at most {MOST_ENTRIES}")
+        if (total := sum(entry.file_size for entry in entries)) > LARGEST_TOTAL_MB * MB:
+            raise ValueError(f"it unpacks to {total / MB:.0f} MB; allowed: at most {LARGEST_TOTAL_MB}")
+        if len({entry.filename.casefold() for entry in entries}) < len(entries):
+            raise ValueError("two of its entries are on some disks the same file; allowed: different names")
+        return {entry.filename: _content(packed, entry) for entry in entries}
+
+
+def _content(packed: ZipFile, entry: ZipInfo) -> bytes:
+    """An entry's bytes: no more of them are unpacked than its directory says, and their CRC must be right."""
+    name = entry.orig_filename  # `filename` ends at a null byte
+    if not NAME.fullmatch(name):
+        raise ValueError(f"its entry {name!r} is none of a bundle's; allowed: see docs/sharing-results.md")
+    plain = stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG)
+    if not plain or entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
+        raise ValueError(f"its entry {name!r} is a link, a folder or a device, or not deflated; allowed: plain files")
+    with packed.open(entry) as file:
+        return _limited(file.read(min(entry.file_size, LARGEST_ENTRY_MB * MB) + 1), name)
+
+
+def _limited(content: bytes, name: str) -> bytes:
+    if len(content) > LARGEST_ENTRY_MB * MB:
+        raise ValueError(f"{name} unpacks to more than {LARGEST_ENTRY_MB} MB; allowed: up to that")
+    return content
+
+
+def read(files: Mapping[str, bytes], folder: Path) -> Bundle:
+    """Write the files of a bundle into an empty folder, as a machine's results, and read them.
+
+    Raises:
+        ValueError: a file is missing, or is not what its name says.
+    """
+    if missing := [name for name in REQUIRED if name not in files]:
+        raise ValueError(f"it has no {missing[0]}; allowed: what `snakemake bundle` wrote")
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    plan = read_plan(folder / PLAN)
+    if not LABEL.fullmatch(plan.machine):
+        raise ValueError(f"{PLAN}: machine is {plan.machine[:80]!r}; allowed: small letters, digits and hyphens")
+    csvs = sorted(folder.glob("raw/*/*.csv"))
+    if not csvs or sorted(folder.glob("raw/*/*.csv.sha256")) != [digest_path(path) for path in csvs]:
+        raise ValueError("it has no CSV file, or not one for each SHA-256; allowed: what `snakemake bundle` wrote")
+    for trace in folder.glob("traces/*"):
+        with gzip.open(trace) as file:
+            _limited(file.read(LARGEST_ENTRY_MB * MB + 1), f"traces/{trace.name}")
+        read_trace(trace)
+    for line in files.get(CONSTRAINTS, b"").decode(errors="replace").splitlines():
+        if not line.startswith("#") and not PIN.fullmatch(line):
+            raise ValueError(f"{CONSTRAINTS}: has the line {line[:80]!r}; allowed: package==version, or a comment")
+    return Bundle(
+        files=files,
+        folder=folder,
+        graph=json.loads(files[METADATA])["@graph"],
+        plan=plan,
+        rows=read_rows(csvs, plan.machine),
+        cards=read_cards(folder, plan.machine),
+    )
