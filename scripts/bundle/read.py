@@ -10,10 +10,10 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile, ZipInfo
 
 import psutil
@@ -39,6 +39,7 @@ MOST_GB = 4
 """Address space of a check, above what is there before."""
 MOST_LETTERS = 500
 """Of a sentence, which may quote anything."""
+T = TypeVar("T")
 LABEL = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
@@ -142,7 +143,7 @@ def read(files: Mapping[str, bytes], folder: Path) -> Bundle:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    plan = read_plan(folder / PLAN)
+    plan = _parsed(PLAN, lambda: read_plan(folder / PLAN))
     if not LABEL.fullmatch(plan.machine):
         raise ValueError(f"{PLAN}: machine is {plan.machine[:80]!r}; allowed: small letters, digits and hyphens")
     csvs = sorted(folder.glob("raw/*/*.csv"))
@@ -158,8 +159,15 @@ def read(files: Mapping[str, bytes], folder: Path) -> Bundle:
     return Bundle(
         files=files,
         folder=folder,
-        graph=json.loads(files[METADATA])["@graph"],
+        graph=_parsed(METADATA, lambda: json.loads(files[METADATA])["@graph"]),
         plan=plan,
         rows=read_rows(csvs, plan.machine),
         cards=read_cards(folder, plan.machine),
     )
+
+
+def _parsed(name: str, parse: Callable[[], T]) -> T:
+    try:
+        return parse()
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"{name}: not as `snakemake bundle` wrote it ({type(error).__name__}: {error})") from error
