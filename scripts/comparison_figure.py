@@ -7,11 +7,11 @@ from typing import Any
 from matplotlib.ticker import FuncFormatter
 from pandas import DataFrame, factorize
 
-from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
+from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
 from scripts.rendering.style import COLOURS, legend, save, save_note, subplots
 
 LOOKS: Mapping[str, tuple[str, str, float]] = {
-    UNTOLD: ("#bbbbbb", ".", 2.5),
+    UNDECIDED: ("#bbbbbb", ".", 2.5),
     SAME: ("#666666", "o", 2.5),
     FASTER: (COLOURS[2], "<", 5),
     SLOWER: (COLOURS[5], ">", 5),

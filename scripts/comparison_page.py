@@ -16,7 +16,7 @@ from typing import Any
 from pandas import DataFrame
 
 from cs336_systems.compare.comparison import NOT_CALIBRATED
-from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, VERDICTS
+from cs336_systems.compare.speed import FASTER, SAME, SLOWER, VERDICTS
 from cs336_systems.record.machine import SOFTWARE
 from scripts.log import shortened
 from scripts.rendering.answer import say
@@ -93,7 +93,7 @@ def headline(comparison: Comparison) -> str:
         if counts[verdict]:
             subject = "1 time is" if counts[verdict] == 1 else f"{counts[verdict]} times are"
             return f"{subject} {verdict} in B, and none the other way."
-    return "No time is faster or slower." if counts[SAME] else "Nothing can be told."
+    return "No time is faster or slower." if counts[SAME] else "Nothing can be decided."
 
 
 def uncalibrated(cells: Sequence[Comparison]) -> str:
@@ -163,7 +163,7 @@ def costs_caption(cells: Sequence[Comparison]) -> str:
 
 
 def reasons(cells: Sequence[Comparison]) -> Table:
-    """How many times cannot be told, by reason."""
+    """How many times cannot be decided, by reason."""
     counts = Counter(
         re.sub(r"only a change.*", "the change is smaller than what would be told", cell["reason"]) for cell in cells
     )

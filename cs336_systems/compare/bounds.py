@@ -13,6 +13,7 @@ from cs336_systems.accounting.attention import flash_flops
 from cs336_systems.accounting.transformer import step_flops
 from cs336_systems.accounting.units import BYTES
 from cs336_systems.compare.cells import Cell
+from cs336_systems.compare.speed import LONG_ANYWHERE_MS, host_bound
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.experiments.card import Card
@@ -23,17 +24,10 @@ from cs336_systems.sizes import parse_size
 
 Bound = Literal["matmul", "memory", "communication", "host", "unknown"]
 
-HOST_BOUND = 0.9
-"""A device that works for a smaller share of a step or stage than this waits for the host: it is host-bound.
-
-Where it works for longer, the host has a part in a tenth of the time at most, so two processes can be compared.
-"""
 EXPOSED = 0.1
 """Communication with a larger share of a step, not hidden behind compute, bounds it."""
 WELL_USED = 0.5
 """Matmuls at a larger share of their peak rate bound a step; a device that reaches it does not wait for the host."""
-LONG_MS = 2.0
-"""A call of attention that takes longer is bound by the device: launches take the host microseconds."""
 CATEGORY_BOUND: Mapping[str, Bound] = {
     "matmul": "matmul",
     "attention": "matmul",
@@ -128,12 +122,12 @@ def device_bound(cell: Cell, row: Row) -> bool | None:
         return True
     share = busy_share(cell, row)
     if share is not None:
-        return share >= HOST_BOUND
+        return not host_bound(1.0, share)
     if cell.experiment.name in ("flash", "flash_ablation"):
         host = cell.median("host")
         if host is not None:
-            return host / 1e3 < HOST_BOUND * (row.median or 0.0)
-        return True if (row.median or 0.0) > LONG_MS else None
+            return not host_bound(row.median or 0.0, host=host / 1e3)
+        return True if (row.median or 0.0) > LONG_ANYWHERE_MS else None
     used = utilization(row)
     return True if used is not None and used > WELL_USED else None
 

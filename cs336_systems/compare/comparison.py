@@ -9,18 +9,8 @@ from cs336_systems.compare.cells import Cell, cells_of, top_clock
 from cs336_systems.compare.cost import Cost, cost
 from cs336_systems.compare.results import Results
 from cs336_systems.compare.run_to_run import run_to_run
-from cs336_systems.compare.statistics import (
-    LEVEL,
-    MARGIN,
-    SLOWER,
-    UNTOLD,
-    Difference,
-    RunToRun,
-    Verdict,
-    difference,
-    judge,
-    widening,
-)
+from cs336_systems.compare.speed import SLOWER, UNDECIDED, Verdict
+from cs336_systems.compare.statistics import LEVEL, MARGIN, Difference, RunToRun, difference, judge, widening
 from cs336_systems.record.validation import Row
 
 STATED = ("gpu", "cpu", "driver", "cuda", "cudnn", "torch", "triton", "flash_attn", "python", "git_commit")
@@ -52,7 +42,7 @@ class Compared:
     bound: Bound
     verdict: Verdict
     reason: str = ""
-    """Why it cannot be told."""
+    """Why it cannot be decided."""
     same_code: bool
     """Whether both rows have one digest of their code."""
     cost_a: Cost | None = None
@@ -187,7 +177,7 @@ def compared(
         unit=row_a.unit,
         difference=difference(a.time(row_a, tops[0]), b.time(row_b, tops[1]), model),
         bound="host" if "host" in bounds else known,
-        verdict=UNTOLD,
+        verdict=UNDECIDED,
         reason=reason,
         same_code=getattr(row_a, "revisions", "") == getattr(row_b, "revisions", ""),
     )
@@ -198,7 +188,7 @@ def finished(cell: Compared, told: tuple[Difference, Verdict] | None, level: flo
     if told is None:
         return cell
     found, verdict = told
-    reason = f"only a change of {found.resolution(level):.0%} or more would be told" if verdict == UNTOLD else ""
+    reason = f"only a change of {found.resolution(level):.0%} or more would be told" if verdict == UNDECIDED else ""
     return replace(cell, difference=found, verdict=verdict, reason=reason)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cs336_systems.compare.comparison import Compared, Comparison
-from cs336_systems.compare.statistics import FASTER, SLOWER, VERDICTS
+from cs336_systems.compare.speed import FASTER, SLOWER, VERDICTS
 
 SHOWN = 20
 """Cells that the terminal names of each kind."""

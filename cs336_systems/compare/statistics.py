@@ -21,16 +21,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
 
 import numpy
 
-Verdict = Literal["faster", "same", "slower", "cannot be told"]
-FASTER: Verdict = "faster"
-SAME: Verdict = "same"
-SLOWER: Verdict = "slower"
-UNTOLD: Verdict = "cannot be told"
-VERDICTS: tuple[Verdict, ...] = (FASTER, SAME, SLOWER, UNTOLD)
+from cs336_systems.compare.speed import Verdict, outcome
 
 LEVEL = 0.01
 """False discovery rate of verdicts."""
@@ -171,15 +165,10 @@ def judge(differences: Sequence[Difference], *, margin: float = MARGIN, level: f
     """
     same = benjamini_hochberg([each.p_equivalent(margin) for each in differences], level)
     apart = benjamini_hochberg([each.p_different for each in differences], level)
-
-    def verdict(each: Difference, is_same: bool, is_apart: bool) -> Verdict:
-        if is_same:
-            return SAME
-        if is_apart:
-            return SLOWER if each.log_ratio > 0 else FASTER
-        return UNTOLD
-
-    return [verdict(*each) for each in zip(differences, same, apart, strict=True)]
+    return [
+        outcome(each.log_ratio, tie=math.inf if is_same else -1.0, reach=0.0 if is_apart else math.inf)
+        for each, is_same, is_apart in zip(differences, same, apart, strict=True)
+    ]
 
 
 def widening(honest: Sequence[Difference], shares: Sequence[float] = (0.5,)) -> float:

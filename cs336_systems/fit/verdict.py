@@ -8,6 +8,7 @@ from cs336_systems.accounting.peak_memory import Use, peak, possible_peaks
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.step_work import KERNELS
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.fit.gpus import memory_of, rates_of
 from cs336_systems.fit.parameters import Question
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, Error, expected_error, kind, recorded
@@ -47,7 +48,7 @@ class Prediction:
     @property
     def host_bound(self) -> bool:
         """Whether the host is likely to pace the step."""
-        return self.host_seconds > self.seconds
+        return bool(host_bound(max(self.host_seconds, self.seconds), self.seconds))
 
 
 def outside(setting: Setting) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import parameters
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import HOST_BOUND
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, median_of, say, tell
 from scripts.rendering.grid import Columns, grid
@@ -15,6 +15,7 @@ from scripts.rendering.markup import Table, mean_std
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
 from scripts.views.spread import WIDE
 from scripts.views.steps import most_complete, steady, step_table, utilization
+from scripts.views.verdicts import RULE
 
 NOTICEABLE = 0.05
 """A first timed step that exceeds every other step of its run by a larger share than this is still different."""
@@ -105,11 +106,15 @@ def variability(known: DataFrame) -> Answer:
             cells=int(bound.sum()),
         ),
         evidence="variability",
-        reason=tell(
-            on_gpu,
-            "What else the host does delays a launch, and shows in the step only where the device waits for launches. "
-            "Ratios in this report are formed from medians, and from device-bound cells only.",
-            "The processor runs other programs too. Ratios in this report are formed from medians.",
+        reason=say(
+            tell(
+                on_gpu,
+                "What else the host does delays a launch, and shows in the step only where the device waits for "
+                "launches.",
+                "The processor runs other programs too.",
+            ),
+            "Ratios in this report are formed from medians.",
+            RULE,
         ),
     )
 

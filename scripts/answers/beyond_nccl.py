@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Found, Tables
 from scripts.rendering.markup import Tile, escape, times
-from scripts.views.comparison import Duel, against, duels, fastest, yours
+from scripts.views.comparison import Duel, duels, fastest, yours
 from scripts.views.data import select
 from scripts.views.data_parallel import (
     BEST_BUCKETS,
@@ -19,6 +19,7 @@ from scripts.views.data_parallel import (
     why_untold,
     wrappers,
 )
+from scripts.views.verdicts import against
 
 SHOWN = {
     **BEST_BUCKETS,

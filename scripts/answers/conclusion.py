@@ -6,7 +6,7 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
@@ -74,7 +74,7 @@ def step(row: Series, title: str, launch: str, ranks: int, busy: float, memory: 
         "ranks": ranks,
         "busy": busy,
         "tokens": ranks * row["batch_size"] * row["context"] / row["median"] * 1e3,
-        "told": bool(row["gpu"]) and not busy < HOST_BOUND * row["median"],
+        "told": bool(row["gpu"]) and not host_bound(row["median"], busy),
         "utilization": 100 * utilization(row, "train_step", row["median"]),
         "memory": memory / 1024,
         "gain": nan,

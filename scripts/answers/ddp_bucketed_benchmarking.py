@@ -11,9 +11,10 @@ from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, sa
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.bucket_sizes import bucket_model
-from scripts.views.comparison import device_bound, duels, fastest, outcome, preferred_cells
+from scripts.views.comparison import device_bound, duels, fastest, preferred_cells
 from scripts.views.data import select
 from scripts.views.data_parallel import elsewhere, why_untold, wrappers
+from scripts.views.verdicts import against
 
 MODEL: Columns = {
     "": "{cell}",
@@ -46,8 +47,8 @@ def in_between(sizes: DataFrame) -> bool | None:
     if len(programs) < 3:
         return None
     middle = best_of(programs.iloc[1:-1])
-    found = {outcome(middle, programs.iloc[end]) for end in (0, -1)}
-    return True if found == {"slower"} else False if "faster" in found else None
+    found = {against(middle, programs.iloc[end]).faster for end in (0, -1)}
+    return True if found == {True} else False if False in found else None
 
 
 def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> Answer:

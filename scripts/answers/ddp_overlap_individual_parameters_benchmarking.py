@@ -3,10 +3,11 @@
 from pandas import DataFrame
 
 from scripts.rendering.answer import Answer, Facts, Found, Tables
-from scripts.views.comparison import against, duels, fastest, traced_cell
+from scripts.views.comparison import duels, fastest, traced_cell
 from scripts.views.comparison_tables import missing
 from scripts.views.data import select
 from scripts.views.data_parallel import across_cells, duel_answer, why_untold, wrappers
+from scripts.views.verdicts import against
 
 WRAPPERS = {"naive": ["naive"], "flat": ["flat"], "overlapped": ["overlapped"]}
 SLOWER = 1.01

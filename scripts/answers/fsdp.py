@@ -2,6 +2,7 @@
 
 from pandas import DataFrame, Series
 
+from cs336_systems.compare.speed import SAME, outcome
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
@@ -77,11 +78,11 @@ def against_pytorch(rows: DataFrame) -> tuple[Speed, str]:
     With the cell, or how many there are.
     """
     pairs = [(duel.speed, duel.cell) for duel in duels(rows, OURS, PYTORCH)]
-    told = [(speed, cell) for speed, cell in pairs if not speed.why_untold]
+    told = [(speed, cell) for speed, cell in pairs if speed.faster is not None]
     if len(told) < 2:
         return next(iter([*told, *pairs]), (Speed(None), ""))
     median = float(Series([speed.ratio for speed, _ in told]).median())
-    return Speed(median), f"median of {len(told)} device-bound cells"
+    return Speed(median, outcome(1 - median, tie=0, reach=0)), f"median of {len(told)} device-bound cells"
 
 
 def fewest_ranks(rows: DataFrame) -> DataFrame:
@@ -137,7 +138,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
         missing="Peak memory is counted on GPUs only.",
         verdict=facts.say(
             "Against data parallelism, FSDP takes {own[memory]:gib} per rank instead of {other[memory]:gib}"
-            + tell(gain.faster, less, more, "; time cannot be told apart.")
+            + tell(gain.faster, less, more, "; their steps are on par." if gain.verdict == SAME else ".")
         ),
         more=facts.say(
             "Measured with {own[cell]}.",

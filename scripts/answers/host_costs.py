@@ -2,7 +2,7 @@
 
 from pandas import DataFrame
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import HOST_BOUND
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOT_HERE, Answer, Captioned, Facts, Found, Tables, count, median_of, say
 from scripts.rendering.grid import Columns, grid

@@ -6,6 +6,7 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.optimizer_sharding import SCHEMES, fp32_adamw
 from cs336_systems.accounting.units import MIB
+from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
@@ -14,7 +15,6 @@ from scripts.rendering.markup import Table, Typst
 from scripts.views.comparison import (
     FOREIGN,
     PHASES,
-    against,
     contenders,
     device_bound,
     fastest,
@@ -27,6 +27,7 @@ from scripts.views.data import first, one, select
 from scripts.views.earlier import of_earlier_code
 from scripts.views.optimizer_sharding import BEFORE_UPDATE, CELL, INITIALIZED, UNSHARDED, memory, peaks
 from scripts.views.units import GB, GIB, memory_unit
+from scripts.views.verdicts import against
 
 HANDOUT_SIZE, HANDOUT_VOCABULARY = "xl", 10_000
 RANKS = (2, 4)
@@ -137,7 +138,7 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
     theirs = fastest(asked, names_in(asked, FOREIGN))
     steps = "{own[median]:ms} against {whole[median]:ms} ({own[cell]})."
     in_cell = select(table, **{name: asked[name].iloc[0] for name in CELL}) if len(asked) else table
-    facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, why=gain.why_untold, row=first(asked))
+    facts = Facts(own=own, whole=whole, peers=peers, theirs=theirs, row=first(asked))
     return Answer(
         asked="(b) Step time",
         missing=missing(table),
@@ -146,7 +147,7 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
                 gain.faster,
                 "Sharding makes the step {share:percent} shorter: " + steps,
                 "Sharding makes the step {share:percent} longer: " + steps,
-                "Whether sharding costs time cannot be told: the steps are {why}.",
+                gain.sentence("the sharded step", "the unsharded one"),
             ),
             share=abs(1 / gain.ratio - 1) if gain.ratio else None,
         ),
@@ -156,7 +157,7 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
                 over_peers.faster,
                 ", less than unsharded.",
                 ", more than unsharded.",
-                "; that cannot be told from unsharded.",
+                ", on par with unsharded." if over_peers.verdict == SAME else ".",
             )
         ),
         evidence=Captioned(

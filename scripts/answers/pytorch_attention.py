@@ -4,7 +4,7 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import plain_bytes_before_backward, plain_peak_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.attention import Attention
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say
 from scripts.rendering.markup import Table
@@ -33,14 +33,14 @@ def plain_cells(table: DataFrame) -> DataFrame:
     """
     wanted = ["forward", "backward", "device_busy", "memory_before_backward", "peak_memory"]
     cells = side_by_side(table, Attention).reindex(columns=wanted).reset_index().sort_values(["sequence", "d"])
-    cells["host_bound"] = cells["device_busy"] < HOST_BOUND * (cells["forward"] + cells["backward"])
+    cells["host_bound"] = host_bound(cells["forward"] + cells["backward"], cells["device_busy"])
     return cells.rename(columns={"memory_before_backward": "kept", "peak_memory": "peak"})
 
 
 def times(table: DataFrame, cells: DataFrame) -> Answer:
     """How long its passes take, and where they run out of memory."""
     lost = first(table[table["status"] == "oom"].sort_values(["sequence", "d"]))
-    host_bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
+    bound = cells.groupby("sequence")["host_bound"].mean() > 0.5
     longest = select(cells, sequence=cells["sequence"].max())
     spans = {name: [longest[name].min(), longest[name].max()] for name in ("forward", "backward") if len(longest)}
     facts = Facts(lost=lost, cell=last(cells), **{"forward": None, "backward": None, **spans})
@@ -52,7 +52,7 @@ def times(table: DataFrame, cells: DataFrame) -> Answer:
             "At {cell[sequence]} tokens forward takes {forward:span ms} and backward {backward:span ms}, over all "
             "head dimensions.",
             "Up to {most:whole} tokens most cells are host-bound.",
-            most=host_bound[host_bound].index.max(),
+            most=bound[bound].index.max(),
         ),
         evidence=Captioned(
             grid_table(table, TIMES | {"in use before backward / MiB": "memory_before_backward"}),

@@ -16,7 +16,6 @@ from scripts.views.data import first, last, measured_machine, one
 from scripts.views.training_ladder import (
     SHAPE,
     WORTH,
-    against,
     ends,
     fastest,
     floor_table,
@@ -30,6 +29,7 @@ from scripts.views.training_ladder import (
     worth_doing,
     wrapped_table,
 )
+from scripts.views.verdicts import against
 
 NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothing of it."
 RUNG: Columns = {

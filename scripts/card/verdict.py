@@ -3,10 +3,12 @@
 A pure function of lines, facts and what is expected: nothing is read or measured here.
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from cs336_systems.compare import speed
 from scripts.card.causes import Finding, explain, faults, misconfigurations, neighbour, percent, slow_links
 from scripts.card.expected import Expected, Key, margin_of
 from scripts.card.lines import Facts, Line
@@ -90,11 +92,16 @@ def judge_line(line: Line, expected: Expected | None, lines: Iterable[Line]) -> 
     ]
     share = line.value / expected.value if expected else None
     of_others = line.value / statistics.median(others) if others else None
-    below = [share < 1 - expected.margin] if expected and share else []
+    below = [slower(share, expected.margin)] if expected and share else []
     # Pairs of GPUs may be linked differently, unless the data sheet or a recorded card has a link for all.
     if of_others and (expected or line.instrument != "all_reduce"):
-        below.append(of_others < 1 - margin_of(line.instrument, line.work))
+        below.append(slower(of_others, margin_of(line.instrument, line.work)))
     return Judged(line=line, expected=expected, share=share, of_others=of_others, slow=any(below) if below else None)
+
+
+def slower(share: float, margin: float) -> bool:
+    """Whether a share of the expected rate is below it by more than the margin."""
+    return speed.outcome(-math.log(share), tie=-math.log1p(-margin), reach=0.0) == speed.SLOWER
 
 
 def worst(outcomes: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pandas import DataFrame, Series, isna
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound, needed_ms
 from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
@@ -12,10 +12,6 @@ from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
 from scripts.views.data import measured_gpu, select
 
-DEVICE_BOUND_MS = 1.0
-"""If a call takes this long, it is device-bound, unless the host is seen to take nearly as long."""
-DEVICE_BOUND_CALLS = 3
-"""So many times what a call costs the host it takes then."""
 HOST_SCATTER = 0.25
 """Of what a call costs the host: by so much it may take less than its parts, each of which is host-bound too."""
 IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
@@ -37,12 +33,7 @@ def calls(table: DataFrame) -> DataFrame:
     cells = found.reindex(columns=[*PASSES, "graph", "host"]).dropna(subset=PASSES).reset_index()
     usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
     cells["host"] = cells["host"].fillna(usual).fillna(0) / 1e3
-    return cells.assign(device_bound=cells["forward_backward"] >= needed_for_device_bound(cells))
-
-
-def needed_for_device_bound(cells: DataFrame) -> Series:
-    """How long, ms, each cell of `calls` must take to be device-bound whatever else it shows."""
-    return (DEVICE_BOUND_CALLS * cells["host"]).clip(lower=DEVICE_BOUND_MS)
+    return cells.assign(device_bound=cells["forward_backward"] >= needed_ms(cells["host"]))
 
 
 def device_bound_rows(table: DataFrame) -> DataFrame:
@@ -61,7 +52,7 @@ def phases_add_up(cells: DataFrame) -> Evidence:
     for _, row in cells.iterrows():
         parts, whole = row["forward"] + row["backward"], row["forward_backward"]
         found = f"{parts:.3f} ms, in one call {whole:.3f} ms"
-        host = float(not row["device_bound"] and host_bound(row))
+        host = float(not row["device_bound"] and waits(row))
         yield Case(name_row(Flash.name, row), not adds_up(row), found, host)
 
 
@@ -73,16 +64,16 @@ def kernels_are_its_own(flash: DataFrame) -> Evidence:
         yield Case(name_row(Flash.name, row), wrong, "no kernel of its own")
 
 
-def host_bound(row: Series) -> bool:
-    """Whether a replay, which costs the host nothing, is faster, or the call takes no longer than it costs the host."""
-    limit = HOST_BOUND * row["forward_backward"]
-    return bool(row["graph"] < limit or row["host"] >= limit)
+def waits(row: Series) -> bool:
+    """Whether the call is host-bound by its replay, or by what it costs the host: its passes then are, in any case."""
+    call = row["forward_backward"]
+    return bool(host_bound(call, row["graph"]) or host_bound(call, host=row["host"]))
 
 
 def adds_up(row: Series) -> bool:
     """Whether both passes in one call take about what their parts do, or what the host's shares and scatter explain."""
     parts, whole = row["forward"] + row["backward"], row["forward_backward"]
-    explained = not row["device_bound"] and (isna(row["graph"]) or host_bound(row))
+    explained = not row["device_bound"] and (isna(row["graph"]) or waits(row))
     host = row["host"] if explained else 0.0
     least, most = parts - HOST_SCATTER * host, parts + host
     return bool((1 - TOLERANCE["GPU"]) * least <= whole <= most / (1 - TOLERANCE["GPU"]))

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from pandas import DataFrame, Series
 
+from cs336_systems.compare.speed import LONG_MS
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Case, Evidence, between_cells, check, name_row
-from scripts.checks.attention_calls import DEVICE_BOUND_MS, device_bound_rows
+from scripts.checks.attention_calls import device_bound_rows
 from scripts.views.data import measured_gpu, select, size_order
 
 SLACK = between_cells(TOLERANCE["GPU"])
@@ -45,7 +46,7 @@ IN_ORDER = [
 
 @check("{n} pairs of neighbouring lengths", "judged on GPUs only: on a CPU caches and other programs hide it")
 def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
-    """From {DEVICE_BOUND_MS:g} ms up, no time grows with the length by more or less than its work, +- {SLACK:.0%}."""
+    """From {LONG_MS:g} ms up, no time grows with the length by more or less than its work, +- {SLACK:.0%}."""
     for growth in LENGTHS:
         table = tables[growth.experiment]
         if not measured_gpu({"": table}):
@@ -54,7 +55,7 @@ def times_grow_with_length(tables: Mapping[str, DataFrame]) -> Evidence:
             factor = long["median"] / short["median"]
             length_factor = long[growth.parameter] / short[growth.parameter]
             least, most = length_factor**growth.least / (1 + SLACK), length_factor**growth.largest * (1 + SLACK)
-            if short["median"] >= DEVICE_BOUND_MS:
+            if short["median"] >= LONG_MS:
                 found = f"{long['metric']} {factor:.2f} times as long for {length_factor:g} times the length"
                 yield Case(name_row(growth.experiment, long), not least <= factor <= most, found)
 

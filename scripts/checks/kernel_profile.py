@@ -3,7 +3,7 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.transformer import forward_products
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import LONGEST_NAME, categorize
 from cs336_systems.record.rows import parameters
@@ -43,7 +43,7 @@ def stages_add_up(kernel_profile: DataFrame) -> Evidence:
     for _, row in times.dropna().reset_index().iterrows():
         traced, events = row["stage_busy"] + row["stage_idle"], row["stage_profiled"]
         error = abs(traced - events) / events if abs(traced - events) > STAGE_SLACK_MS else 0.0
-        tolerance = HOST_TOLERANCE if row["stage_busy"] < HOST_BOUND * events else STAGE_TOLERANCE
+        tolerance = HOST_TOLERANCE if host_bound(events, row["stage_busy"]) else STAGE_TOLERANCE
         found = f"{traced:.2f} ms in the trace, {events:.2f} ms between the events"
         yield Case(name(row), error > tolerance, found, error)
 

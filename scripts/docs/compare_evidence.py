@@ -19,7 +19,8 @@ from pandas import DataFrame
 
 from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
-from cs336_systems.compare.statistics import CHANGED, FASTER, SLOWER, Difference, difference, judge
+from cs336_systems.compare.speed import FASTER, SLOWER
+from cs336_systems.compare.statistics import CHANGED, Difference, difference, judge
 from scripts.docs import markdown
 from scripts.honest_pairs import Pair, from_history
 from scripts.run_to_run import fit

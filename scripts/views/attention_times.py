@@ -7,17 +7,16 @@ from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from cs336_systems.record.rows import parameters
-from scripts.checks import TOLERANCE
-from scripts.checks.attention_calls import IMPLEMENTATION, needed_for_device_bound
+from scripts.checks.attention_calls import IMPLEMENTATION
 from scripts.rendering.answer import NOTHING, say
 from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
-from scripts.views.verdicts import speed
+from scripts.views.verdicts import against
 
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
 KINDS: dict[str, dict[str, Any]] = {
@@ -32,7 +31,7 @@ def call_table(table: DataFrame) -> DataFrame:
     """One row per measured cell of `flash`.
 
     Columns: the parameters; `many`, whether there are several heads; the medians of calls, ms, as `forward`,
-    `backward` and `forward_backward`; of both passes on the device `median`, `p20`, `p80`, `mean`, `std` and `n`, taken
+    `backward` and `forward_backward`; of both passes on the device `median`, `samples`, `mean`, `std` and `n`, taken
     from a replayed CUDA graph, or from the calls where nothing was replayed; `waits`, whether the device waits for the
     host in these calls; `host_bound`, whether that leaves its own time unknown, since nothing was replayed.
     """
@@ -40,16 +39,12 @@ def call_table(table: DataFrame) -> DataFrame:
     cells = side_by_side(table, Flash, "median").reindex(columns=[*PASSES, "graph", "host"]).reset_index()
     both = table[table["metric"].isin(["forward_backward", "graph"]) & (table["status"] == "ok")]
     both = both.sort_values("metric").drop_duplicates(keys, keep="last")  # the graph, where there is one
-    cells = cells.merge(both[[*keys, "median", "p20", "p80", "mean", "std", "n"]], on=keys)
+    cells = cells.merge(both[[*keys, "median", "samples", "mean", "std", "n"]], on=keys)
     usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
     cells["host"] = cells["host"].fillna(usual).fillna(0) / 1e3
-    called, limit = cells["forward_backward"], 1 + TOLERANCE["GPU"]
-    # Without a replay: both passes take longer than one by one, or no longer than the call costs the host.
-    host_bound = (called > limit * (cells["forward"] + cells["backward"])) | (cells["host"] >= HOST_BOUND * called)
-    host_bound &= called < needed_for_device_bound(cells)
-    replayed = cells["graph"].notna()
-    cells["waits"] = (cells["graph"] < HOST_BOUND * called).where(replayed, host_bound).astype(bool)
-    cells["host_bound"] = cells["waits"] & ~replayed
+    parts = cells["forward"] + cells["backward"]
+    cells["waits"] = host_bound(cells["forward_backward"], cells["graph"], host=cells["host"], parts=parts)
+    cells["host_bound"] = cells["waits"] & cells["graph"].isna()
     return cells.assign(many=cells["batch_size"] * cells["heads"] > 1)
 
 
@@ -57,8 +52,8 @@ def duels(cells: DataFrame, ours: str) -> DataFrame:
     """Ours against every other implementation, shape by shape.
 
     Columns: SHAPE, `many`, the other's `implementation`; `ratio`, its time over ours; `forward` and `backward`, the
-    same of single passes, NaN where the host slows down the calls of either; `faster`, whether ours is: True, False, or
-    None where they are closer than their spread. Shapes at which the time of either is not known are left out.
+    same of single passes, NaN where the host slows down the calls of either; `speed`, ours against it, and whether it
+    says that ours is `faster`: True, False or None. Shapes at which the time of either is not known are left out.
     """
     known = cells[~cells["host_bound"]]
     mine = {tuple(row[SHAPE]): row for _, row in known[known["implementation"] == ours].iterrows()}
@@ -66,11 +61,12 @@ def duels(cells: DataFrame, ours: str) -> DataFrame:
     for _, other in known[known["implementation"] != ours].iterrows():
         own = mine.get(tuple(other[SHAPE]))
         if own is not None:
-            told = speed(own, other)
+            told = against(own, other)
             called = not (own["waits"] or other["waits"])
             passes = {name: other[name] / own[name] if called else nan for name in ("forward", "backward")}
-            found.append({**other[[*SHAPE, "many", PARAMETER]], **passes, "ratio": told.ratio, "faster": told.faster})
-    return DataFrame(found, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster"])
+            verdict = {"ratio": told.ratio, "faster": told.faster, "speed": told}
+            found.append({**other[[*SHAPE, "many", PARAMETER]], **passes, **verdict})
+    return DataFrame(found, columns=[*SHAPE, "many", PARAMETER, "forward", "backward", "ratio", "faster", "speed"])
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The contenders of data_parallel, optimizer_sharding and fsdp, one row each, and the one rule by which two compare.
+"""The contenders of data_parallel, optimizer_sharding and fsdp, one row each, and who of two is faster.
 
 A contender whose name the experiment does not list is the reader's own: it is in every table, figure and verdict.
 """
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas
-from numpy import array, float64, median, nan, percentile
-from numpy.typing import NDArray
+from numpy import median, nan
 from pandas import DataFrame, Series
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
@@ -23,7 +22,7 @@ from scripts.rendering.markup import Typst
 from scripts.views.cells import wide
 from scripts.views.communication import STATISTICS, WIDE_SPREAD
 from scripts.views.data import PRECISIONS, one, select, size_order
-from scripts.views.verdicts import Speed
+from scripts.views.verdicts import Speed, against, samples_by_round
 
 Kind = type[DataParallelTraining | OptimizerSharding | FullyShardedTraining]
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (DataParallelTraining, OptimizerSharding, FullyShardedTraining)}
@@ -66,8 +65,8 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     phases were timed.
     From the profiled step: `hidden_share` of its communication, `busy_share`, `gather` and `scatter`, ms, with the
     shares `gather_hidden` and `scatter_hidden` of them; `forward_share`, that of the hidden all-gathers in the profiled
-    forward pass; `host_bound`, whether in the median of the cell's contenders the device is busy for less than
-    HOST_BOUND of the step: the median, since one contender alone may wait for something else than the host.
+    forward pass; `host_bound`, by the median of the cell's contenders, since one alone may wait for something else
+    than the host.
     Against the baseline of the cell, NaN where there is none: those of `against_the_baseline`.
     """
     table = compared(kind, table)
@@ -91,7 +90,7 @@ def contenders(kind: Kind, table: DataFrame) -> DataFrame:
     rows["forward_share"] = rows["forward_hidden"] / rows["forward_gathers"].replace(0, nan)
     rows["busy_share"] = rows["device_busy"] / rows["timeline_length"]
     rows["busy"] = rows.groupby("cell")["busy_share"].transform("median")
-    rows["host_bound"] = rows["busy"] < HOST_BOUND
+    rows["host_bound"] = host_bound(1.0, rows["busy"])
     return against_the_baseline(kind, rows)
 
 
@@ -213,27 +212,10 @@ def against_the_baseline(kind: Kind, rows: DataFrame) -> DataFrame:
     return rows.join(DataFrame(added, index=rows.index, columns=BEYOND_BASELINE, dtype=float))
 
 
-def samples_by_round(row: Series) -> NDArray[float64]:
-    """The steps of a contender, ms, a row per round."""
-    return array(parse_samples(row["samples"]) or [row["mean"]]).reshape(-1, row["steps"])
-
-
 def steady(baseline: Series) -> bool:
     """Whether the medians of a contender's rounds are close enough together."""
     rounds = median(samples_by_round(baseline), axis=1)
     return bool(rounds.max() - rounds.min() <= UNSTEADY * rounds.min())
-
-
-def outcome(first: Series, second: Series) -> str:
-    """Whether the second contender of a cell is "faster" or "slower" than the first one, or the "same".
-
-    Both were interleaved in the same rounds, so each step of one is divided by each of the other's in its round: what
-    slows a round down slows both. They are the same where the middle three fifths of these ratios, and that of the
-    medians, reach over 1.
-    """
-    ratios = samples_by_round(second)[:, :, None] / samples_by_round(first)[:, None, :]
-    reach = [*percentile(ratios, [20, 80]), second["median"] / first["median"]]
-    return "faster" if max(reach) < 1 else "slower" if min(reach) > 1 else "same"
 
 
 def fastest(rows: DataFrame, names: Sequence[str]) -> Series | None:
@@ -285,16 +267,6 @@ def preferred_cells(rows: DataFrame) -> list[DataFrame]:
         return (int(first["host_bound"]), -int(compiled), -len(cell), int(first["processes"]), -precision)
 
     return sorted(cells_of(rows), key=preference)
-
-
-def against(first: Series | None, other: Series | None) -> Speed:
-    """Who of two contenders of a cell is faster, by the rule of `outcome`."""
-    if first is None or other is None:
-        return Speed(None)
-    ratio = float(other["median"] / first["median"])
-    if first["host_bound"]:
-        return Speed(ratio, "host-bound")
-    return Speed(ratio, "closer than their spread" if outcome(other, first) == "same" else "")
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from itertools import product
 
 from pandas import DataFrame
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.attention import Attention
 from cs336_systems.record.measurement import WHOLE_CELL
 from scripts.rendering.grid import NONE, grid
@@ -41,7 +41,7 @@ def mean(rows: DataFrame, name: str) -> str:
     mean, busy = (statistic(rows, "mean", metric=metric) for metric in (name, f"{name}_busy"))
     if mean is None:
         return NONE if len(rows) and not len(select(rows, metric=WHOLE_CELL)) else reason(rows)
-    return f"{significant(mean)}{'*' if busy is not None and busy < HOST_BOUND * mean else ''}"
+    return f"{significant(mean)}{'*' if busy is not None and host_bound(mean, busy) else ''}"
 
 
 def paired(table: DataFrame) -> DataFrame:
@@ -65,5 +65,5 @@ def paired(table: DataFrame) -> DataFrame:
     pairs["gain"] = pairs["eager"] / pairs["compiled"]
     pairs["host_bound"] = False
     for name in ("eager", "compiled"):
-        pairs["host_bound"] |= pairs[f"{name}_busy"] < HOST_BOUND * pairs[name]
+        pairs["host_bound"] |= host_bound(pairs[name], pairs[f"{name}_busy"])
     return pairs[pairs["gain"].notna()]

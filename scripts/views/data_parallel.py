@@ -123,7 +123,7 @@ def duel_answer(
     """
     own, other, speed = found[0].first, found[0].other, found[0].speed
     known = Facts(own=own, other=other, elsewhere=elsewhere(found), difference=difference(own, other, *names), **facts)
-    where = "" if speed.why_untold else f"({found[0].cell})"
+    where = "" if speed.faster is None else f"({found[0].cell})"
     return Answer(asked, speed.sentence(*names, where), known.say(*more), evidence, known.say(*reason))
 
 

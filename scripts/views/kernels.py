@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pandas import DataFrame
 
 from cs336_systems.accounting.attention import forward_flops, softmax_flops
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
 from cs336_systems.sizes import parse_size
 from scripts.rendering.markup import percent
@@ -130,9 +130,9 @@ def forward_passes(here: DataFrame, end_to_end: DataFrame, *, on_gpu: bool) -> D
         busy, stage = (total(rows, metric, FORWARD) for metric in ("stage_busy", "stage"))
         if busy is not None and stage is not None:
             other = one(elsewhere, size=size, precision=precision, context=rows["context"].iloc[0])
-            host_bound = on_gpu and (busy < HOST_BOUND * stage or (other is not None and other["host_bound"]))
+            bound = on_gpu and (host_bound(stage, busy) or (other is not None and other["host_bound"]))
             timer = math.nan if other is None else other["forward"]
-            lines.append((rows["label"].iloc[0], precision, busy, stage, timer, busy / stage, bool(host_bound)))
+            lines.append((rows["label"].iloc[0], precision, busy, stage, timer, busy / stage, bool(bound)))
     return DataFrame(lines, columns=["label", "precision", "kernels", "stage", "timer", "busy", "host_bound"])
 
 

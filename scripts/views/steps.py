@@ -4,7 +4,7 @@ from math import nan
 
 from pandas import DataFrame, Series
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.measure.gpus import gpu_of
 from cs336_systems.record.measurement import parse_samples
@@ -23,17 +23,17 @@ def step_table(table: DataFrame) -> DataFrame:
     """One row per measured cell of `end_to_end`, small to large.
 
     Columns: the parameters and `label`; the median of every metric, ms, s, MiB or a number as measured, NaN where it
-    was not; `mean`, `std` and `samples` (a list, ms) of whole steps; `busy`, the share of the step in which the device
-    works; `host_bound`, whether that is less than HOST_BOUND; for each of PASSES its time, the sum of its phases'
-    medians, and with `, busy` behind its name how long the device works in it, both in ms.
+    was not; `median`, `mean`, `std` and `samples` (a list, ms) of whole steps; `busy`, the share of the step in which
+    the device works; `host_bound`; for each of PASSES its time, the sum of its phases' medians, and with `, busy`
+    behind its name how long the device works in it, both in ms.
     """
     keys = [*parameters(EndToEnd), "label"]
-    statistics = ["mean", "std", "n", "samples", "gpu", "gpu_memory"]
+    statistics = ["median", "mean", "std", "n", "samples", "gpu", "gpu_memory"]
     steps = wide(table, keys, list(EndToEnd.metrics), "step", statistics)
     steps = steps.rename(columns={"warmup": "warmup_seconds"}).reset_index()  # the parameter is their number
     steps["samples"] = steps["samples"].map(parse_samples)
     steps["busy"] = steps["device_busy"] / steps["step"]
-    steps["host_bound"] = steps["busy"] < HOST_BOUND
+    steps["host_bound"] = host_bound(steps["step"], steps["device_busy"])
     for title, phases in PASSES.items():
         steps[title] = steps[phases].sum(axis=1, skipna=False)
         steps[f"{title}, busy"] = steps[[f"{phase}_busy" for phase in phases]].sum(axis=1, skipna=False)

@@ -6,17 +6,18 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.training_ladder import Load, Rates, expected_gains, load_of, matmul_flops, step_flops
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.training_ladder import CHECKPOINT, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.cells import wide
 from scripts.views.data import select, size_order
-from scripts.views.verdicts import Speed, speed
+from scripts.views.verdicts import against
 
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
 """The parts of the floor."""
 METRICS = ["step", "device_busy", "launches", "energy", "setup", "peak_memory"]
+STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
 EXACT = [rung.name for rung in LADDER]
 WORTH = 0.02
 """Share of a step that a rung must save to be recommended: less lies between two launches."""
@@ -36,13 +37,13 @@ def rows_of(table: DataFrame, part: str, keys: list[str]) -> DataFrame:
 def rung_table(table: DataFrame) -> DataFrame:
     """One row per timed rung of each cell, small to large, in the order of the rungs.
 
-    Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN where there is none; `p20`, `p80` and `n` of the step;
-    `gpu`; `floor`, ms, NaN unless every part was measured; `over`, the step over its floor; `utilization`, of the dense
-    bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per token.
+    Columns: SHAPE; `rung`, `title`; the medians of METRICS, NaN where there is none; STATISTICS of the step;
+    `host_bound`; `floor`, ms, NaN unless every part was measured; `over`, the step over its floor; `utilization`, of
+    the dense bf16 peak, causal, without the embedding; `tokens`, per second; `joules`, per token.
     """
-    statistics = ["p20", "p80", "n", "gpu", "gpu_memory"]
     keys = [*SHAPE, "rung"]
-    rungs = wide(rows_of(table, "steps", keys), keys, METRICS, "step", statistics).reset_index()
+    rungs = wide(rows_of(table, "steps", keys), keys, METRICS, "step", STATISTICS).reset_index()
+    rungs["host_bound"] = host_bound(rungs["step"], rungs["device_busy"])
     rungs = rungs.merge(floor_table(table)[[*SHAPE, "floor"]], on=SHAPE, how="left")
     rungs["title"] = [RUNGS[name].title for name in rungs["rung"]]
     rungs["over"] = rungs["step"] / rungs["floor"]
@@ -122,16 +123,6 @@ def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
             told = against(row, before).faster is not None
             rows.append({**gain, "gain": before["step"] - row["step"], "told": told, "expected": closed})
     return DataFrame(rows, columns=["rung", "title", "before", "gain", "told", "expected"])
-
-
-def against(row: Series, other: Series) -> Speed:
-    """A rung against another of the same cell."""
-    return speed(*(Series({**each, "median": each["step"], "host_bound": waits(each)}) for each in (row, other)))
-
-
-def waits(row: Series) -> bool:
-    """Whether a rung is host-bound."""
-    return bool(row["device_busy"] < HOST_BOUND * row["step"])
 
 
 def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:

@@ -1,11 +1,24 @@
-"""Whether one time is shorter than another: told, or not to be told."""
+"""One program against another, by the rule of `cs336_systems.compare.speed`, for tables and in words."""
 
 from dataclasses import dataclass
 
+from numpy import array, float64
+from numpy.typing import NDArray
 from pandas import Series
 
+from cs336_systems.compare.speed import CHANCE, FASTER, SAME, SLOWER, UNDECIDED, WON, Verdict, speed
+from cs336_systems.record.measurement import parse_samples
 from scripts.rendering.answer import NOTHING, say
 from scripts.rendering.markup import Typst, measured
+
+HOST_BOUND, TOO_FEW = "host-bound", "too few steps"
+RULE = say(
+    "Of two programs, the faster one wins over {won:percent} of the pairs of steps of the same round, and more "
+    "than equal ones would in 1 of {odds:whole} comparisons; else they are on par. Host-bound steps are not compared.",
+    won=WON,
+    odds=1 / CHANCE,
+)
+"""The rule in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -14,37 +27,47 @@ class Speed:
 
     ratio: float | None
     """Time of the other over that of the first: above 1, the first is faster. None: not both were measured."""
-    why_untold: str = ""
-    """The obstacle to a verdict: "host-bound", or "closer than their spread"; empty if nothing does."""
+    verdict: Verdict = UNDECIDED
+    """On the first."""
+    why: str = ""
+    """Why nothing is decided."""
 
     @property
     def faster(self) -> bool | None:
-        """Whether the first is the faster one; None if that cannot be told."""
-        return None if self.ratio is None or self.why_untold else self.ratio > 1
+        """Whether the first is the faster one; None if neither is, or nothing is decided."""
+        return {FASTER: True, SLOWER: False}.get(self.verdict)
 
     def sentence(self, first: str, other: str, where: str = "") -> Typst:
         """The verdict in words, which names the faster one first: "Ours is 1.30× as fast as B at context 512."."""
-        quick, slow, ratio = first, other, self.ratio
-        if self.faster is False and ratio:
-            quick, slow, ratio = other, first, 1 / ratio
+        if self.ratio is None:
+            return NOTHING
+        quick, slow, ratio = (other, first, 1 / self.ratio) if self.faster is False else (first, other, self.ratio)
         words = "{quick} is {ratio:times} as fast as {slow}"
-        if self.why_untold:
-            words = "{quick} and {slow} cannot be told apart: they are {why}"
+        if self.verdict == SAME:
+            words = "{quick} and {slow} are on par within their spread"
+        if self.verdict == UNDECIDED:
+            words = "{quick} and {slow} cannot be compared: {why}"
         end = " {where}." if where else "."
         begin = type(quick)(f"{quick[:1].upper()}{quick[1:]}")
-        known = None if ratio is None else {"quick": begin, "slow": slow, "ratio": ratio, "why": self.why_untold}
-        return say(words + end, **known, where=where) if known else NOTHING
+        return say(words + end, quick=begin, slow=slow, ratio=ratio, why=self.why, where=where)
 
 
-def speed(first: Series | None, other: Series | None) -> Speed:
+def against(first: Series | None, other: Series | None) -> Speed:
     """The first program's row against the other's; None for one that was not measured.
 
-    A row has the `median` of its times, the percentiles `p20` and `p80`, and `host_bound` where that is known.
+    A row has the `median` of its times and their `samples`, and `host_bound` where that is known.
     """
     if first is None or other is None or not measured(first["median"]) or not measured(other["median"]):
         return Speed(None)
     ratio = float(other["median"] / first["median"])
     if any(bool(row.get("host_bound", False)) for row in (first, other)):
-        return Speed(ratio, "host-bound")
-    reach = [other["p20"] / first["p80"], other["p80"] / first["p20"]]
-    return Speed(ratio, "closer than their spread" if min(reach) <= 1 <= max(reach) else "")
+        return Speed(ratio, why=HOST_BOUND)
+    verdict = speed(samples_by_round(first), samples_by_round(other))
+    return Speed(ratio, verdict, TOO_FEW if verdict == UNDECIDED else "")
+
+
+def samples_by_round(row: Series) -> NDArray[float64]:
+    """The samples of a row, a line per round; in one line where contenders did not take turns."""
+    samples = row["samples"]
+    samples = array((parse_samples(samples) if isinstance(samples, str) else samples) or [row["median"]])
+    return samples.reshape(-1, row["steps"] if "rounds" in row else len(samples))

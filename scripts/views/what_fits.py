@@ -11,7 +11,7 @@ from cs336_systems.accounting.peak_memory import possible_peaks, workspaces
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -72,7 +72,7 @@ def measured_steps(tables: Mapping[str, DataFrame]) -> DataFrame:
     # Of several ranks: the device waits for other ranks too, so that the median of the cell's contenders decides.
     several = found["share"].notna()
     busy = found["share"].astype(float)
-    bound = (busy.groupby(found["group"]).transform("median") >= HOST_BOUND) & (busy >= HOST_BOUND)
+    bound = ~(host_bound(1.0, busy.groupby(found["group"]).transform("median")) | host_bound(1.0, busy))
     found["device_bound"] = found["device_bound"].where(~several, bound).astype(bool)
     found.loc[several & ~found["device_bound"], "time"] = nan
     return found
@@ -111,7 +111,7 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
         stages = of_step.loc[of_step["metric"] == STAGES, "median"]
         step, busy = median.get("step", nan), median.get("device_busy", stages.sum() if len(stages) else nan)
         share = busy / median.get("timeline_length", nan)
-        bound = not busy < HOST_BOUND * step
+        bound = not host_bound(step, busy)
         words = in_words(experiment, tuple(cell[key] for key in parameters(experiment)))
         first = of_step.iloc[0]
         yield {

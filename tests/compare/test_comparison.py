@@ -9,7 +9,7 @@ from cs336_systems.compare.bounds import bound, profiles_of
 from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
 from cs336_systems.compare.results import raw_csvs, read_results
-from cs336_systems.compare.statistics import FASTER, SAME, SLOWER, UNTOLD
+from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
 from cs336_systems.experiments.registry import KINDS
 from tests.samples import ROOT
 from tests.support.planted_runs import copy_of, scaled
@@ -76,7 +76,7 @@ def test_what_the_host_paces_is_never_judged(recorded, tmp_path):
     found = compare(recorded, results(tmp_path, JOBS, lambda row: scaled(row, 2) if row.metric == "host" else row))
     host = [cell for cell in found.cells if cell.bound == "host"]
     assert len(host) > 5
-    assert {cell.verdict for cell in host} == {UNTOLD}
+    assert {cell.verdict for cell in host} == {UNDECIDED}
     assert {cell.reason for cell in host} == {HOST_SETS_PACE}
     assert any(cell.difference.ratio == pytest.approx(2) for cell in host)
 

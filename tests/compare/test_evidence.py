@@ -11,7 +11,7 @@ import pytest
 from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.run_to_run import FITTED, run_to_run
-from cs336_systems.compare.statistics import FASTER, SLOWER
+from cs336_systems.compare.speed import FASTER, SLOWER
 from scripts.docs.compare_evidence import evidence, held_out, of_launches
 from scripts.honest_pairs import from_history, pairs_of
 from scripts.run_to_run import fit

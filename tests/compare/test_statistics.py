@@ -5,11 +5,8 @@ import math
 import numpy
 import pytest
 
+from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
 from cs336_systems.compare.statistics import (
-    FASTER,
-    SAME,
-    SLOWER,
-    UNTOLD,
     Difference,
     RunToRun,
     benjamini_hochberg,
@@ -75,7 +72,7 @@ def test_a_change_in_a_tenth_is_found_where_it_can_be():
 
 def test_same_is_proven_not_assumed():
     """A wide interval around 1 tells nothing; a small difference that is certain is none."""
-    assert judge([Difference(0.0, 0.1)]) == [UNTOLD]
+    assert judge([Difference(0.0, 0.1)]) == [UNDECIDED]
     assert judge([Difference(0.02, 0.001)]) == [SAME]
     assert judge([Difference(-0.1, 0.01), Difference(0.1, 0.01)]) == [FASTER, SLOWER]
 

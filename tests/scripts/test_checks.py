@@ -68,7 +68,7 @@ SHORT = {"forward": 0.3, "backward": 0.7, "device_bound": False}
 
 def test_a_call_that_was_not_replayed_is_not_counted_as_host_bound():
     row = pandas.Series(SHORT | {"forward_backward": 0.84, "graph": float("nan"), "host": 0.5})
-    assert not attention_calls.host_bound(row)
+    assert not attention_calls.waits(row)
     assert attention_calls.adds_up(row)  # it may be host-bound
 
 

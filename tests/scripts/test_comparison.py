@@ -14,13 +14,13 @@ from scripts.checks import checks_of, fsdp
 from scripts.checks import contenders as checks_of_contenders
 from scripts.checks.law import Statement
 from scripts.checks.laws import LAWS
-from scripts.views.comparison import KINDS, contenders, outcome
+from scripts.views.comparison import KINDS
 from scripts.views.data import frame, select
 from scripts.views.host import host_table, per_launch, same_step
 from tests.samples import planned_rows
 from tests.scripts.test_figures import figure_of
 from tests.support.faults import NUMBERS, recorded
-from tests.support.tables import GPU, NANO, plain, prose, step, table, took, training
+from tests.support.tables import GPU, plain, prose, step, table, took, training
 
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""
@@ -76,7 +76,7 @@ def test_ones_own_wrappers_are_compared(tables):
     assert set(rows["wrong"]) == {"not measured: after 3 steps a weight is off by 0.31"}
     reason = plain(answer.reason)
     assert "Ours at its best is 1." in reason
-    assert "Your mine and PyTorch's at its best cannot be told apart" in reason
+    assert "Your mine and PyTorch's at its best are on par" in reason
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -94,26 +94,6 @@ def test_nothing_is_known_of_ones_own_that_checks_could_hold_them_to(tables):
     found += [statement.check(each) for each in (tables, of_a_cpu) for statement in stated]
     assert {check.check for check in found if check.outcome == "passed"} == {check.check for check in found}
     assert "failed" not in {check.outcome for check in found}
-
-
-@pytest.mark.parametrize(
-    ("steps", "found"),
-    [
-        # Two rounds of two steps, after 100, 102, 200 and 204 ms.
-        ([90.0, 92.0, 180.0, 184.0], "faster"),
-        ([110.0, 112.0, 220.0, 224.0], "slower"),
-        # As long, and a round that is slower for both says nothing of either.
-        ([102.0, 100.0, 204.0, 200.0], "same"),
-        # Faster in one round and slower in the other.
-        ([90.0, 92.0, 220.0, 224.0], "same"),
-    ],
-)
-def test_faster_is_what_steps_of_the_same_rounds_say(steps, found):
-    both = {"naive": {"step": [100.0, 102.0, 200.0, 204.0]}, "flat": {"step": steps}}
-    rows = contenders(
-        DataParallelTraining, training(DataParallelTraining, ("wrapper",), [both], **NANO | {"rounds": 2, "steps": 2})
-    )
-    assert outcome(*(row for _, row in rows.iterrows())) == found
 
 
 def test_one_program_in_several_processes():

@@ -42,13 +42,13 @@ def test_the_verdict_comes_first(comparison):
     slower = comparison["counts"]["slower"]
     assert slower > 0
     assert headline(comparison) == f"{slower} times are slower in B, and none the other way."
-    none = comparison | {"counts": {"faster": 0, "slower": 0, "same": 3, "cannot be told": 1}}
+    none = comparison | {"counts": {"faster": 0, "slower": 0, "same": 3, "cannot be decided": 1}}
     assert headline(none) == "No time is faster or slower."
-    assert headline(comparison | {"counts": dict.fromkeys(none["counts"], 0)}) == "Nothing can be told."
+    assert headline(comparison | {"counts": dict.fromkeys(none["counts"], 0)}) == "Nothing can be decided."
 
 
 def test_what_communication_bounds_is_counted(comparison):
-    cells = [cell | {"reason": NOT_CALIBRATED, "verdict": "cannot be told"} for cell in comparison["cells"][:2]]
+    cells = [cell | {"reason": NOT_CALIBRATED, "verdict": "cannot be decided"} for cell in comparison["cells"][:2]]
     sentence = "2 times are bound by communication, of which no two honest runs are recorded to calibrate with"
     assert sentence in page(comparison | {"cells": cells}, "out")
     assert "bound by communication" not in page(comparison, "out")

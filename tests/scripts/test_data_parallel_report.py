@@ -11,9 +11,10 @@ from cs336_systems.record.rows import make_row
 from scripts.answers import ddp_bucketed_benchmarking
 from scripts.tables import merge
 from scripts.views.bucket_sizes import bucket_model, predicted
-from scripts.views.comparison import contenders, fastest, outcome, traced_cell
+from scripts.views.comparison import contenders, fastest, traced_cell
 from scripts.views.data import load, one, select
 from scripts.views.data_parallel import stack, stacked_cells
+from scripts.views.verdicts import against
 from tests.samples import H200, provenance, write_raw
 
 CELL = {"size": "nano", "context": 8, "rounds": 3, "steps": 2}
@@ -127,7 +128,7 @@ def test_nothing_is_beyond_a_baseline_that_is_unsteady(tmp_path):
         found[wrapper, ""][0] = summarize("step", "ms", steps, details={"wrapper": wrapper, "bucket_mb": ""})
     rows = contenders(DataParallelTraining, training(tmp_path, found))
     assert rows["exposed"].isna().all()
-    assert outcome(one(rows, contender="naive"), one(rows, contender="flat")) == "faster"
+    assert against(one(rows, contender="flat"), one(rows, contender="naive")).faster
 
 
 def test_a_profiled_step_is_taken_apart(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cs336_systems.compare.bounds import HOST_BOUND
+from cs336_systems.compare.speed import HOST_BOUND
 from cs336_systems.record.measurement import parse_samples
 from scripts.answers.benchmarking_mixed_precision import precision_pairs
 from scripts.views.data import frame, select

@@ -13,10 +13,10 @@ from scripts.writeup import environment
 from tests.samples import H200, ROOT, provenance
 
 GPU, CPU = provenance(**H200), provenance()
-NANO = {"size": "nano", "rounds": 1, "steps": 2}
+NANO = {"size": "nano", "rounds": 1, "steps": 4}
 """Parameters of a small cell of training on several ranks."""
-EVEN, UNEVEN = [0.0, 0.0], [-5.0, 5.0]
-"""Times of two steps beyond their middle, ms; the middle three fifths of the uneven ones reach 3 ms to either side."""
+EVEN, UNEVEN = [0.0] * 4, [-5.0, 5.0] * 2
+"""Times of four steps beyond their middle, ms."""
 
 
 def table(experiment, origin, cells):

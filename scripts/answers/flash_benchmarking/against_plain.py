@@ -12,7 +12,6 @@ from scripts.views.attention_calls import ONE_HEAD, PASSES, gain_of_products, ou
 from scripts.views.attention_times import duels
 from scripts.views.data import measured_gpu, one, reason, select, statistic
 from scripts.views.spread import legend, mark, marked
-from scripts.views.verdicts import Speed
 
 REFERENCE_D = 64
 
@@ -39,7 +38,7 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
         asked=asked,
         verdict="No comparison with plain attention can be told: the calls are host-bound."
         if cell is None
-        else Speed(float(cell["ratio"]), "" if cell["faster"] is not None else "closer than their spread").sentence(
+        else cell["speed"].sentence(
             "our attention",
             "plain attention",
             Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({precision})"),

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import numpy
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
+from cs336_systems.compare.speed import SAME
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
@@ -12,9 +12,9 @@ from scripts.views.data import last, one, select
 from scripts.views.kernels import kernels
 from scripts.views.spread import mark
 from scripts.views.steps import steady, step_table
-from scripts.views.verdicts import speed
+from scripts.views.verdicts import Speed, against
 
-SAME = ("size", "context", "precision", "compiled")
+KEYS = ("size", "context", "precision", "compiled")
 WAYS = ("plain", "sdpa", "flash")
 TITLES = {"plain": "plain", "sdpa": "SDPA", "flash": "ours"}
 MODELS: Columns = {
@@ -37,26 +37,23 @@ def trained(table: DataFrame) -> list[dict[str, Any]]:
     steps["mark"] = [mark(step) for _, step in steps.iterrows()]
     found = []
     for _, ours in select(steps, attention="flash").iterrows():
-        rows = {way: one(steps, attention=way, **{name: ours[name] for name in SAME}) for way in WAYS}
+        rows = {way: one(steps, attention=way, **{name: ours[name] for name in KEYS}) for way in WAYS}
         how = ", compiled" if ours["compiled"] else ""
         model = {**ours, "how": how, "precision": f"{ours['precision']}{how}"}
         model["name"] = f"{ours['label']} at context {ours['context']} ({model['precision']})"
         for way, row in rows.items():
             model |= {f"{way} {name}": None if row is None else row[name] for name in columns}
-            model[way] = speed(spread(ours), spread(row))
-            model[f"over {way}"] = model[way].why_untold.replace("closer than their spread", "equal") or (
-                "–" if model[way].ratio is None else f"{model[way].ratio:.2f}×"
-            )
+            model[way] = against(ours, row)
+            model[f"over {way}"] = ratio_of(model[way])
         found.append(model)
     return found
 
 
-def spread(step: Series | None) -> Series | None:
-    """A step as `speed` compares it."""
-    if step is None:
-        return None
-    p20, p80 = numpy.quantile(step["samples"], [0.2, 0.8]) if step["samples"] else [step["step"]] * 2
-    return Series({"median": step["step"], "p20": p20, "p80": p80, "host_bound": step["host_bound"]})
+def ratio_of(speed: Speed) -> str:
+    """How a table shows a comparison."""
+    if speed.ratio is None:
+        return "–"
+    return "equal" if speed.verdict == SAME else speed.why or f"{speed.ratio:.2f}×"
 
 
 def most_gained(table: DataFrame) -> dict[str, Any] | None:
@@ -70,20 +67,15 @@ def in_the_model(table: DataFrame, profile: DataFrame) -> Answer:
     if not models:
         return Answer("In the model", missing="Not measured: the kernels need a GPU.")
     model = most_gained(table) or models[-1]
+    place = say("({model[label]}, context {model[context]}, {model[precision]})", model=model)
+    gain = model["plain"].sentence("a step with our attention", "one with plain attention", place)
     return Answer(
         asked="In the model",
-        verdict=model["plain"].sentence(
-            "a step with our attention",
-            "one with plain attention",
-            say("({model[label]}, context {model[context]}, {model[precision]})", model=model),
-        )
-        or "No gain over plain attention can be told: no step was timed with both.",
+        verdict=gain or "No gain over plain attention can be told: no step was timed with both.",
         more=say(
-            model["sdpa"].sentence("ours", "PyTorch’s SDPA", "there")
-            if model["sdpa"].faster is not None
-            else "PyTorch’s SDPA is as fast, within the spread."
-            if not model["host_bound"]
-            else "",
+            NOTHING
+            if model["host_bound"]
+            else model["sdpa"].sentence("ours", "PyTorch’s SDPA", "there" if gain else place),
             "The peak falls from {model[plain peak_memory]:gib} to {model[flash peak_memory]:gib}.",
             model=model,
         ),

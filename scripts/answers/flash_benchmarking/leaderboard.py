@@ -5,6 +5,7 @@ from typing import Any
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops
+from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.flash import HANDOUT_REP, HANDOUT_WARMUP
 from scripts.answers.flash_benchmarking.peers import LIBRARIES
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, say
@@ -14,7 +15,7 @@ from scripts.views.attention_calls import OURS, titles, with_kernels_for_hopper
 from scripts.views.attention_times import duels, strongest
 from scripts.views.data import one, reason, select, statistic
 from scripts.views.spread import legend, mark, marked
-from scripts.views.verdicts import speed
+from scripts.views.verdicts import against
 
 COURSE_RECORD_MS = 5.364
 """Forward and backward at d 64 on one H100: the 2025 leaderboard's best entry."""
@@ -73,10 +74,10 @@ def against_fastest(known: DataFrame, names: dict[str, str], d: int, *, aside: b
     rival = strongest(duels(here, OURS), LIBRARIES)
     if rival is None:
         return NOTHING
-    told = speed(*(one(here, implementation=name) for name in (OURS, rival)))
+    told = against(*(one(here, implementation=name) for name in (OURS, rival)))
     title = f"{names[rival]}, the fastest library measured" if aside else names[rival]
-    if told.faster is None:
-        return say("At d = {d} it ties, within the spread, with {title}.", d=d, title=title)
+    if told.verdict == SAME:
+        return say("At d = {d} it is on par with {title}.", d=d, title=title)
     return told.sentence("ours", title, f"at d = {d}")
 
 

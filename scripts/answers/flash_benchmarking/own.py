@@ -14,7 +14,7 @@ from scripts.views.attention_times import SHAPE
 from scripts.views.data import first, one, reason, select
 from scripts.views.own import own_rows
 from scripts.views.spread import legend, marked
-from scripts.views.verdicts import Speed, speed
+from scripts.views.verdicts import Speed, against
 
 ORDER = ["compiled_call", "precision", "causal", "d", "sequence", "batch_size", "heads"]
 MOST_TELLING = {"compiled_call": False, "causal": False, "sequence": False, "d": True}
@@ -75,7 +75,7 @@ def met(known: DataFrame, cell: Series) -> tuple[Series | None, Series | None, S
     """A cell's times, those of the fastest that is no user's own at its shape, and who is faster."""
     mine = first(rows_of(known, cell))
     rival = first(without_own(select(known, **dict(cell[SHAPE]))).sort_values("median"))
-    return mine, rival, speed(mine, rival)
+    return mine, rival, against(mine, rival)
 
 
 def name_of(cell: Series | None) -> str:
@@ -93,5 +93,5 @@ def own_table(table: DataFrame, known: DataFrame, cells: DataFrame) -> Table:
         line |= {"mask": "causal" if cell["causal"] else "none", "message": reason(rows) if mine is None else ""}
         line |= {each: marked(one(rows, metric=each)) or "–" for each in PASSES}
         line |= {"rival": name_of(rival), "theirs": None if rival is None else rival["median"]}
-        lines.append(line | {"ratio": None if told.why_untold == "host-bound" else told.ratio})
+        lines.append(line | {"ratio": None if told.why else told.ratio})
     return grid(DataFrame(lines), OWN, text_columns=5)
