@@ -5,7 +5,8 @@ import torch
 
 from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.benchmarks.kernel_profile import stage_rows, unattributed
-from cs336_systems.measure.trace import STAGES, attribute, read_events
+from cs336_systems.measure.trace import attribute, read_events
+from cs336_systems.record.measurement import STAGES
 from cs336_systems.training_step import PHASES_OF_MODE, TrainingStep
 from tests.traces import FOLDER, SHAPE, by_stage, category, counted, make_step, record
 

@@ -17,7 +17,7 @@ from cs336_systems.accounting.setting import Scheme
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
 from cs336_systems.experiments.contender import Contender
-from cs336_systems.parallel.limits import ALIGNMENT, EVEN, PATIENCE
+from cs336_systems.limits import ALIGNMENT, EVEN, PATIENCE
 from cs336_systems.sizes import parse_size
 
 PASSES, SYNCHRONIZATION, UPDATE = "passes", "synchronization", "update"

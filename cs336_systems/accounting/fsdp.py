@@ -14,7 +14,7 @@ from cs336_systems.accounting.collectives import all_gather_seconds, reduce_scat
 from cs336_systems.accounting.parallelism import BACKWARD_PRODUCTS, Times
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
-from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
+from cs336_systems.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import ModelShape
 
 

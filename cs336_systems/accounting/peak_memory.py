@@ -17,7 +17,7 @@ from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
-from cs336_systems.parallel.limits import REDUCTIONS
+from cs336_systems.limits import REDUCTIONS
 from cs336_systems.sizes import ModelShape
 
 WORKSPACE = 32 * MIB

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-STAGES = ("forward", "loss", "backward", "optimizer")
-"""The stages of a training step, in order. Each is a named range around everything else."""
+from cs336_systems.record.measurement import STAGES
+
 GRADIENT_ACCUMULATION = "gradient accumulation"
 """The range of nodes that store a parameter's gradient, which no module's forward pass made."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cs336_systems.measure.trace import LAUNCHES, ON_DEVICE, STAGES, read_file
+from cs336_systems.measure.trace import LAUNCHES, ON_DEVICE, read_file
+from cs336_systems.record.measurement import STAGES
 
 FLOW = "fwdbwd"
 

@@ -43,9 +43,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from cs336_systems.limits import REDUCTIONS
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer
 from cs336_systems.parallel.distributed_parameters import is_replicated, local_part, scale_by_all_ranks
-from cs336_systems.parallel.limits import REDUCTIONS
 from cs336_systems.parallel.nested import map_tensors, tensors_with_gradient
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.replicated_parameters import ReplicatedParameters

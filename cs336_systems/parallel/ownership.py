@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from cs336_systems.parallel.limits import ALIGNMENT, EVEN, PATIENCE
+from cs336_systems.limits import ALIGNMENT, EVEN, PATIENCE
 
 
 def plan_buckets(tensors: Sequence[Tensor], loads: list[int], bucket_bytes: float) -> list[dict[int, int]]:

@@ -6,9 +6,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cs336_systems.limits import ALIGNMENT
 from cs336_systems.parallel.buckets import dense_view
 from cs336_systems.parallel.collectives import all_gather_single
-from cs336_systems.parallel.limits import ALIGNMENT
 from cs336_systems.parallel.ownership import aligned
 
 

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from cs336_systems.limits import ALIGNMENT
 from cs336_systems.parallel.buckets import MB, Bucket, dense_view, fill_buckets, views_like
 from cs336_systems.parallel.data_parallel import OverlappedDataParallel
-from cs336_systems.parallel.limits import ALIGNMENT
 from cs336_systems.parallel.ownership import aligned
 from cs336_systems.parallel.streams import current_stream, new_stream
 from cs336_systems.parallel.symmetric_memory import SymmetricMemory, allocate

@@ -1,6 +1,6 @@
 """The order in which the parts of a model are used, learned from one pass for the next."""
 
-from cs336_systems.parallel.limits import AHEAD
+from cs336_systems.limits import AHEAD
 
 
 class Timeline:

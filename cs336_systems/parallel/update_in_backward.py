@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
+from cs336_systems.limits import ALIGNMENT
 from cs336_systems.parallel.buckets import views_like
 from cs336_systems.parallel.collectives import all_gather_single, averaging, reduce_scatter_single
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer, Waitable
-from cs336_systems.parallel.limits import ALIGNMENT
 from cs336_systems.parallel.ownership import aligned, find_overlap
 from cs336_systems.parallel.replicas import check_in_memory, check_member, check_same_on_all_ranks, describe
 from cs336_systems.parallel.synchronized import check_complete_in_backward, uses_up

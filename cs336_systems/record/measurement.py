@@ -16,6 +16,8 @@ SM_CLOCK, POWER = "sm_clock", "power"
 """Metrics of the GPU's state during a cell, its build and warm-up included."""
 COMMON_UNITS: Mapping[str, str] = {WHOLE_CELL: "", WALL: "s", SM_CLOCK: "MHz", POWER: "W"}
 """Metrics that every experiment has, and their units."""
+STAGES = ("forward", "loss", "backward", "optimizer")
+"""The stages of a training step, in order, in the column `stage`. Each is a named range around everything else."""
 
 ORDERED_SAMPLES = 256
 """Up to this many samples are kept in the order of measurement; more are sorted, so that equal ones can be counted."""

@@ -12,8 +12,7 @@ from pydantic import BaseModel
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import METRICS, SECONDS
 from cs336_systems.implementations import own_implementations
-from cs336_systems.measure.trace import STAGES
-from cs336_systems.record.measurement import COMMON_UNITS, SAMPLE_DIGITS, WHOLE_CELL, Status, parse_samples
+from cs336_systems.record.measurement import COMMON_UNITS, SAMPLE_DIGITS, STAGES, WHOLE_CELL, Status, parse_samples
 
 STATISTICS = ("mean", "median", "p20", "p80")
 NUMBERED = ("bucket_mb", "rank")

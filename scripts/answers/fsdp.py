@@ -5,7 +5,7 @@ from pandas import DataFrame, Series
 from cs336_systems.compare.speed import SAME, outcome
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
+from cs336_systems.limits import AHEAD, REDUCTIONS
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, say, tell
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times

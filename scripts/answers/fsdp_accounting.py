@@ -9,7 +9,7 @@ from cs336_systems.accounting.transformer import adamw_bytes
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
-from cs336_systems.parallel.limits import AHEAD, REDUCTIONS
+from cs336_systems.limits import AHEAD, REDUCTIONS
 from cs336_systems.sizes import parse_size
 from scripts.answers.fsdp import fewest_ranks, not_profiled
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, tell

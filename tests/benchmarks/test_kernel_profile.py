@@ -13,7 +13,8 @@ from cs336_systems.artifacts.kernel_trace import write_trace
 from cs336_systems.benchmarks import kernel_profile
 from cs336_systems.experiments.kernel_profile import KernelProfile
 from cs336_systems.measure.kernel_names import CATEGORIES, is_product
-from cs336_systems.measure.trace import STAGES, Kernel, Stage, attribute, read_events, read_file
+from cs336_systems.measure.trace import Kernel, Stage, attribute, read_events, read_file
+from cs336_systems.record.measurement import STAGES
 from cs336_systems.sizes import parse_size
 from tests.samples import ROOT
 from tests.support.models import ConvolutionLM

@@ -11,9 +11,10 @@ from cs336_systems.accounting.transformer import forward_products
 from cs336_systems.measure.compact_trace import compact, write_events
 from cs336_systems.measure.kernel_names import is_product
 from cs336_systems.measure.kernel_profile import recording, run_steps
-from cs336_systems.measure.trace import GRADIENT_ACCUMULATION, STAGES, attribute, read_events
+from cs336_systems.measure.trace import GRADIENT_ACCUMULATION, attribute, read_events
 from cs336_systems.model import build_model
 from cs336_systems.ranges import named_range
+from cs336_systems.record.measurement import STAGES
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
 from tests.traces import FOLDER, by_stage, counted, make_step, record
