@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -21,7 +20,6 @@ from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import DEFAULT, LEAST, UNKNOWN, weighted
 from cs336_systems.accounting.step_work import Work, part_work, step_work
 from cs336_systems.experiments.training_ladder import TOP
-from cs336_systems.fit.cells import rung_setting
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import PATH, Recorded, read
 from scripts.views.data import load_recorded, measured_gpu, select
@@ -53,9 +51,7 @@ def observations(tables: Mapping[str, DataFrame]) -> Iterator[Observation]:
     for _, row in select(tables["training_ladder"], metric="floor", status="ok").iterrows():
         rates = rates_of(row["gpu"])
         assert rates is not None
-        yield Observation(
-            row["label"], part_work(row["work"], rung_setting(SimpleNamespace(**row), TOP.name), rates), row["median"]
-        )
+        yield Observation(row["label"], part_work(row["work"], TOP.setting(row), rates), row["median"])
 
 
 def fit(observed: list[Observation]) -> dict[str, float]:

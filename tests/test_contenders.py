@@ -6,15 +6,13 @@ from typing import get_args
 import pytest
 import torch
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.accounting.setting import Scheme
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.comparison.exact_attention import require_attention
 from cs336_systems.experiments.base import make_cell
-from cs336_systems.experiments.contender import Contender
+from cs336_systems.experiments.contender import Contender, Declared
 from cs336_systems.experiments.flash import AttentionContender, Flash
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.fit.cells import contender_setting
 from cs336_systems.implementations import load_path
 from cs336_systems.record.revisions import contenders_of, revisions_of
 from scripts.answers import flash_benchmarking
@@ -75,7 +73,7 @@ def test_each_that_trains_on_several_ranks_declares_its_scheme(experiment, conte
 def test_a_contender_without_scheme_has_no_closed_form():
     forgotten = replace(EXPERIMENTS["fsdp"].contenders[0], scheme=None)
     with pytest.raises(ValueError, match="scheme of contender none is None; allowed: alone, "):
-        contender_setting(EXPERIMENTS["fsdp"](), forgotten)
+        forgotten.setting(EXPERIMENTS["fsdp"]())
 
 
 def test_traits_follow_from_what_contenders_declare():

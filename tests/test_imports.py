@@ -1,9 +1,11 @@
 """Imports: no torch in modules that must start in a second, and only installed packages in the library."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.metadata import packages_distributions
 
@@ -51,6 +53,18 @@ def test_public_names_are_those_of_the_modules_that_define_them():
         assert getattr(parallel, name).__module__ == module.__name__
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         parallel.nothing  # noqa: B018
+
+
+def test_rooms_of_the_package_import_downwards_only():
+    folder = ROOT / "cs336_systems"
+    arrows = {}
+    for path in folder.rglob("*.py"):
+        room = path.relative_to(folder).with_suffix("").parts[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cs336_systems."):
+                arrows.setdefault(room, set()).add(node.module.split(".")[1])
+    order = TopologicalSorter({room: below - {room} for room, below in arrows.items()})
+    assert {"accounting", "experiments", "measure", "record"} <= set(order.static_order())  # CycleError names a circle
 
 
 def test_the_library_needs_only_what_it_is_installed_with():

@@ -1,4 +1,4 @@
-"""Signatures of contenders that train on several ranks: closed forms of a step's collectives and copies.
+"""Closed forms of the collectives of a step on several ranks, which contenders declare as their signatures.
 
 The benchmarks hold what they observe to it, and the self-checks the recorded rows. A cell is one of an experiment, or a
 row of it: something with `size`, `vocab_size`, `context`, `precision` and `processes`. Bytes are those of the whole
@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cs336_systems.accounting.contender_memory import WHOLE, Needed
+from cs336_systems.accounting.bucketed_bytes import MB, grouped
 from cs336_systems.accounting.fsdp import FullySharded, Unit
-from cs336_systems.accounting.setting import Scheme
-from cs336_systems.accounting.transformer import parameters
+from cs336_systems.accounting.transformer import parameters, weight_sizes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
-from cs336_systems.experiments.contender import Contender
 from cs336_systems.limits import ALIGNMENT, EVEN, PATIENCE
 from cs336_systems.sizes import parse_size
 
 PASSES, SYNCHRONIZATION, UPDATE = "passes", "synchronization", "update"
 PART_OF_STEP = {"forward": PASSES, "backward": PASSES, "synchronization": SYNCHRONIZATION, "optimizer": UPDATE}
 """The part of a step that each phase belongs to; prefetched work may fall into either of the passes."""
-MB = 10**6
 COPY_SLACK = 0.25
 """Share of all gradients by which lists of sizes, sums of losses and padding may increase the bytes written."""
 
@@ -49,66 +46,6 @@ class Sent:
 
 ClosedForm = Callable[[Any], tuple[Sent, ...]]
 """Function from a cell to the messages of a step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Declared(Contender):
-    """A contender that trains on several ranks, with its signature.
-
-    Its builder is called with a model, this entry, a cell and AdamW's hyperparameters; it returns the wrapped model and
-    an optimizer, or raises `Unavailable`. `comparison.builders.own` calls a user's own.
-    """
-
-    scheme: Scheme | None = None
-    """The state that ranks share; None for a user's own, of which it is not known."""
-    by_block: bool = True
-    """Whether FSDP's unit is a block, or a layer."""
-    bucket_mb: int | None = None
-    """Its bucket size, or None where it has no buckets, or only one size takes part."""
-    sends: ClosedForm = lambda cell: ()
-    """The messages of a step; none where ranks do not communicate."""
-    copies: float = 0.0
-    """How often, at most, it writes all gradients or weights in a step, in addition to a single rank's writes."""
-    needed: Needed = WHOLE
-    """The memory that it needs on each rank."""
-    wire: float = 1.0
-    """The share of the gradients' bytes that it sends."""
-    tolerance: float = 2.0**-10
-    """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more;
-    another order of additions is off by less."""
-    updates: bool = False
-    """Whether the optimizer's step is part of its synchronization."""
-    autocasts: bool = True
-    """Whether bf16 is autocast's, or that of the gathered weights."""
-
-    @property
-    def key(self) -> str:
-        """The contender's key in rows, in one word."""
-        return self.name if self.bucket_mb is None else f"{self.name} {self.bucket_mb}"
-
-    @property
-    def whole_state(self) -> bool:
-        """Whether each rank updates all parameters, in a phase of its own."""
-        return self.scheme in ("alone", "data parallel") and not self.updates
-
-    @property
-    def in_verdicts(self) -> bool:
-        """Whether it stands for this project in verdicts: ours, not a variation, and ranks communicate."""
-        return self.scheme not in (None, "alone") and not (self.foreign or self.tried)
-
-    def after_backward(self, cell: Any) -> bool:
-        """Whether all messages follow the backward pass, while nothing else runs."""
-        sends = self.sends(cell)
-        return bool(sends) and not any(sent.part == PASSES for sent in sends)
-
-    def disturbs(self, cell: Any) -> bool:
-        """Whether collectives run next to the passes, and take SMs from them."""
-        return any(sent.what and sent.part == PASSES for sent in self.sends(cell))
-
-
-def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:
-    """Their names; those of one name with several bucket sizes once."""
-    return tuple(dict.fromkeys(declared.name for declared in contenders))
 
 
 def differences(sends: Sequence[Sent], found: Found) -> Iterator[str]:
@@ -151,41 +88,28 @@ def exactly(part: str, what: str, calls: float, size: float) -> Sent:
     return Sent(part=part, what=(what,), calls=(calls, calls), bytes=(size, size))
 
 
-def weight_bytes(cell: Any) -> list[int]:
-    """Bytes of each weight of the model in fp32, the last one first, as gradients arrive."""
-    shape, vocabulary = parse_size(cell.size), int(cell.vocab_size)
-    square, wide, d_model = shape.d_model**2, shape.d_model * shape.d_ff, shape.d_model
-    block = [d_model, *4 * [square], d_model, *3 * [wide]]
-    table = vocabulary * d_model
-    return [FP32_BYTES * numbers for numbers in (table, d_model, *shape.num_layers * block[::-1], table)]
-
-
-def groups(sizes: Sequence[int], most: float) -> int:
-    """How many buckets of at most so many bytes consecutive tensors fill; a larger one is alone."""
-    count, filled = 0, math.inf
-    for size in sizes:
-        if filled + size > most:
-            count, filled = count + 1, 0.0
-        filled += size
-    return count
+def gradient_sizes(cell: Any) -> list[int]:
+    """Bytes of each gradient in fp32, in the order in which the backward pass completes them."""
+    return weight_sizes(parse_size(cell.size), int(cell.vocab_size), FP32_BYTES)[::-1]
 
 
 def one_by_one(part: str) -> ClosedForm:
     """Messages of one all-reduce per weight."""
-    return lambda cell: (exactly(part, "all_reduce", len(weight_bytes(cell)), sum(weight_bytes(cell))),)
+    return lambda cell: (exactly(part, "all_reduce", len(gradient_sizes(cell)), sum(gradient_sizes(cell))),)
 
 
 def at_once(cell: Any) -> tuple[Sent, ...]:
     """Message of one all-reduce of all gradients."""
-    return (exactly(SYNCHRONIZATION, "all_reduce", 1, sum(weight_bytes(cell))),)
+    return (exactly(SYNCHRONIZATION, "all_reduce", 1, sum(gradient_sizes(cell))),)
 
 
 def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False) -> ClosedForm:
     """Messages of one all-reduce per bucket during the backward pass; `wire` is the share of the bytes that is sent."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
-        sizes = weight_bytes(cell)
-        buckets = groups(sizes[:-1], megabytes * MB) + 1 if last_alone else groups(sizes, megabytes * MB)
+        sizes = gradient_sizes(cell)
+        in_turn = sizes[:-1] if last_alone else sizes
+        buckets = len(grouped(in_turn, megabytes * MB)) + last_alone
         return (exactly(PASSES, "all_reduce", buckets, wire * sum(sizes)),)
 
     return sends
@@ -195,9 +119,9 @@ def to_peers(megabytes: float) -> ClosedForm:
     """Messages of gradients in groups, written into the memory of their owners, and back."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
-        sizes = weight_bytes(cell)
+        sizes = gradient_sizes(cell)
         # Small gradients that are sent together need not be consecutive.
-        count = groups(sizes, megabytes * MB)
+        count = len(grouped(sizes, megabytes * MB))
         return (Sent(part=PASSES, what=(), calls=(count - 1, count + 1), bytes=(sum(sizes), sum(sizes))),)
 
     return sends
@@ -207,7 +131,7 @@ def ddp(mebibytes: int, *, broadcasts: bool) -> ClosedForm:
     """Messages of PyTorch's buckets: each is closed when it reaches its size, the first at 1 MiB by default."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
-        sizes, cap = weight_bytes(cell), mebibytes * MIB
+        sizes, cap = gradient_sizes(cell), mebibytes * MIB
         calls = (math.ceil(sum(sizes) / (cap + max(sizes))), sum(sizes) // cap + 2)
         reduces = Sent(part=PASSES, what=("all_reduce",), calls=calls, bytes=(sum(sizes), sum(sizes)))
         shape = parse_size(cell.size)
@@ -222,7 +146,7 @@ def by_owners(part: str, what: tuple[str, ...], megabytes: float) -> ClosedForm:
     """Messages of whole tensors in buckets of a least size, with equal parts for all ranks or a single owner."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
-        sizes, ranks, cap = weight_bytes(cell), int(cell.processes), megabytes * MB
+        sizes, ranks, cap = gradient_sizes(cell), int(cell.processes), megabytes * MB
         calls = (math.ceil(sum(sizes) / (PATIENCE * ranks * cap + max(sizes))), ranks * (sum(sizes) // cap + 1))
         most = EVEN * (sum(sizes) + ALIGNMENT * len(sizes))
         return (Sent(part=part, what=what, calls=calls, bytes=(sum(sizes), most)),)
@@ -234,7 +158,7 @@ def broadcasts(*, views: bool) -> ClosedForm:
     """Messages of PyTorch's updated weights: one by one, or each rank's in one message."""
 
     def sends(cell: Any) -> tuple[Sent, ...]:
-        sizes = weight_bytes(cell)
+        sizes = gradient_sizes(cell)
         return (exactly(UPDATE, "broadcast", int(cell.processes) if views else len(sizes), sum(sizes)),)
 
     return sends

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cs336_systems.accounting.accelerators import Accelerator
-from cs336_systems.accounting.collectives import all_gather_seconds, reduce_scatter_seconds
-from cs336_systems.accounting.parallelism import BACKWARD_PRODUCTS, Times
+from cs336_systems.accounting.collectives import all_gather_seconds
 from cs336_systems.accounting.transformer import parameter_tensors, parameters
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 from cs336_systems.limits import AHEAD, REDUCTIONS
@@ -55,6 +54,14 @@ def block_matrices(shape: ModelShape) -> Iterator[Matrix]:
     yield Matrix("down", shape.d_model, shape.d_ff)
 
 
+@dataclass(frozen=True)
+class Times:
+    """Seconds of one unit on each device."""
+
+    compute: float
+    communication: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class FullySharded:
     """A model that is sharded over ranks."""
@@ -94,11 +101,6 @@ class FullySharded:
     def moments(self) -> int:
         """Bytes of fused AdamW's state on the first rank: two moments, and per tensor a step counter on the device."""
         return 2 * self.weights + FP32_BYTES * parameter_tensors(self.shape)
-
-    @property
-    def state(self) -> int:
-        """Bytes on the first rank that belong to the weights: these, their gradients and AdamW's state."""
-        return 2 * self.weights + self.moments
 
     @property
     def gathered(self) -> int:
@@ -147,21 +149,6 @@ class FullySharded:
             )
             for unit in self.units()
         ]
-
-    def backward(self, tokens: float, device: Accelerator) -> list[Times]:
-        """For each unit, in the order of the backward pass: seconds of its matmuls, and of its communication.
-
-        The head is not gathered, nor is the embedding.
-        """
-        units = self.units()
-        times = []
-        for index, unit in reversed(list(enumerate(units))):
-            size = self._bytes([unit])
-            scatter = reduce_scatter_seconds(size, self.ranks, device.bandwidth)
-            is_gathered = 0 < index < len(units) - 1
-            gather = all_gather_seconds(size, self.ranks, device.bandwidth) if is_gathered else 0.0
-            times.append(Times(BACKWARD_PRODUCTS * self._flops(unit, tokens) / device.flops, gather + scatter))
-        return times
 
     def _bytes(self, units: Iterable[Unit]) -> int:
         return BYTES[self.precision] * sum(matrix.padded(self.ranks) for unit in units for matrix in unit)

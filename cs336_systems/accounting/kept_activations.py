@@ -1,20 +1,21 @@
 """Bytes per token that a block and the loss keep for the backward pass, in every setting of a step.
 
-Eager passes over fp32 weights have the exact list of `activations`. torch.compile (min-cut partitioner) differs from it
+Eager passes over fp32 weights have the exact list of `activations`, and an exact list of what one operator needs at the
+peak; left out are temporaries of kernels. torch.compile (min-cut partitioner) differs from it
 by what it recomputes: the norms' normalized inputs, SiLU's result, and casts. All else is counted here, in numbers of
 d_model and d_ff: residual sums and norms' results, q, k, v, attention's result and its log-sum-exp, gate, up, and their
 product.
 """
 
-from dataclasses import replace
-from itertools import islice
-
-from cs336_systems.accounting.checkpointing import StepMemory
-from cs336_systems.accounting.fused_training import LOGITS_BYTES
+from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
 BF16 = BYTES["bf16"]
+INT64_BYTES = 8
+"""Bytes of a token's id."""
+LOGITS_BYTES = 512 * 2**20
+"""Logits of a chunk of tokens in the linear cross-entropy; fewer if that is all."""
 
 
 def in_eager_fp32_weights(setting: Setting) -> bool:
@@ -75,17 +76,32 @@ def weight_copies(setting: Setting) -> int:
 
 def head_kept(setting: Setting) -> int:
     """Bytes that the final norm, the head and the loss keep, the head's copy included."""
-    if in_eager_fp32_weights(setting):
-        whole = replace(step_memory(setting), segment=0)
-        return whole.saved_for_backward - setting.shape.num_layers * _exact_block(setting)
     tokens, d, vocabulary = setting.tokens, setting.shape.d_model, setting.vocab_size
+    logits = tokens * vocabulary
+    autocasts = setting.precision == "autocast" and setting.scheme != "FSDP"
+    copy = BF16 * vocabulary * d if autocasts else 0
+    if in_eager_fp32_weights(setting):
+        norm = 2 * setting.block.residual + FP32_BYTES * tokens
+        ids = INT64_BYTES * (tokens + setting.batch_size) + INT64_BYTES * tokens  # inputs and targets overlap
+        log_probabilities = (FP32_BYTES + (BF16 if _casts_log_probabilities(setting) else 0)) * logits
+        number = FP32_BYTES  # that cross-entropy keeps: the total weight
+        return ids + norm + BYTES[setting.block.precision] * tokens * d + copy + log_probabilities + number
     norm = (2 * BF16 * d + FP32_BYTES) * tokens
-    copy = BF16 * vocabulary * d if setting.precision == "autocast" and setting.scheme != "FSDP" else 0
-    if setting.passes == "fused":  # the gradients of the head's input and of its weight
-        return norm + BF16 * d * tokens + setting.weight_bytes * vocabulary * d + copy
+    if setting.passes == "fused":  # of the norm its input; the gradients of the head's input and of its weight
+        return norm + head_gradient(setting) + copy
     if setting.passes == "compiled":  # the logits, in bf16
-        return norm + BF16 * vocabulary * tokens
-    return norm + (2 * FP32_BYTES - BF16) * d * tokens + FP32_BYTES * vocabulary * tokens
+        return norm + BF16 * logits
+    return norm + (2 * FP32_BYTES - BF16) * d * tokens + FP32_BYTES * logits
+
+
+def head_gradient(setting: Setting) -> int:
+    """Bytes of the gradient of the head's weight, which a linear cross-entropy makes in the forward pass."""
+    return setting.weight_bytes * setting.vocab_size * setting.shape.d_model
+
+
+def _casts_log_probabilities(setting: Setting) -> bool:
+    """Whether cross-entropy makes them in bf16 and casts them, as on a GPU; on a CPU autocast casts the logits."""
+    return setting.precision == "autocast" and setting.on_gpu
 
 
 def loss_working(setting: Setting) -> int:
@@ -93,20 +109,19 @@ def loss_working(setting: Setting) -> int:
     logits = setting.tokens * setting.vocab_size
     if setting.passes == "fused":
         rounded = FP32_BYTES * setting.vocab_size * setting.shape.d_model if BF16 * logits > LOGITS_BYTES else 0
-        return min(LOGITS_BYTES, BF16 * logits) + rounded
-    if not in_eager_fp32_weights(setting):
-        return 0 if setting.passes == "compiled" else 2 * FP32_BYTES * logits
-    step = step_memory(setting)
-    _, _, at_the_loss = next(step.turns_of_passes())
-    return at_the_loss - step.saved_for_backward
+        head_input = BF16 * setting.tokens * setting.shape.d_model
+        return min(LOGITS_BYTES, BF16 * logits) + rounded + head_input
+    if in_eager_fp32_weights(setting):
+        # Gradients of the log-probabilities and of the logits; where the former are cast, the fp32 log-probabilities
+        # are gone before there are two.
+        return (1 if _casts_log_probabilities(setting) else 2) * FP32_BYTES * logits
+    return 0 if setting.passes == "compiled" else 2 * FP32_BYTES * logits
 
 
 def block_working(setting: Setting) -> int:
     """The most bytes that a block's backward pass needs besides what the block keeps."""
     if in_eager_fp32_weights(setting):
-        whole = replace(step_memory(setting), segment=0)
-        _, _, at_the_last_block = next(islice(whole.turns_of_passes(), 1, None))
-        return at_the_last_block - setting.shape.num_layers * _exact_block(setting)
+        return _exact_block_working(setting.block)
     d, d_ff, tokens = setting.shape.d_model, setting.shape.d_ff, setting.tokens
     inner = 2 if setting.passes == "eager" else 3  # gradients of the hidden layer, and of gate and up
     feed_forward = tokens * BF16 * (d + inner * d_ff) + setting.weight_bytes * d * d_ff
@@ -114,10 +129,24 @@ def block_working(setting: Setting) -> int:
     return max(feed_forward, tokens * BF16 * d + scores)
 
 
-def _exact_block(setting: Setting) -> int:
-    return setting.block.saved_bytes + setting.block.weight_copies
+def _exact_block_working(block: BlockActivations) -> int:
+    """The same of eager passes over fp32 weights.
 
-
-def step_memory(setting: Setting) -> StepMemory:
-    """The closed form of an eager step over fp32 weights."""
-    return StepMemory(block=setting.block, vocab_size=setting.vocab_size, segment=setting.segment)
+    There are two candidates. In the feed-forward network: the gradients of both factors of the gated product, while the
+    factors are still there. In plain attention: the gradients of the attention weights and of the scores, when all that
+    was saved after them is gone; a GPU's kernel also needs the product of weights and gradient.
+    """
+    shape = block.shape
+    inner = block.tokens * shape.d_ff * BYTES[block.precision]
+    down = FP32_BYTES * shape.d_model * shape.d_ff - block.weight_copies_of(shape.d_ff)
+    feed_forward = block.residual + 2 * inner + down
+    if block.attention == "flash":
+        return feed_forward
+    saved = block.saved()
+    softmax = next(index for index, tensor in enumerate(saved) if tensor.operator == "softmax")
+    freed = sum(tensor.bytes for tensor in saved[softmax + 1 :])
+    values = block.tokens * shape.d_model * BYTES[block.precision]
+    width = 3 * shape.d_ff + shape.d_model
+    weights = FP32_BYTES * shape.d_model * width - block.weight_copies_of(width)
+    scores = (3 if block.on_gpu else 2) * saved[softmax].bytes
+    return max(feed_forward, block.residual + scores + values + weights - freed)

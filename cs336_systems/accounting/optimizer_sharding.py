@@ -8,7 +8,6 @@ models", sections 5 and 7.
 
 from dataclasses import dataclass
 
-from cs336_systems.accounting.checkpointing import StepMemory
 from cs336_systems.accounting.transformer import adamw_bytes, parameters
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.sizes import ModelShape
@@ -71,20 +70,3 @@ SCHEMES = {
 }
 """`ShardedOptimizer` after a data-parallel wrapper is the handout's sharded optimizer. With gradients from
 `ShardedGradientsDataParallel`, which frees what it has sent, it is ZeRO-2; that sends as much as ZeRO-1."""
-
-
-def peak(scheme: Scheme, step: StepMemory, ranks: int) -> float:
-    """The most bytes that a rank has in use in a step after the first: training state and activations.
-
-    All-reduced buckets persist from step to step, so that all gradients exist in the forward pass, too. Buckets that
-    are reduced to owners are freed, except the owner's share. Left out: gradients that wait for their bucket or are in
-    flight, padding, and whatever the activations' closed form leaves out.
-    """
-    whole = fp32_adamw(step.block.shape, step.vocab_size)
-    own = scheme.memory(whole, ranks)
-    kept = own.gradients / whole.gradients
-    passes = max(
-        activations + (kept * gradients if scheme.frees_gradients else own.gradients)
-        for _, gradients, activations in step.turns_of_passes()
-    )
-    return own.parameters + own.optimizer_state + max(passes, own.gradients)

@@ -6,6 +6,7 @@ what the allocator rounds up come on top.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -15,10 +16,9 @@ from cs336_systems.accounting.allocator_rounding import LARGE, fresh_excess, reu
 from cs336_systems.accounting.bucketed_bytes import bucketed_bytes
 from cs336_systems.accounting.fsdp import FullySharded
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.transformer import parameter_tensors, parameters
+from cs336_systems.accounting.transformer import parameter_tensors, parameters, weight_sizes
 from cs336_systems.accounting.units import BYTES, FP32_BYTES, MIB
 from cs336_systems.limits import REDUCTIONS
-from cs336_systems.sizes import ModelShape
 
 WORKSPACE = 32 * MIB
 """cuBLAS's workspace of one thread and stream on Hopper and Blackwell; 8 MiB before (torch.backends.cuda)."""
@@ -51,19 +51,17 @@ class Use:
         """All of it."""
         return sum(getattr(self, field.name) for field in fields(self))
 
-
-def weight_sizes(shape: ModelShape, vocab_size: int, each: int) -> Iterator[int]:
-    """Bytes of each weight, in the order of the model, `each` bytes per number."""
-    square, wide, d = each * shape.d_model**2, each * shape.d_model * shape.d_ff, each * shape.d_model
-    yield vocab_size * d
-    for _ in range(shape.num_layers):
-        yield from (d, square, square, square, square, d, wide, wide, wide)
-    yield from (d, vocab_size * d)
+    @property
+    def between_steps(self) -> int:
+        """Weights and optimizer state, which outlive a step's gradients."""
+        return self.parameters + self.optimizer_state
 
 
 def peak(setting: Setting) -> Use:
     """The moment of a step at which most memory is in use."""
     most = max(moments(setting), key=lambda use: use.total)
+    if not setting.on_gpu:
+        return most
     return Use(**vars(most) | {"workspaces": workspaces(setting), "rounding": rounding(setting, most)})
 
 
@@ -73,6 +71,31 @@ def possible_peaks(setting: Setting) -> tuple[Use, ...]:
     if setting.rebuilds:
         return peak(setting), peak(replace(setting, first_buckets=False))
     return (peak(setting),)
+
+
+def saved_for_backward(setting: Setting) -> int:
+    """Bytes saved for the backward pass by forward pass and loss, copies of weights included, weights not."""
+    at_the_loss = next(moments(setting))
+    return at_the_loss.activations + at_the_loss.weight_copies
+
+
+def best_segment(setting: Setting) -> int:
+    """The segment length of the lowest peak, the shortest of several."""
+    lengths = range(1, setting.shape.num_layers + 1)
+    return min(lengths, key=lambda length: peak(replace(setting, segment=length)).total)
+
+
+def with_fewest_recomputed(setting: Setting, capacity: float, least: int = 0) -> Setting:
+    """The fused step with as few blocks recomputed as `capacity` bytes need, but at least some.
+
+    If none fits, all but one are recomputed: memory falls with each block but the last, since it needs all that a block
+    keeps anyway.
+    """
+
+    def fits(blocks: int) -> bool:
+        return peak(replace(setting, recomputed=blocks)).total <= capacity
+
+    return replace(setting, recomputed=bisect_left(range(setting.shape.num_layers - 1), True, least, key=fits))
 
 
 def moments(setting: Setting) -> Iterator[Use]:

@@ -1,12 +1,13 @@
 """A training step in all its settings: the argument of the closed forms of memory and time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal, Self
 
 from cs336_systems.accounting.activations import BlockActivations
 from cs336_systems.accounting.transformer import parameters
-from cs336_systems.sizes import ModelShape
+from cs336_systems.sizes import ModelShape, parse_size
 
 Precision = Literal["fp32", "autocast", "bf16"]
 """autocast: bf16 over fp32 weights; bf16: weights in bf16, with fp32 masters in the optimizer."""
@@ -14,6 +15,10 @@ Attention = Literal["plain", "flash"]
 """flash: any kernel that keeps no scores in memory."""
 Scheme = Literal["alone", "data parallel", "sharded optimizer", "ZeRO-2", "FSDP"]
 """State shared by ranks: none; gradients; also the optimizer's; ZeRO-2's; FSDP's."""
+PRECISIONS: Mapping[str, Precision] = {"fp32": "fp32", "bf16": "autocast"}
+"""Precisions by their names in experiments that do not train bf16 weights."""
+WITHOUT_SCORES = ("flash", "sdpa")
+"""Attention of experiments that keeps no scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +65,30 @@ class Setting:
     """Whether communication follows the backward pass, instead of overlapping with it."""
     symmetric: bool = False
     """Whether ranks write into each other's memory instead of calling collectives."""
+    on_gpu: bool = True
+    """Whether a GPU trains, with libraries' workspaces and a caching allocator; on a CPU autocast casts less."""
+
+    @classmethod
+    def of(cls, parameters: Any, **others: Any) -> Self:
+        """The step that the parameters of a cell, or the columns of a row, describe.
+
+        Args:
+            parameters: values by name, with `get`: `size`, `batch_size` and `context`, and whatever else there is of
+                `vocab_size`, `precision`, `attention`, `compiled`, `segment` and `mode`.
+            others: fields that the parameters do not name, or name otherwise.
+        """
+        described: dict[str, Any] = {
+            "shape": parse_size(parameters["size"]),
+            "vocab_size": int(parameters.get("vocab_size", 0)),
+            "batch_size": int(parameters["batch_size"]),
+            "context": int(parameters["context"]),
+            "precision": PRECISIONS[parameters.get("precision", "fp32")],
+            "attention": "flash" if parameters.get("attention") in WITHOUT_SCORES else "plain",
+            "passes": "compiled" if parameters.get("compiled") else "eager",
+            "segment": int(parameters.get("segment", 0)),
+            "mode": parameters.get("mode", "train_step"),
+        }
+        return cls(**described | others)
 
     @property
     def tokens(self) -> int:
@@ -90,6 +119,7 @@ class Setting:
             context=self.context,
             precision="fp32" if self.precision == "fp32" else "bf16",
             attention=self.attention,
+            on_gpu=self.on_gpu,
         )
 
     @property

@@ -14,22 +14,34 @@ def parameters(shape: ModelShape, vocab_size: int) -> int:
     return shape.num_layers * block_parameters(shape) + 2 * vocab_size * shape.d_model + shape.d_model
 
 
+def weight_sizes(shape: ModelShape, vocab_size: int, each: int) -> list[int]:
+    """Bytes of each weight in the order of the model, `each` bytes per number; gradients arrive in reverse order."""
+    square, wide, d, table = shape.d_model**2, shape.d_model * shape.d_ff, shape.d_model, vocab_size * shape.d_model
+    block = [d, *4 * [square], d, *3 * [wide]]
+    return [each * numbers for numbers in (table, *shape.num_layers * block, d, table)]
+
+
 def parameter_tensors(shape: ModelShape) -> int:
     """Number of weight tensors: seven matrices and two norms per block, embedding, head and the last norm."""
     return 9 * shape.num_layers + 3
 
 
-def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
+def matmul_flops(shape: ModelShape, vocab_size: int, tokens: int) -> int:
+    """Floating-point operations of a forward pass's linear maps, 2mnk each: of the blocks and of the head."""
+    in_blocks = shape.num_layers * (block_parameters(shape) - 2 * shape.d_model)
+    return 2 * tokens * (in_blocks + vocab_size * shape.d_model)
+
+
+def forward_flops(shape: ModelShape, vocab_size: int, batch_size: int, context: int, *, causal: bool = False) -> int:
     """Floating-point operations of a forward pass's matrix multiplies, 2mnk each.
 
     Attention counts the whole score matrix (4 · context² · d_model per sequence and block), since plain attention
-    computes it whole, the masked half too. The backward pass needs twice as many: one matmul per operand.
+    computes it whole, the masked half too; or, if `causal`, the half that the mask leaves. The backward pass needs
+    twice as many: one matmul per operand.
     """
     tokens = batch_size * context
-    projections = 2 * tokens * (4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff)
-    attention = 4 * tokens * context * shape.d_model
-    head = 2 * tokens * shape.d_model * vocab_size
-    return shape.num_layers * (projections + attention) + head
+    attention = (2 if causal else 4) * tokens * context * shape.d_model
+    return matmul_flops(shape, vocab_size, tokens) + shape.num_layers * attention
 
 
 def forward_products(shape: ModelShape) -> int:
@@ -40,16 +52,12 @@ def forward_products(shape: ModelShape) -> int:
     return 9 * shape.num_layers + 1
 
 
-def step_flops(mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int) -> int:
+def step_flops(
+    mode: str, shape: ModelShape, vocab_size: int, batch_size: int, context: int, *, causal: bool = False
+) -> int:
     """Matrix-multiply FLOPs of a measured step: the forward pass, or three times that with a backward pass."""
-    forward = forward_flops(shape, vocab_size, batch_size, context)
+    forward = forward_flops(shape, vocab_size, batch_size, context, causal=causal)
     return forward if mode in ("inference", "forward") else 3 * forward
-
-
-def state_bytes(mode: str, shape: ModelShape, vocab_size: int) -> int:
-    """Bytes that outlive a step in fp32: weights, plus gradients, plus AdamW's two moments, depending on the mode."""
-    copies = {"inference": 1, "forward": 1, "forward_backward": 2, "train_step": 4}[mode]
-    return copies * FP32_BYTES * parameters(shape, vocab_size)
 
 
 def adamw_bytes(shape: ModelShape, vocab_size: int) -> int:

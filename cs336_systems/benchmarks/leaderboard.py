@@ -15,11 +15,12 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from cs336_systems.accounting.fused_training import RankMemory
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.ladder.ranks import slowest
-from cs336_systems.experiments.leaderboard import Leaderboard
+from cs336_systems.experiments.leaderboard import RESERVE, Leaderboard, usable
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import Unavailable, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import synchronize, time_phases
@@ -29,6 +30,7 @@ from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
 from cs336_systems.training.sharded_step import ShardedStep
 
+GB = 1e9
 HYPERPARAMETERS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -37,7 +39,7 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
     if device.type == "cuda":
         # Without it freed blocks of 1.4 GB leave gaps that nothing else fits into.
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
-    plan = plan_memory(cell, device)
+    plan = plan_step(cell, device)
     reset_peak(device)
     runs = make_runs(cell, plan, device)
     runs["step"]()
@@ -52,13 +54,13 @@ def measure(cell: Leaderboard, device: torch.device) -> list[Measurement]:
         *(summarize(name, "ms", [1e3 * lap for lap in laps]) for name, laps in seconds.items()),
         *(row for row in device_busy({"step": runs["step"]}, device) if row.metric == "device_busy"),
         peak_memory(device),
-        summarize("planned_memory", "MiB", [plan.total / MIB]),
+        summarize("planned_memory", "MiB", [peak(plan).total / MIB]),
         summarize("recomputed_blocks", "", [plan.recomputed]),
         summarize("cold_start", "s", [cold_start]),
     ]
 
 
-def plan_memory(cell: Leaderboard, device: torch.device) -> RankMemory:
+def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
     """Choose the number of blocks that are computed again, and print whether a rank's step fits.
 
     Raises:
@@ -70,12 +72,22 @@ def plan_memory(cell: Leaderboard, device: torch.device) -> RankMemory:
         least = torch.tensor([free], device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
         free = int(least)
-    plan = cell.memory(free)
+    plan = cell.setting(free, on_gpu=device.type == "cuda")
+    said = verdict(plan, free)
     if cell.processes == 1 or dist.get_rank() == 0:
-        print(plan.verdict(free), file=sys.stderr, flush=True)
-    if not plan.fits(free):
-        raise Unavailable(plan.verdict(free))
+        print(said, file=sys.stderr, flush=True)
+    if peak(plan).total > usable(free):
+        raise Unavailable(said)
     return plan
+
+
+def verdict(step: Setting, free: float) -> str:
+    """Say in a sentence whether a rank's step fits into some free bytes."""
+    blocks = f"with {step.recomputed} of {step.shape.num_layers} blocks computed again in the backward pass"
+    needed, has = f"{peak(step).total / GB:.3g} GB", f"{free / GB:.3g} GB"
+    if peak(step).total <= usable(free):
+        return f"It fits: a rank needs {needed} of {has} {blocks}"
+    return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, {RESERVE:.0%} of them as a reserve"
 
 
 def free_memory(device: torch.device) -> int:
@@ -86,7 +98,7 @@ def free_memory(device: torch.device) -> int:
     return psutil.virtual_memory().available // ranks
 
 
-def make_runs(cell: Leaderboard, plan: RankMemory, device: torch.device) -> dict[str, Callable[[], None]]:
+def make_runs(cell: Leaderboard, plan: Setting, device: torch.device) -> dict[str, Callable[[], None]]:
     """Build the step, and return what is timed: the step, its passes without an update, and its update alone."""
     model = build_model(
         "cs336_systems.model:TransformerLM",

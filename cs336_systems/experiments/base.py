@@ -6,7 +6,7 @@ import inspect
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from annotated_types import Ge
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.metrics import METRICS
 from cs336_systems.sizes import parse_size
 
@@ -65,6 +66,15 @@ class Experiment(metaclass=type):  # noqa: UP050 (mypy takes no other class for 
         """Look up the units of its metrics, unless it has metrics of its own."""
         if "metrics" not in vars(cls):
             cls.metrics = {name: metric.unit for name, metric in METRICS.get(cls.name, {}).items()}
+
+    def training_steps(self) -> dict[str, Setting]:
+        """Describe each training step that a cell measures; none of another model class, which has no closed form."""
+        other = getattr(self, "model", "") != getattr(type(self), "model", "")
+        return {} if other else dict(self.settings_of_steps())
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe each training step of a cell, by the name of its rung or contender, for the closed forms."""
+        return iter(())
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -1,8 +1,10 @@
 """Parameters of the experiment on activation checkpointing."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
 
 
@@ -34,6 +36,10 @@ class Checkpointing(Experiment):
     """Steps run before timing begins."""
     steps: Positive = 3
     """Steps timed."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step."""
+        yield "", Setting.of(vars(self))
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -1,6 +1,18 @@
 """Contenders of a comparison, described without running them."""
 
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, get_args
+
+from cs336_systems.accounting.contenders import PASSES, UPDATE, ClosedForm, at_once, gradients
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.setting import Scheme, Setting
+
+VARIATION_MB = 100
+"""The bucket size of contenders that are compared at one size only."""
+PEER_COPIES = 2
+"""How often all gradients are in memory that peers reach: a wrapper's own buckets, and those that peers fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,3 +35,103 @@ class Contender:
     """The devices that it runs on."""
     precisions: tuple[str, ...] = ("fp32", "bf16")
     """The precisions that it supports."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared(Contender):
+    """A contender that trains on several ranks, with its signature.
+
+    Its builder is called with a model, this entry, a cell and AdamW's hyperparameters; it returns the wrapped model and
+    an optimizer, or raises `Unavailable`. `comparison.builders.own` calls a user's own.
+    """
+
+    bucket_mb: int | None = None
+    """Its bucket size, or None where it has no buckets, or only one size takes part."""
+    scheme: Scheme | None = None
+    """The state that ranks share; of a user's own, the scheme by which its memory is estimated."""
+    by_block: bool = True
+    """Whether FSDP's unit is a block, or a layer."""
+    sends: ClosedForm = lambda cell: ()
+    """The messages of a step; none where ranks do not communicate."""
+    copies: float = 0.0
+    """How often, at most, it writes all gradients or weights in a step, in addition to a single rank's writes."""
+    wire: float = 1.0
+    """The share of the gradients' bytes that it sends."""
+    tolerance: float = 2.0**-10
+    """The allowed error of a gradient, relative to the mean over the ranks. Wrong gradients are off by far more;
+    another order of additions is off by less."""
+    updates: bool = False
+    """Whether the optimizer's step is part of its synchronization."""
+    autocasts: bool = True
+    """Whether bf16 is autocast's, or that of the gathered weights."""
+
+    @property
+    def key(self) -> str:
+        """The contender's key in rows, in one word."""
+        return self.name if self.bucket_mb is None else f"{self.name} {self.bucket_mb}"
+
+    @property
+    def whole_state(self) -> bool:
+        """Whether each rank updates all parameters, in a phase of its own."""
+        return self.scheme in ("alone", "data parallel") and not self.updates
+
+    @property
+    def in_verdicts(self) -> bool:
+        """Whether it stands for this project in verdicts: ours, not a variation, and ranks communicate."""
+        return self.scheme not in (None, "alone") and not (self.foreign or self.own or self.tried)
+
+    def after_backward(self, cell: Any) -> bool:
+        """Whether all messages follow the backward pass, while nothing else runs."""
+        sends = self.sends(cell)
+        return bool(sends) and not any(sent.part == PASSES for sent in sends)
+
+    def disturbs(self, cell: Any) -> bool:
+        """Whether collectives run next to the passes, and take SMs from them."""
+        return any(sent.what and sent.part == PASSES for sent in self.sends(cell))
+
+    def sends_to_peers(self, cell: Any) -> bool:
+        """Whether ranks write into each other's memory instead of calling collectives."""
+        return any(not sent.what for sent in self.sends(cell))
+
+    def setting(self, cell: Any, *, on_gpu: bool = True) -> Setting:
+        """Describe the step of a cell under this contender.
+
+        Raises:
+            ValueError: it declares no scheme, in one sentence.
+        """
+        if self.scheme is None:
+            raise ValueError(f"scheme of contender {self.name} is None; allowed: {', '.join(get_args(Scheme))}")
+        to_peers = self.sends_to_peers(cell)
+        shares_updates = self.scheme in ("sharded optimizer", "ZeRO-2")
+        bucket_mb = math.inf if self.sends is at_once else self.bucket_mb or VARIATION_MB
+        return Setting.of(
+            vars(cell),
+            ranks=cell.processes,
+            scheme=self.scheme,
+            by_block=self.by_block,
+            bucket_mb=None if to_peers or not self.copies else bucket_mb,
+            rebuilds=(self.foreign or self.own) and self.scheme != "FSDP",
+            exposed=self.after_backward(cell),
+            symmetric=to_peers or (shares_updates and not any(sent.part == UPDATE for sent in self.sends(cell))),
+            on_gpu=on_gpu,
+        )
+
+    def needed(self, cell: Any, *, on_gpu: bool) -> int:
+        """About the most bytes that a rank has in use: in a step, or while the whole model is sharded."""
+        setting = self.setting(cell, on_gpu=on_gpu)
+        use = peak(setting)
+        if self.scheme == "FSDP":
+            return max(use.total, gradients(cell) + use.parameters)
+        return use.total + (PEER_COPIES * gradients(cell) if self.sends_to_peers(cell) else 0)
+
+
+def names_of(contenders: Sequence[Contender]) -> tuple[str, ...]:
+    """Their names; those of one name with several bucket sizes once."""
+    return tuple(dict.fromkeys(declared.name for declared in contenders))
+
+
+def contender_settings(cell: Any) -> Iterator[tuple[str, Setting]]:
+    """The step of each contender of a cell, by the contender's key."""
+    for declared in cell.contenders:
+        if not declared.tried or cell.tried:
+            yield declared.key, declared.setting(cell)

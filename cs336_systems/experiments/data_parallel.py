@@ -1,6 +1,6 @@
 """Parameters of the data-parallel training experiment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
@@ -8,20 +8,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from pydantic import AfterValidator
 
-from cs336_systems.accounting.contender_memory import whole
 from cs336_systems.accounting.contenders import (
     PART_OF_STEP,
     PASSES,
     SYNCHRONIZATION,
-    Declared,
     at_once,
     ddp,
     in_buckets,
-    names_of,
     one_by_one,
     to_peers,
 )
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
 from cs336_systems.implementations import parse_all
 
 PHASE_STEPS = 3
@@ -38,8 +37,6 @@ PHASES = ("forward", "backward", "synchronization", "optimizer")
 BASELINE = "none"
 """The no-communication baseline: each rank trains by itself."""
 BUCKETS_MB = (1, 10, 100, 1000)
-VARIATION_MB = 100
-"""The bucket size of contenders that are compared at one size only."""
 DDP_MB = 25
 """PyTorch's default; its sizes are MiB."""
 DDP_VIEW_MB = (25, 100, 400)
@@ -57,7 +54,7 @@ def _ours(name: str, title: str, **traits: Any) -> Declared:
 
 def _in_buckets(name: str, title: str, megabytes: int, **traits: Any) -> Declared:
     """Declare a wrapper with buckets."""
-    common = {"bucket_mb": megabytes, "sends": in_buckets(megabytes), "needed": whole(1), "copies": 1}
+    common = {"bucket_mb": megabytes, "sends": in_buckets(megabytes), "copies": 1}
     return _ours(name, title, **common | traits)
 
 
@@ -65,14 +62,11 @@ _varied = partial(_in_buckets, megabytes=VARIATION_MB, tried=True)
 CONTENDERS = (
     _ours(BASELINE, "no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone"),
     _ours("naive", "naive", sends=one_by_one(SYNCHRONIZATION)),
-    _ours("flat", "flat", sends=at_once, copies=1, needed=whole(1)),
+    _ours("flat", "flat", sends=at_once, copies=1),
     _ours("overlapped", "overlapped", sends=one_by_one(PASSES)),
     *(_in_buckets("bucketed", "bucketed", mb) for mb in BUCKETS_MB),
-    # To the owner and back, each half of it; into messages, and the means. Its own buckets, and those that peers fill.
-    *(
-        _in_buckets("symmetric_memory", "symmetric memory", mb, sends=to_peers(mb), copies=4, needed=whole(2))
-        for mb in PEER_MB
-    ),
+    # To the owner and back, each half of it; into messages, and the means.
+    *(_in_buckets("symmetric_memory", "symmetric memory", mb, sends=to_peers(mb), copies=4) for mb in PEER_MB),
     # Divided into its buckets, and copied back.
     Declared(
         name="ddp",
@@ -83,7 +77,6 @@ CONTENDERS = (
         foreign=True,
         sends=ddp(DDP_MB, broadcasts=True),
         copies=2,
-        needed=whole(1),
     ),
     *(
         Declared(
@@ -95,14 +88,13 @@ CONTENDERS = (
             foreign=True,
             sends=ddp(mb, broadcasts=False),
             copies=1,
-            needed=whole(1),
         )
         for mb in DDP_VIEW_MB
     ),
-    _varied("grouped", "grouped, no copies", copies=0, needed=whole()),
+    _varied("grouped", "grouped, no copies", copies=0),
     _varied("small_last", "small last bucket", sends=in_buckets(VARIATION_MB, last_alone=True)),
     _varied("priority", "high-priority stream"),
-    # Its buckets, and what is sent, which is rounded on each rank, and when it is added and divided.
+    # What is sent is rounded on each rank, and when it is added and divided.
     _varied(
         "bf16_wire",
         "bf16 on the wire",
@@ -110,7 +102,6 @@ CONTENDERS = (
         wire=0.5,
         tolerance=2.0**-6,
         copies=2.5,
-        needed=whole(2),
     ),
     _varied("optimizer_overlap", "update per bucket", updates=True),
 )
@@ -183,6 +174,10 @@ class DataParallelTraining(Experiment):
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module, and bucket_size_mb=100 if it takes that; finish_gradient_synchronization() follows the backward pass."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step of each contender."""
+        return contender_settings(self)
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -1,9 +1,10 @@
 """Parameters of the end-to-end timing experiment."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 
 
@@ -45,6 +46,10 @@ class EndToEnd(Experiment):
     cold_start: bool = False
     """Whether a job starts with its first cell at once. If not, it first measures that cell, eager and with one timed
     step, and drops the result, so that no cell pays the one-time costs of the process."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step."""
+        yield "", Setting.of(vars(self))
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

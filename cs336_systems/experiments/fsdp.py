@@ -1,20 +1,20 @@
 """Parameters of the experiment on fully sharded data parallelism."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from cs336_systems.accounting.contender_memory import shares, whole
-from cs336_systems.accounting.contenders import Declared, by_block, by_layer, fully_shard, names_of, to_peers
+from cs336_systems.accounting.contenders import by_block, by_layer, fully_shard, to_peers
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
 from cs336_systems.experiments.data_parallel import (
     BASELINE,
     BUILDERS,
     PARTS,
-    VARIATION_MB,
     WORK,
     own_next_to,
     planned_steps,
@@ -36,7 +36,6 @@ CONTENDERS = (
         scheme="data parallel",
         sends=to_peers(VARIATION_MB),
         copies=4,
-        needed=whole(2),
     ),
     _ours(
         "sharded_optimizer",
@@ -44,17 +43,15 @@ CONTENDERS = (
         scheme="sharded optimizer",
         sends=to_peers(VARIATION_MB),
         copies=5,
-        needed=whole(2, shares_state=True),
     ),
-    _sharded("fsdp", "FSDP, by layer", sends=by_layer, needed=shares(by_block=False), by_block=False),
-    _sharded("fsdp_blocks", "FSDP, by block", sends=by_block, needed=shares(by_block=True)),
+    _sharded("fsdp", "FSDP, by layer", sends=by_layer, by_block=False),
+    _sharded("fsdp_blocks", "FSDP, by block", sends=by_block),
     _sharded(
         "fully_shard",
         "fully_shard",
         builder=f"{BUILDERS}.pytorch:by_block",
         foreign=True,
         sends=fully_shard,
-        needed=shares(by_block=True),
     ),
 )
 """All contenders, in the order of tables."""
@@ -110,6 +107,10 @@ class FullyShardedTraining(Experiment):
     """Wrappers of your own that take part, as NAME=package.module:name, separated by commas. Each is called with the
     module and compute_dtype; finish_gradient_synchronization() follows the backward pass. The whole weights are those
     of gather_full_parameters() or gather_full_params(), or of its parameters."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step of each contender."""
+        return contender_settings(self)
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

@@ -1,8 +1,10 @@
 """Parameters of the kernel profile."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
 
 
@@ -40,6 +42,10 @@ class KernelProfile(Experiment):
     """The model class, as package.module:Class; any class with TransformerLM's arguments will do."""
     mode: Literal["train_step", "inference"] = "train_step"
     """Kind of step. inference: logits without a graph; train_step: logits, loss, backward pass and AdamW's update."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step."""
+        yield "", Setting.of(vars(self))
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

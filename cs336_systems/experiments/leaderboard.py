@@ -1,18 +1,27 @@
 """Parameters of the 2026 leaderboard's training step."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Le
 
-from cs336_systems.accounting.fused_training import RankMemory
+from cs336_systems.accounting.leaderboard import FUSED
+from cs336_systems.accounting.peak_memory import with_fewest_recomputed
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, Positive, Size
-from cs336_systems.sizes import parse_size
 
 AUTO = -1
 """As few blocks as the device's memory allows."""
 RANKS = 2
 """GPUs of the leaderboard."""
+RESERVE = 0.06
+"""Share of a device's memory that a step leaves free: for the closed form's error, and the allocator's gaps."""
+
+
+def usable(free: float) -> float:
+    """Bytes that a step may need, of those that a device has free."""
+    return (1 - RESERVE) * free
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +64,16 @@ class Leaderboard(Experiment):
         """Ranks that share the update."""
         return {"step": self.processes, "rank": RANKS, "one_card": 1}[self.part]
 
-    def memory(self, free: float) -> RankMemory:
-        """A rank's memory by closed form; if `recomputed` is AUTO, with as few of these blocks as `free` bytes need."""
-        shape = parse_size(self.size)
-        memory = RankMemory(
-            shape=shape,
-            vocab_size=self.vocab_size,
-            tokens=self.batch_size * self.context,
-            ranks=self.ranks,
-            recomputed=min(self.recomputed, shape.num_layers),
-        )
-        return memory.fitted(free) if self.recomputed == AUTO else memory
+    def setting(self, free: float = 0.0, *, on_gpu: bool = True) -> Setting:
+        """A rank's step; if `recomputed` is AUTO, with as few of these blocks as `free` bytes need."""
+        step = Setting.of(vars(self), **FUSED, ranks=self.ranks, on_gpu=on_gpu)
+        if self.recomputed == AUTO:
+            return with_fewest_recomputed(step, usable(free))
+        return replace(step, recomputed=min(self.recomputed, step.shape.num_layers))
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe a rank's step."""
+        yield "", self.setting()
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

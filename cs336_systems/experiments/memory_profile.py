@@ -1,8 +1,10 @@
 """Parameters of the memory profile."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, ModelClass, Positive, Size
 
 
@@ -34,3 +36,7 @@ class MemoryProfile(Experiment):
     mode: Literal["inference", "forward", "train_step"] = "train_step"
     """Kind of step. inference: the logits, under no_grad; forward: logits and loss, with the graph that a backward
     pass needs; train_step: backward pass and AdamW's update too."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step."""
+        yield "", Setting.of(vars(self))

@@ -1,31 +1,28 @@
 """Parameters of the experiment on optimizers whose state is sharded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 
-from cs336_systems.accounting.contender_memory import whole
 from cs336_systems.accounting.contenders import (
     PASSES,
     UPDATE,
-    Declared,
     broadcasts,
     by_owners,
     ddp,
     in_buckets,
-    names_of,
     together,
 )
-from cs336_systems.accounting.setting import Scheme
+from cs336_systems.accounting.setting import Scheme, Setting
 from cs336_systems.experiments.base import Experiment, ModelClass, NonNegative, Positive, Size
+from cs336_systems.experiments.contender import VARIATION_MB, Declared, contender_settings, names_of
 from cs336_systems.experiments.data_parallel import (
     BUILDERS,
     DDP_MB,
     PARTS,
-    VARIATION_MB,
     WORK,
     own_next_to,
     planned_steps,
@@ -64,10 +61,9 @@ CONTENDERS = (
         scheme="data parallel",
         sends=REDUCED,
         copies=1,
-        needed=whole(1),
     ),
-    _ours("sharded", "sharded", sends=together(REDUCED, SHARED), copies=1, needed=whole(1)),
-    _ours("sharded_symmetric_memory", "sharded, symmetric memory", sends=REDUCED, copies=2, needed=whole(1)),
+    _ours("sharded", "sharded", sends=together(REDUCED, SHARED), copies=1),
+    _ours("sharded_symmetric_memory", "sharded, symmetric memory", sends=REDUCED, copies=2),
     _zero("sharded_gradients", "sharded, gradients too", sends=together(SCATTERED, SHARED), copies=2),
     _zero("sharded_gradients_symmetric_memory", "gradients too, symmetric memory", sends=SCATTERED, copies=3),
     _theirs(
@@ -75,14 +71,12 @@ CONTENDERS = (
         "PyTorch's, default",
         sends=together(DDP, broadcasts(views=False)),
         copies=2,
-        needed=whole(2),
     ),
     _theirs(
         "zero_redundancy_view",
         "PyTorch's, views",
         sends=together(DDP, broadcasts(views=True)),
         copies=2,
-        needed=whole(1),
     ),
     # Gradients, too, are views of buckets: PyTorch at its fastest.
     _theirs(
@@ -90,7 +84,6 @@ CONTENDERS = (
         "PyTorch's, views of both",
         sends=together(ddp(VARIATION_MB, broadcasts=False), broadcasts(views=True)),
         copies=1,
-        needed=whole(2),
     ),
 )
 """All contenders, in the order of tables; the unsharded optimizer comes first."""
@@ -139,6 +132,10 @@ class OptimizerSharding(Experiment):
     implementation: Annotated[str, own_next_to(CONTENDERS)] = ""
     """Sharded optimizers of your own that take part, as NAME=package.module:name, separated by commas. Each is called
     with the parameters, AdamW's class and its arguments; gradients are averaged by this project's bucketed wrapper."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step of each contender."""
+        return contender_settings(self)
 
     @classmethod
     def planned_samples(cls, cell: Any, metric: str) -> int | None:

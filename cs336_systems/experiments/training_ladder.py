@@ -1,13 +1,15 @@
 """Parameters of the training ladder, and its rungs: settings of one training step, from first to fastest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge
 from pydantic import AfterValidator
 
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment, NonNegative, Positive, Size
+from cs336_systems.sizes import parse_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +38,26 @@ class Rung:
     without: str = ""
     """The rung that is taken out of the top; empty on the ladder itself."""
 
+    def setting(self, parameters: Any, ranks: int = 1) -> Setting:
+        """Describe the rung's step on one of several ranks, with the size and batch of a cell or a row."""
+        names = ("precision", "attention", "passes", "fp8", "graph", "overlap")
+        others = {name: getattr(self, name) for name in names} | dict(WRAPPERS[self.wrapper])
+        recomputed = parse_size(parameters["size"]).num_layers if self.checkpoint else 0
+        return Setting.of(parameters, **others, recomputed=recomputed, ranks=ranks if self.wrapper else 1)
+
     @property
     def apart(self) -> "Rung":
         """The same with the update after the backward pass, call by call."""
         return replace(self, graph=False, overlap=False)
 
 
+WRAPPERS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    "data_parallel": {"scheme": "data parallel"},
+    "sharded_optimizer": {"scheme": "sharded optimizer", "overlap": True},
+    "fsdp": {"scheme": "FSDP"},
+}
+"""How a step differs under each wrapper. The sharded optimizer's shares are updated under the backward pass."""
 FIRST = Rung(name="fp32", title="fp32, eager")
 _AUTOCAST = replace(FIRST, name="autocast", title="bf16 autocast", precision="autocast")
 _ATTENTION = replace(_AUTOCAST, name="attention", title="our attention", attention="flash")
@@ -149,3 +165,8 @@ class TrainingLadder(Experiment):
     """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
     steps: Positive = 9
     """Steps timed; fewer where they take long. Of part training: steps of training."""
+
+    def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
+        """Describe the step of each rung, where steps are timed."""
+        for rung in rungs_of(self.rungs) if self.part in ("steps", "processes") else ():
+            yield rung.name, rung.setting(vars(self), self.processes)

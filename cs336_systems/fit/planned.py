@@ -7,7 +7,6 @@ from typing import Any
 from cs336_systems.accounting.peak_memory import possible_peaks
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.fit.cells import settings_of
 from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu
 from cs336_systems.fit.verdict import outcome
 from cs336_systems.sizes import size_name
@@ -25,7 +24,7 @@ def too_large(cell: Experiment, machine: str) -> str:
     if gpu is None:
         return ""
     capacity = memory_of_gpu(gpu)
-    settings = [setting for _, setting in settings_of(cell.name, cell)]
+    settings = cell.training_steps().values()
     if not settings or any(outcome(setting, capacity) != "does not fit" for setting in settings):
         return ""
     return f"its step needs {least_memory(settings) / GB:.0f} GB by closed form, and the GPU has {capacity / GB:.0f}"

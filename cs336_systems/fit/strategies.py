@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.peak_memory import peak, with_fewest_recomputed
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.fit.cells import PRECISIONS, WITHOUT_SCORES
 from cs336_systems.fit.parameters import Question
-from cs336_systems.sizes import parse_size
 
 
 def strategies(question: Question, capacity: float, counted: int = 0) -> Iterator[tuple[str, Setting]]:
@@ -20,17 +18,8 @@ def strategies(question: Question, capacity: float, counted: int = 0) -> Iterato
         capacity: bytes that a rank may use; fused steps compute as few blocks again as it needs.
         counted: number of weights of another model class; 0: TransformerLM's.
     """
-    shape = parse_size(question.size)
-    base = Setting(
-        shape=shape,
-        vocab_size=question.vocab_size,
-        batch_size=question.batch_size,
-        context=question.context,
-        precision=PRECISIONS[question.precision],
-        attention=WITHOUT_SCORES[question.attention],
-        counted=counted,
-    )
-    segment = max(1, round(math.sqrt(shape.num_layers)))
+    base = Setting.of(vars(question), counted=counted)
+    segment = max(1, round(math.sqrt(base.shape.num_layers)))
     passes: dict[str, dict[str, Any]] = {
         "plain": {},
         f"checkpointed, segments of {segment}": {"segment": segment},
@@ -63,14 +52,5 @@ def fused(base: Setting, gpus: int, capacity: float) -> Iterator[tuple[str, Sett
     yield title, whole
     if peak(whole).total <= capacity:
         return
-    fewest = replace(whole, graph=False, keep_hidden=False)
-    blocks = base.shape.num_layers
-    # Memory falls with each block that is computed again, but for the last: it needs all that a block keeps anyway.
-    least, most = 1, max(1, blocks - 1)
-    while least < most:
-        middle = (least + most) // 2
-        if peak(replace(fewest, recomputed=middle)).total <= capacity:
-            most = middle
-        else:
-            least = middle + 1
-    yield f"{title}, {most} of {blocks} blocks recomputed", replace(fewest, recomputed=most)
+    fewest = with_fewest_recomputed(replace(whole, graph=False, keep_hidden=False), capacity, least=1)
+    yield f"{title}, {fewest.recomputed} of {base.shape.num_layers} blocks recomputed", fewest

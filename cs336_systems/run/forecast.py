@@ -16,7 +16,6 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.fit.cells import settings_of
 from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu, rates_of
 from cs336_systems.fit.planned import least_memory
 from cs336_systems.fit.recorded import recorded
@@ -132,7 +131,7 @@ def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:
 def memory_outcome(cell: Experiment, gpu: Gpu, known: Taken) -> tuple[str, float]:
     """Whether a GPU's memory suffices for a cell, and if not, the bytes that it needs at least."""
     capacity = memory_of_gpu(gpu)
-    settings = [setting for _, setting in settings_of(cell.name, cell)]
+    settings = cell.training_steps().values()
     if not settings:
         needed = known.peak + CONTEXT
         if not known.peak:
@@ -162,7 +161,7 @@ def slower(cell: Any, gpu: Gpu) -> float:
     here, there = rates_of(gpu.name), rates_of(recorded().gpu)
     assert here is not None
     assert there is not None
-    if settings := [setting for _, setting in settings_of(cell.name, cell)]:
+    if settings := cell.training_steps().values():
         weights = recorded().weights
         times = (sum(step_seconds(setting, rates, weights) for setting in settings) for rates in (here, there))
         return next(times) / next(times)

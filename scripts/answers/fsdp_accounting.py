@@ -4,22 +4,20 @@ from numpy import nan
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.fsdp import waiting_seconds
-from cs336_systems.accounting.fsdp_memory import peak_bytes
-from cs336_systems.accounting.transformer import adamw_bytes
+from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
-from cs336_systems.sizes import parse_size
 from scripts.answers.fsdp import fewest_ranks, not_profiled
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, significant
-from scripts.views.closed_forms import step_of
+from scripts.views.closed_forms import contender_step
 from scripts.views.comparison import OWN, cells_of, contenders, device_bound, fastest, first_cell, marked
 from scripts.views.comparison_tables import contender_table, missing
 from scripts.views.data import select
-from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of, whole_weights
+from scripts.views.fsdp import OURS, SHARDED, by_block, measured_rates, sharded, tokens_of
 from scripts.views.units import memory_unit
 
 MEMORY: dict[str, dict[str, str]] = {
@@ -52,15 +50,12 @@ def expected(row: Series) -> dict[str, float]:
     """The closed forms of a contender's memory, bytes; none is known of the reader's own."""
     if row["family"] == OWN:
         return dict.fromkeys(("kept", "passing", "expected_peak"), nan)
-    step, weights = step_of(row), whole_weights(row)
-    if row["contender"] == BASELINE:
-        kept = weights + adamw_bytes(parse_size(row["size"]), int(row["vocab_size"]))
-        return {"kept": kept, "passing": 0, "expected_peak": step.peak}
-    model = sharded(row)
+    use = peak(contender_step(FullyShardedTraining, row))
+    model = None if row["contender"] == BASELINE else sharded(row)
     return {
-        "kept": model.weights + model.moments,
-        "passing": model.gathered + model.gradients_in_flight,
-        "expected_peak": peak_bytes(model, step),
+        "kept": use.between_steps,
+        "passing": model.gathered + model.gradients_in_flight if model else 0,
+        "expected_peak": use.total,
     }
 
 
@@ -93,8 +88,7 @@ def saving(table: DataFrame, rows: DataFrame) -> Answer:
         evidence=Captioned(
             contender_table(FullyShardedTraining, table.iloc[:0], fewest_ranks(kept), columns),
             "Memory per rank with whole and sharded state: weights and moments between steps, what passes through "
-            "whole, and the peak, measured once, on rank 0. In bf16 the closed form of the peak is an upper limit, "
-            "since it counts autocast's activations.",
+            "whole, and the peak, measured once, on rank 0.",
         ),
     )
 

@@ -1,12 +1,11 @@
 """Answers to `gradient_checkpointing`: the strategy of least memory, and the best segment length by measurement."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pandas import DataFrame
 
-from cs336_systems.accounting.checkpointing import best_segment
+from cs336_systems.accounting.peak_memory import best_segment, moments, peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.sizes import SIZES
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
@@ -36,7 +35,7 @@ def segments(table: DataFrame) -> DataFrame:
     for name, (metric, column) in METRICS.items():
         cells = cells.join(select(table, metric=metric).set_index(keys)[column].rename(name).astype(float), on=keys)
     cells["peak"] *= MIB / GIB
-    cells["closed"] = [step_of(cell).peak / GIB for _, cell in cells.iterrows()]
+    cells["closed"] = [peak(step_of(cell)).total / GIB for _, cell in cells.iterrows()]
     return cells
 
 
@@ -84,7 +83,7 @@ def measured(found: DataFrame) -> Answer:
         verdict=say("Segments of {best:listing} need the least memory.", best=best)
         or say(
             "By closed form a step peaks lowest with segments of {best}; this machine counts no peaks.",
-            best=best_segment(block_of(row), int(row["vocab_size"])),
+            best=best_segment(step_of(row)),
         ),
         more=say(
             *(neighbours(cases, which) for which in ("shorter", "longer")),
@@ -109,7 +108,7 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
     """The best length by the closed form, and how far measured peaks are from it."""
     row = case["row"]
     block, step = block_of(row), step_of(row)
-    best = best_segment(block, int(row["vocab_size"]))
+    *_, update = moments(step)
     return say(
         "Weights, gradients and AdamW's moments take {state:GiB} of the peak. A block saves {times:sig} times its "
         "input ({row[attention]}), so longer segments cost more than the inputs that they spare; the closed form's "
@@ -117,8 +116,8 @@ def closed_form(found: DataFrame, case: Mapping[str, Any]) -> Typst:
         "Measured peaks (@fig-checkpoint_memory) differ from it by at most {error:percent}.",
         times=block.saved_bytes / block.residual,
         row=row,
-        best=best,
-        state=replace(step, segment=best).state / GIB,
+        best=best_segment(step),
+        state=update.total / GIB,
         error=(found["peak"] / found["closed"] - 1).abs().max(),
     )
 

@@ -1,6 +1,6 @@
 """Answers to `optimizer_state_sharding`: how evenly the wrapper shares the optimizer's state."""
 
-from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.contender import VARIATION_MB
 from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
 from scripts.rendering.answer import Answer, Captioned, Found, Tables, say
 from scripts.rendering.grid import crossed

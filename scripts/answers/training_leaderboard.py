@@ -3,8 +3,9 @@
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting import leaderboard
-from cs336_systems.accounting.fused_training import RankMemory
+from cs336_systems.accounting.peak_memory import peak, with_fewest_recomputed
 from cs336_systems.accounting.units import BYTES, MIB
+from cs336_systems.experiments.leaderboard import usable
 from cs336_systems.measure.gpus import gpu_of, listed
 from cs336_systems.sizes import parse_size
 from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, say
@@ -130,7 +131,7 @@ def utilization(part: Series, gpu: str) -> Typst:
 
 def derived() -> Answer:
     """The answer where nothing was measured."""
-    total = sum(leaderboard.step_flops().values())
+    total = sum(leaderboard.flops_by_part().values())
     least, other = (total / (leaderboard.GPUS * listed(gpu).bf16) for gpu in (leaderboard.GPU, OTHER_GPU))
     facts = Facts(gpu=short(leaderboard.GPU), least=least, record=leaderboard.RECORD_SECONDS)
     return Answer(
@@ -147,7 +148,7 @@ def derived() -> Answer:
 
 def work() -> Typst:
     """The step's FLOPs, and the peak that they are compared with."""
-    flops = leaderboard.step_flops()
+    flops = leaderboard.flops_by_part()
     total = sum(flops.values())
     facts = Facts(flops=flops, total=total, gpu=short(leaderboard.GPU), peak=listed(leaderboard.GPU))
     return facts.say(
@@ -161,42 +162,34 @@ def work() -> Typst:
 
 def chosen(gpu: str) -> Typst:
     """How many blocks a rank computes again on a GPU of its whole memory."""
-    peak = gpu_of(gpu)
-    memory = rank_memory().fitted(peak.memory) if peak else None
-    if memory is None or peak is None or not memory.fits(peak.memory):
+    sheet = gpu_of(gpu)
+    if sheet is None:
         return NOTHING
-    facts = Facts(size=peak.memory / GB, gpu=short(gpu), again=memory.recomputed, layers=leaderboard.SHAPE.num_layers)
+    step = with_fewest_recomputed(leaderboard.RANK, usable(sheet.memory))
+    if peak(step).total > usable(sheet.memory):
+        return NOTHING
+    facts = Facts(size=sheet.memory / GB, gpu=short(gpu), again=step.recomputed, layers=step.shape.num_layers)
     return facts.say(
         "Given the {size:GB} of one {gpu}, {again} of {layers} blocks are computed again, but for attention."
     )
 
 
-def rank_memory(recomputed: int = 0) -> RankMemory:
-    """A rank's memory with bf16 weights and sharded fp32 masters."""
-    return RankMemory(
-        shape=leaderboard.SHAPE,
-        vocab_size=leaderboard.VOCAB_SIZE,
-        tokens=leaderboard.CONTEXT,
-        ranks=leaderboard.GPUS,
-        recomputed=recomputed,
-    )
-
-
 def memory_table() -> Table:
     """The memory of a rank by strategy: its state, and what its forward pass leaves, checkpointed or not."""
-    state, kept = leaderboard.STATE_BYTES, rank_memory()
-    again = rank_memory(recomputed=leaderboard.SHAPE.num_layers)
+    state, step = leaderboard.STATE_BYTES, peak(leaderboard.RANK)
+    weights, rest = step.parameters, leaderboard.gradients_on_their_way() + step.optimizer_state
+    layers = leaderboard.SHAPE.num_layers
     rows = {
         "fp32 state, whole on every rank": state,
         "fp32 state, sharded over the ranks": state / leaderboard.GPUS,
-        "bf16 weights, gradients on their way, sharded masters and moments": kept.weights + kept.gradients + kept.state,
-        "the same, with weights sharded too (FSDP), but for those in use": kept.weights / leaderboard.GPUS
-        + kept.gradients
-        + kept.state,
-        "autocast saves for backward, nothing computed again": leaderboard.saved_bytes(0),
-        "autocast saves for backward, each block computed again": leaderboard.saved_bytes(1),
-        "bf16 weights and fused passes save, nothing computed again": kept.activations,
-        "bf16 weights and fused passes save, each block but attention computed again": again.activations,
+        "bf16 weights, gradients on their way, sharded masters and moments": weights + rest,
+        "the same, with weights sharded too (FSDP), but for those in use": weights / leaderboard.GPUS + rest,
+        "autocast saves for backward, nothing computed again": leaderboard.autocast_saved_bytes(0),
+        "autocast saves for backward, each block computed again": leaderboard.autocast_saved_bytes(1),
+        "bf16 weights and fused passes save, nothing computed again": leaderboard.fused_saved_bytes(0),
+        "bf16 weights and fused passes save, each block but attention computed again": leaderboard.fused_saved_bytes(
+            layers
+        ),
     }
     return Table(["of one rank", "GB"], [[name, f"{size / GB:.1f}"] for name, size in rows.items()])
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.contenders import COPY_SLACK, Bounds, Declared, differences, gradients, in_words, total
+from cs336_systems.accounting.contenders import COPY_SLACK, Bounds, differences, gradients, in_words, total
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.implementations import own_implementations
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name

@@ -10,10 +10,11 @@ from numpy import max as max_of
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import inputs_and_gradients_bytes, plain_bytes_before_backward, plain_peak_bytes
-from cs336_systems.accounting.contenders import Declared, names_of
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
+from cs336_systems.accounting.peak_memory import peak, saved_for_backward
 from cs336_systems.accounting.transformer import adamw_bytes, parameter_tensors
 from cs336_systems.accounting.units import FP32_BYTES, MIB
+from cs336_systems.experiments.contender import Declared, names_of
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.memory_profile import MemoryProfile
 from cs336_systems.experiments.optimizer_sharding import HELD
@@ -176,7 +177,7 @@ def held(category: str) -> Callable[[Reading], Expected]:
         of_training = held_by_training(it.row)
         copies = of_training[of.WEIGHT_COPIES] if it.row["precision"] == "bf16" else 0
         if category == of.ACTIVATIONS:
-            return None if it.row["mode"] == "inference" else step_of(it.row).saved_for_backward - copies
+            return None if it.row["mode"] == "inference" else saved_for_backward(step_of(it.row)) - copies
         trained = it.row["mode"] == "train_step" or category == of.PARAMETERS
         return copies if category == of.WEIGHT_COPIES else trained * of_training[category]
 
@@ -372,7 +373,7 @@ LAWS = {
         for left in LEFT
     ],
     "what a checkpointed step saves between its passes is the closed form": [
-        Law("checkpointing", "saved_for_backward", lambda it: step_of(it.row).saved_for_backward / MIB, slack=BYTE),
+        Law("checkpointing", "saved_for_backward", lambda it: saved_for_backward(step_of(it.row)) / MIB, slack=BYTE),
     ],
     "a checkpointed step's memory at its peak and between its parts adds up": [
         Law("checkpointing", "peak_memory", lambda it: max_of([it.of(f"peak_{phase}") for phase in PHASES]), MOMENT),
@@ -382,7 +383,7 @@ LAWS = {
             lambda it: it.of("memory_before_step") + it.of("saved_for_backward"),
             MOMENT,
         ),
-        Law("checkpointing", "memory_before_step", lambda it: step_of(it.row).between_steps / MIB, MOMENT),
+        Law("checkpointing", "memory_before_step", lambda it: peak(step_of(it.row)).between_steps / MIB, MOMENT),
     ],
     "checkpointed blocks run twice in a step, others once": [
         Law(

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pandas import DataFrame
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.fit.cells import PREDICTED, settings_of
 from cs336_systems.fit.recorded import ELSEWHERE, MEMORY_WITHIN, TIME_WITHIN
 from cs336_systems.fit.verdict import outcome, recorded_on
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.rows import parameters
 from scripts.checks import HONEST, Case, Evidence, check
 from scripts.views.cells import in_words
-from scripts.views.what_fits import judged, predictions
+from scripts.views.what_fits import PREDICTED, judged, predictions
 
 FAR = 0.04
 """The most by which any peak may differ: of models so small that the allocator's blocks matter."""
@@ -62,7 +61,5 @@ def what_ran_fits(tables: Mapping[str, DataFrame], found: DataFrame) -> Evidence
         for _, row in lost.iterrows():
             values = tuple(row[parameters(EXPERIMENTS[name])])
             cell = EXPERIMENTS[name](**dict(zip(parameters(EXPERIMENTS[name]), values, strict=True)))
-            fitting = [
-                setting for _, setting in settings_of(name, cell) if outcome(setting, row["gpu_memory"]) == "fits"
-            ]
-            yield Case(in_words(EXPERIMENTS[name], values), bool(fitting), "it ran out of memory")
+            fits = any(outcome(step, row["gpu_memory"]) == "fits" for step in cell.training_steps().values())
+            yield Case(in_words(EXPERIMENTS[name], values), fits, "it ran out of memory")

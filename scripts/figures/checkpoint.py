@@ -5,6 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
+from cs336_systems.accounting.peak_memory import peak, saved_for_backward
 from cs336_systems.accounting.units import MIB
 from scripts.rendering.style import COLOURS, MARKERS, NotDrawn, legend, save, subplots
 from scripts.views.closed_forms import step_of
@@ -39,8 +40,8 @@ def draw_memory(axes: Axes, data: DataFrame) -> None:
     counted = len(select(data, metric="peak_memory")) > 0
     metric, quantity = ("peak_memory", "peak memory") if counted else ("saved_for_backward", "saved for backward")
     cells = data.drop_duplicates(["attention", "segment"]).sort_values("segment")
-    expected = {index: step_of(cell) for index, cell in cells.iterrows()}
-    closed = {index: step.peak if counted else step.saved_for_backward for index, step in expected.items()}
+    steps = {index: step_of(cell) for index, cell in cells.iterrows()}
+    closed = {index: peak(step).total if counted else saved_for_backward(step) for index, step in steps.items()}
     unit, size = memory_unit(max(closed.values()))
     for index, attention in enumerate(["plain", "flash"]):
         rows = select(data, metric=metric, attention=attention, status="ok").sort_values("segment")

@@ -1,13 +1,17 @@
 """The closed forms that belong to a row of a table."""
 
+from typing import Any
+
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.activations import BlockActivations, Saved
-from cs336_systems.accounting.checkpointing import StepMemory
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, step_flops, weight_copy_bytes
 from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.block_memory import BlockMemory
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.measure import memory_timeline as of
+from cs336_systems.record.rows import parameters as parameters_of
 from cs336_systems.sizes import ModelShape, parse_size
 from scripts.views.data import select
 from scripts.views.units import BYTE
@@ -16,21 +20,21 @@ FLASH = "FlashAttention"
 """The name of the operator that has none: a function of this project, none of PyTorch's."""
 
 
+def step_of(row: Series) -> Setting:
+    """The training step of a row, unsharded."""
+    return Setting.of(row, on_gpu=bool(row["gpu"]))
+
+
+def contender_step(kind: Any, row: Series) -> Setting:
+    """The training step of a row of contenders that train on several ranks; its contender is a declared one."""
+    cell = kind(**{name: row[name] for name in parameters_of(kind)})
+    declared: Declared = next(each for each in kind.contenders if each.name == row["contender"])
+    return declared.setting(cell, on_gpu=bool(row["gpu"]))
+
+
 def block_of(row: Series) -> BlockActivations:
     """The activations of a block for a row's batch."""
-    return BlockActivations(
-        shape=parse_size(row["size"]),
-        batch_size=int(row["batch_size"]),
-        context=int(row["context"]),
-        precision=row["precision"],
-        attention=row.get("attention", "plain"),
-        on_gpu=bool(row["gpu"]),
-    )
-
-
-def step_of(row: Series) -> StepMemory:
-    """The memory of a row's training step, unsharded."""
-    return StepMemory(block=block_of(row), vocab_size=int(row["vocab_size"]), segment=int(row.get("segment", 0)))
+    return step_of(row).block
 
 
 def model_of(row: Series) -> tuple[ModelShape, int]:
@@ -38,9 +42,9 @@ def model_of(row: Series) -> tuple[ModelShape, int]:
     return parse_size(row["size"]), int(row["vocab_size"])
 
 
-def flops_of(row: Series, mode: str) -> int:
-    """The operations of the matmuls in a kind of step of a row's model and batch."""
-    return step_flops(mode, *model_of(row), int(row["batch_size"]), int(row["context"]))
+def flops_of(row: Series, mode: str = "train_step", *, causal: bool = False) -> int:
+    """Count the operations of the matmuls in a step of a row's model and batch, if `causal` with half of the scores."""
+    return step_flops(mode, *model_of(row), int(row["batch_size"]), int(row["context"]), causal=causal)
 
 
 def held_by_training(row: Series) -> dict[str, int]:

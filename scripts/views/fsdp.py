@@ -4,11 +4,12 @@ from pandas import DataFrame, Series
 
 from cs336_systems.accounting.accelerators import Accelerator
 from cs336_systems.accounting.fsdp import FullySharded
+from cs336_systems.accounting.peak_memory import fully_sharded
 from cs336_systems.accounting.transformer import parameters as numbers_of
 from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.experiments.fsdp import CONTENDERS, FullyShardedTraining
 from cs336_systems.sizes import parse_size
-from scripts.views.closed_forms import model_of
+from scripts.views.closed_forms import contender_step, model_of
 from scripts.views.comparison import backend_of, series
 from scripts.views.data import select
 
@@ -44,13 +45,7 @@ def by_block(table: DataFrame, row: Series) -> DataFrame:
 
 def sharded(row: Series) -> FullySharded:
     """How a row's model is sharded."""
-    return FullySharded(
-        shape=parse_size(row["size"]),
-        vocab_size=int(row["vocab_size"]),
-        ranks=int(row["processes"]),
-        precision=row["precision"],
-        by_block=row["contender"] not in DECLARED or DECLARED[row["contender"]].by_block,
-    )
+    return fully_sharded(contender_step(FullyShardedTraining, row))
 
 
 def whole_weights(row: Series) -> int:

@@ -12,7 +12,7 @@ from cs336_systems.accounting.units import MIB
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import recorded
 from cs336_systems.fit.verdict import outcome, outside
-from cs336_systems.sizes import SIZES, parse_size
+from cs336_systems.sizes import SIZES
 
 BATCH, VOCABULARY = 4, 10_000
 """Sequences of a step, and rows of the embedding: the handout's."""
@@ -46,17 +46,8 @@ def longest_contexts(gpu: str, capacity: float) -> DataFrame:
 
 def _longest(size: str, way: str, gpu: str, capacity: float) -> Iterator[tuple[str, float]]:
     """One size and one way to train in `longest_contexts`."""
-    steps = [
-        Setting(
-            shape=parse_size(size),
-            vocab_size=VOCABULARY,
-            batch_size=BATCH,
-            context=context,
-            precision="autocast",
-            **WAYS[way],
-        )
-        for context in CONTEXTS
-    ]
+    parameters = {"size": size, "vocab_size": VOCABULARY, "batch_size": BATCH, "precision": "bf16", **WAYS[way]}
+    steps = [Setting.of({**parameters, "context": context}) for context in CONTEXTS]
     fitting = [step for step in steps if outcome(step, capacity) == "fits"]
     if not fitting:
         return

@@ -4,11 +4,12 @@ from numpy import nan
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting import optimizer_sharding as forms
+from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.units import MIB
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS, MOMENTS, OptimizerSharding
 from cs336_systems.record.measurement import parse_samples
 from cs336_systems.record.rows import parameters
-from scripts.views.closed_forms import model_of, step_of
+from scripts.views.closed_forms import contender_step, model_of
 from scripts.views.comparison import CELL as CELLS
 from scripts.views.comparison import OURS, compared, described
 from scripts.views.data import select
@@ -74,7 +75,7 @@ def predicted_peak(row: Series) -> float:
     """The closed form of the most that a rank of ours has in use in a step, MiB; NaN for others, with other buckets."""
     if row["family"] != OURS:
         return nan
-    return forms.peak(forms.SCHEMES[SCHEME[row["contender"]]], step_of(row), int(row["processes"])) / MIB
+    return peak(contender_step(OptimizerSharding, row)).total / MIB
 
 
 def peaks(rows: DataFrame) -> DataFrame:

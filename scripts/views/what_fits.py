@@ -1,7 +1,7 @@
 """Predicted against measured memory and time of every training step in the tables."""
 
 from collections.abc import Iterator, Mapping
-from types import SimpleNamespace
+from dataclasses import replace
 from typing import Any
 
 from numpy import nan
@@ -12,17 +12,20 @@ from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
 from cs336_systems.compare.speed import host_bound
+from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.end_to_end import EndToEnd
+from cs336_systems.experiments.leaderboard import Leaderboard
 from cs336_systems.experiments.optimizer_sharding import MOMENTS
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.experiments.training_ladder import FIRST
-from cs336_systems.fit.cells import COMPARISONS, PREDICTED, settings_of
 from cs336_systems.fit.gpus import rates_of
 from cs336_systems.fit.recorded import Recorded, kind, recorded
 from cs336_systems.record.rows import parameters
 from scripts.views.cells import in_words
 from scripts.views.data import select
 
+PREDICTED = [name for name, kind in EXPERIMENTS.items() if kind.settings_of_steps is not Experiment.settings_of_steps]
+"""Experiments on training steps, whose memory or time is predicted."""
 PEAKS = {"peak_memory": 1, "peak_allocated": MIB}
 """Metrics of a step's peak memory, and their units per MiB."""
 STAGES = "stage_busy"
@@ -96,6 +99,7 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
     details = [column for column in DETAILS if column in table]
     keys = [*parameters(experiment), *details]
     together = _together(table) if name == "training_ladder" else set()
+    several = hasattr(experiment, "contenders")
     rows = table[(table["gpu"] != "") & (table["status"] == "ok") & table["metric"].isin(METRICS)]
     for column, wanted in (("model", [EndToEnd.model]), ("kind", [""]), ("moment", ["", BEFORE_UPDATE])):
         if column in rows:
@@ -122,22 +126,23 @@ def _steps(name: str, table: DataFrame) -> Iterator[dict[str, Any]]:
             "gpu_memory": first["gpu_memory"],
             "setting": setting,
             "memory": memory + _uncounted(name, cell, setting, together),
-            "time": step if bound or name in COMPARISONS else busy,
+            "time": step if bound or several else busy,
             "device_bound": bound,
-            "share": share if name in COMPARISONS else nan,
+            "share": share if several else nan,
             "group": str((name, *(cell[key] for key in parameters(experiment)))),
         }
 
 
 def _setting(name: str, step: Mapping[str, Any], median: Mapping[str, float]) -> Setting | None:
     """The setting of a step; None of parts, and of a reader's own contender, which has no closed form."""
-    cell = SimpleNamespace(**step)
-    if name == "leaderboard":
+    experiment = EXPERIMENTS[name]
+    cell = experiment(**{key: step[key] for key in parameters(experiment)})
+    if isinstance(cell, Leaderboard):
         if "recomputed_blocks" not in median:
             return None
-        cell.recomputed = int(median["recomputed_blocks"])
+        cell = replace(cell, recomputed=int(median["recomputed_blocks"]))
     key = " ".join(str(step[column]) for column in DETAILS if step.get(column))
-    return dict(settings_of(name, cell)).get(key)
+    return cell.training_steps().get(key)
 
 
 def _together(ladder: DataFrame) -> set[tuple[Any, ...]]:

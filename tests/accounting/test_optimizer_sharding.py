@@ -1,10 +1,13 @@
 """The account of optimizer state sharding, at numbers worked out elsewhere."""
 
+import math
+from dataclasses import replace
+
 import pytest
 
-from cs336_systems.accounting.activations import BlockActivations
-from cs336_systems.accounting.checkpointing import StepMemory
-from cs336_systems.accounting.optimizer_sharding import SCHEMES, TrainingState, fp32_adamw, peak
+from cs336_systems.accounting.optimizer_sharding import SCHEMES, TrainingState, fp32_adamw
+from cs336_systems.accounting.peak_memory import peak
+from cs336_systems.accounting.setting import Setting
 from cs336_systems.sizes import SIZES
 
 
@@ -43,29 +46,22 @@ def test_xl_with_adamw():
     assert SCHEMES["sharded optimizer"].memory(whole, 2).total == 3 * weights + 4 * 435 / 2
 
 
-def step_of():
-    block = BlockActivations(shape=SIZES["xl"], batch_size=4, context=512, precision="bf16", attention="plain")
-    return StepMemory(block=block, vocab_size=10_000, segment=0)
-
-
-def test_one_rank_that_frees_its_gradients_peaks_as_without_others():
-    assert peak(SCHEMES["ZeRO-2"], step_of(), 1) == step_of().peak + 4 * 435  # fused AdamW's step counters
+XL = Setting(shape=SIZES["xl"], vocab_size=10_000, batch_size=4, context=512, precision="autocast", on_gpu=False)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_is_shared_out_is_missing_at_the_peak(ranks):
     # At xl's peak, at the loss, there is no gradient yet; what is all-reduced in buckets lies in them nevertheless.
-    step, whole = step_of(), fp32_adamw(SIZES["xl"], 10_000)
-    at_loss = step.saved_for_backward + 4 * 4 * 512 * 10_000
-    state = whole.optimizer_state
-    assert peak(SCHEMES["data parallel"], step, ranks) == 2 * whole.parameters + state + at_loss
-    assert peak(SCHEMES["sharded optimizer"], step, ranks) == 2 * whole.parameters + state / ranks + at_loss
-    assert peak(SCHEMES["ZeRO-2"], step, ranks) == whole.parameters + state / ranks + at_loss
+    whole, alone = fp32_adamw(SIZES["xl"], 10_000), peak(XL).total
+    gradients, state = int(whole.gradients), int(whole.optimizer_state)
+    several = replace(XL, ranks=ranks, bucket_mb=math.inf)
+    assert peak(replace(several, scheme="data parallel")).total == alone + gradients
+    spared = state - math.ceil(state / ranks)
+    assert peak(replace(several, scheme="sharded optimizer")).total == alone + gradients - spared
+    assert peak(replace(several, scheme="ZeRO-2")).total == alone - spared
 
 
 def test_where_activations_are_small_the_update_is_the_peak():
-    block = BlockActivations(shape=SIZES["xl"], batch_size=1, context=2, precision="fp32", attention="plain")
-    step = StepMemory(block=block, vocab_size=100, segment=0)
-    whole = fp32_adamw(SIZES["xl"], 100)
-    own = SCHEMES["ZeRO-2"].memory(whole, 4)
-    assert own.total <= peak(SCHEMES["ZeRO-2"], step, 4) < 1.05 * own.total
+    small = replace(XL, vocab_size=100, batch_size=1, context=2, precision="fp32", ranks=4, scheme="ZeRO-2")
+    own = SCHEMES["ZeRO-2"].memory(fp32_adamw(SIZES["xl"], 100), 4)
+    assert own.total <= peak(small).total < 1.05 * own.total

@@ -9,9 +9,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cs336_systems.accounting import kept_activations as kept
 from cs336_systems.accounting.allocator_rounding import fresh_excess
-from cs336_systems.accounting.bucketed_bytes import backward_sizes, bucketed_bytes
-from cs336_systems.accounting.peak_memory import moments, peak, weight_sizes
+from cs336_systems.accounting.bucketed_bytes import bucketed_bytes, grouped
+from cs336_systems.accounting.peak_memory import moments, peak
 from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.transformer import weight_sizes
 from cs336_systems.model import ATTENTION, RotaryEmbedding, TransformerBlock, build_model
 from cs336_systems.sizes import SIZES, ModelShape
 
@@ -53,8 +54,7 @@ def test_weights_are_those_of_the_model():
             device=torch.device("meta"),
         )
     found = [4 * parameter.numel() for parameter in model.parameters()]
-    assert list(weight_sizes(ODD, 131, 4)) == found
-    assert backward_sizes(ODD, 131, 4)[-1] == found[0]
+    assert weight_sizes(ODD, 131, 4) == found
 
 
 def test_three_ranks_share_rows_that_three_does_not_divide():
@@ -95,6 +95,10 @@ def test_lone_gradients_stay_out_of_buckets():
     assert bucketed_bytes(replace(setting, bucket_mb=largest)) < 4 * (setting.weights - 2 * 131 * 60) + 1
 
 
+def test_a_bucket_is_closed_before_it_would_be_too_large():
+    assert grouped([3, 3, 3, 9, 1, 1, 10, 2], 6) == [[3, 3], [3], [9], [1, 1], [10], [2]]
+
+
 class Allocator:
     """Large blocks as PyTorch's caching allocator hands them out, the best fitting first; nothing is freed."""
 
@@ -121,7 +125,7 @@ class Allocator:
 
 @pytest.mark.parametrize("size", ["small", "medium", "large", "xl", "2.7B", "10B"])
 def test_rounding_is_an_allocators(size):
-    sizes = list(weight_sizes(SIZES[size], 10_000, 4))
+    sizes = weight_sizes(SIZES[size], 10_000, 4)
     allocator = Allocator()
     for each in sizes:
         allocator.allocate(each)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison import agreement
 from cs336_systems.benchmarks.comparison import trial as comparison_trial
 from cs336_systems.benchmarks.comparison.agreement import (
@@ -27,6 +26,7 @@ from cs336_systems.benchmarks.comparison.gradients import own_gradients
 from cs336_systems.benchmarks.comparison.measure import contenders_of
 from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.benchmarks.runner import CompilerFailure
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.timing import no_garbage_collection

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.accounting.contender_memory import step_memory
 from cs336_systems.benchmarks.comparison import agreement, gathers
 from cs336_systems.benchmarks.comparison.measure import measure
 from cs336_systems.benchmarks.comparison.profile import Profile, profile_rows
@@ -67,8 +66,7 @@ def test_bf16_is_that_of_the_weights_where_they_are_sharded(device):
 
 @on_all_ranks
 def test_what_does_not_fit_or_cannot_be_sharded_is_a_row_with_a_reason(device):
-    step = step_memory(CELL, on_gpu=device.type == "cuda")
-    needed = {contender.name: contender.needed(CELL, step) for contender in CONTENDERS}
+    needed = {contender.name: contender.needed(CELL, on_gpu=device.type == "cuda") for contender in CONTENDERS}
     least = needed.pop("fsdp")
     between = SLACK * (least + min(needed.values())) / 2
     with mock.patch.object(agreement, "spare_memory", return_value=between):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cs336_systems.accounting.leaderboard import PARAMETERS, step_flops
+from cs336_systems.accounting.leaderboard import PARAMETERS, flops_by_part
 from scripts.answers.training_leaderboard import answers
 from tests.support.faults import recorded
 from tests.support.tables import plain
@@ -32,7 +32,7 @@ def test_a_measured_step_is_compared_with_the_record():
     step = milliseconds(table, "step")
     text, rows = said(table)
     assert f"On two H200s the step takes {step / 1e3:.2f} s; the record, on two B200s, is 3.84 s." in text
-    assert f"This is {sum(step_flops().values()) / 2 / 989e12 / step * 1e3:.0%}".replace("%", " %") in text
+    assert f"This is {sum(flops_by_part().values()) / 2 / 989e12 / step * 1e3:.0%}".replace("%", " %") in text
     assert [row[0] for row in rows] == [
         "the step, on two GPUs",
         "one rank's part, alone",

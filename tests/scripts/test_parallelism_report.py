@@ -71,10 +71,11 @@ def test_the_leaderboards_step_by_hand():
     """34 blocks of 4 · 4096² + 3 · 4096 · 11008 weights; 65536 tokens, each of which sees 16384 others on average."""
     blocks, head, tokens = 34 * (4 * 4096**2 + 3 * 4096 * 11008), 151936 * 4096, 65536
     assert blocks + 2 * head + (2 * 34 + 1) * 4096 == leaderboard.PARAMETERS
-    flops = leaderboard.step_flops()
+    flops = leaderboard.flops_by_part()
     assert flops["projections"] == 6 * blocks * tokens
     assert flops["head"] == 6 * head * tokens
     assert flops["attention"] == 3 * 34 * 4 * tokens * 16384 * 4096
     kept = 34 * 4 * 32768 * 4096  # each block's input, in fp32
-    assert kept < leaderboard.saved_bytes(1) < kept + 8 * 32768 * (151936 + 3 * 4096) < leaderboard.saved_bytes(0)
+    again, whole = leaderboard.autocast_saved_bytes(1), leaderboard.autocast_saved_bytes(0)
+    assert kept < again < kept + 8 * 32768 * (151936 + 3 * 4096) < whole
     assert "two B200s take 1.05 s: the record, 3.84 s, uses 27 %" in said("training_leaderboard", "time")

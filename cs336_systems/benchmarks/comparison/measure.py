@@ -5,12 +5,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks, quick_collections, together
 from cs336_systems.benchmarks.comparison.builders.own import own_contenders
 from cs336_systems.benchmarks.comparison.rounds import take_turns
 from cs336_systems.benchmarks.comparison.trial import Trial
 from cs336_systems.benchmarks.comparison.turns import not_known, summarize_turns
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement

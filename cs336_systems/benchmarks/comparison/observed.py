@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Declared, Found, differences
+from cs336_systems.accounting.contenders import COPY_SLACK, PART_OF_STEP, Found, differences
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.comparison.gradients import sample_weights, some_stay
 from cs336_systems.benchmarks.comparison.training import Phases, Training, run
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.record.measurement import Measurement, summarize
 

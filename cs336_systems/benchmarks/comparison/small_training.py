@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.agreement import first_of_all_ranks
 from cs336_systems.benchmarks.comparison.largest import largest, relative
 from cs336_systems.benchmarks.comparison.refusal import refuse
 from cs336_systems.benchmarks.comparison.training import everyones_tokens, new_model, own_part, phases_of, run, start
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE
 
 SMALL: Mapping[str, Any] = {

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.agreement import available_on_all_ranks
 from cs336_systems.benchmarks.comparison.builders.own import builder_of
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size

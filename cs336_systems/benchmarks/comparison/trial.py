@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from cs336_systems.accounting.contender_memory import step_memory
-from cs336_systems.accounting.contenders import Declared, gradients
+from cs336_systems.accounting.contenders import gradients
 from cs336_systems.accounting.units import MIB
 from cs336_systems.benchmarks.comparison.agreement import (
     check_memory,
@@ -39,6 +38,7 @@ from cs336_systems.benchmarks.comparison.training import (
     start,
 )
 from cs336_systems.benchmarks.comparison.turns import Turn
+from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE, BUILDERS
 from cs336_systems.measure.memory import Unavailable, in_use, most_in_use, reset_peak
 from cs336_systems.measure.overlap import ALL_GATHER, REDUCE_SCATTER
@@ -51,7 +51,7 @@ STEPS_BEFORE_CHECK = 2
 """Steps before the check: PyTorch's wrapper rebuilds its buckets in its second step."""
 LEARNING_RATE = 1e-6
 """Learning rate so small that hundreds of steps on one batch hardly change the size of weights and gradients."""
-ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone")
+ALONE = Declared(name=BASELINE, title="no communication", builder=f"{BUILDERS}.data_parallel:alone", scheme="alone")
 
 
 class Trial:
@@ -220,7 +220,7 @@ class Trial:
             Unavailable: on all ranks, if there is not enough memory on one.
         """
         free_memory(self.device)
-        needed = contender.needed(self.cell, step_memory(self.cell, on_gpu=self.device.type == "cuda"))
+        needed = contender.needed(self.cell, on_gpu=self.device.type == "cuda")
         check_memory(round(SLACK * needed) + spare, self.device)
 
     def _as_timed(self, training: Training) -> Phases:

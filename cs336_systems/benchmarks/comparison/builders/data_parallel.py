@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.accounting.contenders import Declared
-from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.contender import VARIATION_MB, Declared
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.data_parallel import (
     BucketedDataParallel,

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.builders.data_parallel import unavailable_here
-from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.contender import VARIATION_MB, Declared
 from cs336_systems.measure.memory import Unavailable
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel

@@ -8,11 +8,9 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.accounting.contender_memory import Needed, shares, whole
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE
 from cs336_systems.benchmarks.comparison.builders.sharded_optimizer import state
-from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.contender import VARIATION_MB, Declared
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.implementations import load_path, own_implementations
 
@@ -36,28 +34,25 @@ def fsdp(
     return wrapped, AdamW(wrapped.parameters(), **hyperparameters)
 
 
-CALLS: Mapping[str, tuple[Build, Needed]] = {
-    "data_parallel": (data_parallel, whole(1)),
-    "optimizer_sharding": (state, whole(1)),
-    "fsdp": (fsdp, shares(by_block=True)),
-}
-"""The builder of an own implementation and an estimate of its memory, by experiment."""
+CALLS: Mapping[str, Build] = {"data_parallel": data_parallel, "optimizer_sharding": state, "fsdp": fsdp}
+"""The builder of an own implementation, by experiment."""
 
 
 def own_contenders(cell: Any) -> Iterator[Declared]:
     """Make entries for a cell's own implementations, in addition to its experiment's contenders."""
+    shards = cell.name == FullyShardedTraining.name
     for own in own_implementations(cell):
         yield Declared(
             name=own.name,
             title=own.name,
             builder=own.path,
             own=True,
-            needed=CALLS[cell.name][1],
-            autocasts=cell.name != FullyShardedTraining.name,
+            scheme="FSDP" if shards else "data parallel",
+            autocasts=not shards,
         )
 
 
 def builder_of(contender: Declared, cell: Any) -> Build:
     """Look up the builder of a contender, a function of a model, its entry, the cell and hyperparameters."""
     found = load_path(contender.builder)
-    return partial(CALLS[cell.name][0], kind=found) if contender.own else found
+    return partial(CALLS[cell.name], kind=found) if contender.own else found

@@ -12,10 +12,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.builders.data_parallel import Wrap
 from cs336_systems.benchmarks.comparison.builders.fsdp import COMPUTE_DTYPE, blocks_of
-from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.contender import VARIATION_MB, Declared
 
 
 def ddp(model: nn.Module, contender: Declared, cell: Any, **hyperparameters: Any) -> tuple[nn.Module, Optimizer]:

@@ -7,9 +7,8 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from cs336_systems.accounting.contenders import Declared
 from cs336_systems.benchmarks.comparison.builders.data_parallel import unavailable_here
-from cs336_systems.experiments.data_parallel import VARIATION_MB
+from cs336_systems.experiments.contender import VARIATION_MB, Declared
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
