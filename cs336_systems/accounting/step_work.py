@@ -9,9 +9,13 @@ from dataclasses import dataclass, fields
 
 from cs336_systems.accounting.peak_memory import fully_sharded
 from cs336_systems.accounting.setting import Setting
-from cs336_systems.accounting.training_ladder import SPLIT_UPDATE_BYTES, WHOLE_UPDATE_BYTES
 from cs336_systems.accounting.units import BYTES, FP32_BYTES
 
+SPLIT_UPDATE_BYTES = 26
+"""AdamW per bf16 weight: reads gradient 2, weight 2, remainder of the master 2, moments 8; writes all but the first."""
+WHOLE_UPDATE_BYTES = 28
+"""AdamW per fp32 weight: reads gradient, weight and moments, writes weight and moments. As much per bf16 weight with a
+whole fp32 master next to it: 2 + 4 + 8 read, 2 + 4 + 8 written."""
 HEAD_TILE = 64
 """Widths of attention's heads are padded to powers of two from here."""
 DIAGONAL = 128
@@ -24,7 +28,7 @@ KERNELS = {"eager": (62, 110), "compiled": (22, 34), "fused": (16, 26)}
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Rates of a GPU from its data sheet."""
+    """Rates of a GPU: from its data sheet, or measured."""
 
     bf16: float
     """Dense matmuls, FLOP/s."""
@@ -150,8 +154,11 @@ def pass_bytes(setting: Setting) -> tuple[int, int]:
 
     Eager fp32, forward, per token: a norm 28 d (square, mean, two products), q's and k's rotations 36 d each, an
     addition 12 d, copies of q, k, v and of attention's result 32 d, SwiGLU 20 d_ff. Under autocast norms stay in fp32
-    and five casts follow; with bf16 weights norms cast in and out. The backward pass moves about twice as much. Fused
-    ones are those of `training_ladder.pass_bytes`, of which a third is forward; the compiler's save and read more.
+    and five casts follow; with bf16 weights norms cast in and out. The backward pass moves about twice as much.
+
+    Fused: two residual additions with norms read 2 d and write 2 d in each direction, and the rotation of q and k reads
+    and writes 2 d; SwiGLU reads 2 d_ff and writes d_ff, and in the backward pass reads 3 d_ff and writes 2 d_ff. The
+    compiler's save and read more.
     """
     d, d_ff = setting.shape.d_model, setting.shape.d_ff
     if setting.passes == "eager":
@@ -169,6 +176,17 @@ def pass_bytes(setting: Setting) -> tuple[int, int]:
     if setting.passes == "compiled":  # heads side by side, and rotations of their own
         forward, backward = forward + each * 6 * d, backward + each * (6 * d + d_ff)
     return setting.tokens * forward, setting.tokens * backward
+
+
+def all_pass_bytes(setting: Setting) -> int:
+    """Bytes of norms, rotations, activations, embedding and loss if each is one pass in each direction.
+
+    The last norm is like a block's. The embedding reads and writes d in each direction and fills its gradient; the loss
+    reads the logits and writes their gradient.
+    """
+    d, vocabulary = setting.shape.d_model, setting.vocab_size
+    once = setting.tokens * (2 * 4 * d + 2 * 2 * d + 2 * vocabulary) + vocabulary * d
+    return setting.shape.num_layers * sum(pass_bytes(setting)) + _each(setting) * once
 
 
 def fp8_bytes(setting: Setting) -> tuple[int, int]:

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 from pandas import DataFrame, Series
 
 from cs336_systems.accounting.attention import flash_flops
-from cs336_systems.accounting.training_ladder import step_flops
 from cs336_systems.experiments.training_ladder import FIRST, FP8
 from cs336_systems.measure.gpus import Gpu, gpu_of
 from scripts.checks import Case, Evidence, check, name_row
 from scripts.views.attention_calls import PASSES
 from scripts.views.closed_forms import flops_of
 from scripts.views.data import select
-from scripts.views.training_ladder import load_of_row
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ WORK = {
     **dict.fromkeys(("end_to_end", "checkpointing", "kernel_profile"), Work()),
     **dict.fromkeys(("data_parallel", "optimizer_sharding", "fsdp"), Work()),
     **dict.fromkeys(("attention", "flash"), Work(pass_flops, attention_ceiling, tuple(PASSES))),
-    "training_ladder": Work(lambda row: step_flops(load_of_row(row)), rung_ceiling, wanted={"part": "steps"}),
+    "training_ladder": Work(lambda row: flops_of(row, causal=True), rung_ceiling, wanted={"part": "steps"}),
 }
 
 

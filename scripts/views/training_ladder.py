@@ -1,15 +1,20 @@
 """The training ladder: one row per rung of each cell, the floor below it, and what each rung gains."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 import pandas
+from numpy import nan
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.training_ladder import Load, Rates, expected_gains, load_of, matmul_flops, step_flops
+from cs336_systems.accounting.step_time import at_rates
+from cs336_systems.accounting.step_work import Rates, step_work, update_work
+from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.training_ladder import CHECKPOINT, LADDER, RUNGS, TOP
 from cs336_systems.measure.gpus import gpu_of
 from scripts.views.cells import wide
+from scripts.views.closed_forms import flops_of, model_of
 from scripts.views.data import select, size_order
 from scripts.views.verdicts import against
 
@@ -19,13 +24,21 @@ PARTS = ("matmuls", "attention", "update", "norms and elementwise")
 METRICS = ["step", "device_busy", "launches", "energy", "setup", "peak_memory"]
 STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
 EXACT = [rung.name for rung in LADDER]
+MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {
+    "causal, without embedding": (False, True),
+    "causal, with embedding": (True, True),
+    "full scores, without embedding": (False, False),
+    "full scores, with embedding": (True, False),
+}
+"""Conventions of counting FLOPs, by name: the embedding table as if it were a matmul, and the masked half of the scores
+left out. The first one is this project's."""
 WORTH = 0.02
 """Share of a step that a rung must save to be recommended: less lies between two launches."""
 
 
-def load_of_row(row: Series) -> Load:
-    """The work of a row's step."""
-    return load_of(row["size"], int(row["batch_size"]), int(row["context"]), int(row["vocab_size"]))
+def tokens_of(row: Series) -> int:
+    """Tokens of a row's batch."""
+    return int(row["batch_size"]) * int(row["context"])
 
 
 def rows_of(table: DataFrame, part: str, keys: list[str]) -> DataFrame:
@@ -57,7 +70,9 @@ def rung_table(table: DataFrame) -> DataFrame:
 def utilization(row: Series, *, embedding: bool = False, causal: bool = True) -> float | None:
     """FLOPs of a step over its time and the dense bf16 peak; None on a device whose peak is not listed."""
     peak = gpu_of(row["gpu"])
-    flops = step_flops(load_of_row(row), embedding=embedding, causal=causal)
+    shape, vocabulary = model_of(row)
+    table = 6 * tokens_of(row) * vocabulary * shape.d_model if embedding else 0
+    flops = flops_of(row, causal=causal) + table
     return flops / (row["step"] / 1e3) / peak.flops("bf16") if peak else None
 
 
@@ -104,24 +119,20 @@ def ends(rungs: DataFrame) -> list[DataFrame]:
 def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
     """One row per rung of one cell but its first: `title`, `gain` over the rung before, and `expected`, ms.
 
-    `told` is whether it is faster or slower than that rung: not if either waits for the host. `expected` is the
-    closed form at the rates that were measured in the same job; of the graph, the time for which the device waited
-    in the step before; NaN where neither is known.
+    `told` is whether it is faster or slower than that rung: not if either waits for the host. `expected` is
+    `expected_gain` at the rates that were measured in the same job.
     """
-    expected = closed_forms(table, ladder)
+    rates = measured_rates(table, ladder.iloc[0])
     rows = []
     for (_, before), (_, row) in zip(ladder.iterrows(), list(ladder.iterrows())[1:], strict=False):
-        closed = expected.get(row["rung"])
-        if row["rung"] == "graph":
-            closed = before["step"] - before["device_busy"]
         follows = EXACT.index(row["rung"]) == EXACT.index(before["rung"]) + 1
         if row["rung"] == "fused":  # against eager passes, which it replaces like the compiler
             eager = ladder[ladder["rung"] == "masters"]
             before, follows = (eager.iloc[0], True) if len(eager) else (before, False)
         if follows:
             gain = {"rung": row["rung"], "title": row["title"], "before": before["title"]}
-            told = against(row, before).faster is not None
-            rows.append({**gain, "gain": before["step"] - row["step"], "told": told, "expected": closed})
+            gain |= {"gain": before["step"] - row["step"], "expected": expected_gain(before, row, rates)}
+            rows.append({**gain, "told": against(row, before).faster is not None})
     return DataFrame(rows, columns=["rung", "title", "before", "gain", "told", "expected"])
 
 
@@ -137,21 +148,34 @@ def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
     return found.sort_values("gain", ascending=False)
 
 
-def closed_forms(table: DataFrame, ladder: DataFrame) -> Mapping[str, float]:
-    """Expected gain of each rung at the rates of this cell, ms; empty if they were not measured."""
-    first = ladder.iloc[0]
-    cell = select(table, **{name: first[name] for name in SHAPE}, part="steps")
-    load = load_of_row(first)
+def expected_gain(before: Series, row: Series, rates: Rates | None) -> float:
+    """Closed form of what a rung saves of the step before it at some rates, ms; NaN without rates.
+
+    That of the graph is the time for which the device waited in the step before; that of the update under the backward
+    pass is the whole update.
+    """
+    if row["rung"] == "graph":
+        return float(before["step"] - before["device_busy"])
+    if rates is None:
+        return nan
+    earlier, later = (RUNGS[each["rung"]].setting(each) for each in (before, row))
+    hidden = at_rates(update_work(later, rates)) if later.overlap else 0.0
+    return 1e3 * (at_rates(step_work(earlier, rates)) - at_rates(step_work(later, rates)) + hidden)
+
+
+def measured_rates(table: DataFrame, row: Series) -> Rates | None:
+    """The rates that were measured in the job of a row's cell; None if they were not."""
+    cell = select(table, **{name: row[name] for name in SHAPE}, part="steps")
     matmuls = select(cell, metric="floor", work="matmuls")
     copy, fp32 = select(cell, metric="copy_speed"), select(cell, metric="matmul_rate", work="fp32")
     if not (len(matmuls) and len(copy) and len(fp32)):
-        return {}
-    rates = Rates(
-        bf16=matmul_flops(load) / (matmuls["median"].iloc[0] / 1e3),
+        return None
+    return Rates(
+        bf16=3 * matmul_flops(*model_of(row), tokens_of(row)) / (matmuls["median"].iloc[0] / 1e3),
         fp32=1e12 * fp32["median"].iloc[0],
-        copy=1e9 * copy["median"].iloc[0],
+        bandwidth=1e9 * copy["median"].iloc[0],
+        link=math.inf,
     )
-    return expected_gains(load, rates)
 
 
 def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:

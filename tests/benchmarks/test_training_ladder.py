@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from cs336_systems.accounting.training_ladder import matmul_flops
+from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.benchmarks import training_ladder
 from cs336_systems.benchmarks.ladder import floor, learning, steps
 from cs336_systems.experiments.training_ladder import (
@@ -156,10 +156,11 @@ def test_what_a_device_lacks_is_said(monkeypatch):
 
 
 def test_the_floors_matmuls_are_those_of_a_step():
-    load = floor.load_of("nano", 2, 16, 40)
+    step = TOP.setting({"size": "nano", "batch_size": 2, "context": 16, "vocab_size": 40})
     with FlopCounterMode(display=False) as counted:
-        next(floor.matmuls(load, CPU))
-    assert counted.get_total_flops() == (floor.WARMUP + floor.REPEATS) * matmul_flops(load)
+        next(floor.matmuls(step, CPU))
+    once = 3 * matmul_flops(step.shape, step.vocab_size, step.tokens)
+    assert counted.get_total_flops() == (floor.WARMUP + floor.REPEATS) * once
 
 
 def test_the_data_have_the_entropy_that_is_said():

@@ -10,12 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cs336_systems.accounting.training_ladder import Load, Product, load_of, pass_bytes, products
+from cs336_systems.accounting.setting import Setting
+from cs336_systems.accounting.step_work import all_pass_bytes, linear_maps
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
 from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.runner import rows_or_reason
-from cs336_systems.experiments.training_ladder import TrainingLadder
+from cs336_systems.experiments.training_ladder import TOP, TrainingLadder
 from cs336_systems.measure.memory import release
 from cs336_systems.measure.timing import time_phases
 from cs336_systems.model import TransformerLM
@@ -34,10 +35,10 @@ Call = Callable[[], object]
 
 def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measurement]:
     """Measure what each part of a bf16 step takes alone, and the rates that closed forms need."""
-    load = load_of(cell.size, cell.batch_size, cell.context, cell.vocab_size)
+    step = TOP.setting(vars(cell))
     rows = []
     for part in (matmuls, attention, update):
-        rows += rows_or_reason(partial(part, load, device), "floor", "ms", {"work": part.__name__})
+        rows += rows_or_reason(partial(part, step, device), "floor", "ms", {"work": part.__name__})
         release(device)
     speed = copy_speed(device)
     side = RATE_ROWS[device.type]
@@ -45,7 +46,7 @@ def measure_floor(cell: TrainingLadder, device: torch.device) -> list[Measuremen
     seconds = time_replayed(lambda: a @ b, device)
     return [
         *rows,
-        floor_row("norms and elementwise", [pass_bytes(load) / speed]),
+        floor_row("norms and elementwise", [all_pass_bytes(step) / speed]),
         summarize("copy_speed", "GB/s", [speed / 1e9]),
         summarize("matmul_rate", "TFLOP/s", [2e-12 * side**3 / lap for lap in seconds], details={"work": "fp32"}),
     ]
@@ -56,36 +57,35 @@ def floor_row(work: str, seconds: list[float]) -> Measurement:
     return summarize("floor", "ms", [1e3 * lap for lap in seconds], details={"work": work})
 
 
-def matmuls(load: Load, device: torch.device) -> Iterator[Measurement]:
+def matmuls(step: Setting, device: torch.device) -> Iterator[Measurement]:
     """Time all matmuls of a step but attention's in sequence."""
-    tensors = {product.name: ProductTensors(product, load.tokens, device) for product in products(load)}
-    head = tensors.pop("head")
+    layers = step.shape.num_layers
+    in_blocks = [ProductTensors(*widths, layers, step.tokens, device) for widths in linear_maps(step)]
+    head = ProductTensors(step.shape.d_model, step.vocab_size, 1, step.tokens, device)
 
-    def step() -> None:
-        for layer in range(load.shape.num_layers):
-            for block in tensors.values():
-                block.forward(layer)
+    def run() -> None:
+        for layer in range(layers):
+            for product in in_blocks:
+                product.forward(layer)
         head.forward(0)
         head.backward(0)
-        for layer in reversed(range(load.shape.num_layers)):
-            for block in reversed(tensors.values()):
-                block.backward(layer)
+        for layer in reversed(range(layers)):
+            for product in reversed(in_blocks):
+                product.backward(layer)
 
-    yield floor_row("matmuls", time_replayed(step, device))
+    yield floor_row("matmuls", time_replayed(run, device))
 
 
 class ProductTensors:
     """Operands and results of one kind of linear map; the weights of each block and their gradients are apart."""
 
-    def __init__(self, product: Product, tokens: int, device: torch.device):
-        self.product = product
-
+    def __init__(self, d_in: int, d_out: int, count: int, tokens: int, device: torch.device):
         def draw(rows: int, columns: int, scale: float = 1.0) -> Tensor:
             return torch.randn(rows, columns, device=device, dtype=torch.bfloat16).mul_(scale)
 
-        self.x = draw(tokens, product.d_in)
-        self.gradient = draw(tokens, product.d_out)
-        self.weights = [draw(product.d_out, product.d_in, product.d_in**-0.5) for _ in range(product.count)]
+        self.x = draw(tokens, d_in)
+        self.gradient = draw(tokens, d_out)
+        self.weights = [draw(d_out, d_in, d_in**-0.5) for _ in range(count)]
         self.y, self.x_gradient = torch.empty_like(self.gradient), torch.empty_like(self.x)
         self.weight_gradients = [torch.empty_like(weight) for weight in self.weights]
 
@@ -107,11 +107,11 @@ class ProductTensors:
         self.weight_gradient(layer)
 
 
-def attention(load: Load, device: torch.device) -> Iterator[Measurement]:
+def attention(step: Setting, device: torch.device) -> Iterator[Measurement]:
     """Time causal attention of all blocks, forward and backward, by this project's kernels."""
     require_kernels(device)
-    shape = load.shape
-    size = (load.batch_size, shape.num_heads, load.context, shape.d_model // shape.num_heads)
+    shape = step.shape
+    size = (step.batch_size, shape.num_heads, step.context, shape.d_model // shape.num_heads)
     q, k, v, gradient = (torch.randn(size, device=device, dtype=torch.bfloat16) for _ in range(4))
     for x in (q, k, v):
         x.requires_grad_()
@@ -123,12 +123,12 @@ def attention(load: Load, device: torch.device) -> Iterator[Measurement]:
     yield floor_row("attention", time_replayed(blocks, device))
 
 
-def update(load: Load, device: torch.device) -> Iterator[Measurement]:
+def update(step: Setting, device: torch.device) -> Iterator[Measurement]:
     """Time AdamW over all weights in bf16, with split fp32 masters."""
-    shape = load.shape
+    shape = step.shape
     with torch.device("meta"):
         model = TransformerLM(
-            load.vocab_size, 1, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, rope_theta=1.0
+            step.vocab_size, 1, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, rope_theta=1.0
         )
     parameters = [
         nn.Parameter(torch.randn(each.shape, device=device, dtype=torch.bfloat16)) for each in model.parameters()
