@@ -27,11 +27,3 @@ def reduce_scatter_seconds(size: float, devices: int | float, bandwidth: float) 
 def all_reduce_seconds(size: float, devices: int | float, bandwidth: float) -> float:
     """From a tensor of `size` on each device to their sum on all: a reduce-scatter, then an all-gather."""
     return reduce_scatter_seconds(size, devices, bandwidth) + all_gather_seconds(size, devices, bandwidth)
-
-
-def whole_tensor_all_reduce_seconds(size: float, devices: int | float, bandwidth: float) -> float:
-    """An all-reduce that passes whole tensors round the ring, every device adding up all that come by.
-
-    In each of N - 1 steps a device passes on a tensor of `size`: (N - 1) · S/W, N/2 times the time of the ring above.
-    """
-    return (devices - 1) * size / bandwidth

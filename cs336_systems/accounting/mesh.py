@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 
 from cs336_systems.accounting.accelerators import Accelerator
-from cs336_systems.accounting.units import BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,34 +32,17 @@ class Mesh:
         """X · Y."""
         return self.fsdp * self.tensor
 
-    def compute_seconds(self, batch: float) -> float:
-        """4 B D F FLOPs over X Y devices: 4 b D F/C."""
-        return 4 * batch * self.d_model * self.d_ff / self.device.flops
-
-    @property
-    def weights_seconds(self) -> float:
-        """Gathering both matrices' columns or rows of one tensor-parallel rank, whatever the batch: 4 D F/(Y W M_X)."""
-        size = BYTES["bf16"] * 2 * self.d_model * self.d_ff / self.tensor
-        return size / (self.device.bandwidth * self.fsdp_axes)
-
-    def activations_seconds(self, batch: float) -> float:
-        """Gathering the input of B/X = b Y tokens and reduce-scattering the output: 4 b Y D/(W M_Y)."""
-        size = BYTES["bf16"] * 2 * batch * self.tensor * self.d_model
-        return size / (self.device.bandwidth * self.tensor_axes)
-
-    def communication_seconds(self, batch: float, *, overlapped: bool) -> float:
-        """Both collectives, at once or in turn."""
-        weights, activations = self.weights_seconds, self.activations_seconds(batch)
-        return max(weights, activations) if overlapped else weights + activations
-
     @property
     def activations_share(self) -> float:
-        """Time of the activations over that of the compute, whatever the batch: α Y/(M_Y F)."""
+        """Time of gathering the input and reduce-scattering the output, over that of the compute: α Y/(M_Y F).
+
+        Those are 4 b Y D bytes over M_Y axes, and 4 b D F FLOPs, whatever the batch.
+        """
         return self.device.intensity * self.tensor / (self.tensor_axes * self.d_ff)
 
     @property
     def weights_batch(self) -> float:
-        """The batch whose compute is as long as the gathering of the weights: α/(Y M_X)."""
+        """The batch whose compute is as long as the gathering of the weights, 4 D F/Y bytes on M_X axes: α/(Y M_X)."""
         return self.device.intensity / (self.tensor * self.fsdp_axes)
 
     def least_batch(self, *, overlapped: bool) -> float:
@@ -75,17 +57,12 @@ class Mesh:
             return self.weights_batch if share <= 1 else math.inf
         return self.weights_batch / (1 - share) if share < 1 else math.inf
 
-    def best_tensor(self, *, overlapped: bool) -> float:
-        """The Y, not rounded, with the smallest of these batches.
-
-        If the collectives overlap, the largest that the activations allow, M_Y F/α. If not, Y (1 - α Y/(M_Y F)) has to
-        be the largest, whose derivative is 0 at half of that.
-        """
-        most = self.tensor_axes * self.d_ff / self.device.intensity
-        return most if overlapped else most / 2
-
     def best_batch(self, *, overlapped: bool) -> float:
-        """The smallest batch with the best Y: α²/(M_X M_Y F), and four times that if the collectives take turns."""
+        """The smallest batch with the best Y: α²/(M_X M_Y F), and four times that if the collectives take turns.
+
+        If they overlap, the best Y is the largest that the activations allow, M_Y F/α. If not, Y (1 - α Y/(M_Y F)) has
+        to be the largest, whose derivative is 0 at half of that.
+        """
         quarter = self.device.intensity**2 / (self.fsdp_axes * self.tensor_axes * self.d_ff)
         return quarter if overlapped else 4 * quarter
 

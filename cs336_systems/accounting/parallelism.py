@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 
 from cs336_systems.accounting.accelerators import Accelerator
-from cs336_systems.accounting.collectives import all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
 from cs336_systems.accounting.units import BYTES
 
 BACKWARD_PRODUCTS = 2
@@ -41,29 +40,6 @@ class FeedForward:
         """Bytes of the input, of the output, and of the gradient of either: [B, D]."""
         return BYTES["bf16"] * self.tokens * self.d_model
 
-    @property
-    def forward_flops(self) -> float:
-        """2 m n k for each matmul: 2 B D D_FF per matrix."""
-        return 2 * self.matrices * self.tokens * self.d_model * self.d_ff
-
-    @property
-    def backward_flops(self) -> float:
-        """Two matmuls for each of the forward pass."""
-        return BACKWARD_PRODUCTS * self.forward_flops
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds of one pass on each device."""
-
-    compute: float
-    communication: float
-
-    @property
-    def is_compute_bound(self) -> bool:
-        """Whether the communication can hide behind the compute."""
-        return self.communication <= self.compute
-
 
 @dataclass(frozen=True)
 class Parallel:
@@ -71,46 +47,6 @@ class Parallel:
 
     layer: FeedForward
     device: Accelerator
-
-    def data_parallel_backward(self, devices: float) -> Times:
-        """Each device has all weights and B/N tokens; it all-reduces the gradients of the weights.
-
-        The forward pass, whose tokens do not depend on each other, communicates nothing.
-        """
-        compute = self._compute(self.layer.backward_flops, devices)
-        return Times(compute, all_reduce_seconds(self.layer.weight_bytes, devices, self.device.bandwidth))
-
-    def fsdp_forward(self, devices: float) -> Times:
-        """Each device has 1/N of each weight and B/N tokens; it gathers the weights."""
-        return Times(self._compute(self.layer.forward_flops, devices), self._gather_weights(devices))
-
-    def fsdp_backward(self, devices: float) -> Times:
-        """The weights, freed after the forward pass, are gathered again, and their gradients reduce-scattered."""
-        scatter = reduce_scatter_seconds(self.layer.weight_bytes, devices, self.device.bandwidth)
-        return Times(self._compute(self.layer.backward_flops, devices), self._gather_weights(devices) + scatter)
-
-    def tensor_forward(self, devices: float) -> Times:
-        """Each device has D_FF/N columns of the first matrices, as many rows of the last, and all tokens.
-
-        Its product with those rows is one of N summands of the output, [B, D], which is all-reduced.
-        """
-        return Times(self._compute(self.layer.forward_flops, devices), self._reduce_activations(devices))
-
-    def tensor_backward(self, devices: float) -> Times:
-        """The gradient of the input is a sum over D_FF as well: one all-reduce of [B, D], after a local addition."""
-        return Times(self._compute(self.layer.backward_flops, devices), self._reduce_activations(devices))
-
-    def mixed_forward(self, fsdp: float, tensor: float, *, overlapped: bool) -> Times:
-        """FSDP over one axis of a grid and tensor parallelism over the other; both axes at once, or in turn.
-
-        A device gathers, along the first axis, the weights that the second axis leaves it, 1/tensor of all; and
-        reduces, along the second, the output of its B/fsdp tokens.
-        """
-        bandwidth = self.device.bandwidth
-        weights = all_gather_seconds(self.layer.weight_bytes / tensor, fsdp, bandwidth)
-        outputs = all_reduce_seconds(self.layer.activation_bytes / fsdp, tensor, bandwidth)
-        compute = self._compute(self.layer.forward_flops, fsdp * tensor)
-        return Times(compute, max(weights, outputs) if overlapped else weights + outputs)
 
     @property
     def batch_limit(self) -> float:
@@ -164,12 +100,3 @@ class Parallel:
             half = (ratio - 1) / 2
             return math.sqrt(half**2 + ratio * devices) - half
         return min(max(math.sqrt(ratio * devices), 1), devices)
-
-    def _compute(self, flops: float, devices: float) -> float:
-        return flops / devices / self.device.flops
-
-    def _gather_weights(self, devices: float) -> float:
-        return all_gather_seconds(self.layer.weight_bytes, devices, self.device.bandwidth)
-
-    def _reduce_activations(self, devices: float) -> float:
-        return all_reduce_seconds(self.layer.activation_bytes, devices, self.device.bandwidth)

@@ -48,15 +48,6 @@ def from_the_start(blocks: int) -> Strategy:
     return Strategy((0,) if blocks > 1 else (), range(blocks - 1, blocks), blocks * (blocks + 1) // 2)
 
 
-def square_root_segment(blocks: int, residual: float, saved: float) -> int:
-    """The segment of one level that needs the least memory, the shortest of several.
-
-    Near the square root of blocks · residual / saved, where the derivative of residual · blocks / k + saved · k is 0.
-    """
-    lengths = range(1, blocks + 1)
-    return min(lengths, key=lambda length: one_level(blocks, length).memory(residual, saved))
-
-
 def _nested_forwards(blocks: int) -> int:
     if blocks == 1:
         return 1

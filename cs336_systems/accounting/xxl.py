@@ -19,10 +19,6 @@ class Sharding:
     sharded: float
     whole: float
 
-    def per_device(self, devices: int) -> float:
-        """Bytes on each device."""
-        return self.sharded / devices + self.whole
-
     def least_devices(self, memory: float) -> int | None:
         """The fewest devices with less than `memory` bytes in use on each; None if no number is enough."""
         if self.whole >= memory:

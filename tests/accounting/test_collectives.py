@@ -2,12 +2,7 @@
 
 import pytest
 
-from cs336_systems.accounting.collectives import (
-    all_gather_seconds,
-    all_reduce_seconds,
-    reduce_scatter_seconds,
-    whole_tensor_all_reduce_seconds,
-)
+from cs336_systems.accounting.collectives import all_gather_seconds, all_reduce_seconds, reduce_scatter_seconds
 
 BANDWIDTH = 7.0
 
@@ -68,20 +63,3 @@ def test_a_ring_moves_the_bytes_that_the_formulas_count(count, size):
     all_gather(shards, size, first=0)
     assert all([held[place] for place in range(total)] == list(range(total)) for held in shards.held)
     assert shards.seconds == pytest.approx(all_gather_seconds(total, count, BANDWIDTH))
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("size", [1, 11])
-def test_whole_tensors_round_the_ring(count, size):
-    tensors = [[10 * device + place for place in range(size)] for device in range(count)]
-    partial = [list(tensor) for tensor in tensors]
-    seconds = 0.0
-    for step in range(1, count):
-        # As the handout words it: in step t device i sends x of device i - t + 1, and receives that of i - t.
-        received = [tensors[(device - step) % count] for device in range(count)]
-        seconds += size / BANDWIDTH
-        partial = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(partial, received, strict=True)]
-    assert partial == [[sum(column) for column in zip(*tensors, strict=True)]] * count
-    assert seconds == pytest.approx(whole_tensor_all_reduce_seconds(size, count, BANDWIDTH))
-    ring = all_reduce_seconds(size, count, BANDWIDTH)
-    assert seconds == pytest.approx(count / 2 * ring)

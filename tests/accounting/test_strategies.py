@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from cs336_systems.accounting.strategies import from_the_start, keep_all, nested, one_level, square_root_segment
+from cs336_systems.accounting.strategies import from_the_start, keep_all, nested, one_level
 
 
 class Chain:
@@ -74,13 +74,3 @@ def test_nesting_takes_logarithms():
         blocks = 2**depth
         assert len(nested(blocks).kept) == depth
         assert nested(blocks).forwards == blocks + depth * blocks / 2
-
-
-@pytest.mark.parametrize(("residual", "saved"), [(1, 1), (1, 17), (3, 5)])
-def test_the_best_segment_is_near_the_square_root(residual, saved):
-    for blocks in (16, 32, 100):
-        best = square_root_segment(blocks, residual, saved)
-        ideal = math.sqrt(blocks * residual / saved)
-        assert best == pytest.approx(ideal, rel=0.35, abs=1)
-        # Nor can any length beat the bound of two equal terms by more than the inputs that it spares.
-        assert one_level(blocks, best).memory(residual, saved) >= 2 * ideal * saved - 2 * residual
