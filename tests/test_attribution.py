@@ -111,7 +111,7 @@ def test_busy_and_idle_time_add_up_to_the_time_between_the_events(tmp_path):
     rows = {(row.metric, row.details["stage"]): row.mean for row in stage_rows(trace)}
     for stage, milliseconds in times.stages.items():
         whole = rows["stage_busy", stage] + rows["stage_idle", stage]
-        assert whole == pytest.approx(sum(milliseconds) / 3, rel=0.05, abs=0.1)
+        assert whole == pytest.approx(sum(milliseconds) / 3, rel=0.05, abs=0.2)  # ms: launches under the profiler
 
 
 @pytest.mark.gpu

@@ -84,7 +84,7 @@ def test_another_gpu_is_compared(changes, compared):
 def test_the_title_page_shows_them(end_to_end):
     plan = make_plan(config(machine=f"1 x {A100}"))
     own = tables_of(on_an_a100(end_to_end))
-    rest = cover(plan, own), pandas.DataFrame(columns=["check", "outcome", "detail"]), dict.fromkeys(own, ())
+    rest = cover(plan, own), pandas.DataFrame(columns=["check", "outcome", "detail"])
     with contextlib.chdir(ROOT):
         text = fill(CONTENTS, plan, compute(CONTENTS, plan, own, *rest, tables_of(end_to_end)))
     number = figures(end_to_end)["gain from bf16, 2.7B, 512"]

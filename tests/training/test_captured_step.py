@@ -440,6 +440,8 @@ def test_a_wrapped_model_trains_as_one_process_on_the_whole_batch(device, wrappe
 @on_all_ranks
 def test_sums_of_16_bit_gradients_are_averaged_over_ranks(device):
     """The first micro-batches' large gradients cancel: in bf16 they would swallow all others."""
+    if device.type == "cuda":  # as above
+        torch.cuda.set_stream(torch.cuda.Stream())
     options = {"lr": 0.1, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0}
     x = torch.ones(32, 4, dtype=torch.bfloat16, device=device)
     x[0], x[2:] = 256, 1 + dist.get_rank()
