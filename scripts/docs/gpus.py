@@ -12,7 +12,7 @@ from scripts.docs.markdown import table, with_table
 SHOWN = ("RTX 4060", "RTX 4070", "RTX 4080", "RTX 4090", "H200")
 """One GPU for each amount of memory."""
 CLASSES = {
-    (7, 5): ("Turing: T4, RTX 20", 64, "PyTorch's memory-efficient kernels: Triton uses no tensor cores there"),
+    (7, 5): ("Turing: T4, RTX 20", 64, "PyTorch's SDPA: Triton uses no tensor cores there"),
     (8, 0): ("Ampere: A100, A30", 163, "Triton kernels"),
     (8, 6): ("Ampere: RTX 30, RTX A, A10", 99, "Triton kernels, smaller tiles"),
     (8, 9): ("Ada: RTX 40, L4, L40S", 99, "Triton kernels, smaller tiles"),
