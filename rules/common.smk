@@ -13,20 +13,12 @@ import tempfile
 from itertools import chain
 from pathlib import Path
 
+from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.planned import told
 from cs336_systems.implementations import family_of
 from cs336_systems.lifeline import announce_run
-from cs336_systems.plan import (
-    AUTO,
-    NONE,
-    QUICK,
-    as_in_a_file,
-    make_plan,
-    other_models,
-    plan_to_json,
-    set_by,
-)
+from cs336_systems.plan import make_plan, other_models, plan_to_json
 from cs336_systems.record.revisions import present
 from cs336_systems.record.source import source_digest
 from cs336_systems.run.failure import full_disks, places

@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 from pandas import DataFrame
 
-from cs336_systems.plan import Job, Plan
+from cs336_systems.grids import Job
+from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import COMMON_UNITS, WHOLE_CELL
 from scripts.views.completeness import cells_of, missing_metrics
 from scripts.views.data import NOT_RUN

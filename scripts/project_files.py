@@ -11,7 +11,7 @@ ALWAYS = "Snakefile"
 PATTERNS = (
     "Snakefile", "Makefile", "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "config.yaml",
     "pyproject.toml", ".gitignore", ".pre-commit-config.yaml", ".ci/run", ".github/*.yml",
-    "cs336_systems/*.py", "cs336_systems/py.typed", "cs336_systems/config.schema.yaml", "cs336_systems/*.json",
+    "cs336_systems/*.py", "cs336_systems/py.typed", "cs336_systems/*.json",
     "cs336_systems/revisions.yaml",
     "mkdocs.yml", "docs/*.md", "docs/*.png", "docs/*.svg", "docs/*.dot",
     "examples/*.py", "examples/*.yaml",

@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import ClassVar
 
+import jsonschema
 import pytest
 
 from cs336_systems.benchmarks.command_line import parse_command_line
+from cs336_systems.config import Config, as_in_a_file
 from cs336_systems.experiments.base import Experiment, Positive, field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
-from cs336_systems.plan import (
-    as_in_a_file,
-    make_plan,
-    plan_to_json,
-    read_plan,
-)
+from cs336_systems.plan import make_plan, plan_to_json, read_plan
 from cs336_systems.run.progress import read_walls, wall_key
 from cs336_systems.sizes import SIZES, format_size, parse_size
 from tests.samples import ROOT, config
@@ -70,7 +67,7 @@ def planned(grid, tmp_path, **changes):
         ({**GRID, "steps": [10.0]}, "steps is 10.0; allowed: a valid integer"),
         ({**GRID, "steps": [True]}, "steps is True; allowed: a valid integer"),
         ({**GRID, "compiled": [0]}, "compiled is 0; allowed: a valid boolean"),
-        ({**GRID, True: [1]}, "True is not known here; allowed: size"),
+        ({**GRID, True: [1]}, "only has the key True; allowed: text"),
         ({**GRID, "model": ["foo"]}, "model is 'foo'; allowed: a model class as package.module:Class"),
         ({**GRID, "one_job_per": ["sise"]}, "one_job_per names 'sise'; allowed: size, context"),
         ({**GRID, "one_job_per": [["size"]]}, r"one_job_per.0 is \['size'\]; allowed: the name of a parameter"),
@@ -161,6 +158,15 @@ def test_values_on_the_command_line_are_read_as_in_a_file(given, read):
         ({"seed": 2**70}, "seed is 1180591620717411303424; allowed: a whole number from 0 to 9223372036854775807"),
         ({"seed": -1}, "seed is -1; allowed: a whole number from 0 to 9223372036854775807"),
         ({"seed": "١"}, "seed is '١'; allowed: a whole number from 0"),
+        ({"price": 0}, "price is 0; allowed: none, or a price per GPU-hour above 0"),
+        ({"price": float("nan")}, "price is nan; allowed: none, or a price"),
+        ({"price": "3.50,2.10,1"}, "price is '3.50,2.10,1'; allowed: none, or a price"),
+        ({"with": ""}, "with is ''; allowed: none, a label in results/ or recorded/, or a folder"),
+        ({"speed": 1, "seed": -1}, "unknown key 'speed' in the top level"),
+        ({"experiments": config()["experiments"] | {"speed": 1}}, "unknown key 'speed' in experiments; allowed: accum"),
+        ({"sizes": {"a": {"d_modle": 8}}}, "unknown key 'd_modle' in sizes.a; allowed: d_model, d_ff"),
+        ({"trace": {"smoke": {1: 2}, "handout": {}}}, r"trace.smoke has the key 1; allowed: text \(a number in quotes"),
+        ({"implementations": {"attention": {"a": 1}}}, "attention.a is 1; allowed: a function or class"),
         ({"experiments": {}}, "'accumulation' is a required property in experiments"),
     ],
 )
@@ -169,6 +175,13 @@ def test_a_wrong_setting_is_answered_in_a_sentence(tmp_path, changes, complaint)
         make_plan(config(**changes), tmp_path)
     assert str(error.value).startswith("config.yaml: ")
     assert "\n" not in str(error.value)
+
+
+def test_the_schema_that_editors_read_allows_the_projects_configuration_alone():
+    schema = jsonschema.Draft202012Validator(Config.model_json_schema())
+    assert schema.is_valid(config())
+    wrong = [{"speed": 1}, {"price": "dear"}, {"experiments": {}}, {"experiments": grids({"all": {}})}]
+    assert not any(schema.is_valid(config(**changes)) for changes in wrong)
 
 
 @pytest.mark.parametrize(
@@ -238,6 +251,7 @@ def test_quick_measures_some_of_the_handouts_cells(tmp_path):
         ({"mode": ["forward"]}, "only.quick has the key 'mode'; allowed: one_job_per, size, context"),
         ({"context": []}, "handout.only: context has no value; allowed: at least one"),
         ("some", "only.quick is 'some'; allowed: none, or a mapping"),
+        ({"context": 8}, "only.quick is {'context': 8}; allowed: none, or a mapping"),
     ],
 )
 def test_quick_has_only_values_of_its_grid(tmp_path, chosen, complaint):

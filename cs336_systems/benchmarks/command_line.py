@@ -26,13 +26,14 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from tqdm import tqdm
 
 from cs336_systems.benchmarks.runner import Measure, first_line, measure_cells
+from cs336_systems.config import CPU, CUDA, LARGEST_SEED
 from cs336_systems.experiments.base import Experiment, expand, field_docs
+from cs336_systems.grids import check_grid, device_of, launch_command
 from cs336_systems.implementations import WHO, family_of, own_implementations
 from cs336_systems.implementations import check as check_implementation
 from cs336_systems.lifeline import end_with_the_run
 from cs336_systems.measure.memory import is_out_of_memory
 from cs336_systems.parallel.process_group import Rank, current_rank, process_group
-from cs336_systems.plan import CPU, CUDA, LARGEST_SEED, check_grid, device_of, launch_command
 from cs336_systems.record import provenance
 from cs336_systems.record.machine import detect
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement

@@ -13,6 +13,7 @@ from typing import Any
 
 from cs336_systems.accounting.step_time import step_seconds
 from cs336_systems.accounting.units import MIB
+from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.registry import EXPERIMENTS
@@ -20,8 +21,9 @@ from cs336_systems.fit.gpus import gpu_of_label, memory_of_gpu, rates_of
 from cs336_systems.fit.planned import least_memory
 from cs336_systems.fit.recorded import recorded
 from cs336_systems.fit.verdict import CONTEXT, GAPS, outcome
+from cs336_systems.grids import BACKEND, Job, device_of
 from cs336_systems.measure.gpus import Gpu
-from cs336_systems.plan import BACKEND, CPU, REFERENCE, Job, Plan, device_of
+from cs336_systems.plan import REFERENCE, Plan
 from cs336_systems.record.measurement import WALL
 from cs336_systems.record.rows import parameters
 from cs336_systems.run.progress import wall_key

@@ -14,9 +14,11 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from cs336_systems.config import CPU
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import CPU, Job, Plan
+from cs336_systems.grids import Job
+from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import WALL
 from cs336_systems.record.rows import parameters
 

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from cs336_systems.config import CONFIG
 from cs336_systems.measure.gpus import GPUS, NVIDIA, Gpu, listed
-from cs336_systems.plan import CONFIG, make_plan
+from cs336_systems.plan import make_plan
 from cs336_systems.run.forecast import TOO_LARGE, expected
 from cs336_systems.yaml_file import read_mapping
 from scripts.docs.markdown import table, with_table

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from cs336_systems.discovery import modules
 from cs336_systems.experiments.base import explain
 from cs336_systems.experiments.registry import EXPERIMENTS
-from cs336_systems.plan import TRACED
+from cs336_systems.grids import TRACED
 from cs336_systems.yaml_file import read_yaml
 
 CONTENTS = Path("report/contents.yaml")

@@ -17,8 +17,8 @@ from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.all_reduce import AllReduce
 from cs336_systems.experiments.base import field_docs
 from cs336_systems.experiments.registry import KINDS
+from cs336_systems.grids import launch_command
 from cs336_systems.parallel.process_group import Rank
-from cs336_systems.plan import launch_command
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
 from cs336_systems.record.rows import parameters
 from cs336_systems.run.kept_cells import KEPT, add_cell, measured_cells, out_of_memory, start_keeping

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from cs336_systems.experiments.accumulation import Accumulation
-from cs336_systems.plan import Job, Plan
+from cs336_systems.grids import Job
+from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import WALL, summarize
 from cs336_systems.record.rows import make_row, write_job
 from cs336_systems.run.progress import ProgressMonitor, describe, duration, finished_line

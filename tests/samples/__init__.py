@@ -17,10 +17,11 @@ from typing import Any
 import yaml
 from pypdfium2 import PdfDocument
 
+from cs336_systems.config import read_config
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.grids import plan_jobs
 from cs336_systems.measure.gpus import listed
-from cs336_systems.plan import plan_jobs
 from cs336_systems.record.measurement import WALL, Measurement
 from cs336_systems.record.rows import Provenance, parameters, read_jobs, write_job
 from cs336_systems.record.validation import Row
@@ -62,7 +63,7 @@ def provenance(**changes: Any) -> Provenance:
 
 def planned_cells(experiment: str, scale: str) -> list[Any]:
     """Every cell that config.yaml plans of an experiment."""
-    return [cell for job in plan_jobs(experiment, config(), scale).values() for cell in job.cells]
+    return [cell for job in plan_jobs(experiment, read_config(config()), scale).values() for cell in job.cells]
 
 
 @cache
