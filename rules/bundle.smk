@@ -28,10 +28,13 @@ rule bundle:
         "../scripts/bundle/make.py"
 
 
+NOT_WHOLE = refused_if(PLAN.scale == QUICK, "scale is 'quick', which measures parts of jobs; allowed: smoke or handout")
+
+
 rule check:
     """Say of a bundle what passed, what failed, and what cannot be decided."""
     input:
-        a_bundle,
+        refused_if(config["bundle"] == NONE, "bundle is 'none'; allowed: the path of a bundle"),
     log:
         f"{RESULTS}/logs/check.log",
     localrule: True
@@ -44,7 +47,7 @@ rule check:
 rule promote:
     """Add what was measured here to the recorded results, in place of earlier ones of the same jobs, or a bundle."""
     input:
-        [] if config["bundle"] != NONE else [measures_here, whole_jobs],
+        [] if config["bundle"] != NONE else [NOT_MEASURED, NOT_WHOLE],
     log:
         f"{RESULTS}/logs/promote.log",
     localrule: True

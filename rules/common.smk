@@ -148,16 +148,18 @@ def test_together(jobs):
         subprocess.run(["rules/correctness.sh", f"{RESULTS}/correctness", *tests], stderr=subprocess.DEVNULL)
 
 
-def measures_here(wildcards):
-    """Input of what only measures: none, or, where results are recorded, one that cannot exist, named by the reason."""
-    reason = f"(nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or figures)"
-    return [reason] if PLAN.recorded else []
+def refused_if(condition, reason):
+    """Input that keeps a rule from running: none, or a file that cannot exist and is named by the reason.
+
+    If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
+    from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
+    """
+    return [f"({reason})"] if condition else []
 
 
-def whole_jobs(wildcards):
-    """Input of what replaces recorded jobs: none, or, where this run's have fewer cells, the reason in its place."""
-    reason = "(scale is 'quick', which measures parts of jobs; allowed: smoke or handout)"
-    return [reason] if PLAN.scale == QUICK else []
+NOT_MEASURED = refused_if(
+    PLAN.recorded, f"nothing is measured where recorded is '{PLAN.machine}'; allowed: all, writeup, or figures"
+)
 
 
 def planned_csvs(*experiments):
@@ -224,17 +226,14 @@ def measures_nothing():
 
 
 def obstacles(wildcards):
-    """What keeps a job or an artifact from being made in this run: no input, or one that cannot exist, named by the reason.
-
-    If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
-    from a machine with more GPUs stay, and `snakemake writeup` measures nothing.
-    """
-    if PLAN.recorded:
-        return measures_here(wildcards)
-    if measures_nothing():
-        return ["(nothing is measured for `snakemake writeup`)"]
-    if obstacle := PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.trace)):
-        return [f"({obstacle})"]
+    """Input that keeps a job or an artifact from being made in this run, if anything does."""
+    obstacle = PLAN.obstacle(JOBS.get(wildcards.get("job"), PLAN.trace))
+    if refused := (
+        NOT_MEASURED
+        or refused_if(measures_nothing(), "nothing is measured for `snakemake writeup`")
+        or refused_if(obstacle, obstacle)
+    ):
+        return refused
     if not workflow.local_exec and config["machine"] == AUTO:
         raise WorkflowError(
             f"{set_by(SOURCES, ['machine'])}: machine is 'auto', but jobs run elsewhere; say on what, see its comment"
@@ -256,10 +255,9 @@ def card_jobs():
 
 
 def card_obstacles(wildcards):
-    """What keeps the card from being measured: no input, or one that cannot exist, named by the reason."""
-    if not card_jobs():
-        return [f"(experiments.card.{PLAN.scale} has no grid; allowed: at least one, see config.yaml)"]
-    return obstacles(wildcards)
+    """Input that keeps the card from being measured, if anything does."""
+    reason = f"experiments.card.{PLAN.scale} has no grid; allowed: at least one, see config.yaml"
+    return refused_if(not card_jobs(), reason) or obstacles(wildcards)
 
 
 def card_commands():
@@ -272,25 +270,6 @@ def card_commands():
 def job_source(wildcards):
     """Revisions of the code that a job runs: when they change, the job is stale."""
     return JOBS[wildcards.job].revisions
-
-
-def something_to_verify(wildcards):
-    """Input of what verifies: none, or, where there is nothing to verify, one that cannot exist, named by the reason."""
-    if not (STUDENTS or any(config["implementations"].values())):
-        return ["(implementations names none; allowed: at least one, or a folder of students, see README.md)"]
-    return measures_here(wildcards)
-
-
-def a_bundle(wildcards):
-    """Input of what checks a bundle: none, or, where none is named, one that cannot exist, named by the reason."""
-    return [f"(bundle is '{NONE}'; allowed: the path of a bundle)"] if config["bundle"] == NONE else []
-
-
-def something_to_compare(wildcards):
-    """Input of what compares: none, or, where no other results are named, one that cannot exist, named by the reason."""
-    return (
-        [] if config["with"] != NONE else ["(with is 'none'; allowed: a label in results/ or recorded/, or a folder)"]
-    )
 
 
 def trace_source(wildcards):

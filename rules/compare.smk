@@ -14,7 +14,7 @@ COMPARISON = f"{RESULTS}/comparison/{Path(COMPARED_WITH).resolve().name}"
 rule compare:
     """Compare these results with others: verdicts on all times together, a page and a figure."""
     input:
-        something_to_compare,
+        refused_if(COMPARED_WITH == NONE, "with is 'none'; allowed: a label in results/ or recorded/, or a folder"),
     log:
         f"{RESULTS}/logs/compare.log",
     localrule: True

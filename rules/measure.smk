@@ -59,12 +59,12 @@ for experiment in PLAN.jobs:
         name:
             experiment
         input:
-            measures_here,
+            NOT_MEASURED,
             planned_csvs(experiment),
 
 
 rule measurements:
     """Every planned measurement, without the report."""
     input:
-        measures_here,
+        NOT_MEASURED,
         planned_csvs(),

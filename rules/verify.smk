@@ -9,7 +9,11 @@ results/<machine>/verify/<student>.html. Nothing is measured.
 rule verify:
     """Run the numeric tests on the implementations that the configuration names, or on those of each student."""
     input:
-        something_to_verify,
+        refused_if(
+            not (STUDENTS or any(config["implementations"].values())),
+            "implementations names none; allowed: at least one, or a folder of students, see README.md",
+        )
+        or NOT_MEASURED,
     log:
         f"{RESULTS}/logs/verify.log",
     threads: workflow.cores
