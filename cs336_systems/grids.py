@@ -152,18 +152,23 @@ def plan_jobs(experiment: str, config: Config, scale: str, *, recorded: bool = F
                     continue  # What a recorded grid before this one has is measured anew in this one.
                 if grid.recorded_only:
                     of_record.update(job.cells)
-                for cell in job.cells:
-                    if cell in owner:
-                        raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
-                    owner[cell] = job.name
-                if len(os.fsencode(job.name)) > LONGEST_NAME:
-                    raise ValueError(f"a job would be named {job.name!r}; allowed: at most {LONGEST_NAME} bytes")
-                if job.name in jobs:
-                    raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes with different names")
-                jobs[job.name] = job
+                _add(job, jobs, owner)
         except ValueError as error:
             raise Mistake(path, f"{'.'.join(path)}: {error}") from None
     return jobs
+
+
+def _add(job: Job, jobs: dict[str, Job], owner: dict[Experiment, str]) -> None:
+    """Add a job to those of its experiment, whose names are those of files, and each of whose cells has one owner."""
+    for cell in job.cells:
+        if cell in owner:
+            raise ValueError(f"it plans a cell that {owner[cell]} already has: {job.arguments}")
+        owner[cell] = job.name
+    if len(os.fsencode(job.name)) > LONGEST_NAME:
+        raise ValueError(f"a job would be named {job.name!r}; allowed: at most {LONGEST_NAME} bytes")
+    if job.name in jobs:
+        raise ValueError(f"two jobs would be named {job.name!r}; allowed: sizes with different names")
+    jobs[job.name] = job
 
 
 def grids_of(scale: str) -> str:
