@@ -76,7 +76,7 @@ class FullyShardedTraining(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "parallel.test_fsdp",
         "parallel.test_sharded_optimizer",
-        "parallel.test_ddp_equivalence",
+        "parallel.test_conformance",
     )
     added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 

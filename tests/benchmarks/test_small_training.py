@@ -11,7 +11,7 @@ from cs336_systems.benchmarks.comparison.small_training import require_same_trai
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable
-from tests.parallel.test_ddp_equivalence import Summing
+from tests.parallel.test_conformance import Summing
 from tests.support.ranks import on_all_ranks
 
 CELL = DataParallelTraining()

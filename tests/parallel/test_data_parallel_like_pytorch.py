@@ -12,11 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
-from cs336_systems.parallel.ddp_equivalence import VARIATIONS, WRAPPERS
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
+from tests.support.wrappers import VARIATIONS, WRAPPERS
 
 PEERS = {"symmetric memory", "symmetric memory, 40 B"}
 OPTIMIZERS = (ShardedOptimizer, SymmetricMemoryShardedOptimizer)

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel import data_parallel
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
-from cs336_systems.parallel.ddp_equivalence import WRAPPERS, same_on_all_ranks
 from tests import adapters
 from tests.support.ranks import on_all_ranks
+from tests.support.wrappers import WRAPPERS, same_on_all_ranks
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 

@@ -11,11 +11,11 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
-from cs336_systems.parallel.ddp_equivalence import same_on_all_ranks
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
+from tests.support.wrappers import same_on_all_ranks
 
 KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 ADAM = {"lr": 0.1, "betas": (0.5, 0.5)}

@@ -11,12 +11,12 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
-from cs336_systems.parallel.ddp_equivalence import VARIATIONS, WRAPPERS, same_on_all_ranks
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from cs336_systems.parallel.variations import OptimizerOverlapDataParallel
 from tests.support.ranks import on_four_ranks
+from tests.support.wrappers import VARIATIONS, WRAPPERS, same_on_all_ranks
 
 GROUPS = {"disjoint": [(0, 2), (1, 3)], "partial": [(1, 2, 3)]}
 ADAM = {"optimizer_cls": torch.optim.AdamW, "lr": 0.01}

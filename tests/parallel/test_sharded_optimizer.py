@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import nn
 
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
-from cs336_systems.parallel.ddp_equivalence import CONTEXT, VOCABULARY, small_transformer
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_gradients import OwnedGradients, ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
@@ -18,6 +17,7 @@ from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemorySha
 from cs336_systems.training import MasterAdamW
 from tests.parallel.test_data_parallel import ALL, Branches
 from tests.support.ranks import on_all_ranks
+from tests.verify.training import CONTEXT, VOCABULARY, small_transformer
 
 KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 OPTIMIZERS = {

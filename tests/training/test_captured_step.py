@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel import FullyShardedDataParallel, ShardedGradientsDataParallel, ShardedOptimizer
-from cs336_systems.parallel.ddp_equivalence import WRAPPERS, same_on_all_ranks
 from cs336_systems.training import under_backward
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
@@ -20,6 +19,7 @@ from cs336_systems.training.clipping import clip_scale
 from cs336_systems.training.gradient_sums import GradientSums
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from tests.support.ranks import on_all_ranks
+from tests.support.wrappers import WRAPPERS, same_on_all_ranks
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}

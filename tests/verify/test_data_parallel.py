@@ -5,9 +5,9 @@ import torch
 import torch.distributed as dist
 
 from cs336_systems.implementations import load_path, parse
-from cs336_systems.parallel.ddp_equivalence import MODELS
 from tests.support.ranks import on_two_and_on_four_ranks
 from tests.verify.training import (
+    MODELS,
     STEPS,
     TOLERANCE,
     backward,
@@ -69,9 +69,17 @@ def test_gradients(device, implementation, model):
 @on_two_and_on_four_ranks
 def test_training(device, implementation, model):
     """Weights after three steps are those of one process on the whole batch."""
+    compare(implementation, model, device)
+
+
+def compare(implementation, model, device):
+    """Train each way to wrap a model, and return the modules, whose weights have to be those of one process."""
+    modules = []
     for what, wrapped, module, alone in pairs(implementation, model, device):
         batches = make_batches(STEPS, device)
         before = weights_of(alone)
         train(wrapped, [own_part(batch) for batch in batches])
         train(alone, batches)
         require_same_way(weights_of(module), weights_of(alone), before, f"after {STEPS} steps{what}")
+        modules.append(module)
+    return modules

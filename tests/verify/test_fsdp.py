@@ -6,9 +6,9 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from cs336_systems.implementations import load_path, parse
-from cs336_systems.parallel.ddp_equivalence import MODELS
 from tests.support.ranks import on_two_and_on_four_ranks
 from tests.verify.training import (
+    MODELS,
     STEPS,
     TOLERANCE,
     make_batches,

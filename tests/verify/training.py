@@ -7,13 +7,51 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cs336_systems.parallel.ddp_equivalence import CONTEXT, MODELS, VOCABULARY
+from cs336_systems.model import TransformerLM
 
+CONTEXT, VOCABULARY = 6, 17
 STEPS = 3
 TOLERANCE = 2.0**-10
 """Of the way that a weight has gone: what other orders of adding up come to in fp32, many times over."""
 SIZES_MB = (100, 0.0004)
 """One bucket, and many."""
+
+
+class OddModel(nn.Module):
+    """A language model that is hard on wrappers: tied, frozen and unused parameters, of odd sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 5)
+        self.unused = nn.Linear(3, 7)
+        self.inner = nn.Linear(5, 13)
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.outer = nn.Linear(13, 5, bias=False)
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.head = nn.Linear(5, VOCABULARY)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, token_ids):
+        x = self.embedding(token_ids)
+        x = x + self.scale * self.outer(torch.tanh(self.inner(x)))
+        return self.head(x + self.frozen(x))
+
+
+def small_transformer():
+    """The project's model with activation checkpointing."""
+    return TransformerLM(
+        vocab_size=VOCABULARY,
+        context_length=CONTEXT,
+        d_model=12,
+        num_layers=2,
+        num_heads=3,
+        d_ff=19,
+        rope_theta=10_000.0,
+        checkpoint_segment=1,
+    )
+
+
+MODELS = {"odd": OddModel, "transformer": small_transformer}
 
 
 def wrappers(found):
@@ -38,10 +76,10 @@ def make_model(model, seed, device):
 
 
 def make_batches(steps, device):
-    """Random token ids [sequences, CONTEXT + 1], the same on all ranks; none asks for OddModel's expert."""
+    """Random token ids [sequences, CONTEXT + 1], the same on all ranks."""
     generator = torch.Generator().manual_seed(0)
     sizes = (3 * dist.get_world_size(), CONTEXT + 1)
-    return [torch.randint(1, VOCABULARY, sizes, generator=generator).to(device) for _ in range(steps)]
+    return [torch.randint(VOCABULARY, sizes, generator=generator).to(device) for _ in range(steps)]
 
 
 def own_part(batch):

@@ -1,0 +1,44 @@
+"""This project's data-parallel wrappers by name, and whether ranks agree."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from cs336_systems.parallel.data_parallel import (
+    BucketedDataParallel,
+    DataParallel,
+    FlatDataParallel,
+    NaiveDataParallel,
+    OverlappedDataParallel,
+)
+from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
+from cs336_systems.parallel.variations import Bf16WireDataParallel, GroupedDataParallel, SmallLastDataParallel
+
+WRAPPERS: dict[str, Callable[[nn.Module], DataParallel]] = {
+    "naive": NaiveDataParallel,
+    "flat": FlatDataParallel,
+    "overlapped": OverlappedDataParallel,
+    "bucketed, 0.4 kB": partial(BucketedDataParallel, bucket_size_mb=0.0004),
+    "bucketed, 1 MB": partial(BucketedDataParallel, bucket_size_mb=1),
+    "symmetric memory, 40 B": partial(SymmetricMemoryDataParallel, bucket_size_mb=0.00004),
+    "symmetric memory": SymmetricMemoryDataParallel,
+}
+VARIATIONS: dict[str, Callable[[nn.Module], DataParallel]] = {
+    "grouped": partial(GroupedDataParallel, bucket_size_mb=0.0004),
+    "small last": partial(SmallLastDataParallel, bucket_size_mb=0.0004),
+    "bf16 wire": partial(Bf16WireDataParallel, bucket_size_mb=0.0004),
+}
+"""Experimental wrappers; without `optimizer_overlap`, which needs its optimizer, and `priority`, which needs NCCL."""
+
+
+def same_on_all_ranks(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> bool:
+    """Whether all ranks of `group` (None: all) hold the same bits in tensors of a common dtype."""
+    flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
+    digests = [""] * dist.get_world_size(group)
+    mine = hashlib.sha256(flat.cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+    dist.all_gather_object(digests, mine, group=group)
+    return len(set(digests)) == 1
