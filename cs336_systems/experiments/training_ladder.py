@@ -134,6 +134,7 @@ class TrainingLadder(Experiment):
         "attention.test_attention_gpu",
         "benchmarks.test_training_ladder",
         "benchmarks.test_wrapped_ladder",
+        "parallel.test_sharded_adamw",
         "training.test_adamw",
         "training.test_captured_step",
         "training.test_checkpointing",

@@ -44,6 +44,11 @@ def test_every_numeric_test_is_run_before_something_is_measured():
     tests = ROOT / "tests"
     numeric = [path for path in tests.rglob("test_*.py") if "pytest.mark.numeric" in path.read_text()]
     marked = {".".join(path.relative_to(tests).with_suffix("").parts) for path in numeric}
-    others = {"run.test_gate", "cluster.test_slurm", "workflow.toy.tests.test_ping"}  # which write the mark
+    others = {  # which write the mark
+        "run.test_gate",
+        "cluster.test_slurm",
+        "workflow.test_gate",
+        "workflow.toy.tests.test_ping",
+    }
     asked_for = {test for experiment in EXPERIMENTS.values() for test in experiment.numeric_tests}
     assert marked - others == {"test_instruments", *asked_for}
