@@ -79,14 +79,19 @@ def reach(
             for found in _found(module, place.name):
                 if id(found) not in statements:
                     statements[id(found)] = found
-                    pending += _named(found, module)
+                    pending += _named(found, module.name)
     return list(statements.values()), uses
 
 
 def digest(statements: Collection[ast.stmt]) -> str:
     """Digest statements, in whatever order and module they are."""
-    texts = sorted(map(_essential, statements))
+    texts = sorted(map(_text, statements))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+@cache  # Most statements belong to several units.
+def _text(statement: ast.stmt) -> str:
+    return _essential(statement)
 
 
 def _essential(node: object) -> str:
@@ -182,12 +187,11 @@ def _nodes(node: ast.AST) -> Iterator[ast.AST]:
                     yield from _nodes(child)
 
 
-def _named(statement: ast.stmt, module: Module) -> Iterator[Place]:
-    """The places that a statement names."""
-    nodes = list(_nodes(statement))
+@cache
+def _named(statement: ast.stmt, name: str) -> tuple[Place, ...]:
+    """The places that a statement of a module names."""
+    module, nodes = read_module(name), list(_nodes(statement))
     known = {**module.imports, **dict(pair for node in nodes for pair in _imported(node, module.package))}
-    for node in nodes:
-        if isinstance(node, ast.Name) and node.id in module.definitions:
-            yield Place(module.name, node.id)
-        elif isinstance(node, ast.Name) and node.id in known:
-            yield known[node.id]
+    names = {node.id: None for node in nodes if isinstance(node, ast.Name)}  # in their order
+    own = {defined: Place(name, defined) for defined in module.definitions}
+    return tuple(place for each in names if (place := own.get(each) or known.get(each)))

@@ -5,17 +5,29 @@ import sys
 
 import pytest
 
-from cs336_systems.__main__ import MODULES, TARGETS
+from cs336_systems.__main__ import MODULES, TARGETS, main
 from tests.samples import ROOT
 
 
-def run(*arguments, folder=ROOT):
-    command = [sys.executable, "-m", "cs336_systems", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run a command in this process; its exit status, and what it prints to stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["cs336-systems", *arguments])
+        try:
+            main()
+            status = 0
+        except SystemExit as end:
+            status = end.code
+        return status, *capsys.readouterr()
+
+    return run
 
 
-def test_help_names_every_command():
-    listed = [line.split()[0] for line in run("--help").stdout.splitlines() if line.startswith("  ")]
+def test_help_names_every_command(run):
+    _, stdout, _ = run("--help")
+    listed = [line.split()[0] for line in stdout.splitlines() if line.startswith("  ")]
     assert listed == [*TARGETS, *MODULES, "measure"]
 
 
@@ -27,23 +39,23 @@ def test_help_names_every_command():
         (["measure", "nothing"], "measure needs the name of an experiment; allowed: accumulation, "),
     ],
 )
-def test_what_there_is_not_gets_one_sentence(arguments, sentence):
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"cs336-systems: {sentence}")
-    assert done.stderr.count("\n") == 1
+def test_what_there_is_not_gets_one_sentence(run, arguments, sentence):
+    status, _, stderr = run(*arguments)
+    assert status == 2
+    assert stderr.startswith(f"cs336-systems: {sentence}")
+    assert stderr.count("\n") == 1
 
 
-def test_a_report_needs_a_clone(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert run("card", folder=tmp_path).stderr == (
-        "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
-    )
+def test_a_report_needs_a_clone(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sentence = "cs336-systems: there is no Snakefile in this folder; allowed: a clone of cs336-systems\n"
+    assert run("card") == (2, "", sentence)
 
 
-def test_a_command_has_its_own_options():
-    assert "--context" in run("fit", "--help").stdout
-    assert run("fit", "--size", "huge").stderr.startswith("fit: size")
-    measured = run("measure", "accumulation", "--additions", "10", "--device", "cpu")
+def test_a_command_has_its_own_options(run):
+    assert "--context" in run("fit", "--help")[1]
+    assert run("fit", "--size", "huge")[2].startswith("fit: size")
+    command = [sys.executable, "-m", "cs336_systems", "measure", "accumulation", "--additions", "10", "--device", "cpu"]
+    measured = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert measured.returncode == 0, measured.stderr
     assert "sum" in measured.stdout
