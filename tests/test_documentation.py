@@ -2,10 +2,10 @@
 
 import os
 import re
-import subprocess
-import sys
+import runpy
 
 from tests.samples import ROOT
+from tests.support.ranks import launch
 
 NAMES = """
 import tempfile, torch
@@ -38,6 +38,9 @@ def test_the_examples_run(tmp_path):
             code += f"model, loss, inputs, targets, optimizer = fresh()\n{example}"
             code += STEP if "model = " in example and not re.search(r"backward\(\)|CapturedStep", example) else ""
     (tmp_path / "examples.py").write_text(code, encoding="utf-8")
-    command, environment = [sys.executable, tmp_path / "examples.py"], {**os.environ, "PYTHONPATH": str(ROOT)}
-    finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert finished.returncode == 0, finished.stderr[-2000:]
+    launch(run, str(tmp_path / "examples.py"), processes=1)
+
+
+def run(rank, examples):
+    os.chdir(ROOT)
+    runpy.run_path(examples)
