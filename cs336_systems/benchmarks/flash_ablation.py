@@ -13,8 +13,7 @@ from torch import Tensor
 
 from cs336_systems.attention.tile_config import BackwardTiles, ForwardTiles
 from cs336_systems.benchmarks.comparison.exact_attention import require_close
-from cs336_systems.benchmarks.kernels import require_kernels
-from cs336_systems.benchmarks.runner import rows_or_reason
+from cs336_systems.benchmarks.runner import require_kernels, rows_or_reason
 from cs336_systems.experiments.flash_ablation import FlashAblation
 from cs336_systems.measure.dtypes import DTYPES
 from cs336_systems.measure.memory import Unavailable

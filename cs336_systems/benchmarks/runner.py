@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from cs336_systems.benchmarks.kernels import require_kernels
+from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.measure.gpu_monitor import GpuMonitor
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
@@ -62,6 +62,16 @@ def measure_alone(measure: Measure[E], cell: E, device: torch.device, seed: int)
     measurements = measure_or_explain(measure, cell, device)
     release(device)
     return measurements
+
+
+def require_kernels(device: torch.device) -> None:
+    """Check that a GPU runs this project's attention: what runs in its place must not be measured under its name.
+
+    Raises:
+        Unavailable: it does not.
+    """
+    if device.type == "cuda" and (obstacle := kernel_obstacle(device)):
+        raise Unavailable(f"this project's kernels do not run here: {obstacle}")
 
 
 def measure_or_explain(measure: Measure[E], cell: E, device: torch.device) -> list[Measurement]:

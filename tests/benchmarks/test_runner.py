@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor.exc import InductorError
 
-from cs336_systems.benchmarks import kernels
+from cs336_systems.benchmarks import runner
 from cs336_systems.benchmarks.runner import first_line, measure_cells, measure_or_explain, reason_of
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.experiments.block_memory import BlockMemory
@@ -61,7 +61,7 @@ def test_what_a_machine_lacks_is_skipped_with_its_reason():
 
 
 def test_what_replaces_our_kernels_is_not_measured_under_their_name(monkeypatch):
-    monkeypatch.setattr(kernels, "kernel_obstacle", lambda device: "as on a T4")
+    monkeypatch.setattr(runner, "kernel_obstacle", lambda device: "as on a T4")
     cell = BlockMemory(size="small", precision="bf16", attention="flash")
     (row,) = measure_or_explain(lambda *_: pytest.fail("it was measured"), cell, torch.device("cuda"))
     assert (row.status, row.message) == ("skipped", "this project's kernels do not run here: as on a T4")

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from cs336_systems.attention import TiledFlashAttention, flash_attention, plain_attention
 from cs336_systems.benchmarks.comparison.exact_attention import AttentionCall
-from cs336_systems.benchmarks.kernels import require_kernels
+from cs336_systems.benchmarks.runner import require_kernels
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import load_path
 from cs336_systems.measure.memory import Unavailable

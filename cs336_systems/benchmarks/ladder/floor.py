@@ -14,8 +14,7 @@ from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.step_work import all_pass_bytes, linear_maps
 from cs336_systems.accounting.units import MIB
 from cs336_systems.attention import flash_attention
-from cs336_systems.benchmarks.kernels import require_kernels
-from cs336_systems.benchmarks.runner import rows_or_reason
+from cs336_systems.benchmarks.runner import require_kernels, rows_or_reason
 from cs336_systems.experiments.training_ladder import TOP, TrainingLadder
 from cs336_systems.measure.memory import release
 from cs336_systems.measure.timing import time_phases

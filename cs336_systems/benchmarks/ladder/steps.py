@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cs336_systems.benchmarks.kernels import require_kernels
 from cs336_systems.benchmarks.ladder.wrapped import wrap
+from cs336_systems.benchmarks.runner import require_kernels
 from cs336_systems.experiments.training_ladder import Rung, TrainingLadder
 from cs336_systems.measure.dtypes import dtype_name
 from cs336_systems.measure.memory import Unavailable
