@@ -46,6 +46,7 @@ def measure_cells(
     # fp32 means fp32: no rounding of matrix multiplies' inputs to TF32, which PyTorch's compiler recommends.
     torch.set_float32_matmul_precision("highest")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
+    warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly")  # its choice, for our shapes
     if rehearsal := cells[0].rehearsal(cells[0]):
         measure_alone(measure, rehearsal, device, seed)
     for cell in cells:
