@@ -1,4 +1,4 @@
-"""What only NVIDIA GPUs have: PyTorch calls the GPUs of ROCm `cuda` too."""
+"""Features of NVIDIA GPUs alone: PyTorch calls the GPUs of ROCm `cuda` too."""
 
 import torch
 

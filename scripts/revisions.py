@@ -47,7 +47,7 @@ INSTRUMENTS = {
 """Shared instruments: modules and packages that belong to them, the longer name first."""
 NOT_MEASURED = "description"
 OTHERS = {"kernel_trace": Place("cs336_systems.artifacts.kernel_trace", "write_trace")}
-"""What else is measured."""
+"""Measured code that is no experiment."""
 DESCRIBE = ("cs336_systems.experiments.metrics",)
 """Modules that only describe measurements."""
 HEADER = """\
@@ -115,7 +115,7 @@ def changed(lock: dict[str, Unit], units: dict[str, Unit]) -> list[str]:
 
 
 def complaint(names: Sequence[str]) -> str:
-    """What to do about units that have changed, in one sentence; nothing if there are none."""
+    """Say how to handle units that have changed, in one sentence; nothing if there are none."""
     if not names:
         return ""
     return (

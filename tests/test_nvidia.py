@@ -1,4 +1,4 @@
-"""What is NVIDIA's only, where PyTorch is built for ROCm and calls its GPUs `cuda` too."""
+"""Features of NVIDIA GPUs alone, where PyTorch is built for ROCm and calls its GPUs `cuda` too."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What a GPU offers to a kernel, as far as the choice of kernels and tiles depends on it."""
+"""The chip of a GPU, as far as the choice of kernels and tiles depends on it."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234e38)
-"""What a row's maximum begins with: finite, so that no infinities are subtracted where scores are -inf."""
+"""The first maximum of a row: finite, so that no infinities are subtracted where scores are -inf."""
 
 
 class Head(NamedTuple):

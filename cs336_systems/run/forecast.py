@@ -1,4 +1,4 @@
-"""What a dry run says of a machine with GPUs: which cells its memory can hold, and about how long they take.
+"""Forecast for a machine with GPUs, at the end of a dry run: cells that its memory can hold, and how long they take.
 
 Memory is that of the closed forms or, where there is none, what the recorded GPU measured in the same cell. A time is
 the recorded GPU's, of which the timed part is scaled by the ratio of the two GPUs' rates. No torch here.
@@ -42,7 +42,7 @@ data sheets; they may be off by a factor of two. ≥: some cells were never time
 
 @dataclass(kw_only=True)
 class Taken:
-    """What a cell took on the recorded GPU."""
+    """Time and memory of a cell on the recorded GPU."""
 
     wall: float = 0.0
     """Seconds; 0 if it is not recorded."""
@@ -54,7 +54,7 @@ class Taken:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What to expect of a cell."""
+    """Expected time and memory of a cell."""
 
     cell: Experiment
     outcome: str
@@ -114,7 +114,7 @@ def _size(cell: Any) -> str:
 
 
 def expected(plan: Plan, gpu: Gpu, jobs: Iterable[Job]) -> Iterator[Expected]:
-    """What to expect of each cell of some jobs of one experiment."""
+    """Forecast each cell of some jobs of one experiment."""
     taken: Mapping[tuple[str, ...], Taken] | None = None
     for job in jobs:
         taken = read_taken(job.experiment) if taken is None else taken
@@ -175,7 +175,7 @@ def slower(cell: Any, gpu: Gpu) -> float:
 
 
 def read_taken(experiment: str, rows: Path = ROWS) -> dict[tuple[str, ...], Taken]:
-    """What the recorded cells of an experiment took, by experiment and parameters as text."""
+    """Read time and memory of the recorded cells, by experiment and parameters as text."""
     kind = EXPERIMENTS[experiment]
     older = {key: str(value) for key, value in kind.added_later.items()}
     names, of_time = parameters(kind), set(timed(kind))

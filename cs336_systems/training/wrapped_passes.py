@@ -22,7 +22,7 @@ WARM_UP_CALLS = 2
 
 
 class WrappedPasses:
-    """What surrounds the passes of a step, by the wrapper of its model; nothing for a model without one.
+    """Preparation and end of a step's passes, by the wrapper of its model; nothing for a model without one.
 
     Where each rank has whole gradients, all passes but the last are local, in `no_sync()`. Where gradients are sharded,
     each pass is averaged: whole gradients would need the memory that sharding has saved.

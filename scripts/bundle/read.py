@@ -74,7 +74,7 @@ def opened(path: Path) -> Iterator[Bundle]:
 
 
 def without_folder(error: Exception, folder: str | Path) -> str:
-    """What is wrong with a bundle, in one sentence without its temporary folder."""
+    """Describe a fault of a bundle in one sentence, without its temporary folder."""
     if isinstance(error, MemoryError):
         return f"it takes more than {MOST_GB} GB of memory; allowed: less"
     kind = "" if type(error) is ValueError else f"not what `snakemake bundle` wrote ({type(error).__name__}): "

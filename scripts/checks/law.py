@@ -42,7 +42,7 @@ class Reading:
 
 
 class Bounds(NamedTuple):
-    """What a law says of a reading: its value, what is expected, and that with tolerance."""
+    """A reading's value, its expected range, and that range with tolerance."""
 
     value: float
     least: float
@@ -52,7 +52,7 @@ class Bounds(NamedTuple):
 
     @property
     def expected(self) -> str:
-        """What is expected, in words."""
+        """The expected range, in words."""
         least, most = f"{self.least:.12g}", f"{self.most:.12g}"
         if math.isinf(self.most):
             return f"at least {least}"
@@ -79,7 +79,7 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Law:
-    """What the numbers of a metric must be."""
+    """A condition on the numbers of a metric."""
 
     experiment: str
     metric: str
@@ -112,7 +112,7 @@ class Law:
                 yield reading, bounds
 
     def bounds(self, reading: Reading) -> Bounds | None:
-        """What the law says of a reading; None where it does not apply."""
+        """Compute the bounds of a reading; None where the law does not apply."""
         expected = self.expected(reading)
         least, most = expected if isinstance(expected, tuple) else (expected, expected)
         if least is None or most is None or math.isnan(least) or math.isnan(most):
@@ -135,7 +135,7 @@ class Law:
 
 
 class Statement(NamedTuple):
-    """What some laws say together."""
+    """Several laws under one sentence."""
 
     sentence: str
     laws: Sequence[Law]

@@ -1,4 +1,4 @@
-"""What a dry run expects of a machine: held against the recorded machines' own cells."""
+"""Forecasts of a dry run, checked against the recorded machines' own cells."""
 
 from collections import Counter
 from pathlib import Path

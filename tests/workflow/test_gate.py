@@ -1,4 +1,4 @@
-"""What the correctness gate says of numeric tests that fail."""
+"""Messages of the correctness gate for numeric tests that fail."""
 
 import subprocess
 
