@@ -149,7 +149,7 @@ def test_together(jobs):
 
 
 def refused_if(condition, reason):
-    """Input that keeps a rule from running: none, or a file that cannot exist and is named by the reason.
+    """Input that blocks a job: none, or a file that cannot exist and is named by the reason.
 
     If an input is missing, Snakemake takes an existing output as it is, or else quotes the missing name. So results
     from a machine with more GPUs stay, and `snakemake writeup` measures nothing.

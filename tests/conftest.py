@@ -16,6 +16,7 @@ end_with_the_run()  # The tests that a run has to pass before it measures end wi
 FIRST = (
     "workflow/test_additions.py",
     "workflow/test_rebuild.py",
+    "attention/test_chips.py",
     "scripts/test_writeup.py",
     "workflow/test_verify.py",
     "scripts/test_golden.py",

@@ -138,7 +138,7 @@ def find(wrapper):
 
 def new(wrap, **traits):
     """A contender that is not in the list, of a builder in this file."""
-    return Declared(name="new", title="new", builder=f"{__name__}:{wrap}", **traits)
+    return Declared(name="new", title="new", builder=f"{__name__}:{wrap}", scheme="data parallel", **traits)
 
 
 @pytest.mark.slow

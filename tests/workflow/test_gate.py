@@ -1,6 +1,9 @@
 """Messages of the correctness gate for numeric tests that fail."""
 
+import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +40,9 @@ def test_a_kernel_that_does_not_fit_is_not_called_incorrect(folder, tests, sente
     for name, text in {"large": TOO_LARGE, "wrong": NUMERIC_TEST.format("False")}.items():
         (folder / f"tests/test_{name}.py").write_text(text)
     command = ["bash", "rules/correctness.sh", "results/cpu/correctness", *(f"test_{name}" for name in tests)]
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # the script calls the environment's python
+    variables = {**environment(folder), "PATH": path}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"{sentence}, {UNMEASURED}"), done.stderr
     assert not list(folder.glob("results/cpu/correctness/test_large-*.txt"))
