@@ -46,12 +46,19 @@ def chip(capability: int) -> Chip:
     return Chip(capability=divmod(capability, 10), shared_memory=SHARED_MEMORY[capability] * 1024, sms=100)
 
 
-def quickly(case):
-    """Which cases each `make test` compiles: the most common head dimension on the most common GPUs."""
-    return pytest.param(*case, marks=() if case == (86, BF16, 128) else pytest.mark.slow)
+COMMON = (86, BF16, 128)
+"""The most common head dimension on the most common GPUs, which each `make test` compiles."""
+GATE = {(80, BF16, 64), (90, BF16, 256), (100, BF16, 128), (120, FP32, 128)}
+"""What the gate compiles besides: a case of each generation. `make test-all` compiles all."""
 
 
-@pytest.mark.parametrize(("capability", "dtype", "d"), [quickly(case) for case in CHIPS])
+def marked(case):
+    """A case with the marks that say who compiles it."""
+    marks = () if case == COMMON else (pytest.mark.slow,) if case in GATE else (pytest.mark.slow, pytest.mark.chips)
+    return pytest.param(*case, marks=marks)
+
+
+@pytest.mark.parametrize(("capability", "dtype", "d"), [marked(case) for case in CHIPS])
 def test_attention_fits(capability, dtype, d):
     with fake_gpu(capability) as gpu:
         for shape in SHAPES.values():
@@ -124,7 +131,10 @@ TRAINING = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("capability", "launch", "dtype"), TRAINING)
+@pytest.mark.parametrize(
+    ("capability", "launch", "dtype"),
+    [pytest.param(*case, marks=() if case[0] == 75 and case[2] is BF16 else pytest.mark.chips) for case in TRAINING],
+)
 def test_training_fits(capability, launch, dtype):
     with fake_gpu(capability) as gpu:
         launch(dtype)
