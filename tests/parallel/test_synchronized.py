@@ -10,26 +10,19 @@ from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.parallel import (
-    BucketedDataParallel,
-    FlatDataParallel,
     FullyShardedDataParallel,
     NaiveDataParallel,
-    OverlappedDataParallel,
     ShardedGradientsDataParallel,
     ShardedOptimizer,
-    SymmetricMemoryDataParallel,
 )
 from cs336_systems.parallel.synchronized import synchronizer_of
 from cs336_systems.parallel.update_in_backward import UpdateInBackward
 from cs336_systems.training import MasterAdamW
+from tests.support import wrappers
 from tests.support.ranks import on_all_ranks
 
 WRAPPERS = {
-    "naive": NaiveDataParallel,
-    "flat": FlatDataParallel,
-    "overlapped": OverlappedDataParallel,
-    "bucketed": lambda module: BucketedDataParallel(module, 25),
-    "symmetric": SymmetricMemoryDataParallel,
+    **wrappers.WRAPPERS,
     "sharded gradients": lambda module: ShardedGradientsDataParallel(
         module, ShardedOptimizer([p for p in module.parameters() if p.requires_grad], torch.optim.AdamW)
     ),
