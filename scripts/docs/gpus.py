@@ -21,7 +21,8 @@ CLASSES = {
     (10, 0): ("Blackwell: B200, GB200", 227, "Triton kernels"),
     (12, 0): ("Blackwell: RTX 50, RTX PRO", 99, "Triton kernels, smaller tiles"),
 }
-"""Of each class the GPUs, KB of shared memory that a block may have, and what attention runs there."""
+"""Of each class the GPUs, KB of shared memory that a block may have (CUDA C++ Programming Guide, table 32), and what
+attention runs there. Tests compile the kernels within these limits."""
 
 
 def page(text: str) -> str:

@@ -18,9 +18,10 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from cs336_systems.attention.launcher import Launch
+from scripts.docs.gpus import CLASSES
 
-SHARED_MEMORY = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""KB of shared memory that a program may ask for, by compute capability (CUDA C++ Programming Guide, table 32)."""
+SHARED_MEMORY = {10 * major + minor: kilobytes for (major, minor), (_, kilobytes, _) in CLASSES.items()}
+"""KB of shared memory that a program may ask for, by compute capability, as docs/gpus.md says."""
 REGISTERS = 65536
 
 
