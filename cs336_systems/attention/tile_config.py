@@ -59,14 +59,6 @@ class BackwardTiles:
 MAX_DESCRIBED = 2**29
 """Queries; the descriptor of L and D counts both of each, rounded up, in 32 bits."""
 
-_FP32_128 = (
-    ForwardTiles(block_m=32, block_n=32, num_warps=4, num_stages=1),
-    BackwardTiles(block_outer=16, block_inner=64, num_warps=8, num_stages=1, preprocess=True),
-)
-_FP32_256 = (
-    ForwardTiles(block_m=16, block_n=32, num_warps=4, num_stages=1),
-    BackwardTiles(block_outer=16, block_inner=16, num_warps=8, num_stages=1, preprocess=True),
-)
 KB_99 = {
     (False, 64): (
         ForwardTiles(block_m=64, block_n=64, num_warps=4, num_stages=3),
@@ -84,8 +76,14 @@ KB_99 = {
         ForwardTiles(block_m=64, block_n=32, num_warps=4, num_stages=2),
         BackwardTiles(block_outer=32, block_inner=32, num_warps=4, num_stages=2, preprocess=True),
     ),
-    (True, 128): _FP32_128,
-    (True, 256): _FP32_256,
+    (True, 128): (
+        ForwardTiles(block_m=32, block_n=32, num_warps=4, num_stages=1),
+        BackwardTiles(block_outer=16, block_inner=64, num_warps=8, num_stages=1, preprocess=True),
+    ),
+    (True, 256): (
+        ForwardTiles(block_m=16, block_n=32, num_warps=4, num_stages=1),
+        BackwardTiles(block_outer=16, block_inner=16, num_warps=8, num_stages=1, preprocess=True),
+    ),
 }
 """Tiles by (is_fp32, head dimension) for 99 KB of shared memory: GeForce RTX 30 to 50, A10, L4, RTX PRO 6000."""
 KB_163 = KB_99 | {
@@ -102,7 +100,7 @@ KB_163 = KB_99 | {
         BackwardTiles(block_outer=64, block_inner=32, num_warps=8, num_stages=2, preprocess=True),
     ),
 }
-"""The same for 163 KB: A100, A30."""
+"""The same for 163 KB, where larger tiles fit: A100, A30."""
 
 
 def forward_group(block_d: int, n_queries: int) -> int | None:
