@@ -6,6 +6,7 @@ Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementatio
 import contextlib
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -46,9 +47,13 @@ def measure(cell: Flash, device: torch.device) -> list[Measurement]:
         those = (each.name for each in Flash.contenders if device.type in each.devices)
         raise Unavailable(f"{contender.name} needs a CUDA device; on a CPU: {', '.join(those)}")
     # Chosen here, not in each call, which it would cost the host some microseconds.
-    backend = sdpa_kernel(getattr(SDPBackend, contender.backend)) if contender.backend else contextlib.nullcontext()
-    with errors_of_own_code(own=contender.own), backend:
+    with errors_of_own_code(own=contender.own), backend_of(contender):
         return measure_on_gpu(cell, device) if device.type == "cuda" else measure_on_cpu(cell, device)
+
+
+def backend_of(contender: AttentionContender) -> AbstractContextManager[None]:
+    """Make PyTorch's scaled_dot_product_attention run the contender's backend, if it names one."""
+    return sdpa_kernel(getattr(SDPBackend, contender.backend)) if contender.backend else contextlib.nullcontext()
 
 
 def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:

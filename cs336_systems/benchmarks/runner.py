@@ -47,6 +47,7 @@ def measure_cells(
     torch.set_float32_matmul_precision("highest")
     warnings.filterwarnings("ignore", "TensorFloat32 tensor cores for float32 matrix multiplication available")
     warnings.filterwarnings("ignore", r"\s*Online softmax is disabled on the fly")  # its choice, for our shapes
+    warnings.filterwarnings("ignore", "This instance was constructed with capturable=True")  # warm-up is not captured
     if rehearsal := cells[0].rehearsal(cells[0]):
         measure_alone(measure, rehearsal, device, seed)
     for cell in cells:

@@ -90,7 +90,7 @@ def test_phases_of_a_replayed_step_add_up_to_it(rows):
         if not (step.compiled and step.gpu_count):
             pytest.skip("launched call by call")
         phases = [of(rows, phase)[contender].median for phase in PHASES if contender in of(rows, phase)]
-        assert 0.5 < sum(phases) / step.median < 1.1, contender
+        assert 0.5 < sum(phases) / step.median < 1.25, contender  # of a millisecond, and three steps
 
 
 def test_bytes_and_messages_are_counted(rows):

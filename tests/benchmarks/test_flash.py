@@ -1,9 +1,11 @@
 """The experiment on attention implementations."""
 
 import re
+from itertools import combinations
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.command_line import parse_command_line
@@ -109,17 +111,22 @@ def test_a_users_own_that_waits_for_the_device_has_no_replay():
 @pytest.mark.gpu
 def test_each_implementation_runs_kernels_of_its_own():
     kernels = {}
-    for implementation in (contender.name for contender in Flash.contenders):
-        cell = Flash(sequence=256, heads=2, implementation=implementation)
+    for contender in Flash.contenders:
+        cell = Flash(sequence=256, heads=2, implementation=contender.name)
         inputs = flash.make_inputs(cell, torch.device("cuda"))
-        try:
-            call = flash.build(cell)
-            call(*inputs).sum().backward()  # compiles
-        except Unavailable:
-            assert implementation == "flash_attention_4"
-            continue
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
-            call(*inputs).sum().backward()
-            torch.cuda.synchronize()
-        kernels[implementation] = frozenset(event.key for event in seen.key_averages())
-    assert len(set(kernels.values())) == len(kernels) >= 8
+        with flash.backend_of(contender):
+            try:
+                call = flash.build(cell)
+                call(*inputs).sum().backward()  # compiles
+            except Unavailable:
+                assert contender.name == "flash_attention_4"
+                continue
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+                call(*inputs).sum().backward()
+                torch.cuda.synchronize()
+        found = {event.key for event in seen.key_averages() if event.device_type == DeviceType.CUDA}
+        assert contender.kernel in " ".join(found).lower()
+        kernels[contender.name] = found
+    same = {pair for pair in combinations(kernels, 2) if kernels[pair[0]] == kernels[pair[1]]}
+    assert same <= {("flex", "flex_autotuned")}, "whose tiles are not in a kernel's name"
+    assert len(kernels) >= 8

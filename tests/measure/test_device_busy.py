@@ -1,6 +1,5 @@
 """How long a device works, against kernels whose time is known from events."""
 
-import statistics
 import time
 
 import pytest
@@ -86,7 +85,7 @@ def test_the_host_is_as_fast_after_a_profile_as_before():
         return time.perf_counter() - start
 
     def usual():
-        return statistics.median(launch_many() for _ in range(9))
+        return min(launch_many() for _ in range(20))  # other processes only lengthen it
 
     usual()
     before = usual()

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, cast
 
@@ -18,6 +19,8 @@ from cs336_systems.record.measurement import Status
 T = TypeVar("T")
 GIVEN_UP: Mapping[Status | None, type[Exception]] = {"oom": MemoryError, "failed": CompilerFailure}
 """What all ranks raise where an attempt failed on one, by the status of its exception."""
+WATCHDOG = 0.25
+"""Seconds in which NCCL's watchdog, which looks every 0.1 s, lets go of the buffers of finished collectives."""
 
 
 def fits_on_all_ranks(attempt: Callable[[], T], device: torch.device) -> T:
@@ -97,6 +100,8 @@ def free_memory(device: torch.device) -> None:
     """Free unreferenced memory; compiled graphs stay."""
     gc.collect()  # PyTorch's wrapper may be part of a cycle.
     if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        time.sleep(WATCHDOG)
         torch.cuda.empty_cache()
 
 
