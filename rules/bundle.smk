@@ -54,4 +54,4 @@ rule promote:
     params:
         results=config["bundle"] if config["bundle"] != NONE else str(PLAN.raw.parent),
     shell:
-        "python -m scripts.promote {params.results:q} recorded 2> {log} || python -m cs336_systems.run.failure $? {log}"
+        "python -m scripts.bundle.promote {params.results:q} recorded 2> {log} || python -m cs336_systems.run.failure $? {log}"

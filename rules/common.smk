@@ -204,7 +204,7 @@ def trace_to_draw(wildcards):
 
 
 def figures_to_draw(wildcards):
-    """What `scripts.draw` is told about each figure."""
+    """What `scripts.stages.draw` is told about each figure."""
     trace = trace_to_draw(wildcards) or ""
     return [
         {

@@ -9,5 +9,5 @@ for option in "$@"; do [ -z "$option" ] || options+=("$option"); done
 python -m cs336_systems.compare "$a" "$b" --json "$folder/comparison.json" --csv "$folder/comparison.csv" ${options[@]+"${options[@]}"}
 status=$?
 [ $status -gt 1 ] && exit $status
-python -m scripts.comparison_page "$folder/comparison.json" "$folder" || exit
+python -m scripts.stages.comparison_page "$folder/comparison.json" "$folder" || exit
 exit $status

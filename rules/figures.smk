@@ -41,4 +41,4 @@ rule figures:
     message:
         "Drawing the figures"
     script:
-        "../scripts/draw.py"
+        "../scripts/stages/draw.py"

@@ -18,5 +18,5 @@ rule submission:
     message:
         "Packing {params.folder}, and testing what is in it"
     shell:
-        "python -m scripts.submission {input.report} {params.folder} 2> {log}"
+        "python -m scripts.stages.submission {input.report} {params.folder} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

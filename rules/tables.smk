@@ -44,11 +44,11 @@ rule tables:
     localrule: True
     threads: workflow.cores
     params:
-        source=source_digest("scripts.tables", *EXPERIMENT_MODULES),
+        source=source_digest("scripts.stages.tables", *EXPERIMENT_MODULES),
     message:
         "Merging the measurements, and comparing them with the plan"
     script:
-        "../scripts/tables.py"
+        "../scripts/stages/tables.py"
 
 
 rule checks:
@@ -62,11 +62,11 @@ rule checks:
     priority: 1
     localrule: True
     params:
-        source=source_digest("scripts.self_checks", *scripts_of("checks"), *EXPERIMENT_MODULES),
+        source=source_digest("scripts.stages.self_checks", *scripts_of("checks"), *EXPERIMENT_MODULES),
     message:
         "Checking the measurements against each other and against closed forms"
     script:
-        "../scripts/self_checks.py"
+        "../scripts/stages/self_checks.py"
 
 
 rule verdict:
@@ -81,8 +81,8 @@ rule verdict:
         f"{RESULTS}/logs/verdict.log",
     localrule: True
     params:
-        source=source_digest("scripts.verdict"),
+        source=source_digest("scripts.stages.verdict"),
         strict="--strict" if config["strict"] else "",
     shell:
-        "python -m scripts.verdict {input.checks} {input.report} {output} {params.strict} 2> {log}"
+        "python -m scripts.stages.verdict {input.checks} {input.report} {output} {params.strict} 2> {log}"
         " || python -m cs336_systems.run.failure $? {log}"

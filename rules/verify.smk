@@ -28,4 +28,4 @@ rule verify:
     message:
         "Testing implementations"
     script:
-        "../scripts/verify.py"
+        "../scripts/stages/verify.py"

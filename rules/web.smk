@@ -21,9 +21,9 @@ rule charts:
     localrule: True
     params:
         version=version("vl-convert-python"),
-        source=source_digest("scripts.charts"),
+        source=source_digest("scripts.stages.charts"),
     script:
-        "../scripts/charts.py"
+        "../scripts/stages/charts.py"
 
 
 rule web:
@@ -44,8 +44,8 @@ rule web:
     params:
         experiments=list(TABLES),
         version=version("itables"),
-        source=source_digest("scripts.web", *EXPERIMENT_MODULES),
+        source=source_digest("scripts.stages.web", *EXPERIMENT_MODULES),
     message:
         "Making {output}"
     script:
-        "../scripts/web.py"
+        "../scripts/stages/web.py"

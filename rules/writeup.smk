@@ -35,11 +35,11 @@ rule render:
     localrule: True
     params:
         experiments=list(TABLES),
-        source=source_digest("scripts.writeup", *scripts_of("answers"), *EXPERIMENT_MODULES),
+        source=source_digest("scripts.stages.writeup", *scripts_of("answers"), *EXPERIMENT_MODULES),
     message:
         "Computing the answers, and filling the templates"
     script:
-        "../scripts/writeup.py"
+        "../scripts/stages/writeup.py"
 
 
 rule typeset:
@@ -56,8 +56,8 @@ rule typeset:
     priority: 1
     localrule: True
     params:
-        source=source_digest("scripts.typeset"),
+        source=source_digest("scripts.stages.typeset"),
     message:
         "Typesetting {output}"
     script:
-        "../scripts/typeset.py"
+        "../scripts/stages/typeset.py"

@@ -18,7 +18,7 @@ from cs336_systems.record.revisions import contenders_of, revisions_of
 from scripts.answers import flash_benchmarking
 from scripts.checks.attention_calls import kernels_are_its_own
 from scripts.rendering.answer import answers_of
-from scripts.self_checks import all_checks
+from scripts.stages.self_checks import all_checks
 from scripts.views.data import frame
 from tests.samples import planned_rows
 from tests.scripts.test_figures import figure_of

@@ -9,7 +9,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.record.measurement import COMMON_UNITS
 from tests.samples import measured, planned_cells
 
-KEEP = "python -m scripts.promote results/cpu tests/samples"
+KEEP = "python -m scripts.bundle.promote results/cpu tests/samples"
 WHERE = "cs336_systems/experiments/metrics.py"
 
 

@@ -1,7 +1,7 @@
 """The time of a training step as a weighted sum of its work, with weights that were fitted to recorded steps.
 
 A weight is how much longer a kind of work takes than at the data sheet's rate: 1.4 of matmuls is a share of 71 % of the
-dense peak. `python -m scripts.fit_rates` fits them.
+dense peak. `python -m scripts.calibration.rates` fits them.
 """
 
 from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import Literal
 from cs336_systems.compare.statistics import RunToRun
 
 FITTED = Path(__file__).with_name("run_to_run.json")
-"""Coefficients that `python -m scripts.run_to_run` has fitted to pairs of honest runs."""
+"""Coefficients that `python -m scripts.calibration.run_to_run` has fitted to pairs of honest runs."""
 COEFFICIENTS = ("base", "spread", "clock", "typical_spread")
 
 

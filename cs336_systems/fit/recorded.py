@@ -52,7 +52,7 @@ def recorded() -> Recorded:
 
 
 def read(content: Mapping[str, Any]) -> Recorded:
-    """Facts as `scripts.fit_rates` writes them."""
+    """Facts as `scripts.calibration.rates` writes them."""
     errors = {
         name: {kind: Error(**error) for kind, error in content[name].items()}
         for name in ("memory_errors", "time_errors", "held_out")

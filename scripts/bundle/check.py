@@ -17,16 +17,16 @@ from pandas import DataFrame
 
 from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.revisions import is_current
-from scripts.archive import MB
 from scripts.bundle.make import CHECKS, COVERAGE, describe
 from scripts.bundle.read import Bundle, limit, opened, without_folder
 from scripts.card.checks import possible
 from scripts.card.document import card_of, read_card, references_among
 from scripts.checks import Check
-from scripts.coverage import OUTCOMES, UNPLANNED, cover
-from scripts.log import printable, shortened
-from scripts.self_checks import all_checks
-from scripts.tables import planned_rows
+from scripts.stages.self_checks import all_checks
+from scripts.stages.tables import planned_rows
+from scripts.tools.archive import MB
+from scripts.tools.log import printable, shortened
+from scripts.views.coverage import OUTCOMES, UNPLANNED, cover
 from scripts.views.data import NOT_RUN, frame
 
 PASSED, FAILED, UNDECIDED = "passed", "failed", "cannot be decided"

@@ -23,9 +23,9 @@ from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.rows import digest_path, read_jobs
 from cs336_systems.record.validation import Row
 from cs336_systems.yaml_file import read_mapping
-from scripts.archive import DATE, pack
 from scripts.card.record import card_files, read_cards, recorded_content
-from scripts.log import log_to
+from scripts.tools.archive import DATE, pack
+from scripts.tools.log import log_to
 
 METADATA, PLAN, COVERAGE, CHECKS = "ro-crate-metadata.json", "plan.json", "coverage.csv", "checks.csv"
 CITATION, LICENSE, WORKFLOW, CONSTRAINTS = "CITATION.cff", "LICENSE", "Snakefile", "constraints.txt"

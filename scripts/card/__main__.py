@@ -13,8 +13,8 @@ from cs336_systems.record.rows import read_jobs
 from scripts.card.document import card_of, check, references_of
 from scripts.card.figure import draw
 from scripts.card.page import context
-from scripts.rendering.short_page import REPORT, inline, write_pages
-from scripts.writeup import environment
+from scripts.stages.short_page import REPORT, inline, write_pages
+from scripts.stages.writeup import environment
 
 RECORDED = Path("recorded")
 

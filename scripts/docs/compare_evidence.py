@@ -21,9 +21,9 @@ from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.speed import FASTER, SLOWER
 from cs336_systems.compare.statistics import CHANGED, Difference, difference, judge
+from scripts.calibration.pairs import Pair, from_history
+from scripts.calibration.run_to_run import fit
 from scripts.docs import markdown
-from scripts.honest_pairs import Pair, from_history
-from scripts.run_to_run import fit
 
 PAGE = Path("docs/compare.md")
 COLUMNS = (

@@ -15,7 +15,7 @@ from cs336_systems.record.rows import parameters
 from scripts.card.document import read_card
 from scripts.docs.markdown import table, with_sections
 from scripts.docs.readme import COMPARED, headlines
-from scripts.rendering.summary import seconds_of
+from scripts.views.summary import seconds_of
 
 
 def page(text: str, recorded: Path = Path("recorded")) -> str:

@@ -3,8 +3,8 @@
 import numpy
 
 from cs336_systems.accounting.attention import flash_flops
-from scripts.rendering.attention_looks import looks
 from scripts.rendering.style import NotDrawn, legend, save, subplots
+from scripts.views.attention_looks import looks
 from scripts.views.attention_times import call_table
 from scripts.views.data import load, select
 

@@ -54,7 +54,7 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     @property
     def modules(self) -> list[str]:
         """The modules whose code decides what it shows."""
-        scripts = ["scripts.draw", f"scripts.figures.{self.script}"]
+        scripts = ["scripts.stages.draw", f"scripts.figures.{self.script}"]
         experiments = [name for name in (self.table or TRACED, self.second_table) if name]
         return [*scripts, *(f"cs336_systems.experiments.{name}" for name in experiments)]
 

@@ -12,9 +12,9 @@ from cs336_systems.compare.comparison import compare
 from cs336_systems.compare.results import read_results
 from cs336_systems.compare.run_to_run import FITTED, run_to_run
 from cs336_systems.compare.speed import FASTER, SLOWER
+from scripts.calibration.pairs import from_history, pairs_of
+from scripts.calibration.run_to_run import fit
 from scripts.docs.compare_evidence import evidence, held_out, of_launches
-from scripts.honest_pairs import from_history, pairs_of
-from scripts.run_to_run import fit
 from tests.samples import ROOT
 
 LAUNCHES = ROOT / "tests/compare/h200_launches"
@@ -61,7 +61,7 @@ def test_the_pairs_in_the_history_of_the_record():
     assert found.found_of_all >= 0.85
     fitted, used = fit(pairs).model, run_to_run("gpu")
     ratios = [used.deviation(pair.a) / fitted.deviation(pair.a) for pair in pairs]
-    assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.run_to_run writes {FITTED} anew"
+    assert 0.8 < statistics.median(ratios) < 1.25, f"python -m scripts.calibration.run_to_run writes {FITTED} anew"
 
 
 @pytest.mark.slow

@@ -24,13 +24,13 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, make_plan
 from cs336_systems.record.rows import parameters, read_jobs
 from cs336_systems.record.validation import Row
-from scripts import tables
-from scripts.coverage import cover
-from scripts.draw import draw
 from scripts.rendering.contents import read_contents
-from scripts.self_checks import all_checks
+from scripts.stages import tables
+from scripts.stages.draw import draw
+from scripts.stages.self_checks import all_checks
+from scripts.stages.writeup import compute, fill
+from scripts.views.coverage import cover
 from scripts.views.data import frame
-from scripts.writeup import compute, fill
 from tests.samples import ROOT, config, planned_rows
 
 FOLDER = Path(__file__).parent

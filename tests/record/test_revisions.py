@@ -12,7 +12,7 @@ from cs336_systems.plan import make_plan
 from cs336_systems.record import revisions
 from cs336_systems.record.revisions import as_text, contenders_of, is_current, read_lock, revisions_of
 from cs336_systems.sizes import parse_size
-from scripts.revisions import instrument_of
+from scripts.revisions.__main__ import instrument_of
 from tests.samples import config
 
 OWN = "def attend(q, k, v, is_causal):\n    return {}\n"

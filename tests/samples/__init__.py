@@ -1,6 +1,6 @@
 """Measured rows to test with: those recorded on H200s, and those of a CPU's smoke run, which are kept here.
 
-After `make` on a CPU, `python -m scripts.promote results/cpu tests/samples` keeps its rows in place of these.
+After `make` on a CPU, `python -m scripts.bundle.promote results/cpu tests/samples` keeps its rows in place of these.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from cs336_systems.record.measurement import WALL, Measurement
 from cs336_systems.record.rows import Provenance, parameters, read_jobs, write_job
 from cs336_systems.record.validation import Row
 from scripts.rendering.contents import read_contents
-from scripts.typeset import typeset
+from scripts.stages.typeset import typeset
 
 ROOT = Path(__file__).parents[2]
 PEAK = listed("NVIDIA H200")

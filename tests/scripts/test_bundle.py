@@ -19,13 +19,13 @@ from rocrate.vocabs import RO_CRATE
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan, plan_to_json
-from scripts import archive
 from scripts.bundle import read
 from scripts.bundle.check import FAILED, PASSED, UNDECIDED, cards, findings, main, metadata
 from scripts.bundle.make import CHECKS, CONSTRAINTS, METADATA, PLAN, bundle
-from scripts.promote import promote, promote_bundle
-from scripts.self_checks import write_checks
-from scripts.tables import merge_all
+from scripts.bundle.promote import promote, promote_bundle
+from scripts.stages.self_checks import write_checks
+from scripts.stages.tables import merge_all
+from scripts.tools import archive
 from tests import golden
 from tests.samples import ROOT, config
 from tests.support.seal import copy_sealed, seal

@@ -10,12 +10,12 @@ from pypdfium2 import PdfDocument
 from cs336_systems.experiments.card import Card
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row, read_jobs
+from scripts.bundle.promote import promote
 from scripts.card.__main__ import write_card
 from scripts.card.checks import possible
 from scripts.card.document import SCHEMA, card_of, check, read_card, references_of
 from scripts.card.lines import RATES
 from scripts.card.record import RecordedCard
-from scripts.promote import promote
 from tests.samples import ROOT, provenance
 from tests.support.planted_runs import scaled
 from tests.support.seal import copy_sealed

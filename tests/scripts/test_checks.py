@@ -11,7 +11,7 @@ from scripts.checks import attention_calls, dtypes, end_to_end, gpu_monitor, slo
 from scripts.checks.roofline import attention_ceiling
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_machine, one_version_each
-from scripts.self_checks import all_checks
+from scripts.stages.self_checks import all_checks
 from scripts.views.cells import cells, name_cell
 from scripts.views.data import frame, select
 from tests.samples import PEAK, planned_rows

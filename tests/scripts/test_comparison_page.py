@@ -8,7 +8,7 @@ import pytest
 from cs336_systems.compare.comparison import NOT_CALIBRATED, compare
 from cs336_systems.compare.output import to_json
 from cs336_systems.compare.results import read_results
-from scripts.comparison_page import headline, page, write
+from scripts.stages.comparison_page import headline, page, write
 from tests.support.planted_runs import copy_of, scaled
 
 JOBS = ("flash/leaderboard", "training_ladder/small")

@@ -8,7 +8,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement
 from cs336_systems.record.rows import make_row
-from scripts.coverage import cover, losses
+from scripts.views.coverage import cover, losses
 from scripts.views.data import load, select
 from tests.samples import config, planned_cells, provenance, rows_of, write_raw
 

@@ -9,7 +9,7 @@ from cs336_systems.experiments.data_parallel import PHASE_STEPS, TIMELINE_PARTS,
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row
 from scripts.answers import ddp_bucketed_benchmarking
-from scripts.tables import merge
+from scripts.stages.tables import merge
 from scripts.views.bucket_sizes import bucket_model, predicted
 from scripts.views.comparison import contenders, fastest, traced_cell
 from scripts.views.data import load, one, select

@@ -21,8 +21,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.experiments.optimizer_sharding import CONTENDERS
 from cs336_systems.record.measurement import parse_samples
-from scripts.draw import draw
 from scripts.rendering.contents import read_contents
+from scripts.stages.draw import draw
 from scripts.views.communication import BACKENDS
 from tests.samples import ROOT
 from tests.support.faults import NUMBERS, recorded

@@ -7,7 +7,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
 from scripts.answers import flash_benchmarking
 from scripts.rendering.answer import Captioned, answers_of
-from scripts.self_checks import all_checks
+from scripts.stages.self_checks import all_checks
 from scripts.views.attention_calls import without_own
 from scripts.views.data import frame, one
 from tests.samples import planned_cells, planned_rows, rows_of

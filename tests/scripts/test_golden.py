@@ -6,7 +6,7 @@ import re
 import pandas
 import pytest
 
-from scripts.writeup import environment
+from scripts.stages.writeup import environment
 from tests import golden
 from tests.samples import ROOT
 

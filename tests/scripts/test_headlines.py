@@ -8,11 +8,11 @@ import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
-from scripts.coverage import cover
 from scripts.rendering.contents import read_contents
-from scripts.rendering.headlines import compare, headlines
+from scripts.stages.writeup import compute, fill
+from scripts.views.coverage import cover
 from scripts.views.data import at_one_setting, frame
-from scripts.writeup import compute, fill
+from scripts.views.headlines import compare, headlines
 from tests.samples import ROOT, config, planned_rows
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")

@@ -6,7 +6,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import WALL
 from cs336_systems.record.rows import parameters
 from scripts.checks import HONEST
-from scripts.self_checks import all_checks
+from scripts.stages.self_checks import all_checks
 from tests.support.faults import multiply, recorded
 
 CLOCKED = ("ms", "s", "us")

@@ -8,7 +8,7 @@ import pytest
 from cs336_systems.experiments.accumulation import Accumulation
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row, write_job
-from scripts.promote import promote
+from scripts.bundle.promote import promote
 from tests.samples import ROOT, provenance
 
 TRACE = ROOT / "recorded/nvidia-h200/traces/training_step.json.gz"

@@ -3,9 +3,10 @@
 import pytest
 
 from cs336_systems.record.revisions import Unit, read_lock
-from scripts import measured_code, revisions
-from scripts.measured_code import ALL, Place, digest, reach
-from scripts.revisions import changed, complaint, present_units, revise, write
+from scripts.revisions import __main__ as revisions
+from scripts.revisions import measured_code
+from scripts.revisions.__main__ import changed, complaint, present_units, revise, write
+from scripts.revisions.measured_code import ALL, Place, digest, reach
 
 ROOT = Place("cs336_systems.top", "measure")
 FILES = {

@@ -8,12 +8,12 @@ import pytest
 
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import make_plan
-from scripts.coverage import OUTCOMES, UNPLANNED, cover
 from scripts.rendering.contents import read_contents
 from scripts.rendering.markup import finalize
-from scripts.verdict import judge
+from scripts.stages.verdict import judge
+from scripts.stages.writeup import compute, fill
+from scripts.views.coverage import OUTCOMES, UNPLANNED, cover
 from scripts.views.data import frame
-from scripts.writeup import compute, fill
 from tests.samples import ROOT, config, pdf_text, squeeze, typeset_without_pictures
 
 CONTENTS = read_contents(ROOT / "report" / "contents.yaml")

@@ -7,7 +7,7 @@ import pytest
 from cs336_systems.accounting.units import MIB
 from cs336_systems.fit.recorded import PATH, TIME_WITHIN
 from scripts.answers import what_fits as section
-from scripts.fit_rates import facts
+from scripts.calibration.rates import facts
 from scripts.views.data import statistic
 from scripts.views.longest_contexts import longest_contexts
 from scripts.views.what_fits import judged, predictions
@@ -22,7 +22,7 @@ def test_recorded_steps_are_as_predicted():
 
 
 def test_the_facts_of_fit_are_those_of_the_recorded_steps():
-    """If not: python -m scripts.fit_rates."""
+    """If not: python -m scripts.calibration.rates."""
     written, found = json.loads(PATH.read_text()), facts(recorded())
     assert written.keys() == found.keys()
     for key, value in found.items():

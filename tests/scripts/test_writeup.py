@@ -13,14 +13,14 @@ from cs336_systems.discovery import modules
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, make_plan, plan_to_json
 from cs336_systems.record.measurement import WHOLE_CELL, Measurement
-from scripts.draw import draw
 from scripts.rendering.contents import read_contents
 from scripts.rendering.style import save_note
-from scripts.self_checks import write_checks
-from scripts.tables import merge_all
-from scripts.typeset import typeset
+from scripts.stages.draw import draw
+from scripts.stages.self_checks import write_checks
+from scripts.stages.tables import merge_all
+from scripts.stages.typeset import typeset
+from scripts.stages.writeup import compute, environment, fill, picture_of, write
 from scripts.views.data import load
-from scripts.writeup import compute, environment, fill, picture_of, write
 from tests.samples import ROOT, config, pdf_text, planned_cells, rows_of, squeeze, write_raw
 from tests.support.made_once import made_once
 

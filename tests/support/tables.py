@@ -8,8 +8,8 @@ from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row
 from scripts.rendering.answer import answers_of
 from scripts.rendering.markup import Typst
+from scripts.stages.writeup import environment
 from scripts.views.data import frame
-from scripts.writeup import environment
 from tests.samples import H200, ROOT, provenance
 
 GPU, CPU = provenance(**H200), provenance()

@@ -14,8 +14,8 @@ from cs336_systems.plan import make_plan, plan_to_json
 from cs336_systems.record.rows import write_table
 from scripts.rendering import style
 from scripts.rendering.markup import Table, escape, string
-from scripts.web import write
-from scripts.writeup import command_of
+from scripts.stages.web import write
+from scripts.stages.writeup import command_of
 from tests.samples import config, planned_rows
 
 FLAGS = (
@@ -81,7 +81,7 @@ $T = 2 (N - 1) / N dot 2 B D / W = 4 (N - 1) B D / (N W) = 4 (N - 1) B D / (N W)
 
 
 def make_page(folder, charts, *, measured=MEASURED, reference=None, machine="cpu"):
-    """A page of measured rows of some experiments, as scripts/web.py makes it."""
+    """A page of measured rows of some experiments, as scripts/stages/web.py makes it."""
     plan = make_plan(config(machine=machine, scale="smoke"))
     tables = {name: folder / f"{name}.csv" for name in EXPERIMENTS}
     rows = {name: planned_rows(name, "smoke") if name in measured else [] for name in EXPERIMENTS}

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from cs336_systems.experiments.registry import EXPERIMENTS
-from scripts.project_files import project_files
+from scripts.tools.project_files import project_files
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).with_name("toy")

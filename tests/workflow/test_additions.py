@@ -105,7 +105,7 @@ def test_the_steps_to_an_experiment_are_few():
 
 def test_the_projects_own_tests_know_an_experiment(project):
     python(project, "-m", "scripts.docs", "docs/data-dictionary.md")
-    python(project, "-m", "scripts.promote", "results/cpu", "tests/samples")
+    python(project, "-m", "scripts.bundle.promote", "results/cpu", "tests/samples")
     python(project, "-m", "scripts.revisions", "accept", "ping")
     which = ["test_experiments", "test_plan", "benchmarks/test_parameters", "benchmarks/test_command_line"]
     modules = [f"tests/{name}.py" for name in (*which, "scripts/test_docs", "scripts/test_revisions", "test_ping")]

@@ -7,9 +7,9 @@ from zipfile import ZipFile
 
 import pytest
 
-from scripts.archive import unpack
-from scripts.project_files import project_files
-from scripts.submission import pack_project, told
+from scripts.stages.submission import pack_project, told
+from scripts.tools.archive import unpack
+from scripts.tools.project_files import project_files
 from tests.workflow.project import copy_project, snakemake
 
 pytestmark = pytest.mark.workflow
@@ -45,7 +45,7 @@ def git(folder, *arguments):
 
 @pytest.mark.slow
 def test_what_git_tracks_is_packed_and_a_forgotten_file_is_noticed(checkout, tmp_path):
-    command = [sys.executable, "-m", "scripts.submission", "results/cpu/writeup.pdf", "submission"]
+    command = [sys.executable, "-m", "scripts.stages.submission", "results/cpu/writeup.pdf", "submission"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True)
     assert done.returncode == 1
     assert "code.zip: not in it, since git does not track them (git add): tests/planted.py\n" in done.stdout

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cs336_systems.implementations import parse
-from scripts.verify import CANNOT_BE_LOADED, RIGHT, WRONG, verify
+from scripts.stages.verify import CANNOT_BE_LOADED, RIGHT, WRONG, verify
 from tests.workflow.project import NO_CELLS, copy_project, edit, edit_yaml, snakemake
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(1200)]  # some twenty launches of several ranks

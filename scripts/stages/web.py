@@ -14,9 +14,9 @@ import jinja2
 from markupsafe import Markup
 
 from cs336_systems.plan import read_plan
-from scripts.log import log_to
 from scripts.rendering.rows import rows_json
-from scripts.typeset import compiled
+from scripts.stages.typeset import compiled
+from scripts.tools.log import log_to
 
 FOLDER = Path("report/web")
 THEME = "/report/web/theme.typ"

@@ -23,7 +23,7 @@ from cs336_systems.implementations import FAMILIES, Implementation, parse
 from cs336_systems.run.failure import describe_end
 from cs336_systems.yaml_file import read_mapping
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RIGHT, WRONG, NOT_THERE, CANNOT_BE_LOADED = "right", "wrong", "not there", "cannot be loaded"
 
 

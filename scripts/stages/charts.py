@@ -5,7 +5,7 @@ from typing import Any
 
 import vl_convert
 
-from scripts.log import log_to
+from scripts.tools.log import log_to
 
 if __name__ == "__main__":
     snakemake: Any  # set by Snakemake

@@ -1,6 +1,6 @@
 """Fit the time model to the recorded steps, and write its weights with the errors of all closed forms.
 
-Launch: python -m scripts.fit_rates, which writes cs336_systems/fit/recorded.json.
+Launch: python -m scripts.calibration.rates, which writes cs336_systems/fit/recorded.json.
 
 The time is linear in the weights, so they are the least squares of relative errors, each at its least possible value or
 above. Fitted are whole steps, and the parts of a step that were measured alone: matmuls, attention, norms, the update.

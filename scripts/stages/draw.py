@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from scripts.log import log_to
-from scripts.processes import in_processes
 from scripts.rendering.style import NotDrawn, save_note
+from scripts.tools.log import log_to
+from scripts.tools.processes import in_processes
 
 
 def draw(script: str, options: Mapping[str, str], output: str, **source: str) -> None:

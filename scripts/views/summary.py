@@ -13,9 +13,9 @@ from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import WALL, WHOLE_CELL
 from cs336_systems.record.revisions import is_current
 from cs336_systems.sizes import size_name
-from scripts.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.rendering.answer import count
 from scripts.rendering.markup import Table, Typst, finalize
+from scripts.views.coverage import OUTCOMES, UNPLANNED, losses
 from scripts.views.data import at_one_setting, measured_gpu, measured_machine, select
 
 VERSIONS = {

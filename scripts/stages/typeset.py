@@ -5,8 +5,8 @@ from typing import Any
 
 import typst
 
-from scripts.log import log_to
 from scripts.rendering.markup import FONT_FOLDER
+from scripts.tools.log import log_to
 
 
 def typeset(source: Path, output: Path) -> None:

@@ -9,14 +9,14 @@ import jinja2
 import pandas
 
 from cs336_systems.plan import Plan, read_plan
-from scripts.coverage import with_reasons
-from scripts.log import log_to
 from scripts.rendering.answer import answers_of
 from scripts.rendering.contents import Contents, read_contents
-from scripts.rendering.headlines import Reference, compare
 from scripts.rendering.markup import FILTERS, Typst, escape, finalize, string
-from scripts.rendering.summary import summarize
+from scripts.tools.log import log_to
+from scripts.views.coverage import with_reasons
 from scripts.views.data import at_one_setting, load, load_recorded
+from scripts.views.headlines import Reference, compare
+from scripts.views.summary import summarize
 
 
 def environment(templates: Path) -> jinja2.Environment:

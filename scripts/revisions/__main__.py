@@ -17,7 +17,7 @@ from pathlib import Path
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.experiments.registry import KINDS
 from cs336_systems.record.revisions import FIRST, LOCK, Unit, read_lock
-from scripts.measured_code import ALL, Place, digest, modules_below, reach
+from scripts.revisions.measured_code import ALL, Place, digest, modules_below, reach
 
 BENCHMARKS = "cs336_systems.benchmarks"
 COMPARISON = f"{BENCHMARKS}.comparison"

@@ -1,7 +1,7 @@
 """A comparison as a PDF and as a page of the web edition, with one figure.
 
-Launch: python -m scripts.comparison_page COMPARISON.json FOLDER, with the file that `python -m cs336_systems.compare
---json` wrote; makes comparison.pdf, .html, .svg and .typ in the folder.
+Launch: python -m scripts.stages.comparison_page COMPARISON.json FOLDER, with the file that `python -m
+cs336_systems.compare --json` wrote; makes comparison.pdf, .html, .svg and .typ in the folder.
 """
 
 import json
@@ -18,12 +18,12 @@ from pandas import DataFrame
 from cs336_systems.compare.comparison import NOT_CALIBRATED
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, VERDICTS
 from cs336_systems.record.machine import SOFTWARE
-from scripts.log import shortened
 from scripts.rendering.answer import say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, Typst, escape
-from scripts.rendering.short_page import REPORT, inline, write_pages
-from scripts.writeup import environment
+from scripts.stages.short_page import REPORT, inline, write_pages
+from scripts.stages.writeup import environment
+from scripts.tools.log import shortened
 
 NAMES = SOFTWARE | {"gpu": "GPU", "cpu": "processor", "git_commit": "commit"}
 RATIOS: Columns = {
@@ -184,7 +184,7 @@ def only(comparison: Comparison) -> Typst:
 
 def write(comparison_file: Path, folder: Path) -> None:
     """Write the figure, the PDF and the page."""
-    from scripts.comparison_figure import draw  # here, since it imports matplotlib
+    from scripts.stages.comparison_figure import draw  # here, since it imports matplotlib
 
     comparison = json.loads(comparison_file.read_text(encoding="utf-8"))
     folder.mkdir(parents=True, exist_ok=True)

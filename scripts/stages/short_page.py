@@ -5,8 +5,8 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup
 
-from scripts import web
-from scripts.typeset import typeset
+from scripts.stages import web
+from scripts.stages.typeset import typeset
 
 REPORT = Path("report")
 

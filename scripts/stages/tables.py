@@ -12,9 +12,9 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.rows import parameters, read_jobs, row_model
 from cs336_systems.record.validation import Row
-from scripts.coverage import cover_experiment
-from scripts.log import log_to
-from scripts.processes import in_processes
+from scripts.tools.log import log_to
+from scripts.tools.processes import in_processes
+from scripts.views.coverage import cover_experiment
 from scripts.views.data import frame
 
 

@@ -1,7 +1,7 @@
 """Add measured results to the recorded ones: a machine's own folder, or a bundle of somebody else's.
 
-Launch: python -m scripts.promote results/nvidia-h200 recorded
-        python -m scripts.promote nvidia-h200.crate.zip recorded
+Launch: python -m scripts.bundle.promote results/nvidia-h200 recorded
+        python -m scripts.bundle.promote nvidia-h200.crate.zip recorded
 
 Every file is read and checked first; recorded files of other jobs stay. A folder's own files take the place of earlier
 ones; a bundle's never do.
@@ -16,7 +16,7 @@ from cs336_systems.measure.trace_file import read_trace
 from scripts.bundle.make import CONSTRAINTS, measured_files, read_rows
 from scripts.bundle.read import limit, opened, without_folder
 from scripts.card.record import read_cards, recorded_content
-from scripts.log import printable
+from scripts.tools.log import printable
 
 
 def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Path]:

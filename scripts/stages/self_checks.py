@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from cs336_systems.discovery import modules
 from scripts.checks import Check, checks_of
-from scripts.log import log_to
+from scripts.tools.log import log_to
 from scripts.views.data import load
 
 

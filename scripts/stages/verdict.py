@@ -1,6 +1,6 @@
 """Where the report is and how its self-checks went, in one line; a failed run if the configuration is strict.
 
-Launch: python -m scripts.verdict CHECKS REPORT OUTPUT [--strict]
+Launch: python -m scripts.stages.verdict CHECKS REPORT OUTPUT [--strict]
 """
 
 import argparse

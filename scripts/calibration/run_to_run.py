@@ -1,6 +1,6 @@
 """Fit how far times move from run to run to pairs of honest runs.
 
-Launch: python -m scripts.run_to_run [FOLDER ...]
+Launch: python -m scripts.calibration.run_to_run [FOLDER ...]
 
 The GPU's pairs are those in the history of recorded/, and the CPU's those of launches of the same jobs in the given
 folders. Writes cs336_systems/compare/run_to_run.json; without folders the CPU's entry stays.
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cs336_systems.compare.run_to_run import FITTED
 from cs336_systems.compare.statistics import NORMAL, RunToRun, Time
-from scripts.honest_pairs import Pair, from_history, from_launches
+from scripts.calibration.pairs import Pair, from_history, from_launches
 
 TAIL = (0.8, 0.9, 0.95, 0.99, 0.995)
 """Quantiles of the differences that must not exceed the normal distribution's."""

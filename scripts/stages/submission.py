@@ -1,6 +1,6 @@
 """Make what the course wants handed in, and prove it: code.zip, whose tests run where nothing else is, and writeup.pdf.
 
-Launch: python -m scripts.submission results/cpu/writeup.pdf submission
+Launch: python -m scripts.stages.submission results/cpu/writeup.pdf submission
 """
 
 import os
@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.archive import MB, pack, unpack
-from scripts.log import shortened
-from scripts.project_files import ProjectFiles, project_files
+from scripts.tools.archive import MB, pack, unpack
+from scripts.tools.log import shortened
+from scripts.tools.project_files import ProjectFiles, project_files
 
 CODE, WRITEUP = "code.zip", "writeup.pdf"
 LARGEST_MB = 100

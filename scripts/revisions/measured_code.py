@@ -16,7 +16,7 @@ from typing import NamedTuple
 from cs336_systems.record.source import DIGEST_CHARACTERS, does_not_count, is_bare_string
 
 PACKAGE = "cs336_systems"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ALL = "*"
 """In place of a name: all that a module defines."""
 LEFT_OUT = ("annotation", "returns", "type_comment", "type_params")

@@ -1,0 +1,1 @@
+"""Constants that recorded measurements fit: rates of the time model, and spread from run to run."""
