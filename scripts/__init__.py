@@ -1,1 +1,1 @@
-"""Post-processing of recorded CSVs into tables, figures and the report; pandas, never torch."""
+"""From recorded CSV files to tables, figures and the report; pandas, never torch."""

@@ -48,16 +48,20 @@ def test_public_names_are_those_of_the_modules_that_define_them():
         parallel.nothing  # noqa: B018
 
 
-def test_rooms_of_the_package_import_downwards_only():
-    folder = ROOT / "cs336_systems"
+@pytest.mark.parametrize(
+    ("house", "rooms"),
+    [("cs336_systems", {"accounting", "experiments", "measure", "record"}), ("scripts", {"checks", "stages", "views"})],
+)
+def test_rooms_import_downwards_only(house, rooms):
+    folder = ROOT / house
     arrows = {}
     for path in folder.rglob("*.py"):
         room = path.relative_to(folder).with_suffix("").parts[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cs336_systems."):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{house}."):
                 arrows.setdefault(room, set()).add(node.module.split(".")[1])
     order = TopologicalSorter({room: below - {room} for room, below in arrows.items()})
-    assert {"accounting", "experiments", "measure", "record"} <= set(order.static_order())  # CycleError names a circle
+    assert rooms <= set(order.static_order())  # CycleError names a circle
 
 
 def test_the_library_needs_only_what_it_is_installed_with():

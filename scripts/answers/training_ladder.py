@@ -7,13 +7,13 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
-from scripts.checks.training_ladder import SCATTER
 from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, crossed, grid
 from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
 from scripts.views.data import first, last, measured_machine, one
 from scripts.views.training_ladder import (
     MFU_CONVENTIONS,
+    SCATTER,
     SHAPE,
     WORTH,
     ends,

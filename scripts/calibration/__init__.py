@@ -1,1 +1,1 @@
-"""Constants that recorded measurements fit: rates of the time model, and spread from run to run."""
+"""Constants fitted to recorded measurements: rates of the time model, and variation from run to run."""

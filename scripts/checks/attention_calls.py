@@ -9,12 +9,11 @@ from cs336_systems.experiments.flash import Flash, contender_of
 from cs336_systems.record.rows import parameters
 from scripts.checks import TOLERANCE, Case, Evidence, check, name_row
 from scripts.views.attention_calls import PASSES
-from scripts.views.cells import side_by_side
+from scripts.views.attention_times import timed_calls, with_host
 from scripts.views.data import measured_gpu, select
 
 HOST_SCATTER = 0.25
 """Of what a call costs the host: by so much it may take less than its parts, each of which is host-bound too."""
-IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 NOT_APPLICABLE = "timed independently on GPUs only"
 
 
@@ -24,15 +23,9 @@ def cells(tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def calls(table: DataFrame) -> DataFrame:
-    """One row per cell measured on a GPU: its parameters, the medians of its passes and of the replay, and `host`, ms.
-
-    Where the host's share was not measured, it is the median of the same implementation's at other lengths. Long calls
-    are `device_bound`, whatever else they show.
-    """
-    found = side_by_side(table if measured_gpu({"": table}) else table.iloc[:0], Flash, "median")
-    cells = found.reindex(columns=[*PASSES, "graph", "host"]).dropna(subset=PASSES).reset_index()
-    usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
-    cells["host"] = cells["host"].fillna(usual).fillna(0) / 1e3
+    """The calls of a GPU whose passes were all timed; long ones are `device_bound`, whatever else they show."""
+    timed = timed_calls(table if measured_gpu({"": table}) else table.iloc[:0])
+    cells = with_host(timed.dropna(subset=PASSES))
     return cells.assign(device_bound=cells["forward_backward"] >= needed_ms(cells["host"]))
 
 

@@ -6,10 +6,8 @@ from pandas import DataFrame
 
 from cs336_systems.experiments.training_ladder import FIRST, FP8
 from scripts.checks import HONEST, Case, Evidence, check
-from scripts.views.training_ladder import losses, rung_table
+from scripts.views.training_ladder import SCATTER, losses, rung_table
 
-SCATTER = 3
-"""Standard deviations of fp32 losses from different seeds within which each rung's loss must lie."""
 COOLER = 0.1
 """How much faster a step may be than its parts alone: matmuls in a row reach the power limit, and the clock falls."""
 

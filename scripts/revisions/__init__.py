@@ -1,1 +1,1 @@
-"""Which measured code is no longer that of its revision, and what to do about it."""
+"""Compare the measured code with its declared revisions: `python -m scripts.revisions`."""

@@ -1,1 +1,1 @@
-"""What the rules run: a module per step, from the tables to the pages, each the end of a command."""
+"""The steps that the rules run, from tables to pages: measured rows in, files of the results folder out."""

@@ -1,1 +1,1 @@
-"""Logs, processes, archives and the list of the project's files: what several rooms share."""
+"""What several rooms need: log files, worker processes, archives, and the list of the project's files."""

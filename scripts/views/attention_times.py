@@ -11,13 +11,13 @@ from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.implementations import PARAMETER
 from cs336_systems.record.rows import parameters
-from scripts.checks.attention_calls import IMPLEMENTATION
 from scripts.rendering.answer import NOTHING, say
 from scripts.rendering.markup import Typst
 from scripts.views.attention_calls import PASSES
 from scripts.views.cells import side_by_side
 from scripts.views.verdicts import against
 
+IMPLEMENTATION = ["implementation", "precision", "compiled_call"]
 SHAPE = [name for name in parameters(Flash) if name not in (PARAMETER, "rep")]
 KINDS: dict[str, dict[str, Any]] = {
     "One head, causal": {"many": False, "causal": True},
@@ -25,6 +25,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "Many heads, no mask": {"many": True, "causal": False},
 }
 """The kinds of shapes in which implementations are compared, apart from the leaderboard's."""
+
+
+def timed_calls(table: DataFrame) -> DataFrame:
+    """One row per measured cell of `flash`: its parameters, the medians of PASSES and `graph`, ms, and `host`, µs."""
+    return side_by_side(table, Flash, "median").reindex(columns=[*PASSES, "graph", "host"]).reset_index()
+
+
+def with_host(cells: DataFrame) -> DataFrame:
+    """Timed calls with `host` in ms; where it was not measured, the median of the same implementation's others."""
+    usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
+    return cells.assign(host=cells["host"].fillna(usual).fillna(0) / 1e3)
 
 
 def call_table(table: DataFrame) -> DataFrame:
@@ -36,12 +47,9 @@ def call_table(table: DataFrame) -> DataFrame:
     host in these calls; `host_bound`, whether that leaves its own time unknown, since nothing was replayed.
     """
     keys = parameters(Flash)
-    cells = side_by_side(table, Flash, "median").reindex(columns=[*PASSES, "graph", "host"]).reset_index()
     both = table[table["metric"].isin(["forward_backward", "graph"]) & (table["status"] == "ok")]
     both = both.sort_values("metric").drop_duplicates(keys, keep="last")  # the graph, where there is one
-    cells = cells.merge(both[[*keys, "median", "samples", "mean", "std", "n"]], on=keys)
-    usual = cells.groupby(IMPLEMENTATION)["host"].transform("median")
-    cells["host"] = cells["host"].fillna(usual).fillna(0) / 1e3
+    cells = with_host(timed_calls(table).merge(both[[*keys, "median", "samples", "mean", "std", "n"]], on=keys))
     parts = cells["forward"] + cells["backward"]
     cells["waits"] = host_bound(cells["forward_backward"], cells["graph"], host=cells["host"], parts=parts)
     cells["host_bound"] = cells["waits"] & cells["graph"].isna()

@@ -32,6 +32,8 @@ MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {
 }
 """Conventions of counting FLOPs, by name: the embedding table as if it were a matmul, and the masked half of the scores
 left out. The first one is this project's."""
+SCATTER = 3
+"""Standard deviations of fp32 losses from different seeds within which each rung's loss must lie."""
 WORTH = 0.02
 """Share of a step that a rung must save to be recommended: less lies between two launches."""
 
