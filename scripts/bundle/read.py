@@ -84,7 +84,12 @@ def without_folder(error: Exception, folder: str | Path) -> str:
 def limit(path: str | Path) -> None:
     """Limit this process's time and memory, since a bundle's numbers may ask for any amount of either."""
     sentence = f"{path}: it takes more than {MOST_SECONDS} seconds of processor time; allowed: less"
-    signal.signal(signal.SIGXCPU, lambda *_: sys.exit(printable(sentence)))
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGXCPU, signal.SIG_IGN)  # sent each second, also while Python exits without a handler
+        sys.exit(printable(sentence))
+
+    signal.signal(signal.SIGXCPU, end)
     seconds = int(time.process_time()) + MOST_SECONDS
     memory = psutil.Process().memory_info().vms + MOST_GB * 10**9
     # The system itself ends a process that does not heed the signal within a minute.
