@@ -102,8 +102,9 @@ Own = Annotated[
 
 
 class Implementations(Part):
-    """Implementations of the user's own, by family."""
+    """Implementations of the user's own, by family, and a folder whose tests/adapters.py makes some."""
 
+    adapters: str = Field("none", description="none, or a folder with a tests/adapters.py like the handout's")
     attention: Own = {}
     data_parallel: Own = {}
     sharded_optimizer: Own = {}
@@ -162,7 +163,7 @@ class Config(Part):
     model: str = Field(pattern=r"^[\w.]+:\w+$", description="a model class as package.module:Class")
     implementations: Implementations = Field(
         description="attention, data_parallel, sharded_optimizer and fsdp, each a mapping from a name to "
-        "package.module:name"
+        "package.module:name, and adapters, a folder with a tests/adapters.py"
     )
     students: str = Field(description="none, or a folder with one folder for each student")
     strict: bool = Field(description="true or false")

@@ -36,6 +36,8 @@ WHO = ("wrapper", "contender")
 """Details that name the contender whose row it is, in experiments whose cells have several."""
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
 LONGEST_NAME = 30
+LOADED = "all loaded\n"
+"""What the check prints last: a module that ends its process with status 0 does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +124,9 @@ def check(family: str, implementation: Implementation) -> None:
     """
     try:
         found = load_path(implementation.path)
-    except (Exception, SystemExit) as error:
-        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{implementation.text} cannot be loaded: {reason.splitlines()[0]}") from None
+    except BaseException as error:  # whatever a module of anybody's raises
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ValueError(f"{implementation.text} cannot be loaded: {reason.splitlines()[0][:300]}") from None
     arguments = CALLED_WITH[family]
     allowed = f"allowed: what takes {', '.join(arguments)}"
     if not callable(found):
@@ -149,3 +151,4 @@ if __name__ == "__main__":
         except ValueError as complaint:
             print(f"{family}: {complaint}", file=sys.stderr)
             sys.exit(2)
+    print(LOADED, end="")

@@ -16,15 +16,17 @@ from pathlib import Path
 from cs336_systems.config import AUTO, NONE, QUICK, as_in_a_file, set_by
 from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.fit.planned import told
-from cs336_systems.implementations import family_of
+from cs336_systems.implementations import LOADED, family_of
 from cs336_systems.lifeline import announce_run
 from cs336_systems.plan import make_plan, other_models, plan_to_json
 from cs336_systems.record.revisions import present
 from cs336_systems.record.source import source_digest
-from cs336_systems.run.failure import full_disks, places
+from cs336_systems.run.failure import describe_end, full_disks, places
 from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
+from cs336_systems.verify.folder import handed_over
+from scripts.tools.log import printable
 from snakemake.exceptions import WorkflowError
 from snakemake.utils import update_config
 
@@ -38,12 +40,13 @@ PLAN_JSON = plan_to_json(PLAN)
 RESULTS = str(PLAN.results)
 TRACE = "training_step.json.gz"
 CLASS = config["students"]
-# What each student has to name.
-STUDENTS = [] if CLASS == NONE else [str(file) for file in sorted(Path(CLASS).glob("*/implementations.yaml"))]
+IMPORT_S = 120  # so long the modules of others may take to be imported
+# What names each student's implementations.
+STUDENTS = [] if CLASS == NONE else [str(file) for file in map(handed_over, sorted(Path(CLASS).glob("*/"))) if file]
 if CLASS != NONE and not STUDENTS:
     raise WorkflowError(
         f"{set_by(SOURCES, ['students'])}: students is '{CLASS}'; "
-        "allowed: none, or a folder with one for each student, which has an implementations.yaml"
+        "allowed: none, or a folder with one for each student, which has a tests/adapters.py or an implementations.yaml"
     )
 JOBS = {job.path: job for job in PLAN.all_jobs()}
 PROGRESS = ProgressMonitor(PLAN)
@@ -131,10 +134,15 @@ def check_own_implementations(jobs):
     asked = {(family_of(job.experiment), own.text) for job in jobs for own in job.own_implementations}
     if asked:
         check = [sys.executable, "-m", "cs336_systems.implementations", *chain.from_iterable(sorted(asked))]
-        checked = subprocess.run(check, stderr=subprocess.PIPE, text=True)
-        if checked.returncode:
-            sentence = checked.stderr.strip().splitlines()[-1]
-            raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: implementations.{sentence}")
+        try:
+            checked = subprocess.run(check, capture_output=True, text=True, timeout=IMPORT_S)
+            if checked.returncode == 0 and checked.stdout.endswith(LOADED):
+                return
+            said = [f".{line}" for line in checked.stderr.strip().splitlines()]
+            sentence = said[-1] if said else f": their process {describe_end(checked.returncode)}"
+        except subprocess.TimeoutExpired:
+            sentence = f": their modules are not imported within {IMPORT_S} s"
+        raise WorkflowError(f"{set_by(SOURCES, ['implementations'])}: implementations{printable(sentence)}")
 
 
 def test_together(jobs):

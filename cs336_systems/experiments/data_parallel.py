@@ -141,7 +141,7 @@ class DataParallelTraining(Experiment):
     """Allowed values, or prefixes, of these columns; validation reads it from every experiment."""
     timed: ClassVar[str] = "step"
     settings: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size", "rounds", "warmup", "steps", "model")
-    numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_conformance", "parallel.test_data_parallel")
+    numeric_tests: ClassVar[tuple[str, ...]] = ("parallel.test_data_parallel", "verify.test_ours")
     added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 
     size: Size = "xl"

@@ -76,7 +76,7 @@ class FullyShardedTraining(Experiment):
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "parallel.test_fsdp",
         "parallel.test_sharded_optimizer",
-        "parallel.test_conformance",
+        "verify.test_ours",
     )
     added_later: ClassVar[Mapping[str, Any]] = {"implementation": ""}
 

@@ -11,8 +11,8 @@ from cs336_systems.benchmarks.comparison.small_training import require_same_trai
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable
-from tests.parallel.test_conformance import Summing
 from tests.support.ranks import on_all_ranks
+from tests.support.wrong_wrappers import Summing
 
 CELL = DataParallelTraining()
 """Only its precision and number of processes count: the small model has a size of its own."""

@@ -16,6 +16,7 @@ from cs336_systems.parallel.variations import Bf16WireDataParallel
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import VARIATIONS, WRAPPERS, same_on_all_ranks
+from tests.support.wrong_wrappers import ZerosForNone
 
 pytestmark = pytest.mark.numeric
 
@@ -192,3 +193,10 @@ def test_compiled_modules(device, wrapper, inside):
             wrapped.finish_gradient_synchronization()
             average_by_hand(bare)
             assert_same_gradients(wrapped, bare)
+
+
+@on_all_ranks
+def test_a_gradient_of_zero_in_place_of_none_is_noticed(device):
+    odd_steps = test_gradients_are_means_whichever_parameters_a_rank_uses
+    with mock.patch.dict(WRAPPERS, zeros=ZerosForNone), pytest.raises(AssertionError, match=r"^module\.scale"):
+        odd_steps.body(device, "zeros", {"set_to_none": True})

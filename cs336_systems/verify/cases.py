@@ -1,0 +1,440 @@
+"""What each family is asked, and what is right: computed here, by equations or in one process.
+
+Cases of the handout are what its tasks and tests require: powers of two from 16, fp32, errors up to 1e-2, two ranks,
+and for FSDP ranks that begin alike. Cases beyond it are what code in use meets.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from cs336_systems.benchmarks.comparison.exact_attention import TOLERANCE as EXACT
+from cs336_systems.benchmarks.comparison.exact_attention import exact_attention, largest_error
+from cs336_systems.verify import models
+from cs336_systems.verify.launcher import Answer
+
+Given = list[dict[str, Tensor]]
+"""Tensors by name for each rank."""
+Outcome = Literal["passed", "failed", "unsupported", "cannot run here", "crashed", "timed out"]
+Finding = tuple[Outcome, str]
+RIGHT: Finding = ("passed", "")
+HANDOUT_ERROR = 1e-2
+"""The tolerance of the handout's tests of attention."""
+STEPS = 3
+FP32_WAY, BF16_WAY = 2.0**-10, 2.0**-3
+"""Allowed errors of weights after training, of the way that they have gone: other orders of adding up in fp32; and
+rounding of gradients to bf16, many times."""
+TF32 = "TF32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One case of a family."""
+
+    family: str
+    requirement: Literal["handout", "beyond"]
+    words: str
+    """What is tried, in words."""
+    ranks: int = 1
+    header: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    give: Callable[["Case", torch.Generator], Given] = field(hash=False)
+    judge: Callable[["Case", Given, list[Answer]], Finding] = field(hash=False)
+
+
+def failed(reason: str) -> Finding:
+    """Results are wrong."""
+    return "failed", reason
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+MASKS = {False: "all keys", True: "causal"}
+
+
+def attention_case(
+    requirement: Literal["handout", "beyond"],
+    words: str,
+    shape: tuple[int, int, int],
+    causal: bool,
+    *,
+    backward: bool = True,
+    dtype: torch.dtype = torch.float32,
+    scale: float = 1.0,
+    strided: bool = False,
+) -> Case:
+    """A case of attention: [heads, sequence, d] of one dtype."""
+    return Case(
+        family="attention",
+        requirement=requirement,
+        words=f"{words} ({list(shape)}, {MASKS[causal]})",
+        header={"causal": causal, "backward": backward, "strided": strided, "shape": shape, "scale": scale}
+        | {"dtype": str(dtype).removeprefix("torch.")},
+        give=give_attention,
+        judge=judge_attention,
+    )
+
+
+def give_attention(case: Case, generator: torch.Generator) -> Given:
+    """Random q, k, v and gradient of the output."""
+    header, (heads, sequence, d) = case.header, case.header["shape"]
+    dtype = getattr(torch, header["dtype"])
+    if header["strided"]:
+        return [{"qkv": torch.randn(sequence, 3, heads, d, generator=generator).to(dtype)}]
+    q, k, v, grad_o = (torch.randn(heads, sequence, d, generator=generator).to(dtype) for _ in range(4))
+    return [{"q": header["scale"] * q, "k": header["scale"] * k, "v": v, "grad_o": grad_o}]
+
+
+def judge_attention(case: Case, given: Given, answers: list[Answer]) -> Finding:
+    """Compare with attention in float64; the handout's cases allow 1e-2, those beyond it what fp32 and bf16 give."""
+    [inputs], [answer], header = given, answers, case.header
+    if header["strided"]:
+        q, k, v = (part.movedim(0, 1) for part in inputs["qkv"].unbind(1))
+        matrices = [q, k, v, torch.ones(()).expand(q.shape)]
+    else:
+        matrices = [inputs[name] for name in ("q", "k", "v", "grad_o")]
+    names = ("o", "dq", "dk", "dv") if header["backward"] else ("o",)
+    exact = dict(zip(("o", "dq", "dk", "dv"), exact_attention(*matrices, is_causal=header["causal"]), strict=True))
+    tolerance = HANDOUT_ERROR if case.requirement == "handout" else EXACT[matrices[0].dtype]
+    note = ""
+    for name in names:
+        found = answer.tensors.get(name)
+        if found is None or found.shape != exact[name].shape:
+            shape = "missing" if found is None else list(found.shape)
+            return failed(f"its {name} is {shape}, not {list(exact[name].shape)}")
+        if found.dtype != matrices[0].dtype:
+            return failed(f"its {name} is {found.dtype}, and its inputs {matrices[0].dtype}")
+        worst = largest_error(found, exact[name], matrices[3])
+        if not worst.error <= tolerance:
+            if header["causal"] and name == "o" and ignores_mask(found, matrices):
+                return "unsupported", "it ignores is_causal"
+            return failed(f"its {name} has a relative error of {worst.error:.2g}, {worst}")
+        if found.dtype == torch.float32 and worst.error > EXACT[torch.float32]:
+            note = TF32
+    return "passed", note
+
+
+def ignores_mask(o: Tensor, matrices: Sequence[Tensor]) -> bool:
+    """Whether an output is that of attention to all keys."""
+    exact, *_ = exact_attention(*matrices, is_causal=False)
+    return largest_error(o, exact, matrices[3]).error <= HANDOUT_ERROR
+
+
+def attention_cases() -> Iterator[Case]:
+    """Cases of attention."""
+    for causal in (False, True):
+        for shape in ((4, 128, 64), (2, 256, 32), (1, 64, 128), (3, 16, 16)):
+            yield attention_case("handout", "fp32 forward", shape, causal, backward=False)
+        for shape in ((4, 128, 64), (2, 256, 32)):
+            yield attention_case("handout", "fp32 forward and backward", shape, causal)
+        for dtype in (torch.float32, torch.bfloat16):
+            name = "exact fp32" if dtype == torch.float32 else "bf16"
+            yield attention_case("beyond", name, (2, 128, 64), causal, dtype=dtype)
+            for shape in ((3, 77, 16), (2, 300, 32), (1, 1, 16), (5, 65, 128)):
+                yield attention_case("beyond", f"{name} at a length that no tile divides", shape, causal, dtype=dtype)
+        yield attention_case("beyond", "scores whose exponentials overflow", (2, 128, 32), causal, scale=5.0)
+        yield attention_case("beyond", "inputs that are not contiguous", (2, 128, 16), causal, strided=True)
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def shapes_of(model: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of a model's parameters, by name."""
+    return {name: tuple(p.shape) for name, p in models.MODELS[model](models.Layers()).named_parameters()}
+
+
+def random_weights(model: str, generator: torch.Generator) -> dict[str, Tensor]:
+    """Initial values of a model's parameters."""
+    return {f"weight.{name}": 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes_of(model).items()}
+
+
+def give_training(case: Case, generator: torch.Generator) -> Given:
+    """Initial weights and batches: each rank's part, and weights of its own where ranks begin differently."""
+    header = case.header
+    first = random_weights(header["model"], generator)
+    batches = {
+        f"batch.{step}": torch.randint(models.VOCABULARY, (12, models.CONTEXT + 1), generator=generator)
+        for step in range(header["steps"])
+    }
+    given = []
+    for rank in range(case.ranks):
+        own = first if rank == 0 or header["alike"] else random_weights(header["model"], generator)
+        given.append(own | {name: batch.chunk(case.ranks)[rank] for name, batch in batches.items()})
+    return given
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A model trained by one process on the whole batch."""
+
+    start: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    """Of the first step; parameters without one are left out."""
+    end: dict[str, Tensor]
+
+
+def trained_alone(case: Case, given: Given) -> Alone:
+    """Train in this process, on the batches of all ranks."""
+    weights = {name.removeprefix("weight."): x for name, x in given[0].items() if name.startswith("weight.")}
+    model = models.build(case.header["model"], models.Layers(), weights, torch.device("cpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    start, gradients = values(model), {}
+    for step in range(case.header["steps"]):
+        optimizer.zero_grad()
+        models.loss(model, torch.cat([rank[f"batch.{step}"] for rank in given])).backward()
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        optimizer.step()
+    return Alone(start, gradients, values(model))
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's parameters."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def prefixed(answer: Answer, prefix: str) -> dict[str, Tensor]:
+    """The tensors of an answer whose names have a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): x for name, x in answer.tensors.items() if name.startswith(prefix)}
+
+
+def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, what: str) -> str:
+    """Why weights are not those of one process: the worst of them; empty if they are."""
+    worst, reason = 0.0, ""
+    for name, right in alone.end.items():
+        if name not in found or found[name].shape != right.shape:
+            shape = list(found[name].shape) if name in found else "missing"
+            return f"{what} {name} is {shape}, not {list(right.shape)}"
+        way, off = (right - alone.start[name]).norm().item(), (found[name].float() - right).norm().item()
+        if way == 0 and off > 0:
+            return f"{what} {name} has moved, which has no gradient"
+        error = off / way if way else 0.0
+        if not error <= max(tolerance, worst):
+            worst = error
+            reason = f"{what} {name} {list(right.shape)} is off from one process's by {error:.2g} of its way"
+            if math.isnan(error):
+                return reason
+    return reason
+
+
+def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Finding:
+    """Compare start, gradients and end with one process."""
+    alone = trained_alone(case, given)
+    for rank, answer in enumerate(answers):
+        start = prefixed(answer, "start.")
+        for name, weight in alone.start.items():
+            if name not in start or not torch.equal(start[name], weight):
+                return failed(f"{name} is not rank 0's after the model was wrapped, on rank {rank}")
+    for rank, answer in enumerate(answers):
+        at, gradients = f"on rank {rank}", prefixed(answer, "gradient.")
+        for name, right in alone.gradients.items():
+            if name not in gradients:
+                return failed(f"{name} has no gradient, {at}")
+            error = (gradients[name] - right).norm() / right.norm()
+            if not error <= FP32_WAY:
+                size = (gradients[name].norm() / right.norm()).item()
+                summed = ", as a sum over ranks is" if abs(size - case.ranks) < 1e-2 else ""
+                return failed(
+                    f"the gradient of {name} {list(right.shape)} is off from the mean over ranks by {error:.2g} of it, "
+                    f"and {size:.3g} times as large{summed}, {at}"
+                )
+        for name in set(alone.start) - set(alone.gradients):
+            if name in gradients and gradients[name].any():
+                return failed(f"{name} has a gradient, though it has no part in the loss, {at}")
+        if reason := off_the_way(prefixed(answer, "end."), alone, FP32_WAY, f"after {case.header['steps']} steps"):
+            return failed(f"{reason}, {at}")
+        for name, weight in prefixed(answer, "end.").items():
+            if not torch.equal(weight, answers[0].tensors[f"end.{name}"]):
+                return failed(f"after {case.header['steps']} steps {name} has other bits {at} than on rank 0")
+    return RIGHT
+
+
+def training_case(
+    family: str,
+    requirement: Literal["handout", "beyond"],
+    words: str,
+    model: str,
+    ranks: int,
+    judge: Callable[[Case, Given, list[Answer]], Finding],
+    *,
+    alike: bool = False,
+    **header: Any,
+) -> Case:
+    """A case of training on several ranks."""
+    return Case(
+        family=family,
+        requirement=requirement,
+        words=f"{words}, {ranks} ranks",
+        ranks=ranks,
+        header={"model": model, "steps": STEPS, "alike": alike, **header},
+        give=give_training,
+        judge=judge,
+    )
+
+
+def data_parallel_cases() -> Iterator[Case]:
+    """Cases of data-parallel wrappers, whose ranks begin with different weights."""
+
+    def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, bucket_mb: float) -> Case:
+        return training_case(
+            "data_parallel", requirement, words, model, ranks, judge_data_parallel, bucket_mb=bucket_mb
+        )
+
+    sizes = {100: "one bucket", 0.0004: "many buckets"}
+    for bucket_mb, what in sizes.items():
+        for model, words in (("plain", "a model with a frozen parameter"), ("tied", "tied weights")):
+            yield case("handout", f"{words}, {what}", model, 2, bucket_mb)
+        for model, words in (("odd", "unused parameters and odd sizes"), ("checkpointed", "checkpointed blocks")):
+            for ranks in (2, 4):
+                yield case("beyond", f"{words}, {what}", model, ranks, bucket_mb)
+
+
+def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
+    """Compare gathered weights at start and end with one process's, and what each rank holds with its share."""
+    alone, header = trained_alone(case, given), case.header
+    for rank, answer in enumerate(answers):
+        start, end = prefixed(answer, "start."), prefixed(answer, "end.")
+        for name, weight in alone.start.items():
+            if name not in start or not torch.equal(start[name].float(), weight):
+                if not header["alike"]:
+                    return "unsupported", "it leaves ranks with the different weights that they begin with"
+                return failed(f"{name} is not what it was before the model was wrapped, on rank {rank}")
+        tolerance = BF16_WAY if header["compute_dtype"] else FP32_WAY
+        if reason := off_the_way(end, alone, tolerance, f"after {header['steps']} steps"):
+            return failed(f"{reason}, on rank {rank}")
+        if header["compute_dtype"] and any(weight.dtype != torch.float32 for weight in end.values()):
+            return failed(f"weights are not kept in fp32, on rank {rank}")
+        whole = sum(weight.numel() for weight in alone.start.values())
+        if header["shared"] and not 0 < answer.told.get("held", 0) <= 0.75 * whole:
+            return failed(f"rank {rank} holds {answer.told.get('held', 0) / whole:.2g} of all weights between steps")
+    return RIGHT
+
+
+def fsdp_cases() -> Iterator[Case]:
+    """Cases of FSDP: ranks begin alike, as in the handout's tests, but for one case beyond it."""
+
+    def case(requirement: Literal["handout", "beyond"], words: str, model: str, ranks: int, **options: Any) -> Case:
+        settings = {"alike": True, "compute_dtype": "", "shared": False, **options}
+        return training_case("fsdp", requirement, words, model, ranks, judge_fsdp, **settings)
+
+    yield case("handout", "weights and each rank's share of them", "plain", 2, shared=True)
+    yield case("handout", "compute_dtype bf16 with fp32 weights", "plain", 2, compute_dtype="bfloat16")
+    for ranks in (2, 4):
+        yield case("beyond", "rows that ranks do not divide, tied, frozen and unused parameters", "odd", ranks)
+        yield case("beyond", "checkpointed blocks", "checkpointed", ranks)
+    yield case("beyond", "a share of the weights", "plain", 4, shared=True)
+    yield case("beyond", "tied weights", "tied", 2)
+    yield case("beyond", "ranks that begin with different weights", "plain", 2, alike=False)
+
+
+# --- sharded optimizers -----------------------------------------------------------------------------------------------
+
+ODD_SHAPES = {
+    "scale": (),
+    "vector": (7,),
+    "transposed": (3, 5),
+    "large": (130, 33),
+    "three": (2, 3, 5),
+    "frozen": (4, 4),
+    "unused": (5,),
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.1, "momentum": 0.9},
+    "AdamW": {"lr": 0.01, "weight_decay": 0.1},
+}
+GROUPS = [
+    {"params": ["scale", "vector", "transposed"], "weight_decay": 0.1},
+    {"params": ["large", "three", "frozen", "unused"], "lr": 0.02},
+]
+
+
+def give_optimizer(case: Case, generator: torch.Generator) -> Given:
+    """Initial weights and the gradients of each step, the same on all ranks."""
+    shapes: Mapping[str, tuple[int, ...]] = case.header["shapes"]
+    given = {f"weight.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    for step in range(case.header["steps"]):
+        for name, shape in shapes.items():
+            if name not in ("frozen", "unused"):
+                given[f"gradient.{step}.{name}"] = torch.randn(shape, generator=generator)
+    return [given for _ in range(case.ranks)]
+
+
+def judge_optimizer(case: Case, given: Given, answers: list[Answer]) -> Finding:
+    """Compare weights after each step with the optimizer alone; state, with its share."""
+    header, weights = case.header, {name: given[0][f"weight.{name}"] for name in case.header["shapes"]}
+    parameters = {name: nn.Parameter(x.clone(), requires_grad=name != "frozen") for name, x in weights.items()}
+    groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in header["groups"]]
+    first = list(parameters.values()) if not groups else groups[: 1 if header["add_later"] else None]
+    optimizer = getattr(torch.optim, header["optimizer"])(first, **header["options"])
+    for step in range(header["steps"]):
+        optimizer.zero_grad()
+        for name, parameter in parameters.items():
+            parameter.grad = given[0].get(f"gradient.{step}.{name}")
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= header["decay"]
+        alone = Alone(weights, {}, {name: p.detach() for name, p in parameters.items()})
+        for rank, answer in enumerate(answers):
+            if reason := off_the_way(prefixed(answer, f"{step}."), alone, FP32_WAY, f"after step {step + 1}"):
+                return failed(f"{reason}, on rank {rank}")
+        if step == 0 and header["add_later"]:
+            optimizer.add_param_group(groups[1])
+    if header["shared"]:
+        whole = sum(x.numel() for state in optimizer.state.values() for x in state.values() if x.dim())
+        held = [answer.told.get("held", 0) for answer in answers]
+        if sum(held) != whole:
+            return failed(f"all ranks together hold {sum(held) / whole:.3g} times the optimizer's state")
+        if max(held) >= 0.9 * whole:
+            return failed(f"rank {held.index(max(held))} holds {max(held) / whole:.3g} of the optimizer's state")
+    return RIGHT
+
+
+def sharded_optimizer_cases() -> Iterator[Case]:
+    """Cases of sharded optimizers."""
+
+    def case(
+        requirement: Literal["handout", "beyond"],
+        words: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        ranks: int,
+        optimizer: str = "AdamW",
+        **options: Any,
+    ) -> Case:
+        header = {"shapes": shapes, "optimizer": optimizer, "options": OPTIMIZERS[optimizer], "steps": STEPS}
+        header |= {"groups": [], "add_later": False, "decay": 1.0, "shared": False}
+        header |= {"transposed": ["transposed"], "frozen": ["frozen"], **options}
+        return Case(
+            family="sharded_optimizer",
+            requirement=requirement,
+            words=f"{words}, {optimizer}, {ranks} ranks",
+            ranks=ranks,
+            header=header,
+            give=give_optimizer,
+            judge=judge_optimizer,
+        )
+
+    plain = {name: shape for name, shape in shapes_of("plain").items() if name != "frozen"}
+    yield case("handout", "weights after each step, and a share of the state on each rank", plain, 2, shared=True)
+    yield case("handout", "weights after each step", plain, 2, "SGD")
+    for ranks in (2, 4):
+        for optimizer in OPTIMIZERS:
+            yield case("beyond", "odd shapes, frozen and unused parameters", ODD_SHAPES, ranks, optimizer)
+        yield case("beyond", "fewer parameters than ranks", {"only": (3, 5)}, ranks)
+        yield case("beyond", "groups and a learning rate that changes", ODD_SHAPES, ranks, groups=GROUPS, decay=0.5)
+        yield case("beyond", "a group that is added later", ODD_SHAPES, ranks, "SGD", groups=GROUPS, add_later=True)
+    yield case("beyond", "a share of the state", plain, 4, shared=True)
+
+
+CASES = {
+    "attention": tuple(attention_cases()),
+    "data_parallel": tuple(data_parallel_cases()),
+    "sharded_optimizer": tuple(sharded_optimizer_cases()),
+    "fsdp": tuple(fsdp_cases()),
+}
+"""The cases of each family, in the order in which they are tried."""

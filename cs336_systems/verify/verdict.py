@@ -1,0 +1,219 @@
+"""The verdict on one implementation, by requirement."""
+
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+import torch
+
+from cs336_systems.implementations import Implementation
+from cs336_systems.run.failure import describe_end
+from cs336_systems.verify.cases import CASES, TF32, Case, Finding, Given, Outcome
+from cs336_systems.verify.launcher import Answer, Launcher, Raised
+
+RIGHT, WRONG, NOT_THERE, CANNOT_BE_LOADED = "right", "wrong", "not there", "cannot be loaded"
+CANNOT_RUN, CRASHED, TIMED_OUT, UNSUPPORTED = "cannot run here", "crashed", "timed out", "not supported"
+LIMIT_S = 120
+"""So long all cases of an implementation may take."""
+LONGEST = 300
+"""Letters of a message of theirs that are quoted."""
+NEEDS_A_GPU = ("cuda", "gpu", "nvidia", "driver", "triton")
+"""Words of errors that code for a GPU raises where there is none."""
+UNLOADABLE = "it cannot be loaded: "
+BLOCK_POINTERS = ("make_block_ptr", "advance")
+"""Triton's names that 3.9 has no more, and that the handout's kernel uses."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A case and what became of it."""
+
+    case: str
+    requirement: str
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The verdict on one implementation, or of a family in which there is none."""
+
+    family: str
+    implementation: Implementation | None
+    verdict: str
+    reason: str = ""
+    cases: tuple[Judged, ...] = ()
+
+    def of(self, outcome: str, requirement: str = "") -> list[Judged]:
+        """The cases with an outcome."""
+        return [case for case in self.cases if case.outcome == outcome and requirement in ("", case.requirement)]
+
+    def count(self, requirement: str) -> str:
+        """How many of a requirement's cases are right, as "n of m"; empty if none was tried."""
+        tried = [case for case in self.cases if case.requirement == requirement]
+        return f"{len(self.of('passed', requirement))} of {len(tried)}" if tried else ""
+
+    @property
+    def grouped(self) -> list[tuple[str, str, list[str]]]:
+        """Outcome, reason and cases of what is not right, those with one reason together."""
+        others = [case for case in self.cases if case.outcome != "passed"]
+        keys = dict.fromkeys((case.outcome, case.reason) for case in others)
+        return [
+            (outcome, reason, [case.case for case in others if (case.outcome, case.reason) == (outcome, reason)])
+            for outcome, reason in keys
+        ]
+
+
+@cache
+def seed() -> int:
+    """The seed of all inputs of this process, which no code under test knows."""
+    return secrets.randbits(62)
+
+
+@cache
+def given_for(case: Case) -> Given:
+    """The inputs of a case."""
+    return case.give(case, torch.Generator().manual_seed(seed()))
+
+
+def verify(
+    family: str, implementation: Implementation, folder: Path, log: Path, launcher: Launcher, limit_s: float = LIMIT_S
+) -> Verdict:
+    """Try an implementation on all cases of its family.
+
+    Args:
+        family: one of FAMILIES.
+        implementation: its name and its path in the folder.
+        folder: where its modules are.
+        log: what its processes print is appended to this file.
+        launcher: starts its processes.
+        limit_s: so long all cases may take; those that are left have timed out.
+    """
+    deadline = time.monotonic() + limit_s
+    cases: list[Judged] = []
+    for ranks, group in groupby(sorted(CASES[family], key=lambda case: case.ranks), key=lambda case: case.ranks):
+        for case, (outcome, reason) in tried(family, implementation, folder, log, launcher, ranks, [*group], deadline):
+            late = f"it takes longer than {limit_s:g} s" if outcome == "timed out" else ""
+            cases.append(Judged(case=case.words, requirement=case.requirement, outcome=outcome, reason=late or reason))
+    verdict, reason = judge(cases)
+    return Verdict(family=family, implementation=implementation, verdict=verdict, reason=reason, cases=tuple(cases))
+
+
+def tried(
+    family: str,
+    implementation: Implementation,
+    folder: Path,
+    log: Path,
+    launcher: Launcher,
+    ranks: int,
+    cases: Sequence[Case],
+    deadline: float,
+) -> Iterator[tuple[Case, Finding]]:
+    """Try cases with the same number of ranks; in new processes after one that has left ranks behind."""
+    left = list(cases)
+    while left and time.monotonic() < deadline:
+        try:
+            launch = launcher.launch(family, implementation.path, ranks, folder, log, deadline)
+        except ConnectionError as error:
+            yield left.pop(0), ("crashed", str(error))
+            continue
+        while left:
+            case = left.pop(0)
+            answers = launch.run(case.header, given_for(case))
+            if all(answer.ok for answer in answers):
+                yield case, case.judge(case, given_for(case), answers)
+                continue
+            ends = launch.end()
+            yield case, explain(answers, ends, time.monotonic() >= deadline)
+            if any(answer.ended or answer.late for answer in answers) or ranks > 1:
+                break
+            launch = launcher.launch(family, implementation.path, ranks, folder, log, deadline)
+        else:
+            launch.end()
+    yield from ((case, ("timed out", "")) for case in left)
+
+
+def explain(answers: Sequence[Answer], ends: Sequence[int | None], out_of_time: bool) -> Finding:
+    """Why a case has no results: what a rank raised, else how a process ended, else that time was up."""
+    raised = [answer.raised for answer in answers if answer.raised]
+    if raised:
+        # Of several ranks' errors the one that is not of waiting for the others.
+        waits = re.compile("gloo|NCCL")
+        return of_error(min(raised, key=lambda each: (not each.where, bool(waits.search(each.message)))))
+    if any(answer.ended for answer in answers):
+        status = next((end for end in ends if end is not None), None)
+        how = "sent what is no result" if status is None else describe_end(status)
+        return "crashed", f"its process {how}"
+    if out_of_time:
+        return "timed out", ""
+    return "crashed", "a rank waits for ever"
+
+
+def of_error(raised: Raised) -> Finding:
+    """The outcome of a case whose code raised an exception."""
+    text = f"{raised.message} {raised.where}"
+    message = quoted(raised.message)
+    if any(name in text for name in BLOCK_POINTERS) and ("has no attribute" in text or raised.triton):
+        return "cannot run here", "this Triton has no block pointers; Triton 3.6 to 3.8 have them"
+    if not torch.cuda.is_available() and (raised.triton or any(word in text.lower() for word in NEEDS_A_GPU)):
+        return "cannot run here", f"it needs a GPU: {message or raised.kind}"
+    if raised.kind == "NotImplementedError":
+        if "implement either the backward" in message:
+            return "unsupported", "it has no backward pass"
+        return "unsupported", message or f"not implemented{at(raised)}"
+    if raised.kind == "Unloadable":
+        return "failed", f"{UNLOADABLE}{message}{at(raised)}"
+    if raised.kind == "LookupError" and not raised.where:
+        return "failed", message
+    return "failed", f"it raises {raised.kind}{': ' if message else ''}{message}{at(raised)}"
+
+
+def at(raised: Raised) -> str:
+    """Where it was raised, in words."""
+    return f", at {quoted(raised.where)}" if raised.where else ""
+
+
+def quoted(text: str) -> str:
+    """Anybody's text on one line, without what a terminal would act on, and not long."""
+    line = " ".join(text.split())
+    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in line)
+    return line if len(line) <= LONGEST else f"{line[:LONGEST]}…"
+
+
+def judge(cases: Sequence[Judged]) -> tuple[str, str]:
+    """The verdict and its reason. The handout's cases decide whether it is right; all count."""
+    handout = [case for case in cases if case.requirement == "handout"]
+    first = {case.outcome: case for case in reversed(handout)}
+    summary = "; ".join(
+        summed_up([case for case in cases if case.requirement == requirement], words)
+        for requirement, words in (("handout", "of the handout"), ("beyond", "beyond it"))
+    )
+    if any(case.reason == TF32 for case in cases if case.outcome == "passed"):
+        summary += "; TF32: its fp32 results are as exact as matrix multiplies in TF32"
+    wrong: tuple[tuple[Outcome, str], ...] = (("failed", WRONG), ("crashed", CRASHED), ("timed out", TIMED_OUT))
+    for outcome, verdict in wrong:
+        if case := first.get(outcome):
+            if case.reason.startswith(UNLOADABLE):
+                return CANNOT_BE_LOADED, case.reason.removeprefix(UNLOADABLE)
+            return verdict, f"{case.case}: {case.reason} ({summary})"
+    if "passed" in first:
+        missing = first.get("unsupported") or first.get("cannot run here")
+        return RIGHT, f"{summary}: {missing.reason}" if missing else summary
+    missing = first.get("cannot run here") or first.get("unsupported")
+    if not missing:
+        return CANNOT_BE_LOADED, "no case was tried"
+    return (CANNOT_RUN if missing.outcome == "cannot run here" else UNSUPPORTED), missing.reason
+
+
+def summed_up(cases: Sequence[Judged], words: str) -> str:
+    """How many cases are right, of those that it supports, and how many it does not."""
+    counts = Counter(case.outcome for case in cases)
+    others = counts["unsupported"] + counts["cannot run here"]
+    more = f" and {others} not supported" if others else ""
+    return f"{counts['passed']} of {len(cases) - others} cases {words} right{more}"

@@ -1,0 +1,577 @@
+"""Runs code under test: takes tensors and settings, returns tensors. It knows no right result and makes no verdict.
+
+It is started by its path, without this project's package: the code under test may be called `cs336_systems` too. One
+process imports PyTorch and then forks, for each launch, as many ranks as are asked for; only those import the code
+under test. What a rank sends is data to whoever reads it.
+
+Launch: python -P worker.py FILE_DESCRIPTOR
+"""
+
+import contextlib
+import datetime
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import linecache
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_SPEC = importlib.util.spec_from_file_location("models_of_cs336_systems_verify", Path(__file__).with_name("models.py"))
+assert _SPEC
+assert _SPEC.loader
+models = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(models)
+
+Header = Mapping[str, Any]
+Tensors = dict[str, Tensor]
+Result = tuple[dict[str, Any], Tensors]
+Hook = Callable[[Any, Any], Any]
+"""Called with a model and its optimizer."""
+
+SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER: what a rank leaves behind becomes this process's child
+COLLECTIVE_S = 20
+MOST_RANKS = 4
+IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "triton")
+"""What most ranks would import, each by itself: optimizers ask for PyTorch's compiler."""
+NO_PACKAGE = "needs the package {}, which is not installed"
+
+
+# --- messages: JSON and tensors, never a pickle -----------------------------------------------------------------------
+
+
+def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """Bytes of a header and of tensors by name."""
+    text = json.dumps(header).encode()
+    data = {name: x.detach().cpu().clone(memory_format=torch.contiguous_format) for name, x in (tensors or {}).items()}
+    return len(text).to_bytes(8, "little") + text + (safetensors.torch.save(data) if data else b"")
+
+
+def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the tensors of `pack`.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    size = int.from_bytes(message[:8], "little")
+    header, rest = json.loads(message[8 : 8 + size]), message[8 + size :]
+    return header, safetensors.torch.load(rest) if rest else {}
+
+
+# --- the code under test ----------------------------------------------------------------------------------------------
+
+
+class Missing:
+    """Stands for what a missing package would have, so that only its use fails."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __call__(self, *arguments: Any, **_: Any) -> Any:
+        """Fail, unless it decorates a function."""
+        if len(arguments) == 1 and inspect.isroutine(arguments[0]):
+            return self  # a decorator
+        raise ImportError(NO_PACKAGE.format(self._package))
+
+    def __mro_entries__(self, _: Any) -> tuple[type, ...]:
+        return (type(self._package, (), {"__init__": lambda *a, **k: self()}),)
+
+
+class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds those packages without which the code under test could not be imported at all."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """A module of its own for the names that are missing."""
+        missing = name.partition(".")[0] in self.names
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if missing else None
+
+    def create_module(self, spec: Any) -> None:
+        """As usual."""
+
+    def exec_module(self, module: Any) -> None:
+        """Whatever is asked of it is a stand-in."""
+        module.__getattr__ = Missing(module.__name__.partition(".")[0]).__getattr__
+
+
+MISSING = MissingPackages()
+FOLDER = ""
+
+
+def enter(folder: Path) -> None:
+    """Make the modules of a folder importable, before installed ones, after Python's own."""
+    global FOLDER
+    FOLDER = str(folder)
+    os.chdir(folder)
+    basics = [str(found.parents[1]) for found in sorted(folder.glob("*/cs336_basics/__init__.py"))]
+    installed = next((i for i, path in enumerate(sys.path) if path.endswith("-packages")), len(sys.path))
+    sys.path[installed:installed] = [str(folder), *basics, str(folder / "src")]
+    sys.meta_path.append(MISSING)
+    version = importlib.metadata.version
+    # The handout's packages ask for their own versions, and are not installed here.
+    importlib.metadata.version = lambda distribution_name: (
+        "0" if distribution_name.replace("_", "-").startswith("cs336-") else version(distribution_name)
+    )
+
+
+def import_theirs(name: str) -> ModuleType:
+    """Import a module of the folder, with stand-ins for missing packages: what does without them shall not fail.
+
+    Raises:
+        LookupError: it is not in the folder.
+    """
+    while True:
+        try:
+            module = importlib.import_module(name)
+            break
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in MISSING.names | {name.partition(".")[0]} or (Path(FOLDER) / package).exists() or not package:
+                raise
+            MISSING.names.add(package)
+            for key, loaded in list(sys.modules.items()):
+                if (getattr(loaded, "__file__", None) or "").startswith(FOLDER) and loaded is not models:
+                    del sys.modules[key]
+    file = getattr(module, "__file__", None) or ""
+    if not Path(file).resolve().is_relative_to(Path(FOLDER).resolve()):
+        raise LookupError(f"{name} is not in its folder; Python has another module of that name")
+    return module
+
+
+class Unloadable(Exception):
+    """The code under test cannot be imported, or has not what is named."""
+
+
+def load(path: str) -> Any:
+    """The object that package.module:name names.
+
+    Raises:
+        Unloadable: there is none, it is not in the folder, or its module cannot be imported.
+    """
+    module, _, name = path.partition(":")
+    try:
+        found = import_theirs(module)
+    except BaseException as error:  # whatever a module of anybody's raises
+        message = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
+        raise Unloadable(message) from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise Unloadable(f"{module} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+KINDS = {
+    "get_flashattention_autograd_function_pytorch": "function",
+    "get_flashattention_autograd_function_triton": "function",
+    "get_ddp_individual_parameters": "individual",
+    "get_ddp": "individual",
+    "get_ddp_bucketed": "bucketed",
+    "get_sharded_optimizer": "adapter",
+    "get_fsdp": "adapter",
+}
+"""The handout's adapters, of both editions; whatever else is named is a function or a class."""
+
+
+GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
+"""What an FSDP class, or a function in its module, that gathers whole weights is called."""
+
+
+class Adapters:
+    """What the handout's tests call before, in and after a step, or the methods of a class that is named itself."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.kind = KINDS.get(path.partition(":")[2])
+
+    @property
+    def module(self) -> ModuleType:
+        """Where what is named is."""
+        return import_theirs(self.path.partition(":")[0])
+
+    def attention(self) -> Callable[..., Any]:
+        """A function of (q, k, v, is_causal)."""
+        found = load(self.path)() if self.kind else load(self.path)
+        return found.apply if isinstance(found, type) and issubclass(found, torch.autograd.Function) else found
+
+    def data_parallel(self, module: nn.Module, bucket_mb: float) -> tuple[nn.Module, Hook, Hook]:
+        """A wrapped module, and what is called before a step and after a backward pass."""
+        if self.kind == "bucketed":
+            wrapped = load(self.path)(module, bucket_mb)
+            return wrapped, self.hook("ddp_bucketed_on_train_batch_start"), self.hook("ddp_bucketed_on_after_backward")
+        if self.kind:
+            wrapped = load(self.path)(module)
+            after = self.hook("ddp_individual_parameters_on_after_backward", "ddp_on_after_backward")
+            return wrapped, self.hook("ddp_on_train_batch_start"), after
+        found = load(self.path)
+        sized = "bucket_size_mb" in inspect.signature(found).parameters
+        wrapped = found(module, bucket_size_mb=bucket_mb) if sized else found(module)
+        return wrapped, method(wrapped, "on_train_batch_start"), method(wrapped, "finish_gradient_synchronization")
+
+    def sharded_optimizer(self, parameters: Any, optimizer: type, options: dict[str, Any]) -> torch.optim.Optimizer:
+        """A sharded optimizer."""
+        return load(self.path)(parameters, optimizer, **options)
+
+    def fsdp(self, module: nn.Module, dtype: torch.dtype | None) -> tuple[nn.Module, Hook, Any]:
+        """A sharded module, what is called after a backward pass, and what gathers its weights, or None."""
+        found = load(self.path)
+        if dtype is not None and "compute_dtype" not in inspect.signature(found).parameters:
+            raise NotImplementedError("it takes no compute_dtype")
+        wrapped = found(module, compute_dtype=dtype) if dtype is not None else found(module)
+        if self.kind:
+            return wrapped, self.hook("fsdp_on_after_backward"), self.hook("fsdp_gather_full_params")
+        own = next((getattr(wrapped, name) for name in GATHERS if hasattr(wrapped, name)), None)
+        beside = next((getattr(self.module, name) for name in GATHERS if hasattr(self.module, name)), None)
+        gather = (lambda _: own()) if own else beside
+        return wrapped, method(wrapped, "finish_gradient_synchronization"), gather
+
+    def hook(self, *names: str) -> Hook:
+        """The first of some adapters that is there, else one that does nothing."""
+        found = next((getattr(self.module, name) for name in names if hasattr(self.module, name)), None)
+        return found or (lambda model, optimizer: None)
+
+
+def method(wrapped: nn.Module, name: str) -> Hook:
+    """A method that is called if there is one, as an adapter is called."""
+    return lambda model, optimizer: getattr(wrapped, name)() if hasattr(wrapped, name) else None
+
+
+def layers() -> Any:
+    """The handout's layer classes, if the code under test has them, since its FSDP may look for them."""
+    try:
+        module = importlib.import_module("cs336_basics.model")
+        linear, embedding = module.Linear, module.Embedding
+        if linear(3, 5).weight.shape == (5, 3) and embedding(7, 3).weight.shape == (7, 3):
+            return models.Layers(linear, embedding)
+    except Exception:  # whatever theirs does: then PyTorch's
+        pass
+    return models.Layers()
+
+
+# --- programs, one for each family ------------------------------------------------------------------------------------
+
+
+def run_attention(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
+    """Output and gradients; of packed inputs with `strided`."""
+    if header["strided"]:
+        leaf = given["qkv"].to(device).requires_grad_()
+        leaves = [part.movedim(0, 1) for part in leaf.unbind(1)]
+        grad_o = torch.ones((), device=device).expand(leaves[0].shape)
+    else:
+        leaves = [given[name].to(device).requires_grad_(header["backward"]) for name in "qkv"]
+        grad_o = given["grad_o"].to(device)
+    o = adapters.attention()(*leaves, header["causal"])
+    if not isinstance(o, Tensor):
+        raise TypeError(f"its o is a {type(o).__name__}, not a tensor")
+    found = {"o": o}
+    if header["backward"]:
+        if not o.requires_grad:
+            raise NotImplementedError("it has no backward pass")
+        gradients = torch.autograd.grad(o, leaves, grad_o, allow_unused=True)
+        if any(gradient is None for gradient in gradients):
+            raise NotImplementedError("its backward pass returns no gradient")
+        found |= dict(zip(("dq", "dk", "dv"), gradients, strict=True))
+    return {}, found
+
+
+def run_data_parallel(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
+    """Weights as wrapped, gradients of the first step, and weights after all."""
+    model = models.build(header["model"], models.Layers(), parts(given, "weight"), device)
+    wrapped, before, after = adapters.data_parallel(model, header["bucket_mb"])
+    found = {f"start.{name}": p.clone() for name, p in named(wrapped, model).items()}
+    optimizer = momentum(wrapped)
+    for step in range(header["steps"]):
+        before(wrapped, optimizer)
+        optimizer.zero_grad()
+        models.loss(wrapped, given[f"batch.{step}"].to(device)).backward()
+        after(wrapped, optimizer)
+        if step == 0:
+            gradients = {name: p.grad for name, p in named(wrapped, model).items() if p.grad is not None}
+            found |= {f"gradient.{name}": gradient.clone() for name, gradient in gradients.items()}
+        optimizer.step()
+    return {}, found | {f"end.{name}": p for name, p in named(wrapped, model).items()}
+
+
+def run_sharded_optimizer(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
+    """Weights after each step, and how many numbers of state this rank's optimizers hold."""
+    parameters = {}
+    for name, value in parts(given, "weight").items():
+        value = value.to(device)
+        value = value.mT.contiguous().mT if name in header["transposed"] else value
+        parameters[name] = nn.Parameter(value, requires_grad=name not in header["frozen"])
+    kind, made = getattr(torch.optim, header["optimizer"]), []
+
+    def note(optimizer: torch.optim.Optimizer, *arguments: Any, **options: Any) -> None:
+        kind.__init__(optimizer, *arguments, **options)
+        made.append(optimizer)
+
+    watched = type(kind.__name__, (kind,), {"__init__": note})
+    groups = [{**group, "params": [parameters[name] for name in group["params"]]} for group in header["groups"]]
+    first = list(parameters.values()) if not groups else groups[: 1 if header["add_later"] else None]
+    optimizer = adapters.sharded_optimizer(first, watched, header["options"])
+    found: Tensors = {}
+    for step in range(header["steps"]):
+        optimizer.zero_grad()
+        for name, gradient in parts(given, f"gradient.{step}").items():
+            parameters[name].grad = torch.empty_like(parameters[name]).copy_(gradient)
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= header["decay"]
+        found |= {f"{step}.{name}": p.clone() for name, p in parameters.items()}
+        if step == 0 and header["add_later"]:
+            optimizer.add_param_group(groups[1])
+    states = {id(state): state for each in {id(o): o for o in made}.values() for state in each.state.values()}
+    held = sum(x.numel() for state in states.values() for x in state.values() if torch.is_tensor(x) and x.dim())
+    return {"held": held}, found
+
+
+def run_fsdp(adapters: Adapters, header: Header, given: Tensors, device: torch.device) -> Result:
+    """Whole weights as wrapped and after all steps, and how many numbers of them this rank holds between steps."""
+    model = models.build(header["model"], layers(), parts(given, "weight"), device)
+    names = [name for name, _ in model.named_parameters()]
+    dtype = getattr(torch, header["compute_dtype"]) if header["compute_dtype"] else None
+    wrapped, after, gather = adapters.fsdp(model, dtype)
+    found = {f"start.{name}": p for name, p in whole(wrapped, gather, names).items()}
+    optimizer = momentum(wrapped)
+    for step in range(header["steps"]):
+        optimizer.zero_grad()
+        models.loss(wrapped, given[f"batch.{step}"].to(device)).backward()
+        after(wrapped, optimizer)
+        optimizer.step()
+    local = [p.to_local() if hasattr(p, "to_local") else p for p in wrapped.parameters()]
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in local if p.numel()}
+    held = sum(storages.values()) // 4
+    return {"held": held}, found | {f"end.{name}": p for name, p in whole(wrapped, gather, names).items()}
+
+
+PROGRAMS = {
+    "attention": run_attention,
+    "data_parallel": run_data_parallel,
+    "sharded_optimizer": run_sharded_optimizer,
+    "fsdp": run_fsdp,
+}
+
+
+def parts(given: Tensors, prefix: str) -> Tensors:
+    """Tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(f"{prefix}."): tensor for name, tensor in given.items() if name.startswith(f"{prefix}.")}
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    """SGD, which tells a gradient of zero from none and amplifies no rounding."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def named(wrapped: nn.Module, model: nn.Module) -> dict[str, nn.Parameter]:
+    """A wrapped model's parameters by their names in the model, whatever the wrapper puts before them."""
+    names = [name for name, _ in model.named_parameters()]
+    parameters = dict(wrapped.named_parameters())
+    found = by_end(parameters, names)
+    if len(found) < len(names) == len(parameters):
+        return dict(zip(names, parameters.values(), strict=True))
+    if missing := [name for name in names if name not in found]:
+        raise LookupError(f"it has no parameter {missing[0]}; it has {', '.join(parameters)}")
+    return found
+
+
+def by_end(given: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Those of some names that are the ends of given ones, as "weight" is of "module.weight"."""
+    ends = {name: [value for key, value in given.items() if f".{key}".endswith(f".{name}")] for name in names}
+    return {name: values[0] for name, values in ends.items() if values}
+
+
+def whole(wrapped: nn.Module, gather: Any, names: Sequence[str]) -> Tensors:
+    """The whole weights of a sharded model, by their names in the model."""
+    if gather is None:
+        shards = wrapped.named_parameters(remove_duplicate=False)
+        given = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in shards}
+    else:
+        given = dict(gather(wrapped))
+    found = by_end(given, names)
+    if missing := [name for name in names if name not in found]:
+        raise LookupError(f"its gathered weights have no {missing[0]}; they have {', '.join(given) or 'nothing'}")
+    return {name: p.detach().clone() for name, p in found.items()}
+
+
+# --- a rank -----------------------------------------------------------------------------------------------------------
+
+
+def serve(connection: Connection, launch: Header, rank: int) -> None:
+    """Run cases until there are no more."""
+    folder = Path(launch["folder"])
+    device = torch.device("cuda", rank) if launch["gpu"] else torch.device("cpu")
+    if launch["memory"] and not launch["gpu"]:
+        resource.setrlimit(resource.RLIMIT_DATA, (launch["memory"], launch["memory"]))
+    if launch["gpu"]:
+        torch.cuda.set_device(device)
+    if launch["ranks"] > 1:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch["ranks"])}
+        dist.init_process_group(
+            "nccl" if launch["gpu"] else "gloo",
+            init_method=f"file://{launch['store']}",
+            rank=rank,
+            world_size=launch["ranks"],
+            timeout=datetime.timedelta(seconds=COLLECTIVE_S),
+        )
+    enter(folder)
+    program, adapters = PROGRAMS[launch["family"]], Adapters(launch["path"])
+    while True:
+        header, given = unpack(connection.recv_bytes())
+        if header.get("end"):
+            return
+        torch.manual_seed(rank)
+        try:
+            told, found = program(adapters, header, given, device)
+            answer = pack({"told": told}, found)
+        except BaseException as error:  # whatever theirs raises
+            answer = pack({"raised": described(error, folder)})
+        connection.send_bytes(answer)
+
+
+def described(error: BaseException, folder: Path) -> Header:
+    """An exception: its kind, its message, where in the folder it was raised, and the files that it came through."""
+    frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
+    theirs = [frame for frame in frames if frame.filename.startswith(str(folder)) and frame.filename != __file__]
+    where = ""
+    if theirs:
+        last = theirs[-1]
+        line = linecache.getline(last.filename, last.lineno or 0).strip()
+        where = f"{os.path.relpath(last.filename, folder)}:{last.lineno}: {line}"
+    through = sorted({Path(frame.filename).parent.name for frame in frames if "triton" in frame.filename})
+    return {"kind": type(error).__name__, "message": str(error)[:2000], "where": where[:500], "triton": bool(through)}
+
+
+def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:
+    """The process of a rank: its own session, its output in a log, nothing open but its own connection."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    status = 1
+    try:
+        serve(Connection(end), launch, rank)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+# --- the process that forks -------------------------------------------------------------------------------------------
+
+
+def descendants() -> list[int]:
+    """Process ids of this process's children, and of what their children have left to it."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid() and fields[0] != "Z":
+                found.append(int(stat.parent.name))
+    return found
+
+
+def end_all(pids: Sequence[int], gone: Sequence[int]) -> list[int | None]:
+    """Kill the ranks and all that they have started, whatever its session; return how those ended that were gone."""
+    ends: dict[int, int] = {}
+    for attempt in range(200):  # what a killed process leaves becomes a child of this one
+        reap(ends)
+        waited = all(pids[rank] in ends for rank in gone) or attempt > 50
+        alive = {*descendants(), *(set(pids) - set(ends))}
+        if not alive:
+            break
+        for pid in alive if waited else ():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return [ends.get(pids[rank]) for rank in gone]
+
+
+def reap(ends: dict[int, int]) -> None:
+    """Note how children have ended that have."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            ends[pid] = os.waitstatus_to_exitcode(status)
+
+
+def fork_ranks(control: socket.socket, launch: Header, ends: Sequence[int], log: int) -> list[int]:
+    """Fork the ranks of a launch, each with the descriptor of its own connection."""
+    pids = []
+    for rank, end in enumerate(ends):
+        pid = os.fork()
+        if not pid:
+            control.close()
+            for other in ends:
+                if other != end:
+                    os.close(other)
+            rank_process(end, launch, rank, log)
+        pids.append(pid)
+    for end in ends:
+        os.close(end)
+    return pids
+
+
+def main(descriptor: int) -> None:
+    """Launch ranks and end them, as the other end asks: a message at a time, each of which is answered."""
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+    torch.set_num_threads(1)
+    for name in IMPORTED_ONCE:
+        with contextlib.suppress(ImportError), warnings.catch_warnings(action="ignore"):
+            importlib.import_module(name)
+    with socket.socket(fileno=descriptor) as control:
+        while True:
+            message, ends, _, _ = socket.recv_fds(control, 2**16, MOST_RANKS)
+            if not message:
+                return
+            launch = json.loads(message)
+            log = os.open(launch["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with tempfile.TemporaryDirectory() as folder:
+                pids = fork_ranks(control, launch | {"store": f"{folder}/store"}, ends, log)
+                os.close(log)
+                control.sendall(json.dumps(pids).encode())
+                gone = json.loads(control.recv(2**16) or "[]")  # the launch is over; these have ended by themselves
+                control.sendall(json.dumps(end_all(pids, gone)).encode())
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,185 @@
+"""Verdicts on implementations of anybody's, and pages that say what is wrong. Nothing is measured."""
+
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from os import cpu_count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pandas import DataFrame
+
+from cs336_systems.implementations import FAMILIES, Implementation
+from cs336_systems.verify import verdict as judging
+from cs336_systems.verify.folder import (
+    Named,
+    commit_of,
+    folder_of,
+    implementations_in,
+    read_implementations,
+    read_only_copy,
+)
+from cs336_systems.verify.launcher import Launcher
+from cs336_systems.verify.verdict import (
+    CANNOT_BE_LOADED,
+    LIMIT_S,
+    NOT_THERE,
+    RIGHT,
+    UNSUPPORTED,
+    Verdict,
+)
+
+ROOT = Path(__file__).parents[1]
+WRITING = threading.Lock()
+
+
+def verify(family: str, implementation: Implementation, folder: Path, log: IO[str], limit_s: float) -> Verdict:
+    """The verdict on one implementation of a folder."""
+    with Launcher() as launcher:
+        return one(family, implementation, folder, Path(log.name), launcher, limit_s)
+
+
+def one(
+    family: str, implementation: Implementation, folder: Path, log: Path, launcher: Launcher, limit_s: float
+) -> Verdict:
+    """The verdict on one implementation, and a line that says it."""
+    found = judging.verify(family, implementation, folder, log, launcher, limit_s)
+    student = "" if folder == ROOT else f"{folder.name}: "
+    print(f"{student}{family} {implementation.name}: {found.verdict}: {found.reason}", flush=True)
+    return found
+
+
+def verdicts_on(names: Path, log: IO[str], limit_s: float, launcher: Launcher | None = None) -> list[Verdict]:
+    """The verdicts on what a file in a student's folder names, at least one for each family."""
+    if launcher is None:
+        with Launcher() as launcher:
+            return verdicts_on(names, log, limit_s, launcher)
+    folder = folder_of(names)
+    try:
+        named = implementations_in(names)
+        with read_only_copy(folder) as copy:
+            found = [one(family, each, copy, Path(log.name), launcher, limit_s) for family, each in named]
+    except ValueError as error:
+        reason = judging.quoted(str(error).removeprefix(f"{names.parent}/"))
+        print(f"{folder.name}: {CANNOT_BE_LOADED}: {reason}", flush=True)
+        return [
+            Verdict(family=family, implementation=None, verdict=CANNOT_BE_LOADED, reason=reason) for family in FAMILIES
+        ]
+    missing = set(FAMILIES) - {each.family for each in found}
+    absent = [Verdict(family=family, implementation=None, verdict=NOT_THERE) for family in missing]
+    return sorted([*found, *absent], key=lambda each: [*FAMILIES].index(each.family))
+
+
+def rows(verdicts: Iterable[Verdict], student: str, commit: str) -> list[dict[str, str | int]]:
+    """The rows of verify.csv."""
+    outcomes = ("passed", "failed", "unsupported", "cannot run here", "crashed", "timed out")
+    return [
+        {
+            "student": student,
+            "commit": commit,
+            "family": each.family,
+            "implementation": each.implementation.name if each.implementation else "",
+            "path": each.implementation.path if each.implementation else "",
+            "verdict": each.verdict,
+            "handout": each.count("handout"),
+            "beyond": each.count("beyond"),
+            **{outcome: len(each.of(outcome)) for outcome in outcomes},
+            "reason": each.reason,
+        }
+        for each in verdicts
+    ]
+
+
+def write_page(path: Path, **content: Any) -> None:
+    """Fill the template of the pages."""
+    loader = FileSystemLoader(ROOT / "report")
+    templates = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+    text = templates.get_template("verify.html.j2").render(families=shown_families(content), made=made, **content)
+    path.write_text(text, encoding="utf-8")
+
+
+def shown_families(content: Mapping[str, Any]) -> list[str]:
+    """The families of which anybody has an implementation."""
+    verdicts = [*content["verdicts"], *(each for theirs in content["table"].values() for each in theirs)]
+    there = {each.family for each in verdicts if each.verdict != NOT_THERE}
+    return [family for family in FAMILIES if family in there]
+
+
+def verify_all(
+    implementations: Mapping[str, Any],
+    students: Sequence[Path],
+    results: Path,
+    log: IO[str],
+    limit_s: float,
+) -> tuple[list[dict[str, str | int]], str]:
+    """Verify those of the configuration or, if there are students, theirs; write pages into `results`.
+
+    Returns:
+        The rows of verify.csv, and a sentence.
+    """
+    page = results / "verify.html"
+    if students:
+        table: dict[str, list[Verdict]] = {}
+        commits = {folder_of(file).name: commit_of(folder_of(file)) for file in students}
+
+        def judge_student(file: Path) -> None:
+            launcher = launchers.get()
+            verdicts = verdicts_on(file, log, limit_s, launcher)
+            launchers.put(launcher)
+            with WRITING:  # what is known so far, after each student
+                student = folder_of(file).name
+                table[student] = verdicts
+                own = results / f"verify/{student}.html"
+                write_page(own, title=student, machine=results.name, verdicts=verdicts, table={}, commits=commits)
+                shown = dict(sorted(table.items()))
+                write_page(page, title="A class", machine=results.name, verdicts=[], table=shown, commits=commits)
+
+        at_once = min(len(students), cpu_count() or 1)
+        launchers: SimpleQueue[Launcher] = SimpleQueue()
+        with ExitStack() as stack, ThreadPoolExecutor(at_once) as pool:
+            for _ in range(at_once):
+                launchers.put(stack.enter_context(Launcher()))
+            list(pool.map(judge_student, students))
+        found = [row for student in sorted(table) for row in rows(table[student], student, commits[student])]
+    else:
+        verdicts = on_named(implementations, log, limit_s)
+        write_page(page, title="Verdicts", machine=results.name, verdicts=verdicts, table={}, commits={})
+        found = rows(verdicts, "", "")
+    DataFrame(found).to_csv(results / "verify.csv", index=False)
+    there = [row for row in found if row["verdict"] not in (NOT_THERE, UNSUPPORTED)]
+    right = [f"{row['student']} {row['family']} {row['implementation']}" for row in there if row["verdict"] == RIGHT]
+    names = ", ".join(map(str.strip, right)) or "none"
+    return found, f"{len(right)} of {len(there)} implementations are right: {names}; page: {page}"
+
+
+def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -> list[Verdict]:
+    """The verdicts on what the configuration names: adapters in a folder, and single ones in the project's."""
+    single = {family: paths for family, paths in implementations.items() if family != "adapters"}
+    adapters = implementations.get("adapters", "none")
+    verdicts = [] if adapters == "none" else verdicts_on(Path(adapters), log, limit_s)
+    named: Named = read_implementations(single, "implementations")
+    with Launcher() as launcher:
+        return verdicts + [one(family, each, ROOT, Path(log.name), launcher, limit_s) for family, each in named]
+
+
+if __name__ == "__main__":
+    snakemake: Any  # set by Snakemake
+    with Path(snakemake.log[0]).open("w", encoding="utf-8") as log_file:
+        found, sentence = verify_all(
+            implementations=snakemake.params.implementations,
+            students=[Path(names) for names in snakemake.params.students],
+            results=Path(snakemake.params.results),
+            log=log_file,
+            limit_s=LIMIT_S,
+        )
+    print(sentence, flush=True)
+    faults = [row for row in found if row["verdict"] not in (RIGHT, NOT_THERE, UNSUPPORTED)]
+    if snakemake.params.strict and faults:
+        sys.exit(f"{sentence}; and strict is true")

@@ -1,0 +1,329 @@
+"""Code of anybody's: what it may bring, and what it can do without turning a verdict."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cs336_systems.implementations import parse
+from cs336_systems.verify import cases
+from cs336_systems.verify.folder import LARGEST_MB, commit_of, implementations_in, read_only_copy
+from cs336_systems.verify.launcher import Launcher
+from cs336_systems.verify.verdict import (
+    CANNOT_BE_LOADED,
+    CANNOT_RUN,
+    CRASHED,
+    RIGHT,
+    TIMED_OUT,
+    UNSUPPORTED,
+    WRONG,
+    verify,
+)
+
+SDPA = "torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)"
+RIGHT_ATTENTION = f"import torch\ndef f(q, k, v, is_causal=False):\n    return {SDPA}"
+NOTHING = "def f(q, k, v, is_causal=False):\n    return q * 0\n"
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Launcher() as found:
+        yield found
+
+
+@pytest.fixture
+def judged(tmp_path, launcher):
+    """Judge code written into a folder: the first file, or one of a name."""
+
+    def judge(code, family="attention", name="theirs:f", limit_s=60, **files):
+        for path, text in {"theirs.py": code, **files}.items():
+            file = tmp_path / "folder" / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        found = verify(family, parse(f"it={name}"), tmp_path / "folder", tmp_path / "log", launcher, limit_s)
+        assert all(reason.strip() for _, reason, _ in found.grouped)
+        return found
+
+    return judge
+
+
+TRIES = {
+    "prints a verdict": 'import sys\nprint(\'{"told": {}}\', flush=True)\nsys.stderr.write("right")\n',
+    "patches comparisons": """
+import torch
+torch.allclose = torch.equal = lambda *a, **k: True
+torch.Tensor.norm = lambda *a, **k: torch.zeros(())
+""",
+    "patches pytest": "import pytest\npytest.Function.runtest = lambda self: None\n",
+}
+
+
+@pytest.mark.parametrize("what", TRIES)
+def test_nothing_that_it_does_makes_a_wrong_result_right(judged, what):
+    found = judged(TRIES[what] + NOTHING)
+    assert found.verdict == WRONG
+    assert re.search(r"its o has a relative error of \d\.\d+, most in head \d, rows \d+ to \d+", found.reason)
+
+
+def test_bytes_of_its_own_are_no_result(judged):
+    forged = (
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0\\0\\0\\4{}{}')\n    except OSError: pass\n"
+        + RIGHT_ATTENTION
+    )
+    assert judged(forged, limit_s=8).verdict in (WRONG, CRASHED, TIMED_OUT)
+
+
+ENDS = {
+    "exit": ("os._exit(0)", "its process ended with exit status 0"),
+    "crash": ("os.kill(os.getpid(), 11)", r"its process was ended by SIGSEGV"),
+    "parent": ("os.kill(os.getppid(), 9); time.sleep(60)", "process"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_what_ends_its_process_costs_only_itself(judged, how):
+    statement, reason = ENDS[how]
+    found = judged(f"import os, time\ndef f(q, k, v, is_causal=False):\n    {statement}\n", limit_s=8)
+    assert found.verdict in (CRASHED, TIMED_OUT)
+    assert re.search(reason, found.reason) or found.verdict == TIMED_OUT
+    assert judged(RIGHT_ATTENTION).verdict == RIGHT  # the next one
+
+
+def test_what_never_ends_has_timed_out(judged):
+    start = time.monotonic()
+    found = judged("import time\ndef f(q, k, v, is_causal=False):\n    time.sleep(300)\n", limit_s=5)
+    assert (found.verdict, time.monotonic() - start < 30) == (TIMED_OUT, True)
+    assert found.reason.startswith("fp32 forward ([4, 128, 64], all keys): it takes longer than 5 s (0 of 12 cases")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_what_it_starts_ends_with_it(judged, tmp_path):
+    file = tmp_path / "alive"
+    daemon = f"""
+import os, time
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    while True:
+        open({str(file)!r}, 'a').write('x')
+        time.sleep(.05)
+"""
+    assert judged(daemon + RIGHT_ATTENTION).verdict == RIGHT
+    size = file.stat().st_size
+    time.sleep(0.3)
+    assert file.stat().st_size == size > 0
+
+
+CAUSES = {
+    "def f(q, k, v, is_causal=False):\n    raise NotImplementedError\n": (
+        UNSUPPORTED,
+        r"not implemented, at theirs\.py:2",
+    ),
+    "def f(q, k, v, is_causal=False):\n    assert q.shape[1] % 2\n": (
+        WRONG,
+        r"it raises AssertionError, at theirs\.py:2: assert q\.shape\[1\] % 2",
+    ),
+    "def f(q, k, v, is_causal=False):\n    return q.view(3)\n": (WRONG, r"RuntimeError: shape '\[3\]' is invalid"),
+    "def g(): pass\n": (CANNOT_BE_LOADED, "theirs has no 'f'"),
+    "import os\nos.getcwd(1)\n": (CANNOT_BE_LOADED, r"TypeError: .* at theirs\.py:2: os\.getcwd\(1\)"),
+    "def f(q, k, v, is_causal=False):\n    raise ValueError('\\x1b[31m' + 'x' * 5000)\n": (
+        WRONG,
+        "ValueError: .\\[31mx{290,}…",
+    ),
+}
+
+
+@pytest.mark.parametrize("code", CAUSES)
+def test_a_reason_says_what_and_where(judged, code):
+    verdict, reason = CAUSES[code]
+    found = judged(code)
+    assert found.verdict == verdict
+    assert re.search(reason, found.reason)
+    assert "\x1b" not in found.reason
+
+
+def test_the_handout_is_told_from_what_is_beyond_it(judged):
+    powers_of_two = RIGHT_ATTENTION.replace(
+        "    return", "    n = q.shape[1]\n    if n < 16 or n & (n - 1): raise ValueError('powers of two')\n    return"
+    )
+    found = judged(powers_of_two)
+    assert found.verdict == RIGHT
+    assert found.reason == "12 of 12 cases of the handout right; 8 of 24 cases beyond it right"
+
+
+ROUNDED = f"""
+import torch
+def rounded(x):
+    "To TF32, whose fraction has 10 bits; the gradient is that of x."
+    return x + (x.detach().view(torch.int32).add(4096).bitwise_and(-8192).view(torch.float32) - x.detach())
+def f(q, k, v, is_causal=False):
+    if q.dtype == torch.float32:
+        q, k, v = rounded(q), rounded(k), rounded(v)
+    return {SDPA}
+"""
+
+
+def test_tf32_meets_the_handout_and_is_named(judged):
+    found = judged(ROUNDED)
+    assert found.verdict == RIGHT
+    assert "TF32" in found.reason
+    assert {case.case.partition(" (")[0] for case in found.of("failed")} >= {"exact fp32"}
+
+
+FORWARD = """
+import torch
+class F(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+"""
+
+
+def test_forward_only_and_without_a_mask_is_no_wrong_result(judged):
+    found = judged(FORWARD, name="theirs:F")
+    assert found.verdict == RIGHT
+    assert {reason for _, reason, _ in found.grouped if "mask" in reason or "causal" in reason} == {
+        "it ignores is_causal"
+    }
+    assert not found.of("failed", "handout")
+    summary = "4 of 4 cases of the handout right and 8 not supported; .*: it has no backward pass"
+    assert re.fullmatch(summary, found.reason)
+
+
+KERNEL = """
+import torch, triton, triton.language as tl
+@triton.jit
+def copy(x, y, N: tl.constexpr):
+    tl.store(y + tl.arange(0, N), tl.load(x + tl.arange(0, N)))
+def f(q, k, v, is_causal=False):
+    y = torch.empty_like(q)
+    copy[(1,)](q, y, 16)
+    return y
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_code_for_a_gpu_cannot_run_without_one(judged):
+    assert (found := judged(KERNEL)).verdict == CANNOT_RUN
+    assert "it needs a GPU" in found.reason
+    assert judged("def f(q, k, v, is_causal=False):\n    assert q.is_cuda\n").verdict == CANNOT_RUN
+
+
+VERSION = "import importlib.metadata\n__version__ = importlib.metadata.version('{}')\n"
+MINE = f"""
+import no_such_package
+from no_such_package.parts import part
+from cs336_basics.model import scale
+{RIGHT_ATTENTION} * scale
+"""
+
+
+def test_a_package_may_have_any_name_and_lack_what_it_does_not_use(judged):
+    files = {
+        "cs336_systems/__init__.py": VERSION.format("cs336-systems"),
+        "cs336_systems/mine.py": MINE,
+        "basics/cs336_basics/__init__.py": VERSION.format("cs336_basics"),
+        "basics/cs336_basics/model.py": "scale = 1\n",
+        "random.py": "raise SystemExit('it has the name of one of Python\\'s own modules')\n",
+    }
+    found = judged("", name="cs336_systems.mine:f", **files)
+    assert found.verdict == RIGHT
+    used = "import no_such_package\ndef f(q, k, v, is_causal=False):\n    return no_such_package.attention(q, k, v)\n"
+    assert "needs the package no_such_package, which is not installed, at theirs.py:3" in judged(used).reason
+
+
+ADAPTERS = """
+import torch
+def get_flashattention_autograd_function_pytorch():
+    from cs336_systems.flash import F
+    return F
+def get_flashattention_autograd_function_triton():
+    raise NotImplementedError
+def get_ddp_bucketed(module, bucket_size_mb):
+    from cs336_systems.flash import DDP
+    return DDP(module)
+def ddp_bucketed_on_train_batch_start(ddp_model, optimizer): ddp_model.began = True
+def ddp_bucketed_on_after_backward(ddp_model, optimizer): ddp_model.end()
+def get_fsdp(module, compute_dtype=None):
+    from cs336_basics.model import Linear
+    assert any(isinstance(layer, Linear) for layer in module.modules())
+    raise NotImplementedError("my FSDP is not done")
+"""
+FLASH = f"""
+import torch, torch.distributed as dist
+class F:
+    apply = staticmethod(lambda q, k, v, is_causal: {SDPA})
+F = type("F", (torch.autograd.Function,), {{"apply": F.apply}})
+class DDP(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for p in module.parameters(): dist.broadcast(p.data, 0)
+    def forward(self, *inputs): return self.module(*inputs)
+    def end(self):
+        assert self.began
+        for p in self.module.parameters():
+            if p.grad is not None: dist.all_reduce(p.grad); p.grad /= dist.get_world_size()
+"""
+BASICS = """
+import torch
+class Linear(torch.nn.Module):
+    def __init__(self, d_in, d_out):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(d_out, d_in))
+    def forward(self, x): return x @ self.weight.T
+class Embedding(torch.nn.Module):
+    def __init__(self, rows, d):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(rows, d))
+    def forward(self, ids): return self.weight[ids]
+"""
+
+
+def test_the_handouts_adapters_are_called_as_its_tests_call_them(tmp_path, launcher):
+    files = {
+        "tests/adapters.py": ADAPTERS,
+        "cs336_systems/flash.py": FLASH,
+        "cs336-basics/cs336_basics/model.py": BASICS,
+    }
+    files |= {
+        "cs336-basics/cs336_basics/__init__.py": "",
+        ".git/HEAD": "ref: refs/heads/main\n",
+        ".git/refs/heads/main": "a" * 40,
+    }
+    for path, text in files.items():
+        (tmp_path / "ada" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ada" / path).write_text(text)
+    (tmp_path / "ada/linked.py").symlink_to("/etc/passwd")
+    named = implementations_in(tmp_path / "ada/tests/adapters.py")
+    with read_only_copy(tmp_path / "ada") as copy:
+        assert not (copy / "linked.py").exists()
+        assert (copy / "tests/adapters.py").stat().st_mode & 0o222 == 0
+        verdicts = {each.name: verify(family, each, copy, tmp_path / "log", launcher) for family, each in named}
+    assert {name: found.verdict for name, found in verdicts.items()} == {
+        "pytorch": RIGHT,
+        "triton": UNSUPPORTED,
+        "bucketed": RIGHT,
+        "fsdp": UNSUPPORTED,
+    }
+    assert verdicts["fsdp"].reason == "my FSDP is not done"
+    assert commit_of(tmp_path / "ada") == "a" * 10
+
+
+def test_links_and_large_folders_are_refused(tmp_path):
+    (tmp_path / "implementations.yaml").symlink_to("/etc/passwd")
+    with pytest.raises(ValueError, match="is a symbolic link"):
+        implementations_in(tmp_path / "implementations.yaml")
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(LARGEST_MB * 2_000_000)
+    with pytest.raises(ValueError, match="allowed: at most"), read_only_copy(tmp_path):
+        pass
+
+
+def test_inputs_are_drawn_anew_in_each_run():
+    case = cases.CASES["attention"][0]
+    first, second = (case.give(case, torch.Generator().manual_seed(seed))[0]["q"] for seed in (1, 2))
+    assert not torch.equal(first, second)

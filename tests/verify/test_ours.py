@@ -1,0 +1,77 @@
+"""This project's implementations, and PyTorch's, are right in all cases; and a wrong one is not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cs336_systems.implementations import parse
+from cs336_systems.verify.launcher import Launcher
+from cs336_systems.verify.verdict import RIGHT, WRONG, verify
+
+ROOT = Path(__file__).parents[2]
+WRAPPERS = "cs336_systems.parallel.data_parallel"
+OURS = {
+    "attention": (
+        "cs336_systems.attention:flash_attention",
+        "cs336_systems.attention:TiledFlashAttention",
+        "tests.adapters:get_flashattention_autograd_function_pytorch",
+    ),
+    "data_parallel": (
+        "tests.adapters:get_ddp",
+        "tests.adapters:get_ddp_bucketed",
+        f"{WRAPPERS}:NaiveDataParallel",
+        f"{WRAPPERS}:FlatDataParallel",
+        f"{WRAPPERS}:OverlappedDataParallel",
+        f"{WRAPPERS}:BucketedDataParallel",
+        "cs336_systems.parallel.symmetric_memory_data_parallel:SymmetricMemoryDataParallel",
+        "cs336_systems.parallel.variations:GroupedDataParallel",
+        "cs336_systems.parallel.variations:SmallLastDataParallel",
+    ),
+    "sharded_optimizer": (
+        "tests.adapters:get_sharded_optimizer",
+        "cs336_systems.parallel.symmetric_memory_optimizer:SymmetricMemoryShardedOptimizer",
+    ),
+    "fsdp": ("tests.adapters:get_fsdp",),
+}
+PYTORCHS = {
+    "data_parallel": "tests.support.pytorchs:ddp",
+    "sharded_optimizer": "tests.support.pytorchs:zero",
+    "fsdp": "tests.support.pytorchs:fsdp",
+}
+WRONG_IN = {
+    "Unsynchronized": "the gradient of .* is off from the mean over ranks by",
+    "Summing": "and 2 times as large, as a sum over ranks is",
+    "Alone": "is not rank 0's after the model was wrapped, on rank 1",
+    "Forgetful": r"the gradient of scale \[\] is off from the mean over ranks by",
+    "FirstStepOnly": "after 3 steps .* is off from one process's by",
+}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """Judge an implementation of this project's folder."""
+    log = tmp_path_factory.mktemp("verify") / "log"
+    with Launcher() as launcher:
+        yield lambda family, path: verify(family, parse(f"it={path}"), ROOT, Path(log), launcher)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize(("family", "path"), [(family, path) for family, paths in OURS.items() for path in paths])
+def test_ours_is_right_in_all_cases(judged, family, path):
+    found = judged(family, path)
+    assert not found.grouped
+    assert found.verdict == RIGHT
+
+
+@pytest.mark.parametrize("family", PYTORCHS)
+def test_pytorchs_is_right(judged, family):
+    found = judged(family, PYTORCHS[family])
+    assert found.verdict == RIGHT, found.reason
+
+
+@pytest.mark.parametrize("name", WRONG_IN)
+def test_what_is_wrong_is_noticed(judged, name):
+    found = judged("data_parallel", f"tests.support.wrong_wrappers:{name}")
+    assert found.verdict == (RIGHT if name == "Forgetful" else WRONG)  # of a number the handout's models have none
+    assert any(re.search(WRONG_IN[name], reason) for _, reason, _ in found.grouped)
