@@ -57,7 +57,8 @@ def with_anchors(body: str) -> tuple[Markup, list[Heading]]:
     def anchored(found: re.Match[str]) -> str:
         tag, attributes, content = found.groups()
         known = re.search(r'id="([^"]*)"', attributes)
-        anchor = known[1] if known else f"part-{len(headings) + 1}"
+        words = re.findall(r"\w+", re.sub(r"^[\d.]+ |<.*?>", "", content).lower())
+        anchor = known[1] if known else "sec-" + "-".join(words)
         headings.append(Heading(int(tag) - 1, anchor, Markup(re.sub("</?a.*?>", "", content).replace("_", "_<wbr>"))))
         return found[0] if known else f'<h{tag}{attributes} id="{anchor}">{content}</h{tag}>'
 
