@@ -40,13 +40,11 @@ function shown(value) {
   return Math.abs(value) >= 1e6 || Math.abs(value) < 1e-4 ? value.toExponential(3) : String(+value.toPrecision(5));
 }
 
-/** Have the browser save rows of values as a CSV file. */
+/** Have the browser save rows of texts as a CSV file. */
 function download(name, rows) {
-  const field = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-  const text = rows.map((row) => row.map((value) => field(String(value ?? ""))).join(",")).join("\n");
-  const address = URL.createObjectURL(new Blob([`${text}\n`], { type: "text/csv" }));
-  make("a", { href: address, download: `${name}.csv` }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
+  const field = (text) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  const text = rows.map((row) => `${row.map(field).join(",")}\n`).join("");
+  make("a", { href: `data:text/csv;charset=utf-8,${encodeURIComponent(text)}`, download: `${name}.csv` }).click();
 }
 
 /** Open a dialog with new content; it closes by its button, Escape or a click outside it. */

@@ -134,7 +134,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
         self.complaints()  # of the page before, and of the browser's own
         self.driver.get(page.as_uri())
-        self.wait("return document.querySelector('img[data-figure]').complete")
+        self.wait("return document.querySelector('img[data-figure]').naturalWidth")
 
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
@@ -154,7 +154,7 @@ class Browser:
 
     def to_explorer(self):
         self.run("document.querySelector('#explorer').scrollIntoView()")
-        self.wait("return document.querySelector('#explorer .rows tbody tr') && document.querySelector('canvas')")
+        self.wait("return document.querySelector('#explorer .chart svg')")
 
     def choose(self, name, value):
         script = """const select = document.querySelector(`#explorer [name="${arguments[0]}"]`);
