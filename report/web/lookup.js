@@ -78,7 +78,7 @@ function candidates(cell, experiments) {
 
 /** Show the rows that a number of the report may come from. */
 async function lookUp(cell) {
-  const { experiments } = await rowsOfAll();
+  const experiments = await rowsOfAll();
   const { place, found } = candidates(cell, experiments);
   const best = found.slice(0, MOST_CANDIDATES);
   const lines = best.map(({ experiment, row, metric, statistic }) => {

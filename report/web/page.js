@@ -65,7 +65,7 @@ for (const image of all("img[data-figure]")) {
   image.tabIndex = 0;
   image.setAttribute("role", "button");
   image.addEventListener("click", () => enlarge(image));
-  image.addEventListener("keydown", (event) => event.key === "Enter" && enlarge(image));
+  image.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && (event.preventDefault(), enlarge(image)));
 }
 
 async function enlarge(image) {
@@ -104,6 +104,7 @@ async function enlarge(image) {
 const FEW_ROWS = 8;
 
 for (const box of all("article .scroll")) {
+  if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; // so that arrow keys scroll it in every browser
   const table = $("table", box);
   const align = box.dataset.align.split(" ");
   for (const row of all("tr", table)) {
@@ -182,11 +183,4 @@ for (const formula of all("math:not([display])")) {
     rest.prepend(relation);
     formula.after(make("wbr"), rest);
   }
-}
-
-// From a section and its figures to the rows behind them.
-for (const line of all(".reproduce[data-experiment]")) {
-  line.before(
-    make("button", { type: "button", class: "explore", click: () => explore(line.dataset.experiment) }, "Explore these rows"),
-  );
 }

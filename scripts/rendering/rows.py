@@ -1,14 +1,11 @@
-"""All rows of the tables as one JSON text for the page's explorer, column by column.
+"""All rows of the tables as one JSON text for the page's explorer, column by column, as the CSV files have them.
 
 The tables were validated when they were made, so they are only read here; no pandas, which takes a second to import.
 """
 
 import csv
-import dataclasses
 import json
-import math
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,83 +16,59 @@ from cs336_systems.plan import Plan
 from cs336_systems.record.measurement import Measurement
 from cs336_systems.record.rows import Provenance, parameters, row_model
 
-Columns = dict[str, list[Any]]
-
 
 def rows_json(plan: Plan, tables: Mapping[str, Path], reference: Mapping[str, Sequence[Path]]) -> str:
     """The rows of every experiment: this machine's table, then the recorded files of the machine to compare with."""
+    other = {plan.reference.parent.name: reference} if plan.reference else {}
+    machines = {plan.machine: {name: [path] for name, path in tables.items()}} | other
     experiments = {
-        name: described(plan, name, {plan.machine: [table]} | other_machine(plan, reference, name))
-        for name, table in tables.items()
+        name: described(plan, name, {machine: files.get(name, []) for machine, files in machines.items()})
+        for name in tables
     }
-    return json.dumps({"machine": plan.machine, "experiments": experiments}, separators=(",", ":"), ensure_ascii=False)
-
-
-def other_machine(plan: Plan, reference: Mapping[str, Sequence[Path]], experiment: str) -> dict[str, Sequence[Path]]:
-    """The files of the machine to compare with by its label, if there is one."""
-    return {plan.reference.parent.name: reference.get(experiment, [])} if plan.reference else {}
+    filled = {name: entry for name, entry in experiments.items() if entry["job"]}
+    return json.dumps(filled, separators=(",", ":"), ensure_ascii=False)
 
 
 def described(plan: Plan, experiment: str, files: Mapping[str, Sequence[Path]]) -> dict[str, Any]:
     """An experiment's rows, by machine, with what its parameters and metrics mean and what measures each cell."""
     kind = EXPERIMENTS[experiment]
     names = parameters(kind)
-    columns: Columns = {name: [] for name in ("machine", *row_model(kind).model_fields)}
-    for machine, paths in files.items():
-        for path in paths:
-            read_columns(kind, path, columns)
-        columns["machine"] += [machine] * (len(columns["experiment"]) - len(columns["machine"]))
     jobs = list(plan.jobs[experiment].values())
     job_of = {
         tuple(text(getattr(cell, name)) for name in names): index
         for index, job in enumerate(jobs)
         for cell in job.cells
     }
-    job = [job_of.get(cell, len(jobs)) for cell in zip(*(columns[name] for name in names), strict=True)]
+
+    def job(row: Mapping[str, str]) -> int:
+        return job_of.get(tuple(row[name] for name in names), len(jobs))
+
     # In the order of the plan, which a reader knows, but one machine after the other.
-    order = sorted(range(len(job)), key=lambda row: (list(files).index(columns["machine"][row]), job[row]))
+    rows = [
+        {"machine": machine, **row}
+        for machine, paths in files.items()
+        for row in sorted((row for path in paths for row in read_rows(kind, path)), key=job)
+    ]
     docs = field_docs(kind)
-    found = {
-        "about": (kind.__doc__ or "").partition("\n")[0],
+    return {
         "parameters": {name: docs.get(name, "") for name in names},
         "details": list(kind.details),
         "timed": kind.timed,
         "metrics": {name: metric.meaning for name, metric in {**COMMON, **metrics_of(kind)}.items()},
         "commands": [plan.command(job) for job in jobs],
-        "job": [job[row] for row in order],
-    }
-    return found | {
-        "columns": {name: typed(kind, name, [column[row] for row in order]) for name, column in columns.items()}
+        "job": [job(row) for row in rows],
+        "columns": {name: [row[name] for row in rows] for name in ("machine", *row_model(kind).model_fields)},
     }
 
 
-def read_columns(kind: type[Experiment], path: Path, columns: Columns) -> None:
-    """Append the rows of a CSV file, as text; an older file may lack columns that were added later."""
+def read_rows(kind: type[Experiment], path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file as texts; an older file may lack columns that were added later."""
     later = {**kind.added_later, **Measurement.added_later, **Provenance.added_later}
     with path.open(newline="", encoding="utf-8-sig") as file:
         for record in csv.DictReader(file):
-            for name in row_model(kind).model_fields:
-                columns[name].append(record[name] if name in record else text(later[name]))
+            yield {name: text(value) for name, value in later.items()} | record
 
 
 def text(value: object) -> str:
     """A value as the CSV files have it."""
     return "" if value is None else str(value)
-
-
-def typed(kind: type[Experiment], name: str, column: list[str]) -> list[Any]:
-    """A column's texts, or its numbers where its type says so; an empty field is None."""
-    if name not in {field.name for part in (kind, Measurement) for field in dataclasses.fields(part)}:
-        return column
-    annotation = row_model(kind).model_fields[name].annotation
-    choices = typing.get_args(annotation) or (annotation,)
-    if not any(choice in (int, float) or type(choice) in (int, float) for choice in choices):
-        return column
-    return [number(value) for value in column]
-
-
-def number(value: str) -> float | None:
-    """A finite number, whole ones without a decimal point; None for anything else."""
-    if not value or not math.isfinite(read := float(value)):
-        return None
-    return int(read) if read.is_integer() and abs(read) < 2**53 else read

@@ -8,17 +8,13 @@ import pytest
 from tests.samples import planned_rows
 from tests.web.conftest import DESKTOP, HTML, PHONE, make_page
 
-FILTER = """const filter = document.querySelector(`#explorer .filters [data-column="${arguments[0]}"]`);
-    const [all, none] = filter.querySelectorAll('button'); none.click();
-    const label = [...filter.querySelectorAll('label')].find((each) => each.textContent === arguments[1]);
-    label.querySelector('input').click()"""
-
-
-DRAWN = """const box = document.querySelector('canvas');
-    return box && new Set(box.getContext('2d').getImageData(0, 0, box.width, box.height).data).size > 5"""
-JOINED = "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent).join() === arguments[1]"
-
-
+CONDITION = """document.querySelector('#explorer .dtsb-add').click();
+    for (const [part, text] of [['data', arguments[0]], ['condition', 'Equals'], ['value', arguments[1]]]) {
+        const options = [...document.querySelectorAll(`#explorer .dtsb-${part} option`)];
+        const option = options.findLast((each) => each.textContent === text);
+        option.selected = true;
+        option.parentElement.dispatchEvent(new Event('change', {bubbles: true}));
+    }"""
 LOGARITHMIC = "return document.querySelector('#explorer [name=logY]').checked"
 
 
@@ -97,40 +93,39 @@ def test_a_number_leads_only_to_rows_of_its_unit_and_metric(page, browser):
 def test_what_only_the_page_shows_is_numbered_apart(page, browser):
     browser.open(page)
     captions, references = (
-        [text.replace("\xa0", " ") for text in browser.texts(what)] for what in ("figcaption", "p > a")
+        [text.replace("\xa0", " ") for text in browser.texts(what)] for what in ("figcaption", "p > a:not(.explore)")
     )
     assert captions == ["Figure W1: Wide.", "Table W1: Alike.", "Figure 1: Lines.", "Table 1: Steps."]
     assert references == ["Figure W1", "Table W1", "Figure 1", "Table 1"]
 
 
-def test_the_explorer_draws_filters_sorts_and_saves(page, browser):
+def test_the_explorer_filters_and_saves_and_its_address_shows_the_same_again(page, browser):
     browser.open(page)
     browser.to_explorer()
     assert browser.texts("#explorer [name=experiment] option") == ["end_to_end", "flash"]
-    browser.wait(DRAWN)
     browser.choose("experiment", "flash")
-    browser.wait("return document.querySelector('#explorer .filters [data-column=implementation]')")
+    browser.wait("return document.querySelector('#explorer .filters summary').textContent.includes('causal')")
     assert not browser.run(LOGARITHMIC)
-    browser.click("#explorer .clear")
+    browser.click("#explorer .dtsb-clearAll")
     everything = count(browser)
-    browser.run(FILTER, "implementation", HTML)
-    fewer = count(browser)
-    assert 0 < fewer < everything
-    browser.wait("return document.querySelectorAll('#explorer .rows tbody tr').length === arguments[0]", fewer)
-    browser.wait(DRAWN)
-    median = browser.texts("#explorer .rows thead th").index("median")
-    numbers = f"#explorer .rows tbody td:nth-child({median + 1})"
-    before = browser.texts(numbers)
-    browser.click("#explorer .rows thead th", median)
-    browser.wait(JOINED, numbers, ",".join(sorted(before, key=float)))
-    browser.click("#explorer .save")
+    browser.run(CONDITION, "implementation", HTML)
+    browser.wait(
+        "return document.querySelector('#explorer .count').textContent.split(' ')[0] < arguments[0]", everything
+    )
+    shown = browser.texts("#explorer :is(summary, .count)")
+    assert shown[0] == f"Filters: implementation = {HTML}"
+    browser.click("#explorer .buttons-csv")
     rows = list(csv.DictReader(io.StringIO(browser.saved("flash.csv"))))
     assert {row["implementation"] for row in rows} == {HTML}
-    assert len(rows) == fewer
+    assert len(rows) == count(browser)
     assert all(row["samples"] and row["revisions"] for row in rows)
+    browser.choose("y", "std")
+    browser.driver.refresh()
+    browser.wait("return document.querySelector('#explorer .chart svg')?.textContent.includes(', std')")
+    assert browser.texts("#explorer :is(summary, .count)") == shown
 
 
-def test_a_row_shows_all_that_was_recorded_and_the_command_that_repeats_it(page, browser):
+def test_a_row_shows_all_that_was_recorded_the_command_that_repeats_it_and_its_address(page, browser):
     browser.open(page)
     browser.to_explorer()
     browser.click("#explorer .rows tbody tr")
@@ -139,7 +134,21 @@ def test_a_row_shows_all_that_was_recorded_and_the_command_that_repeats_it(page,
     command = "python -m cs336_systems.benchmarks.end_to_end --"
     for text in ("median", row.revisions, row.git_commit, row.utc[:10], HTML, command):
         assert text in told
-    assert browser.run("return document.querySelectorAll('#detail .strip circle').length") > 1
+    browser.wait("return document.querySelector('#detail svg')")
+    address = browser.run("return document.querySelector('#detail a').href")
+    browser.open(page)
+    browser.driver.get(address)
+    assert browser.wait("return document.querySelector('#detail[open] .content')?.textContent") == told
+
+
+def test_back_leads_from_the_rows_of_a_section_to_the_section(page, browser):
+    browser.open(page)
+    browser.run("document.querySelector('.explore').scrollIntoView()")
+    before = browser.run("return scrollY")
+    browser.click(".explore")
+    browser.wait("return document.querySelector('#explorer .chart svg')")
+    browser.driver.back()
+    browser.wait("return Math.abs(scrollY - arguments[0]) < 2", before)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -161,6 +170,8 @@ def test_it_fits_its_window(page, browser, size):
     browser.open(page, size)
     browser.to_explorer()
     browser.wait("return document.documentElement.scrollWidth <= arguments[0]", size[0])
+    cut = "return [...document.querySelectorAll('.scroll')].some((each) => each.scrollWidth > each.clientWidth)"
+    assert browser.run(cut) == (size == PHONE)
     too_wide = "return [...document.querySelectorAll('article p')].some((each) => each.scrollWidth > each.clientWidth)"
     assert not browser.run(too_wide)
     shown = "return getComputedStyle(document.querySelector('#contents')).display !== 'none'"
@@ -185,10 +196,12 @@ def test_a_second_machine_is_compared_with_the_first(tmp_path, charts, browser):
     }
     browser.open(make_page(tmp_path, charts, machine="1 x NVIDIA A10", reference=recorded))
     browser.to_explorer()
-    values = browser.texts("#explorer .filters [data-column=machine] label")
-    assert values == ["nvidia-a10", "nvidia-h200"]
+    browser.click("#explorer .dtsb-clearAll")
     browser.choose("colour", "machine")
-    browser.run(FILTER, "machine", "nvidia-h200")
+    chart = "return document.querySelector('#explorer .chart svg')?.textContent"
+    browser.wait(f"{chart}.includes('nvidia-a10nvidia-h200')")
+    browser.run(CONDITION, "machine", "nvidia-h200")
+    browser.wait(f"{chart}.includes('nvidia-h200') && !{chart.removeprefix('return ')}.includes('nvidia-a10')")
     browser.click("#explorer .rows tbody tr")
     assert "NVIDIA H200" in browser.wait("return document.querySelector('#detail[open] .content')?.textContent")
     browser.click("#detail form button")
