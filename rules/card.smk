@@ -1,7 +1,10 @@
 """The card: what each GPU of this machine reaches, and whether that is as it should be.
 
-Needs the plan (common.smk); makes results/<machine>/card.pdf, card.html and card.json from raw/card/*.csv, by name only.
+Needs the plan (common.smk); makes results/<machine>/card.pdf and card.html and raw/card/TIME-JOB.csv, by name only.
 """
+
+
+CARD = card_jobs()
 
 
 # Without output, so that it measures whenever it is asked for: a card is about the state of a machine now.
@@ -15,8 +18,8 @@ rule card:
     resources:
         gpu=PLAN.gpus,
     params:
-        command=card_commands(),
-        csvs=[PLAN.csv(job) for job in card_jobs()],
+        command=card_command(CARD),
+        csvs=list(CARD),
         folder=RESULTS,
         passed=f"{RESULTS}/correctness",
     message:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
@@ -190,9 +191,8 @@ def raw_csvs(wildcards):
 
 
 def cards_to_pack(wildcards):
-    """The files of the machine's cards that exist."""
-    folder = PLAN.raw.parent
-    return sorted(map(str, [*folder.glob("card/*"), *folder.glob("card.json"), *folder.glob("raw/card/*.csv")]))
+    """The CSV files of the card that exist."""
+    return sorted(map(str, PLAN.raw.glob("card/*.csv")))
 
 
 def scripts_of(package):
@@ -258,21 +258,24 @@ def job_command(wildcards):
 
 
 def card_jobs():
-    """The jobs of the card."""
-    return PLAN.on_request.get("card", {}).values()
+    """The jobs of the card by the CSV files of a run that begins now."""
+    return {
+        f"{PLAN.raw}/card/{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}.csv": job
+        for name, job in PLAN.on_request.get("card", {}).items()
+    }
 
 
 def card_obstacles(wildcards):
     """Input that keeps the card from being measured, if anything does."""
     reason = f"experiments.card.{PLAN.scale} has no grid; allowed: at least one, see config.yaml"
-    return refused_if(not card_jobs(), reason) or obstacles(wildcards)
+    return refused_if(not PLAN.on_request.get("card"), reason) or obstacles(wildcards)
 
 
-def card_commands():
-    """The commands that measure the card, one after another."""
+def card_command(csvs):
+    """The command that measures the card, one job after another."""
     measure = f"python -m cs336_systems.run.relaunch --timeout {config['cell_timeout']}"
     options = f"--device {PLAN.device} --seed {config['seed']}"
-    return " && ".join(f"{measure} {PLAN.command(job)} {options} --output {PLAN.csv(job)}" for job in card_jobs())
+    return " && ".join(f"{measure} {PLAN.command(job)} {options} --output {csv}" for csv, job in csvs.items())
 
 
 def job_source(wildcards):

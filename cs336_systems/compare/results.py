@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cs336_systems.experiments.registry import KINDS
+from cs336_systems.experiments.registry import KINDS, ON_REQUEST
 from cs336_systems.measure.gpus import full_name
 from cs336_systems.record.machine import machine_label
 from cs336_systems.record.rows import digest_path, read_jobs
@@ -47,12 +47,18 @@ def read_results(name: str, root: Path = Path()) -> Results:
     by_experiment: dict[str, list[Path]] = {}
     for path in csvs:
         by_experiment.setdefault(experiment_of(path), []).append(path)
-    rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], paths))
+    rows = tuple(row for kind, paths in by_experiment.items() for row in read_jobs(KINDS[kind], last_run(kind, paths)))
     if not rows:
         raise ValueError(f"{name}: its CSV files have no rows; allowed: at least one, which `snakemake` measures")
     if len(machines := dict.fromkeys(machine_label(row.gpu) for row in rows)) > 1:
         raise ValueError(f"{name}: has rows of {' and '.join(machines)}; allowed: one GPU model per folder")
     return Results(name, raw, rows)
+
+
+def last_run(kind: str, csvs: Sequence[Path]) -> Sequence[Path]:
+    """The CSV files of an experiment that are compared: each run on request has its own, TIME-JOB.csv."""
+    times = [path.name.partition("-")[0] for path in csvs]
+    return [path for path, time in zip(csvs, times, strict=True) if kind not in ON_REQUEST or time == max(times)]
 
 
 def labels_of(name: str) -> list[str]:

@@ -20,7 +20,8 @@ from cs336_systems.record.revisions import is_current
 from scripts.bundle.make import CHECKS, COVERAGE, describe
 from scripts.bundle.read import Bundle, limit, opened, without_folder
 from scripts.card.checks import possible
-from scripts.card.document import card_of, read_card, references_among
+from scripts.card.record import RECORDED, read_cards
+from scripts.card.verdict import judge_in_order
 from scripts.checks import Check
 from scripts.stages.self_checks import all_checks
 from scripts.stages.tables import planned_rows
@@ -132,16 +133,13 @@ def judged(checks: Sequence[Check], of_what: str) -> tuple[str, str]:
 
 
 def cards(bundle: Bundle) -> Finding:
-    """Check cards by the data sheet, and their verdicts by the cards before them, in this clone and in the bundle."""
+    """Check cards by the data sheet; their verdicts are by the cards before them, in this clone and in the bundle."""
     if not bundle.cards:
         return Finding("cards", UNDECIDED, "none, which `snakemake card` makes")
-    recorded = map(read_card, Path("recorded", bundle.plan.machine, "card").glob("*.json"))
-    known = {card["utc"]: dict(card) for card in [*recorded, *(each.card for each in bundle.cards)]}
-    for name, card, rows in ((each.name, each.card, each.rows) for each in bundle.cards):
-        before = [known[utc] for utc in sorted(known) if utc < card["utc"]]
-        if card != card_of(rows, references_among(before, card["gpu"], card["cpu"])):
-            return Finding("cards", FAILED, f"{name}: not as its rows and the cards before it give it")
-    verdicts = [f"{each.name} ({each.card['verdict']['outcome']})" for each in bundle.cards]
+    runs = {**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards}
+    names = {id(rows): name for name, rows in bundle.cards.items()}
+    judged_runs = [verdict for verdict in judge_in_order(runs.values()) if id(verdict.rows) in names]
+    verdicts = [f"{names[id(verdict.rows)]} ({verdict.outcome})" for verdict in judged_runs]
     outcome, detail = judged(possible(bundle.cards), "applicable limits of the data sheet kept")
     return Finding("cards", outcome, f"{shortened(verdicts, SHOWN)}: {detail}")
 

@@ -17,13 +17,13 @@ from urllib.parse import quote
 from rocrate.model import ContextEntity
 from rocrate.rocrate import ROCrate
 
-from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.plan import read_plan
 from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.rows import digest_path, read_jobs
 from cs336_systems.record.validation import Row
 from cs336_systems.yaml_file import read_mapping
-from scripts.card.record import card_files, read_cards, recorded_content
+from scripts.card.record import read_cards
 from scripts.tools.archive import DATE, pack
 from scripts.tools.log import log_to
 
@@ -34,8 +34,7 @@ STEM = r"(?!(?i:con|prn|aux|nul|com\d|lpt\d)\b)\w[\w.,=+-]{0,120}"
 """A job's name, which no operating system takes for a device, a hidden file or a folder."""
 NAME = re.compile(
     rf"{'|'.join(map(re.escape, (*REQUIRED, CONSTRAINTS)))}"
-    rf"|raw/({'|'.join(EXPERIMENTS)})/{STEM}\.csv(\.sha256)?|traces/{STEM}\.json\.gz"
-    rf"|card/\d{{8}}T\d{{6}}(\.json|-{STEM}\.csv(\.sha256)?)",
+    rf"|raw/({'|'.join(KINDS)})/{STEM}\.csv(\.sha256)?|traces/{STEM}\.json\.gz",
     re.ASCII,
 )
 PIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9][A-Za-z0-9.!+_-]*")
@@ -74,7 +73,7 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
     rows = read_rows(paths, machine)
     read_cards(folder, machine)
     last = max(each(rows), key=measured_at)
-    files = {name: recorded_content(path, name) for name, path in measured_files(folder, paths).items()}
+    files = {name: path.read_bytes() for name, path in measured_files(folder, paths).items()}
     sources = {PLAN: plan, COVERAGE: coverage, CHECKS: checks} | {name: name for name in (CITATION, LICENSE, WORKFLOW)}
     files |= {name: Path(path).read_bytes() for name, path in sources.items()}
     if pins := constraints(folder, last):
@@ -88,8 +87,9 @@ def bundle(csvs: Sequence[str], plan: str, coverage: str, checks: str, output: s
 
 def measured_files(folder: Path, csvs: Sequence[Path]) -> dict[str, Path]:
     """Name the files of a machine's measurements by their names in a bundle, each digest before its CSV file."""
+    csvs = [*csvs, *sorted(folder.glob("raw/card/*.csv"))]
     files = [*map(digest_path, csvs), *csvs, *sorted(folder.glob("traces/*.json.gz"))]
-    return {path.relative_to(folder).as_posix(): path for path in files} | card_files(folder)
+    return {path.relative_to(folder).as_posix(): path for path in files}
 
 
 def read_rows(csvs: Iterable[Path], machine: str) -> dict[str, list[Row]]:

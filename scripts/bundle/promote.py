@@ -15,7 +15,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.measure.trace_file import read_trace
 from scripts.bundle.make import CONSTRAINTS, measured_files, read_rows
 from scripts.bundle.read import limit, opened, without_folder
-from scripts.card.record import read_cards, recorded_content
+from scripts.card.record import read_cards
 from scripts.tools.log import printable
 
 
@@ -40,7 +40,7 @@ def promote(results: Path, recorded: Path, *, overwrite: bool = True) -> list[Pa
         files[CONSTRAINTS] = results / CONSTRAINTS
     refuse_links(results, files.values())
     refuse_links(recorded, map(recorded.joinpath, files))
-    contents = {recorded / name: recorded_content(path, name) for name, path in files.items()}
+    contents = {recorded / name: path.read_bytes() for name, path in files.items()}
     for copy, content in contents.items():
         if not overwrite and copy.exists() and copy.read_bytes() != content:
             raise ValueError(f"{copy} is there already, with other content; allowed: files that are not recorded yet")

@@ -23,7 +23,7 @@ from cs336_systems.plan import Plan, read_plan
 from cs336_systems.record.rows import digest_path
 from cs336_systems.record.validation import Row
 from scripts.bundle.make import CONSTRAINTS, METADATA, NAME, PIN, PLAN, REQUIRED, read_rows
-from scripts.card.record import RecordedCard, read_cards
+from scripts.card.record import read_cards
 from scripts.tools.archive import MB
 from scripts.tools.log import printable
 
@@ -55,7 +55,8 @@ class Bundle:
     plan: Plan
     rows: Mapping[str, Sequence[Row]]
     """The rows of each experiment."""
-    cards: Sequence[RecordedCard]
+    cards: Mapping[str, Sequence[Row]]
+    """The rows of each run of the card."""
 
 
 @contextlib.contextmanager

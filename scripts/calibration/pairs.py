@@ -6,6 +6,7 @@ They come from the history of recorded/, which git keeps, and from folders of la
 import csv
 import io
 import itertools
+import re
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +47,9 @@ def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
     """The rows of each version of each CSV file that git's history has below a folder, if they can still be read."""
     log = ["git", "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "-m", "--", folder]
     lines = subprocess.run(log, capture_output=True, text=True, check=True).stdout.splitlines()
-    blobs = {line.split()[3]: None for line in lines if line.endswith(".csv") and "/raw/" in line}
+    blobs = {
+        line.split()[3]: None for line in lines if line.endswith(".csv") and "/raw/" in line and "/card/" not in line
+    }
     for blob in blobs:
         if not int(blob, 16):
             continue

@@ -1,9 +1,12 @@
-"""Contents of the card's template: tiles, and tables of rates, facts and reasons."""
+"""Contents of the card's template: tiles, and tables of rates and facts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from scripts.card.causes import percent
+from scripts.card.lines import Facts, Key, Line
+from scripts.card.verdict import Verdict
 from scripts.rendering.markup import Table, Tile, Typst, escape, fixed_point, significant, with_unit
 
 TITLES = {
@@ -48,139 +51,98 @@ FACTS = {
     "thermal_throttles": "thermal throttles since boot",
 }
 """Facts in the order of the table, in words."""
-TILES = (
-    ("matmul", "bf16", "matmul"),
-    ("memory", "copy", "memory"),
-    ("attention", "", "attention"),
-    ("training", "", "training"),
-)
+TILES = {"matmul": "bf16", "memory": "copy", "attention": "", "training": ""}
+"""Instruments of the tiles, with the beginnings of the names of their workloads."""
 
 
-def context(card: Mapping[str, Any], picture: str) -> dict[str, Any]:
+def context(verdict: Verdict, picture: str) -> dict[str, Any]:
     """Everything that the template prints.
 
     Args:
-        card: the card.
+        verdict: the verdict.
         picture: the figure as SVG; empty without one.
     """
+    origin, count = verdict.rows[0], len(verdict.gpus)
+    model = origin.gpu or origin.cpu
     return {
-        "card": card,
-        "title": title_of(card),
+        "verdict": verdict,
+        "origin": origin,
+        "model": model,
+        "title": f"{count} × {model}" if count > 1 else model,
+        "seconds": origin.startup_seconds + sum(row.mean for row in verdict.rows if row.metric == "wall"),
+        "recorded": max((line.expected.gpus for line in verdict.lines if line.expected), default=None),
         "picture": picture,
-        "tiles": list(tiles(card)),
-        "rates": rates(card),
-        "facts": facts(card["gpus"]),
-        "unmeasured": unmeasured(card["lines"]),
-        "reference": reference(card["reference"], card["gpu"] or card["cpu"]),
+        "tiles": list(tiles(verdict.lines)),
+        "rates": rates(verdict.lines, several=count > 1),
+        "facts": facts([verdict.facts.get(gpu, {}) for gpu in verdict.gpus]),
     }
 
 
-def title_of(card: Mapping[str, Any]) -> str:
-    """The machine in words."""
-    if not card["gpu"]:
-        return str(card["cpu"])
-    count = len(card["gpus"])
-    return f"{count} × {card['gpu']}" if count > 1 else str(card["gpu"])
-
-
-def reference(used: Mapping[str, Any], model: str) -> str:
-    """The reference of the rates, in a sentence."""
-    if used["source"] == "recorded":
-        number = used["cards"]
-        return f"The reference is the median of {number} recorded card{'s' if number > 1 else ''} of {model}."
-    if used["source"] == "data sheet":
-        return "The reference is the share of the data sheet's peak that GPUs usually reach; none is recorded."
-    return "There is no reference: no card of this model is recorded, and no data sheet of it is listed."
-
-
 def with_crosses(work: str) -> str:
-    """A work's name as it is printed."""
+    """A workload's name as it is printed."""
     return work.replace(" x ", " × ")
 
 
-def shown_in(line: Mapping[str, Any]) -> tuple[float, str]:
+def shown_in(line: Line) -> tuple[float, str]:
     """The divisor and the unit that a line's rates are shown in."""
-    units = UNITS if line["gpu"] else CPU_UNITS
-    return units.get(line["instrument"], (1.0, str(line["unit"])))
+    units = UNITS if line.gpu else CPU_UNITS
+    return units.get(line.instrument, (1.0, line.unit))
 
 
-def tiles(card: Mapping[str, Any]) -> Iterator[Tile]:
+def tiles(lines: Iterable[Line]) -> Iterator[Tile]:
     """The largest rate of some instruments."""
-    for instrument, beginning, meaning in TILES:
-        of_this = [line for line in card["lines"] if line["value"] and line["instrument"] == instrument]
-        if own := [line for line in of_this if line["work"].startswith(beginning)]:
-            most = max(own, key=lambda line: line["value"])
+    for instrument, beginning in TILES.items():
+        of_this = [line for line in lines if line.instrument == instrument and line.work.startswith(beginning)]
+        most = max(of_this, key=lambda line: line.value or 0.0, default=None)
+        if most and most.value:
             divisor, unit = shown_in(most)
-            yield Tile(
-                number=with_unit(most["value"] / divisor, unit), meaning=f"{meaning}: {with_crosses(most['work'])}"
-            )
+            yield Tile(with_unit(most.value / divisor, unit), f"{instrument}: {with_crosses(most.work)}")
 
 
-def rates(card: Mapping[str, Any]) -> Table:
-    """The rates of all works; where there are several GPUs, those of the slowest."""
-    several = len(card["gpus"]) > 1
-    by_work: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for line in card["lines"]:
-        if line["value"]:
-            by_work.setdefault((line["instrument"], line["work"]), []).append(line)
+def rates(lines: Iterable[Line], *, several: bool) -> Table:
+    """The rates of all workloads; where there are several GPUs, those of the slowest."""
+    slowest: dict[Key, Line] = {}
+    for line in lines:
+        if line.value:
+            slowest[line.key] = min(slowest.get(line.key, line), line, key=lambda each: each.value or 0.0)
     rows: list[list[str]] = []
-    instrument = ""
-    for (kind, work), lines in by_work.items():
-        if kind != instrument:
-            rows.append([f"{TITLES[kind]}, {shown_in(lines[0])[1]}"])
-            instrument = kind
-        slowest = min(lines, key=lambda line: line["value"])
-        rows.append(row_of(work, slowest, several=several))
+    for instrument, group in groupby(slowest.values(), key=lambda line: line.instrument):
+        of_this = list(group)
+        rows.append([f"{TITLES[instrument]}, {shown_in(of_this[0])[1]}"])
+        rows += [row_of(line, several=several) for line in of_this]
     columns = ["work", "throttle reasons", *(["slowest GPU", "of others"] if several else [])]
     columns += ["rate", "± %", "reference", "share", "MHz", "W", "°C"]
     return Table(columns, rows, text_columns=2)
 
 
-def row_of(work: str, line: Mapping[str, Any], *, several: bool) -> list[str]:
+def row_of(line: Line, *, several: bool) -> list[str]:
     """A row of the table of rates."""
     divisor, _ = shown_in(line)
-    state, share, of_others = line["state"], percent_of(line["share"]), percent_of(line["of_others"])
-    reasons = ", ".join(f"{reason} {percent(part)}" for reason, part in line["throttled"].items())
-    if line["slow"]:
+    share, of_others = ("–" if part is None else percent(part) for part in (line.share, line.of_others))
+    if line.slow:
         share, of_others = in_red(share), in_red(of_others)
     return [
-        with_crosses(work),
-        reasons,
-        *([line["gpu"], of_others] if several else []),
-        significant(line["value"] / divisor),
-        fixed_point(100 * line["spread"]),
-        significant(line["expected"] / divisor) if line["expected"] else "–",
+        with_crosses(line.work),
+        ", ".join(f"{reason} {percent(part)}" for reason, part in line.throttled.items()),
+        *([line.gpu, of_others] if several else []),
+        significant((line.value or 0.0) / divisor),
+        fixed_point(100 * line.spread),
+        significant(line.expected.value / divisor) if line.expected else "–",
         share,
-        *(fixed_point(state.get(name), 0) for name in ("sm_clock", "power", "temperature")),
+        *(fixed_point(line.state.get(name), 0) for name in ("sm_clock", "power", "temperature")),
     ]
 
 
 def in_red(text: str) -> Typst:
-    """A table of findings."""
+    """A rate that is too low, in a table."""
     return Typst(f'#text(fill: failed-colour, weight: "bold")[{escape(text)}]')
 
 
-def percent_of(share: float | None) -> str:
-    """A share in a table's cell."""
-    return "–" if share is None else percent(share)
-
-
-def facts(gpus: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of the driver's facts of each GPU; equal values of all GPUs stand once."""
-    gpus = list(gpus)
+def facts(gpus: Sequence[Facts]) -> Table:
+    """A table of the facts of each GPU; equal values of all GPUs stand once."""
     rows = []
     for name, words in FACTS.items():
-        values = [gpu["facts"].get(name, "not reported" if name in gpu["unknown"] else "") for gpu in gpus]
+        values = ["" if name not in gpu else gpu[name] or "not reported" for gpu in gpus]
         if any(values):
-            rows.append([words, ", ".join(dict.fromkeys(values)) if len(set(values)) == 1 else ", ".join(values)])
+            rows.append([words, ", ".join(dict.fromkeys(values) if len(set(values)) == 1 else values)])
     return Table(["reported", "value"], rows, text_columns=2)
-
-
-def unmeasured(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Works that were not measured, and why, in sentences."""
-    found = []
-    for line in lines:
-        if not line["value"]:
-            where = f" on GPU {line['gpu']}" if line["gpu"] else ""
-            found.append(f"{line['instrument']}, {line['work']}{where}: {line['message']}")
-    return found

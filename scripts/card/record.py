@@ -1,71 +1,30 @@
-"""A machine's cards with their rows, as they are made and as they are recorded for later cards to be compared with."""
+"""The runs of the card in a machine's folder: raw/card/TIME-JOB.csv."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from cs336_systems.experiments.card import Card
-from cs336_systems.record.rows import digest_path, read_jobs
-from scripts.card.document import is_of, read_card
+from cs336_systems.record.rows import read_jobs
+
+RECORDED = Path("recorded")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordedCard:
-    """A card and the rows that it was made from."""
-
-    name: str
-    """Its file in the machine's folder of recorded results: card/TIME.json."""
-    card: Mapping[str, Any]
-    rows: Sequence[Any]
-
-
-def card_files(folder: Path) -> dict[str, Path]:
-    """Name the files of a machine's cards as they are recorded, with those in its folder that hold them.
-
-    Args:
-        folder: the machine's recorded results; or its own, with the one card that `snakemake card` made there last.
-    """
-    files = {f"card/{path.name}": path for path in sorted(folder.glob("card/*"))}
-    made = folder / "card.json"
-    if made.is_file():
-        time = read_card(made)["utc"].partition("+")[0]
-        name = f"card/{''.join(letter for letter in time if letter.isalnum())}"
-        files[f"{name}.json"] = made
-        for csv in sorted(folder.glob("raw/card/*.csv")):
-            files |= {f"{name}-{path.name}": path for path in (csv, digest_path(csv))}
-    return files
-
-
-def recorded_content(path: Path, name: str) -> bytes:
-    """Read a file that gets a name; a digest names the CSV file next to it."""
-    content = path.read_bytes()
-    return content.replace(path.stem.encode(), Path(name).stem.encode()) if path.suffix == ".sha256" else content
-
-
-def read_cards(folder: Path, machine: str) -> list[RecordedCard]:
-    """Read the cards of a machine, with their rows.
-
-    Args:
-        folder: as for `card_files`.
-        machine: the machine's label.
+def read_run(csvs: Iterable[Path], machine: str | None = None) -> list[Any]:
+    """Read the rows of one run.
 
     Raises:
-        ValueError: a card or a row that cannot be read, a card that is not what its rows give, or rows without a card.
+        ValueError: there is none, or as `read_jobs`.
     """
-    files = card_files(folder)
-    others = set(files)
-    found = []
-    for name in sorted(others):
-        stem, _, suffix = name.rpartition(".")
-        if suffix != "json":
-            continue
-        csvs = sorted(other for other in others if other.startswith(f"{stem}-") and other.endswith(".csv"))
-        card, rows = read_card(files[name]), read_jobs(Card, [files[csv] for csv in csvs], machine)
-        if not is_of(card, rows):
-            raise ValueError(f"{files[name]}: not the card of its rows; allowed: as `snakemake card` wrote it")
-        found.append(RecordedCard(name=name, card=card, rows=rows))
-        others -= {name, *csvs, *(f"{csv}.sha256" for csv in csvs)}
-    if others:
-        raise ValueError(f"{files[min(others)]} belongs to no card; allowed: what `snakemake card` wrote")
-    return found
+    csvs = sorted(csvs)
+    rows: list[Any] = list(read_jobs(Card, csvs, machine))
+    if not rows:
+        raise ValueError(f"{csvs[0]} has no row; allowed: rows that `snakemake card` has measured")
+    return rows
+
+
+def read_cards(folder: Path, machine: str) -> dict[str, list[Any]]:
+    """Read the rows of each run in the folder of a machine, by its time; raises as `read_run` does."""
+    runs = groupby(sorted(folder.glob("raw/card/*.csv")), key=lambda path: path.stem.partition("-")[0])
+    return {time: read_run(csvs, machine) for time, csvs in runs}

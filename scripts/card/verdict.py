@@ -1,128 +1,135 @@
 """The verdict on a card: healthy, slowed, misconfigured or faulty, by what, and which numbers show it.
 
-A pure function of lines, facts and what is expected: nothing is read or measured here.
+A pure function of rows: nothing is read or measured here.
 """
 
-import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from cs336_systems.compare import speed
-from scripts.card.causes import Finding, explain, faults, misconfigurations, neighbour, percent, slow_links
-from scripts.card.expected import Expected, Key, margin_of
-from scripts.card.lines import Facts, Line
+from cs336_systems.compare.speed import UNDECIDED
+from scripts.card.causes import LINK, explain, faults, misconfigurations, neighbour, percent, slow_links
+from scripts.card.expected import compared, expectations
+from scripts.card.lines import Facts, Line, facts_of, lines_of
 
-HEALTHY, SLOWED, MISCONFIGURED, FAULTY, UNTOLD = "healthy", "slowed", "misconfigured", "faulty", "cannot be told"
-ORDER = (FAULTY, SLOWED, MISCONFIGURED)
+HEALTHY = "healthy"
+FAULTY, SLOWED, MISCONFIGURED = ORDER = ("faulty", "slowed", "misconfigured")
 """From the worst on."""
+LINKED = "all_reduce"
+"""The instrument whose lines are on pairs of GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """A line with what was expected of it."""
+class Finding(NamedTuple):
+    """Something that is wrong with a GPU."""
 
-    line: Line
-    expected: Expected | None = None
-    share: float | None = None
-    """Its rate as a share of the expected one."""
-    of_others: float | None = None
-    """Its rate as a share of the median of the other GPUs here."""
-    slow: bool | None = None
-    """Whether it is lower than differences between cards explain; None if nothing was expected of it."""
+    outcome: str
+    """slowed, misconfigured or faulty."""
+    cause: str
+    gpu: str
+    evidence: str
+    """The numbers that show it, in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The verdict on all GPUs of a machine."""
 
-    outcome: str
-    sentence: str
+    rows: Sequence[Any]
+    """The rows that it follows from."""
+    facts: Mapping[str, Facts]
+    """What the driver reports, by the GPU's number."""
+    lines: Sequence[Line]
     findings: Sequence[Finding]
-    lines: Sequence[Judged]
+
+    @property
+    def gpus(self) -> list[str]:
+        """The numbers of the GPUs; an empty one for a CPU."""
+        return [gpu for gpu in all_gpus(self.facts, self.lines) if "-" not in gpu]
+
+    @property
+    def outcome(self) -> str:
+        """The worst outcome of all GPUs."""
+        return worst(self.findings, self.lines)
 
     def of(self, gpu: str) -> str:
         """The outcome of one GPU."""
-        outcomes = {finding.outcome for finding in self.findings if gpu in finding.gpu.split("-")}
-        compared = any(each.slow is not None for each in self.lines if each.line.gpu == gpu)
-        return worst(outcomes) or (HEALTHY if compared else UNTOLD)
+        findings = [finding for finding in self.findings if gpu in finding.gpu.split("-")]
+        return worst(findings, [line for line in self.lines if line.gpu == gpu])
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence."""
+        if self.outcome == UNDECIDED:
+            return "Nothing to compare with: there is no recorded card of this model, and no data sheet that is listed."
+        if self.outcome == HEALTHY:
+            compared = [line.share for line in self.lines if line.slow is not None]
+            shares = [share for share in compared if share]
+            usual = f"; their median is {percent(statistics.median(shares))} of the reference" if shares else ""
+            return f"All {len(compared)} rates that can be compared are as expected{usual}."
+        causes = dict.fromkeys(
+            f"{finding.cause}{f' (GPU {finding.gpu})' if finding.gpu else ''}"
+            for finding in self.findings
+            if finding.outcome == self.outcome
+        )
+        word = {FAULTY: "Faulty:", SLOWED: "Slowed by", MISCONFIGURED: "Misconfigured:"}[self.outcome]
+        return f"{word} {', '.join(causes)}."
 
 
-def judge(
-    lines: Sequence[Line], facts: Mapping[str, Facts], expected: Mapping[Key, Expected], *, tf32: bool, cuda: str
-) -> Verdict:
+def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
     """Judge the GPUs of a machine.
 
     Args:
-        lines: what was measured.
-        facts: what the driver reports, by the GPU's number.
-        expected: what each work should reach; it may be empty.
-        tf32: whether fp32 matmuls were seen to round their inputs to TF32.
-        cuda: the version of CUDA that PyTorch was built for; empty on a CPU.
+        rows: the rows of a run; at least one.
+        earlier: the verdicts on other runs. Those without a fault, on the same model, are the reference.
     """
-    judged = [judge_line(line, expected.get((line.instrument, line.work)), lines) for line in lines]
-    findings: list[Finding] = []
-    for gpu in dict.fromkeys([*facts, *(line.gpu for line in lines)]):
-        own = [each for each in judged if each.line.gpu == gpu]
-        known = facts.get(gpu, Facts())
-        findings += faults(gpu, known, [each.line for each in own])
-        wrong_setup = list(misconfigurations(gpu, known, tf32=tf32, cuda=cuda))
-        findings += wrong_setup
-        if any(finding.cause == "MIG" for finding in wrong_setup):
-            continue  # A part of a GPU is not as fast as the whole.
-        slow = [each for each in own if each.slow]
-        if not any(each.slow is not None for each in own):
-            findings += neighbour(gpu, known)
-        findings += explain(gpu, known, [each for each in slow if each.line.instrument != "all_reduce"])
-    findings += slow_links([each for each in judged if each.slow and each.line.instrument == "all_reduce"])
-    outcome = worst(finding.outcome for finding in findings)
-    if not outcome:
-        outcome = HEALTHY if any(each.slow is not None for each in judged) else UNTOLD
-    return Verdict(outcome=outcome, sentence=sentence(outcome, findings, judged), findings=findings, lines=judged)
+    measured, facts = lines_of(rows), facts_of(rows)
+    references = [line for other in earlier if is_reference(other, rows[0]) for line in other.lines]
+    expected = expectations(rows[0].gpu, measured, facts, references)
+    lines = [compared(line, expected.get(line.key), measured) for line in measured]
+    findings = [finding for gpu in all_gpus(facts, lines) for finding in findings_on(gpu, rows[0], facts, lines)]
+    links = slow_links([line for line in lines if line.slow and line.instrument == LINKED])
+    findings += [Finding(SLOWED, LINK, gpu, evidence) for gpu, evidence in links]
+    return Verdict(rows=rows, facts=facts, lines=lines, findings=findings)
 
 
-def judge_line(line: Line, expected: Expected | None, lines: Iterable[Line]) -> Judged:
-    """Compare a line with what is expected of it, and with the same work on the other GPUs."""
-    if line.value is None:
-        return Judged(line=line, expected=expected)
-    others = [
-        each.value
-        for each in lines
-        if (each.instrument, each.work) == (line.instrument, line.work) and each.gpu != line.gpu and each.value
-    ]
-    share = line.value / expected.value if expected else None
-    of_others = line.value / statistics.median(others) if others else None
-    below = [slower(share, expected.margin)] if expected and share else []
-    # Pairs of GPUs may be linked differently, unless the data sheet or a recorded card has a link for all.
-    if of_others and (expected or line.instrument != "all_reduce"):
-        below.append(slower(of_others, margin_of(line.instrument, line.work)))
-    return Judged(line=line, expected=expected, share=share, of_others=of_others, slow=any(below) if below else None)
+def judge_in_order(runs: Iterable[Sequence[Any]]) -> list[Verdict]:
+    """Judge runs from the oldest on, each by those before it."""
+    verdicts: list[Verdict] = []
+    for rows in sorted(runs, key=lambda rows: str(rows[0].utc)):
+        verdicts.append(judge(rows, verdicts))
+    return verdicts
 
 
-def slower(share: float, margin: float) -> bool:
-    """Whether a share of the expected rate is below it by more than the margin."""
-    return speed.outcome(-math.log(share), tie=-math.log1p(-margin), reach=0.0) == speed.SLOWER
+def is_reference(verdict: Verdict, row: Any) -> bool:
+    """Whether a run without a fault was on the GPU model of a row or, without a GPU, on its CPU model."""
+    first = verdict.rows[0]
+    return verdict.outcome not in ORDER and first.gpu == row.gpu and bool(row.gpu or first.cpu == row.cpu)
 
 
-def worst(outcomes: Iterable[str]) -> str:
-    """The worst of some outcomes; empty if there are none."""
-    found = set(outcomes)
-    return next((outcome for outcome in ORDER if outcome in found), "")
+def all_gpus(facts: Iterable[str], lines: Iterable[Line]) -> list[str]:
+    """The GPUs, and pairs of them, with facts or lines."""
+    return list(dict.fromkeys([*facts, *(line.gpu for line in lines)]))
 
 
-def sentence(outcome: str, findings: Sequence[Finding], lines: Sequence[Judged]) -> str:
-    """The verdict in one sentence."""
-    compared = [each for each in lines if each.slow is not None]
-    if outcome == UNTOLD:
-        return "Nothing to compare with: there is no recorded card of this model, and no data sheet that is listed."
-    if outcome == HEALTHY:
-        shares = [each.share for each in compared if each.share]
-        usual = f"; their median is {percent(statistics.median(shares))} of the reference" if shares else ""
-        return f"All {len(compared)} rates that can be compared are as expected{usual}."
-    causes = dict.fromkeys(
-        f"{finding.cause}{f' (GPU {finding.gpu})' if finding.gpu else ''}"
-        for finding in findings
-        if finding.outcome == outcome
-    )
-    word = {FAULTY: "Faulty", SLOWED: "Slowed by", MISCONFIGURED: "Misconfigured"}[outcome]
-    return f"{word}{'' if outcome == SLOWED else ':'} {', '.join(causes)}."
+def findings_on(gpu: str, origin: Any, facts: Mapping[str, Facts], lines: Iterable[Line]) -> Iterator[Finding]:
+    """What is wrong with one GPU; slow links to others are not among it."""
+    reported, own = facts.get(gpu, {}), [line for line in lines if line.gpu == gpu]
+    slow = [line for line in own if line.slow and line.instrument != LINKED]
+    explanations = {
+        FAULTY: faults(reported, own),
+        MISCONFIGURED: misconfigurations(reported, tf32=origin.tf32, cuda=origin.cuda),
+    }
+    if reported.get("mig") != "on":  # A part of a GPU is not as fast as the whole.
+        nothing_compared = all(line.slow is None for line in own)
+        explanations[SLOWED] = neighbour(reported) if nothing_compared else explain(reported, slow)
+    for outcome, explained in explanations.items():
+        for cause, evidence in explained:
+            yield Finding(outcome, cause, gpu, evidence)
+
+
+def worst(findings: Iterable[Finding], lines: Iterable[Line]) -> str:
+    """The worst outcome of findings or, without any, whether anything could be compared."""
+    outcomes = {finding.outcome for finding in findings}
+    usual = HEALTHY if any(line.slow is not None for line in lines) else UNDECIDED
+    return next((outcome for outcome in ORDER if outcome in outcomes), usual)

@@ -12,7 +12,8 @@ from cs336_systems.record.machine import SOFTWARE
 from cs336_systems.record.measurement import WHOLE_CELL
 from cs336_systems.record.revisions import is_current
 from cs336_systems.record.rows import parameters
-from scripts.card.document import read_card
+from scripts.card.record import read_cards
+from scripts.card.verdict import judge_in_order
 from scripts.docs.markdown import table, with_sections
 from scripts.docs.readme import COMPARED, headlines
 from scripts.views.summary import seconds_of
@@ -43,8 +44,8 @@ def section(machine: Path) -> Iterator[str]:
             ["measured", " to ".join(dict.fromkeys(day(rows["utc"], end) for end in ("min", "max")))],
             ["code", f"{commits} commit{'s' if commits > 1 else ''}"],
             *(
-                [f"card of {card['utc'][:10]}", listed([card["verdict"]["sentence"]])]
-                for card in map(read_card, sorted(machine.glob("card/*.json")))
+                [f"card of {verdict.rows[0].utc[:10]}", listed([verdict.sentence])]
+                for verdict in judge_in_order(read_cards(machine, machine.name).values())
             ),
         ],
     )

@@ -8,7 +8,7 @@ import pytest
 from cs336_systems.compare.bounds import bound, profiles_of
 from cs336_systems.compare.cells import cells_of, compared_metrics
 from cs336_systems.compare.comparison import HOST_SETS_PACE, NOT_CALIBRATED, compare
-from cs336_systems.compare.results import raw_csvs, read_results
+from cs336_systems.compare.results import read_results
 from cs336_systems.compare.speed import FASTER, SAME, SLOWER, UNDECIDED
 from cs336_systems.experiments.registry import KINDS
 from tests.samples import ROOT
@@ -176,7 +176,6 @@ def test_intervals_are_symmetric(recorded, tmp_path):
     assert there.count(SLOWER) == back.count(FASTER) > 0
 
 
-def test_recorded_cards_next_to_the_raw_rows_are_left_out():
-    csvs = raw_csvs(ROOT / "recorded/nvidia-h200")
-    assert {path.parent.parent.name for path in csvs} == {"raw"}
-    assert list((ROOT / "recorded/nvidia-h200/card").glob("*.csv"))
+def test_of_several_runs_of_the_card_the_last_is_compared():
+    cards = [row for row in read_results(str(ROOT / "recorded/nvidia-h200")).rows if row.experiment == "card"]
+    assert {row.utc for row in cards} == {"2026-11-24T17:00:35+00:00"}

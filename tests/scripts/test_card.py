@@ -1,6 +1,5 @@
 """The card's verdict: faults planted in a recorded H200's rows are named rightly, and what is normal is no fault."""
 
-import json
 import random
 import re
 
@@ -9,23 +8,22 @@ from pypdfium2 import PdfDocument
 
 from cs336_systems.experiments.card import Card
 from cs336_systems.record.measurement import summarize
-from cs336_systems.record.rows import make_row, read_jobs
+from cs336_systems.record.rows import make_row
 from scripts.bundle.promote import promote
 from scripts.card.__main__ import write_card
 from scripts.card.checks import possible
-from scripts.card.document import SCHEMA, card_of, check, read_card, references_of
 from scripts.card.lines import RATES
-from scripts.card.record import RecordedCard
+from scripts.card.record import read_cards, read_run
+from scripts.card.verdict import judge, judge_in_order
 from tests.samples import ROOT, provenance
 from tests.support.planted_runs import scaled
 from tests.support.seal import copy_sealed
 
-FOLDER = ROOT / "recorded/nvidia-h200/card"
-CSV = FOLDER / "20261124T070130-all.csv"
-"""A card with every instrument."""
-ROWS = read_jobs(Card, [CSV])
-REFERENCES = references_of("NVIDIA H200", "", ROOT / "recorded")
-CLOCK = {(row.work, row.device): row.median for row in ROWS if row.metric == "sm_clock"}
+RECORDED = ROOT / "recorded/nvidia-h200"
+CSV = RECORDED / "raw/card/20261124T070130-all.csv"
+"""A run with every instrument."""
+ROWS = read_run([CSV])
+REFERENCES = judge_in_order(read_cards(RECORDED, RECORDED.name).values())
 
 
 def planted(rates=None, facts=None, state=None, throttled=None, rows=ROWS):
@@ -39,43 +37,36 @@ def planted(rates=None, facts=None, state=None, throttled=None, rows=ROWS):
         rows: what they are planted in.
     """
     rates, facts, state = rates or {}, facts or {}, state or {}
-    found = []
+    changed = []
     for row in rows:
         factor = rates.get((row.instrument, row.work), rates.get(row.instrument, rates.get("all", 1.0)))
         if row.metric in RATES and row.status == "ok":
             row = scaled(row, factor)
             if throttled is not None:
-                found += [throttle(row, *each) for each in throttled.items()]
+                changed += [throttle(row, *each) for each in throttled.items()]
         elif row.metric == "fact" and row.about in facts:
             row = row.model_copy(update={"value": facts[row.about], "status": "ok", "n": 1, "message": ""})
         elif row.metric in state and row.work:
             row = scaled(row, state[row.metric] / row.median)
         elif row.metric == "throttled" and throttled is not None:
             continue
-        found.append(row)
-    return found
+        changed.append(row)
+    return changed
 
 
 def throttle(row, reason, share):
-    """A row that names a throttle reason during the work of another row."""
+    """A row that names a throttle reason during the workload of another row."""
     details = {"device": row.device, "work": row.work, "about": reason}
     measurement = summarize("throttled", "share", [share], details=details)
     return make_row(Card(instrument=row.instrument), measurement, provenance(gpu=row.gpu))
 
 
-def verdict(rows, references=REFERENCES):
-    card = card_of(rows, references)
-    check(card, "the card")
-    return card["verdict"]
+def causes(verdict):
+    return {(finding.outcome, finding.cause) for finding in verdict.findings}
 
 
-def causes(found):
-    return {(finding["outcome"], finding["cause"]) for finding in found["findings"]}
-
-
-def test_a_recorded_card_is_healthy():
-    found = verdict(ROWS)
-    assert (found["outcome"], found["findings"]) == ("healthy", [])
+def test_recorded_runs_are_healthy():
+    assert {(verdict.outcome, *verdict.findings) for verdict in REFERENCES} == {("healthy",)}
 
 
 COMPUTE = {"matmul": 0.6, "attention": 0.6, "training": 0.6}
@@ -122,7 +113,7 @@ FAULTS = {
     "slow copy": (
         {"rates": {("memory", "copy"): 0.8}},
         {("slowed", "memory")},
-        ["memory, copy: 80 % of"],
+        ["copy: 80 % of 4246 GB/s (recorded)"],
     ),
     "memory clock": (
         {"rates": {"memory": 0.6}, "state": {"memory_clock": 1600}},
@@ -155,16 +146,16 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_named_with_its_evidence(name):
     change, expected, evidence = FAULTS[name]
-    found = verdict(planted(**change))
-    assert causes(found) == expected
-    assert found["outcome"] in {outcome for outcome, _ in expected}
-    said = " ".join(finding["evidence"] for finding in found["findings"])
-    assert all(part in said for part in evidence), said
+    verdict = judge(planted(**change), REFERENCES)
+    assert causes(verdict) == expected
+    assert verdict.outcome in {outcome for outcome, _ in expected}
+    shown = " ".join(finding.evidence for finding in verdict.findings)
+    assert all(part in shown for part in evidence), shown
 
 
 def test_tf32_that_is_forced_on_is_named():
     rows = [row.model_copy(update={"tf32": True}) for row in ROWS]
-    assert causes(verdict(rows)) == {("misconfigured", "TF32")}
+    assert causes(judge(rows, REFERENCES)) == {("misconfigured", "TF32")}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -172,7 +163,7 @@ def test_three_percent_of_drift_are_normal(seed):
     noise = random.Random(seed)
     drift = noise.uniform(0.97, 1.0)
     rates = {(row.instrument, row.work): drift * noise.uniform(0.985, 1.015) for row in ROWS}
-    assert verdict(planted(rates=rates))["outcome"] == "healthy"
+    assert judge(planted(rates=rates), REFERENCES).outcome == "healthy"
 
 
 def of_four(slow, factor):
@@ -188,10 +179,11 @@ def of_four(slow, factor):
 @pytest.mark.parametrize("references", [REFERENCES, []], ids=["recorded", "data sheet"])
 @pytest.mark.parametrize("slow", range(4))
 def test_the_slow_one_of_four_is_found(slow, references):
-    card = card_of(of_four(slow, 0.8), references)
-    assert [gpu["outcome"] for gpu in card["gpus"]] == ["slowed" if gpu == slow else "healthy" for gpu in range(4)]
-    assert {finding["gpu"] for finding in card["verdict"]["findings"]} == {str(slow)}
-    assert f"(GPU {slow})" in card["verdict"]["sentence"]
+    verdict = judge(of_four(slow, 0.8), references)
+    assert verdict.gpus == list("0123")
+    assert [verdict.of(gpu) for gpu in "0123"] == ["slowed" if gpu == slow else "healthy" for gpu in range(4)]
+    assert {finding.gpu for finding in verdict.findings} == {str(slow)}
+    assert f"(GPU {slow})" in verdict.sentence
 
 
 def of_pairs(slow, rate=200.0):
@@ -205,122 +197,85 @@ def of_pairs(slow, rate=200.0):
 
 
 @pytest.mark.parametrize(
-    ("slow", "found"), [((), []), (("0-3", "1-3", "2-3"), ["3"]), (("1-2",), ["1-2"]), (("0-1", "2-3"), ["0-1", "2-3"])]
+    ("slow", "gpus"), [((), []), (("0-3", "1-3", "2-3"), ["3"]), (("1-2",), ["1-2"]), (("0-1", "2-3"), ["0-1", "2-3"])]
 )
-def test_a_slow_link_is_found_by_its_pair_or_its_gpu(slow, found):
-    findings = verdict([*of_four(0, 1.0), *of_pairs(slow)])["findings"]
-    assert [finding["gpu"] for finding in findings] == found
-    assert {finding["cause"] for finding in findings} <= {"link to other GPUs"}
+def test_a_slow_link_is_found_by_its_pair_or_its_gpu(slow, gpus):
+    findings = judge([*of_four(0, 1.0), *of_pairs(slow)], REFERENCES).findings
+    assert [finding.gpu for finding in findings] == gpus
+    assert {finding.cause for finding in findings} <= {"link to other GPUs"}
 
 
 def test_what_the_driver_does_not_report_is_no_fault():
-    reason = "the driver does not report it: Insufficient Permissions"
-    silent = {"status": "skipped", "value": "", "n": 0, "message": reason}
+    silent = {"status": "skipped", "value": "", "n": 0, "message": "Insufficient Permissions"}
     rows = [
         row.model_copy(update=silent) if row.metric == "fact" else row
         for row in ROWS
         if row.metric in (*RATES, "fact", "wall")
     ]
-    card = card_of(rows, REFERENCES)
-    assert (card["verdict"]["outcome"], card["verdict"]["findings"]) == ("healthy", [])
-    assert set(card["gpus"][0]["unknown"].values()) == {reason}
+    verdict = judge(rows, REFERENCES)
+    assert (verdict.outcome, verdict.findings) == ("healthy", [])
 
 
 def test_a_gpu_that_disappears_costs_the_lines_after_it():
     lost = {"status": "failed", "message": "CUDA error: unspecified launch failure", "median": None}
     rows = [row.model_copy(update=lost) if row.unit == "TFLOP/s" else row for row in ROWS]
-    card = card_of(rows, REFERENCES)
-    assert causes(card["verdict"]) == {("faulty", "works fail")}
-    measured = {line["instrument"] for line in card["lines"] if line["value"]}
-    assert measured == {line["instrument"] for line in card["lines"]} - {"attention", "matmul"}
+    verdict = judge(rows, REFERENCES)
+    assert causes(verdict) == {("faulty", "workloads fail")}
+    measured = {line.instrument for line in verdict.lines if line.value}
+    assert measured == {line.instrument for line in verdict.lines} - {"attention", "matmul"}
 
 
 def test_a_library_that_is_not_installed_is_no_fault():
     gone = {"status": "skipped", "message": "the package flash-attn-4 is not installed", "median": None}
-    there = [row for row in ROWS if "FlashAttention-4" not in row.work or row.metric in RATES]
-    rows = [row.model_copy(update=gone) if "FlashAttention-4" in row.work else row for row in there]
-    assert verdict(rows)["outcome"] == "healthy"
+    kept = [row for row in ROWS if "FlashAttention-4" not in row.work or row.metric in RATES]
+    rows = [row.model_copy(update=gone) if "FlashAttention-4" in row.work else row for row in kept]
+    assert judge(rows, REFERENCES).outcome == "healthy"
 
 
-def test_without_recorded_cards_the_data_sheet_is_the_reference():
-    card = card_of(ROWS, [])
-    assert card["reference"] == {"source": "data sheet", "cards": 0}
-    assert card["verdict"]["outcome"] == "healthy"
-    compared = {line["instrument"] for line in card["lines"] if line["slow"] is not None}
-    assert {"matmul", "memory", "transfers"} <= compared
-    slow = card_of(planted(rates={"memory": 0.5}), [])
-    assert causes(slow["verdict"]) == {("slowed", "memory")}
+def test_without_recorded_runs_the_data_sheet_is_the_reference():
+    verdict = judge(ROWS)
+    assert {line.expected.source for line in verdict.lines if line.expected} == {"data sheet"}
+    assert verdict.outcome == "healthy"
+    assert {"matmul", "memory", "transfers"} <= {line.instrument for line in verdict.lines if line.slow is not None}
+    assert causes(judge(planted(rates={"memory": 0.5}))) == {("slowed", "memory")}
 
 
 def test_rates_and_memory_that_no_such_gpu_has_are_noticed():
     def failed(rows):
-        checks = possible([RecordedCard(name="card/1.json", card=card_of(rows, []), rows=rows)])
-        return [check.detail for check in checks if check.outcome == "failed"]
+        return [check.detail for check in possible({"card/1": rows}) if check.outcome == "failed"]
 
     assert failed(ROWS) == []
     assert "memory, copy: " in "".join(failed(planted(rates={"memory": 2.0})))
-    (found,) = failed([row.model_copy(update={"gpu_memory": 80 * 10**9}) for row in ROWS])
-    assert found.startswith("card/1.json: 74.5 GiB, not between")
+    (complaint,) = failed([row.model_copy(update={"gpu_memory": 80 * 10**9}) for row in ROWS])
+    assert complaint.startswith("card/1: 74.5 GiB, not between")
 
 
-def test_a_card_with_a_fault_is_no_reference(tmp_path):
-    folder = tmp_path / "nvidia-h200/card"
-    folder.mkdir(parents=True)
-    for name, rows in {"1.json": ROWS, "2.json": planted(rates={"memory": 0.5})}.items():
-        (folder / name).write_text(json.dumps(card_of(rows, [])))
-    assert references_of("NVIDIA H200", "", tmp_path) == [read_card(folder / "1.json")]
+def test_a_run_with_a_fault_is_no_reference():
+    slow = planted(rates={"memory": 0.5})
+    alone, both = (judge(ROWS, judge_in_order(runs)) for runs in ([ROWS], [ROWS, slow]))
+    assert alone.lines == both.lines
 
 
-def test_an_unknown_gpu_cannot_be_told_about():
+def test_an_unknown_gpu_cannot_be_decided():
     rows = [row.model_copy(update={"gpu": "NVIDIA Z1"}) for row in ROWS]
-    found = verdict(rows, [])
-    assert (found["outcome"], found["findings"]) == ("cannot be told", [])
-    busy = verdict(planted(facts={"idle_utilization": "80"}, rows=rows), [])
-    assert causes(busy) == {("slowed", "neighbour")}
+    verdict = judge(rows, REFERENCES)
+    assert (verdict.outcome, verdict.findings) == ("cannot be decided", [])
+    assert causes(judge(planted(facts={"idle_utilization": "80"}, rows=rows))) == {("slowed", "neighbour")}
 
 
-def test_the_card_is_written_as_two_pages_a_page_and_json(tmp_path, monkeypatch):
+def test_the_card_is_written_as_two_pages_and_a_page(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    results = tmp_path / "results"
-    card = write_card([CSV], results)
-    assert read_card(results / "card.json") == card
-    page = (results / "card.html").read_text(encoding="utf-8")
+    assert write_card([CSV], tmp_path / "results").outcome == "healthy"
+    page = (tmp_path / "results/card.html").read_text(encoding="utf-8")
     assert "Healthy." in page
+    assert "median of 3 recorded cards of NVIDIA H200" in page
     assert not re.findall(r'(?:src|href)="(?!data:|#)', page)
-    with PdfDocument(results / "card.pdf") as pages:
+    with PdfDocument(tmp_path / "results/card.pdf") as pages:
         assert len(pages) == 2
 
 
-def test_a_recorded_card_keeps_its_rows(tmp_path):
-    results = tmp_path / "results/nvidia-h200"
-    copy_sealed(CSV, results / "raw/card/all.csv")
-    (results / "card.json").write_text(json.dumps(card_of(ROWS, [])), encoding="utf-8")
-    promote(results, tmp_path / "recorded/nvidia-h200")
-    (copy,) = (tmp_path / "recorded/nvidia-h200/card").glob("*.csv")
-    assert read_jobs(Card, [copy], machine="nvidia-h200") == ROWS
-    assert len(references_of("NVIDIA H200", "", tmp_path / "recorded")) == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        ("{", "allowed: a card by"),
-        ("[]", "is not of type 'object'"),
-        ('{"version": 2}', "allowed: a card by"),
-    ],
-)
-def test_what_is_no_card_is_refused_in_one_sentence(tmp_path, monkeypatch, content, complaint):
-    monkeypatch.chdir(ROOT)
-    path = tmp_path / "card.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=complaint) as refused:
-        read_card(path)
-    assert str(refused.value).startswith(f"{path}: ")
-    assert "\n" not in str(refused.value)
-
-
-def test_the_schema_says_what_each_part_is():
-    schema = json.loads((ROOT / SCHEMA).read_text(encoding="utf-8"))
-    line = schema["properties"]["lines"]["items"]
-    assert set(line["required"]) == set(line["properties"])
-    assert set(schema["required"]) == set(schema["properties"])
+def test_a_recorded_run_keeps_its_rows(tmp_path):
+    results, recorded = tmp_path / "results/nvidia-h200", tmp_path / "recorded/nvidia-h200"
+    copy_sealed(CSV, results / "raw/card" / CSV.name)
+    promote(results, recorded)
+    assert read_cards(recorded, "nvidia-h200") == {"20261124T070130": ROWS}

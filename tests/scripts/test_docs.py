@@ -1,10 +1,9 @@
 """Generated pages are up to date, whoever wrote the rows, and hold nothing that a browser would act on."""
 
-import json
-
 import pytest
 
 from cs336_systems.experiments.accumulation import Accumulation
+from cs336_systems.experiments.card import Card
 from cs336_systems.measure.gpus import GPUS
 from cs336_systems.record.measurement import summarize
 from cs336_systems.record.rows import make_row, write_job
@@ -30,15 +29,15 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     measured = (summarize("sum", "", [10.0]), summarize("wall", "s", [89.0]))
     rows = [make_row(Accumulation(), one, origin) for one in measured]
     write_job(tmp_path / "cpu/raw/accumulation/all.csv", Accumulation, rows)
-    (tmp_path / "cpu/card").mkdir()
-    card = json.loads(next((ROOT / "recorded").glob("*/card/*.json")).read_text(encoding="utf-8"))
-    card["utc"], card["verdict"]["sentence"] = "2026-01-02T03:04:05+00:00", "As fast as the [data sheet] says."
-    (tmp_path / "cpu/card/1.json").write_text(json.dumps(card))
+    wrong = summarize("wrong_numbers", "", [1.0], details={"work": "fp32", "device": "[0](x)"})
+    write_job(
+        tmp_path / "cpu/raw/card/20260102T210405-all.csv", Card, [make_row(Card(instrument="matmul"), wrong, origin)]
+    )
     text = recorded_machines.page("# Machines\n\n## Another\n", tmp_path)
     assert text.startswith("# Machines\n\n## A ? ?script")
     assert "Another" not in text
     assert "\n## A ? ?script??x?(javascript:y)?\n" in text
     assert "\n| `accumulation` | 1 | 1 | 1 | 0 | 1.5 | 2026-01-03 | all |\n" in text
-    assert "\n| card of 2026-01-02 | As fast as the ?data sheet? says. |\n" in text
+    assert "\n| card of 2026-01-02 | Faulty: wrong results (GPU ?0?(x)). |\n" in text
     assert "GPUs" not in text
     assert "speed relative to" not in text
