@@ -47,9 +47,8 @@ def recorded_versions(folder: str) -> Iterator[tuple[Row, ...]]:
     """The rows of each version of each CSV file that git's history has below a folder, if they can still be read."""
     log = ["git", "log", "--format=", "--raw", "--no-abbrev", "--no-renames", "-m", "--", folder]
     lines = subprocess.run(log, capture_output=True, text=True, check=True).stdout.splitlines()
-    blobs = {
-        line.split()[3]: None for line in lines if line.endswith(".csv") and "/raw/" in line and "/card/" not in line
-    }
+    raw = re.compile(r"/raw/(?!card/).*\.csv$")  # Runs of the card were on different GPUs.
+    blobs = {line.split()[3]: None for line in lines if raw.search(line)}
     for blob in blobs:
         if not int(blob, 16):
             continue

@@ -30,8 +30,9 @@ def cards_have_their_memory(cards: Cards) -> Evidence:
 def rates_are_below_the_peak(cards: Cards) -> Evidence:
     """No rate of a card is above its data sheet's peak."""
     for name, rows in cards.items():
-        for line in lines_of(rows) if (sheet := gpu_of(rows[0].gpu)) else []:
-            if line.value and (peak := sheet_peak(sheet, line, facts_of(rows))):
+        sheet, facts = gpu_of(rows[0].gpu), facts_of(rows)
+        for line in lines_of(rows):
+            if sheet and line.value and (peak := sheet_peak(sheet, line, facts)):
                 complaint = f"{line.value:.0f} of {peak:.0f} {line.unit}"
                 where = f"{name}: {line.instrument}, {line.work}"
                 yield Case(where, line.value > peak, complaint, line.value / peak)

@@ -329,7 +329,7 @@ def test_numbers_that_cannot_be_are_named_and_not_promoted(results, tmp_path, ca
     with pytest.raises(ValueError, match=r"x\.zip is not promoted: failed +metadata "):
         promote_bundle(path, tmp_path / "recorded")
     assert not (tmp_path / "recorded").exists()
-    with pytest.raises(SystemExit, match=r"/x\.zip: failed: metadata, self checks$"):
+    with pytest.raises(SystemExit, match=r"/x\.zip: failed: metadata, self checks, cards$"):
         main(str(path))
     lines = capsys.readouterr().out.splitlines()
     found = {line[19:32].strip(): (line[:19].strip(), line[32:]) for line in lines}

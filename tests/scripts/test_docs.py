@@ -30,9 +30,7 @@ def test_a_machine_of_few_rows_has_a_section(tmp_path):
     rows = [make_row(Accumulation(), one, origin) for one in measured]
     write_job(tmp_path / "cpu/raw/accumulation/all.csv", Accumulation, rows)
     wrong = summarize("wrong_numbers", "", [1.0], details={"work": "fp32", "device": "[0](x)"})
-    write_job(
-        tmp_path / "cpu/raw/card/20260102T210405-all.csv", Card, [make_row(Card(instrument="matmul"), wrong, origin)]
-    )
+    write_job(tmp_path / "cpu/raw/card/1-all.csv", Card, [make_row(Card(instrument="matmul"), wrong, origin)])
     text = recorded_machines.page("# Machines\n\n## Another\n", tmp_path)
     assert text.startswith("# Machines\n\n## A ? ?script")
     assert "Another" not in text
