@@ -6,6 +6,11 @@ NONE = (0, 0)
 """Less than any NVIDIA GPU's compute capability."""
 
 
+def uuid(device: torch.device) -> str:
+    """A CUDA device's UUID, as PyTorch prints it; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def compute_capability(device: torch.device) -> tuple[int, int]:
     """Return an NVIDIA GPU's compute capability; NONE for any other device, also of ROCm, whose numbers mean others."""
     if device.type != "cuda" or torch.version.hip:

@@ -27,11 +27,12 @@ from cs336_systems.experiments.flash import (
     replayed,
 )
 from cs336_systems.measure.dtypes import DTYPES
-from cs336_systems.measure.gpu_monitor import GpuMonitor
+from cs336_systems.measure.gpu_state import GpuState
 from cs336_systems.measure.kernel_names import short_name
 from cs336_systems.measure.memory import Unavailable, in_use, peak_memory, reset_peak
 from cs336_systems.measure.profiler import profiling
 from cs336_systems.measure.timing import time_phases
+from cs336_systems.nvidia import uuid
 from cs336_systems.record.measurement import Measurement, summarize
 
 HOST_ROUNDS, HOST_CALLS = 10, 20
@@ -148,7 +149,7 @@ def handout_protocol(step: Callable[[], None], device: torch.device) -> list[Mea
     """Time a step with accumulating gradients by the leaderboard's protocol, with the GPU's clock and power."""
     from triton.testing import do_bench
 
-    with GpuMonitor(device) as monitor:
+    with GpuState(uuid(device)) as monitor:
         laps = do_bench(step, warmup=HANDOUT_WARMUP, rep=HANDOUT_REP, return_mode="all")
     meanwhile = [replace(row, metric=f"handout_{row.metric}") for row in monitor.measurements()]
     return [summarize("handout", "ms", laps, keep=False), *meanwhile]

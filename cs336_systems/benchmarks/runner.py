@@ -12,8 +12,9 @@ import torch
 
 from cs336_systems.attention.chip import kernel_obstacle
 from cs336_systems.experiments.base import Experiment
-from cs336_systems.measure.gpu_monitor import GpuMonitor
+from cs336_systems.measure.gpu_state import GpuState
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory, release
+from cs336_systems.nvidia import uuid
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, Status, summarize
 
 E = TypeVar("E", bound=Experiment)
@@ -52,7 +53,7 @@ def measure_cells(
         measure_alone(measure, rehearsal, device, seed)
     for cell in cells:
         start = time.perf_counter()
-        with GpuMonitor(device) as monitor:
+        with GpuState(uuid(device)) as monitor:
             measurements = measure_alone(measure, cell, device, seed)
         seconds = time.perf_counter() - start
         yield cell, [*measurements, *monitor.measurements(), summarize(WALL, "s", [seconds])]

@@ -2,8 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 import pynvml
@@ -12,6 +11,8 @@ from cs336_systems.measure.gpu_facts import DRIVER_LACKS, nvml_device
 from cs336_systems.record.measurement import POWER, SM_CLOCK, Measurement, summarize
 
 INTERVAL_S = 0.05
+"""Sampling interval of the card."""
+THROTTLED = "throttled"
 REASONS: Mapping[str, int] = {
     "application clocks": pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting,
     "SW power cap": pynvml.nvmlClocksThrottleReasonSwPowerCap,
@@ -31,25 +32,42 @@ def watts(handle: Any) -> float:
     return (pynvml.nvmlDeviceGetPowerUsage(handle) if now.nvmlReturn else now.value.uiVal) / 1e3
 
 
-STATE: Mapping[str, tuple[str, Callable[[Any], float]]] = {
-    SM_CLOCK: ("MHz", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+def sm_clock(handle: Any) -> float:
+    """Clock of the SMs."""
+    return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))
+
+
+Readings = Mapping[str, tuple[str, Callable[[Any], float]]]
+"""Unit and reading of what is sampled, by the metric's name."""
+CLOCK_AND_POWER: Readings = {
+    SM_CLOCK: ("MHz", sm_clock),
+    POWER: ("W", lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+}
+"""What is sampled in each cell of an experiment: a query takes about a millisecond."""
+STATE: Readings = {
+    SM_CLOCK: ("MHz", sm_clock),
     "memory_clock": ("MHz", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
     POWER: ("W", watts),
     "temperature": ("°C", lambda handle: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
     "link_generation": ("", pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
     "link_width": ("", pynvml.nvmlDeviceGetCurrPcieLinkWidth),
+    THROTTLED: ("share", lambda handle: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
 }
-"""Unit and reading of what is sampled, by the metric's name."""
+"""What is sampled while the card's workloads run."""
 
 
 class GpuState:
     """Samples a GPU's state from a thread of its own; without a driver that reports it, does nothing."""
 
-    def __init__(self, uuid: str):
-        """Prepare to sample the GPU of a UUID as PyTorch prints it; an empty one is that of a CPU."""
+    def __init__(self, uuid: str, readings: Readings = CLOCK_AND_POWER, interval_s: float = 0.1):
+        """Prepare to sample the GPU of a UUID as PyTorch prints it; an empty one is that of a CPU.
+
+        The interval is short enough to see the clock fall under the power limit.
+        """
         self._uuid = uuid
-        self._samples: dict[str, list[float]] = {metric: [] for metric in STATE}
-        self._reasons: list[int] = []
+        self._readings = readings
+        self._interval_s = interval_s
+        self._samples: dict[str, list[float]] = {metric: [] for metric in readings}
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
@@ -65,28 +83,27 @@ class GpuState:
         if self._uuid:
             self._thread.join()
 
-    def measurements(self, details: Mapping[str, str]) -> Iterator[Measurement]:
+    def measurements(self, details: Mapping[str, str] = MappingProxyType({})) -> Iterator[Measurement]:
         """Statistics of what the driver reports, and for each throttle reason the share of samples that have it."""
         for metric, samples in self._samples.items():
-            if samples:
-                yield summarize(metric, STATE[metric][0], samples, details=details)
+            if samples and metric != THROTTLED:
+                yield summarize(metric, self._readings[metric][0], samples, details=details)
+        reasons = self._samples.get(THROTTLED, [])
         for reason, bit in REASONS.items():
-            if share := sum(bool(seen & bit) for seen in self._reasons) / max(len(self._reasons), 1):
-                yield summarize("throttled", "share", [share], details={**details, "about": reason})
+            if share := sum(bool(int(seen) & bit) for seen in reasons) / max(len(reasons), 1):
+                yield summarize(THROTTLED, "share", [share], details={**details, "about": reason})
 
     def _sample(self) -> None:
         try:
             with nvml_device(self._uuid) as handle:
-                readings = {metric: read for metric, (_, read) in STATE.items()}
+                readings = {metric: read for metric, (_, read) in self._readings.items()}
                 while True:
                     for metric, read in list(readings.items()):
                         try:
                             self._samples[metric].append(read(handle))
                         except DRIVER_LACKS:
                             del readings[metric]
-                    with suppress(*DRIVER_LACKS):
-                        self._reasons.append(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-                    if self._done.wait(INTERVAL_S):
+                    if self._done.wait(self._interval_s):
                         return
         except pynvml.NVMLError:
             pass  # No driver, or a GPU that has gone: there are no rows then.

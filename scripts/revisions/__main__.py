@@ -24,7 +24,7 @@ COMPARISON = f"{BENCHMARKS}.comparison"
 INSTRUMENTS = {
     # How any cell is measured: one after another, with the state of the GPU, as rows.
     "runner": (
-        *(f"{BENCHMARKS}.runner", "cs336_systems.measure.gpu_monitor", "cs336_systems.record.measurement"),
+        *(f"{BENCHMARKS}.runner", "cs336_systems.measure.gpu_state", "cs336_systems.record.measurement"),
         *("cs336_systems.experiments.base", "cs336_systems.experiments.contender", "cs336_systems.implementations"),
         *("cs336_systems.sizes", "cs336_systems.measure.dtypes", "cs336_systems.accounting.units"),
         "cs336_systems.ranges",

@@ -8,7 +8,7 @@ import pytest
 
 from cs336_systems.measure import gpu_facts
 from cs336_systems.measure.gpu_facts import idle_utilization, other_processes, read_facts
-from cs336_systems.measure.gpu_state import GpuState, watts
+from cs336_systems.measure.gpu_state import STATE, GpuState, watts
 
 HANDLE = "a handle"
 
@@ -79,7 +79,7 @@ def test_the_state_is_sampled_while_something_runs(driver):
     )
     reasons = itertools.chain([4 | 32], itertools.repeat(4))
     driver(DeviceGetCurrentClocksThrottleReasons=lambda _: next(reasons))
-    with GpuState("0-1") as state:
+    with GpuState("0-1", STATE, 0.05) as state:
         time.sleep(0.12)
     rows = {(row.metric, row.details.get("about")): row for row in state.measurements({"device": "0", "work": "w"})}
     assert rows["sm_clock", None].median == 1200

@@ -7,6 +7,7 @@ import psutil
 import torch
 
 from cs336_systems.measure.gpu_facts import nvml_device, read_facts
+from cs336_systems.nvidia import uuid
 from cs336_systems.record.measurement import Measurement
 
 CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
@@ -27,7 +28,7 @@ CPU_FACTS: Mapping[str, Callable[[], object]] = {
 def facts(device: torch.device, gpu: str) -> list[Measurement]:
     """Read all facts of a device; those that are not reported have their reason."""
     if device.type == "cuda":
-        with nvml_device(str(torch.cuda.get_device_properties(device).uuid)) as handle:
+        with nvml_device(uuid(device)) as handle:
             found = read_facts(handle)
     else:
         found = cpu_facts()

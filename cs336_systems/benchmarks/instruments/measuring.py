@@ -9,8 +9,9 @@ from cs336_systems.benchmarks.instruments import all_reduce, attention, launches
 from cs336_systems.benchmarks.instruments.work import Work, WrongResults, time_rates
 from cs336_systems.benchmarks.runner import reason_of, status_of
 from cs336_systems.experiments.card import Card
-from cs336_systems.measure.gpu_state import GpuState
+from cs336_systems.measure.gpu_state import INTERVAL_S, STATE, GpuState
 from cs336_systems.measure.memory import release
+from cs336_systems.nvidia import uuid
 from cs336_systems.record.measurement import Measurement, summarize
 
 INSTRUMENTS = {
@@ -42,10 +43,9 @@ def name_of(device: torch.device) -> str:
 def measure_work(work: Work, cell: Card, device: torch.device) -> Iterator[Measurement]:
     """Measure one work with the device's state meanwhile, or say why it could not be."""
     details = details_of(work, device)
-    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     try:
         call = work.build(device)
-        state = GpuState(uuid)
+        state = GpuState(uuid(device), STATE, INTERVAL_S)
         rates = time_rates(work, call, device, cell.milliseconds / 1e3, state)
         yield summarize(work.metric, Card.metrics[work.metric], rates, details=details)
         yield from state.measurements(details)
