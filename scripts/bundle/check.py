@@ -136,12 +136,10 @@ def cards(bundle: Bundle) -> Finding:
     """Check cards by the data sheet; their verdicts are by the cards before them, in this clone and in the bundle."""
     if not bundle.cards:
         return Finding("cards", UNDECIDED, "none, which `snakemake card` makes")
-    runs = {**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards}
-    names = {id(rows): name for name, rows in bundle.cards.items()}
-    judged_runs = [verdict for verdict in judge_in_order(runs.values()) if id(verdict.rows) in names]
-    verdicts = [f"{names[id(verdict.rows)]} ({verdict.outcome})" for verdict in judged_runs]
+    verdicts = judge_in_order({**read_cards(RECORDED / bundle.plan.machine, bundle.plan.machine), **bundle.cards})
+    outcomes = [f"{name} ({verdicts[name].outcome})" for name in bundle.cards]
     outcome, detail = judged(possible(bundle.cards), "applicable limits of the data sheet kept")
-    return Finding("cards", outcome, f"{shortened(verdicts, SHOWN)}: {detail}")
+    return Finding("cards", outcome, f"{shortened(outcomes, SHOWN)}: {detail}")
 
 
 def claims(bundle: Bundle, covered: DataFrame, checks: Sequence[Check]) -> Finding:

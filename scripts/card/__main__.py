@@ -23,7 +23,7 @@ def write_card(csvs: list[Path], folder: Path, recorded: Path = RECORDED) -> Ver
     """
     rows = read_run(csvs)
     machine = machine_label(rows[0].gpu)
-    verdict = judge(rows, judge_in_order(read_cards(recorded / machine, machine).values()))
+    verdict = judge(rows, judge_in_order(read_cards(recorded / machine, machine)).values())
     folder.mkdir(parents=True, exist_ok=True)
     picture = folder / "card.svg"
     shown = context(verdict, inline(picture) if draw(rows, picture) else "")

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pandas import DataFrame
+
 from cs336_systems.measure.gpus import gpu_of
 from scripts.card.expected import sheet_peak
 from scripts.card.lines import facts_of, lines_of
 from scripts.checks import Case, Check, Evidence, check
-from scripts.checks.data_sheet import memory_of_a_card
+from scripts.checks.data_sheet import card_has_its_memory
 
 Cards = Mapping[str, Sequence[Any]]
 """The rows of runs by name."""
@@ -15,15 +17,8 @@ Cards = Mapping[str, Sequence[Any]]
 
 def possible(cards: Cards) -> list[Check]:
     """Check what a data sheet allows."""
-    return [cards_have_their_memory(cards), rates_are_below_the_peak(cards)]
-
-
-@check("{n} cards")
-def cards_have_their_memory(cards: Cards) -> Evidence:
-    """Each card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
-    for name, rows in cards.items():
-        if sheet := gpu_of(rows[0].gpu):
-            yield memory_of_a_card(sheet, name, rows[0].gpu_memory)
+    tables = {name: DataFrame(map(vars, rows)) for name, rows in cards.items()}
+    return [card_has_its_memory(tables), rates_are_below_the_peak(cards)]
 
 
 @check("{n} rates; the closest reaches {most:.0%}")

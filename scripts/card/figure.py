@@ -19,7 +19,7 @@ def draw(rows: Sequence[Any], path: Path) -> bool:
         return False
     figure, panels = subplots(len(PANELS), height=1.9, sharey=False)
     for (metric, title), axes in zip(PANELS, panels, strict=True):
-        for index, gpu in enumerate(sorted({row.device for row in sampled}, key=gpu_number)):
+        for index, gpu in enumerate(sorted({row.device for row in sampled}, key=lambda gpu: (len(gpu), gpu))):
             own = [row for row in sampled if (row.metric, row.device) == (metric, gpu)]
             samples = [sample for row in own for sample in (parse_samples(row.samples) if row.samples else [row.mean])]
             step = max(1, len(samples) // MOST_POINTS)
@@ -30,8 +30,3 @@ def draw(rows: Sequence[Any], path: Path) -> bool:
     legend(panels, ncols=8)
     save(figure, path)
     return True
-
-
-def gpu_number(gpu: str) -> tuple[int, ...]:
-    """GPUs in the order of their numbers, and pairs after single ones."""
-    return (gpu.count("-"), *map(int, gpu.split("-")))

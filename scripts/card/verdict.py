@@ -93,11 +93,11 @@ def judge(rows: Sequence[Any], earlier: Iterable[Verdict] = ()) -> Verdict:
     return Verdict(rows=rows, facts=facts, lines=lines, findings=findings)
 
 
-def judge_in_order(runs: Iterable[Sequence[Any]]) -> list[Verdict]:
-    """Judge runs from the oldest on, each by those before it."""
-    verdicts: list[Verdict] = []
-    for rows in sorted(runs, key=lambda rows: str(rows[0].utc)):
-        verdicts.append(judge(rows, verdicts))
+def judge_in_order(runs: Mapping[str, Sequence[Any]]) -> dict[str, Verdict]:
+    """Judge runs by name, from the oldest on, each by those before it."""
+    verdicts: dict[str, Verdict] = {}
+    for name in sorted(runs, key=lambda name: str(runs[name][0].utc)):
+        verdicts[name] = judge(runs[name], verdicts.values())
     return verdicts
 
 

@@ -17,13 +17,6 @@ PLANNED = "planned_memory"
 """A closed form, which may be more than there is."""
 
 
-def memory_of_a_card(sheet: Gpu, where: str, found: int) -> Case:
-    """The case that a card must have the memory of its data sheet; `found` in bytes."""
-    low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
-    said = f"{found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
-    return Case(where, not low <= found <= high, said)
-
-
 @check("{n} jobs", NOT_LISTED)
 def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
     """The card has the memory of its data sheet, in GB or in GiB, but for the driver's share."""
@@ -31,7 +24,9 @@ def card_has_its_memory(tables: Mapping[str, DataFrame]) -> Evidence:
         jobs = table[["gpu", "gpu_memory", "utc"]].drop_duplicates()
         for gpu, found in zip(jobs["gpu"], jobs["gpu_memory"], strict=True):
             if sheet := gpu_of(gpu):
-                yield memory_of_a_card(sheet, name, found)
+                low, high = (1 - RESERVED) * sheet.memory, sheet.memory / GB * GIB
+                complaint = f"{found / GIB:.1f} GiB, not between {low / GIB:.1f} and {high / GIB:.1f}"
+                yield Case(name, not low <= found <= high, complaint)
 
 
 @check("{n} amounts; {most:.0%} of the card at most", "memory is counted on GPUs only")

@@ -45,7 +45,7 @@ def section(machine: Path) -> Iterator[str]:
             ["code", f"{commits} commit{'s' if commits > 1 else ''}"],
             *(
                 [f"card of {verdict.rows[0].utc[:10]}", listed([verdict.sentence])]
-                for verdict in judge_in_order(read_cards(machine, machine.name).values())
+                for verdict in judge_in_order(read_cards(machine, machine.name)).values()
             ),
         ],
     )
