@@ -3,7 +3,6 @@
 Needs the plan (common.smk); makes results/<machine>/card.pdf and card.html and raw/card/TIME-JOB.csv, by name only.
 """
 
-
 CARD = card_jobs()
 
 

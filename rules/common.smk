@@ -259,10 +259,8 @@ def job_command(wildcards):
 
 def card_jobs():
     """The jobs of the card by the CSV files of a run that begins now."""
-    return {
-        f"{PLAN.raw}/card/{datetime.now(UTC):%Y%m%dT%H%M%S}-{name}.csv": job
-        for name, job in PLAN.on_request.get("card", {}).items()
-    }
+    began = f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
+    return {f"{PLAN.raw}/card/{began}-{name}.csv": job for name, job in PLAN.on_request.get("card", {}).items()}
 
 
 def card_obstacles(wildcards):
