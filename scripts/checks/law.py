@@ -129,7 +129,8 @@ class Law:
     def case(self, reading: Reading, bounds: Bounds) -> Case:
         """The case of a reading."""
         what = " ".join([self.metric, *map(str, self.where.values()), f"{bounds.value:.12g}"])
-        complaint = f"{what} {EXPERIMENTS[self.experiment].metrics[self.metric]}, expected {bounds.expected}"
+        unit = EXPERIMENTS[self.experiment].metrics[self.metric] if self.per else reading.row["unit"]
+        complaint = f"{what} {unit}, expected {bounds.expected}"
         wrong = not bounds.low <= bounds.value <= bounds.high
         return Case(name_row(self.experiment, reading.row), wrong, complaint)
 
@@ -161,4 +162,7 @@ class Statement(NamedTuple):
         """Why there is no number that it is about."""
         if not any(len(tables[law.experiment]) for law in self.laws):
             return f"not run: {', '.join(dict.fromkeys(law.experiment for law in self.laws))}"
-        return "no such number was measured" if measured_gpu(tables) else "measured on GPUs only"
+        if not measured_gpu(tables):
+            return "measured on GPUs only"
+        numbers = any(len(select(tables[law.experiment], metric=law.metric)) for law in self.laws)
+        return "nothing is known that it could be compared with" if numbers else "no such number was measured"

@@ -9,7 +9,12 @@ from typing import Any
 from numpy import max as max_of
 from pandas import DataFrame, Series
 
-from cs336_systems.accounting.attention import inputs_and_gradients_bytes, plain_bytes_before_backward, plain_peak_bytes
+from cs336_systems.accounting.attention import (
+    flash_flops,
+    inputs_and_gradients_bytes,
+    plain_bytes_before_backward,
+    plain_peak_bytes,
+)
 from cs336_systems.accounting.optimizer_sharding import fp32_adamw
 from cs336_systems.accounting.peak_memory import peak, saved_for_backward
 from cs336_systems.accounting.transformer import adamw_bytes, parameter_tensors
@@ -17,16 +22,20 @@ from cs336_systems.accounting.units import FP32_BYTES, MIB
 from cs336_systems.experiments.contender import Declared, names_of
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.memory_profile import MemoryProfile
+from cs336_systems.experiments.metrics import SECONDS, timed
 from cs336_systems.experiments.optimizer_sharding import HELD
 from cs336_systems.experiments.registry import EXPERIMENTS
+from cs336_systems.experiments.training_ladder import FIRST, FP8
 from cs336_systems.measure import memory_timeline as of
-from cs336_systems.record.measurement import parse_samples
+from cs336_systems.measure.gpus import Gpu, gpu_of
+from cs336_systems.record.measurement import POWER, SM_CLOCK, WALL, parse_samples
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import parse_size
 from scripts.checks import TOLERANCE, Check
 from scripts.checks.law import SOME, Expected, Law, Reading, Statement
-from scripts.views.attention_calls import OURS
-from scripts.views.closed_forms import block_of, held_by_training, model_of, saved_by, step_of
+from scripts.views.accumulated import accumulated
+from scripts.views.attention_calls import OURS, PASSES
+from scripts.views.closed_forms import block_of, flops_of, held_by_training, model_of, saved_by, step_of
 from scripts.views.comparison import KINDS
 from scripts.views.data import PHASES, select
 from scripts.views.fsdp import SHARDED, sharded, whole_weights
@@ -70,6 +79,22 @@ PRODUCT = 0.3
 """Share by which a product may take longer than usual: it draws power, so that it varies."""
 BUSIEST = 0.05
 """Share by which the device may seem to work longer than a phase takes: its time is that of another step."""
+INTERVAL = 0.1
+"""Seconds between two samples of a GPU's clock, at least."""
+LATE = 3
+"""How many times that the samples may be apart on average: a busy host wakes the thread that takes them late."""
+MISSED = 3
+"""Samples that there may be fewer."""
+ABOVE = 0.1
+"""Share of its limit by which a GPU's power may be above it for a moment."""
+IDLE = 0.02
+"""Share of its limit that a GPU draws at least."""
+SLOWED = 0.05
+"""Share of the highest clock by which a clock is below it that something holds back."""
+NEAR_LIMIT = 0.05
+"""Share of the power limit that a GPU which the limit holds back may leave."""
+PLANNED = "planned_memory"
+"""A closed form, which may be more than there is."""
 LEFT = {
     "left_by_forward": ("saved_activations", "saved_weight_copies"),
     "left_by_backward": ("parameter_gradients", "input_gradient"),
@@ -343,10 +368,100 @@ def as_they_are(it: Reading) -> Expected:
     return None if it.row["without"] == "nothing" else (same_shape(it, "flash_ablation", without="nothing"), math.inf)
 
 
+def time_of_its_own(it: Reading) -> Expected:
+    """At least the seconds that a cell's timed metrics took together.
+
+    By a CPU's clock, both passes of attention in one call are the sum of the two.
+    """
+    summed = {"forward_backward"} if it.experiment == "flash" and not it.row["gpu"] else set()
+    metrics = [name for name in timed(EXPERIMENTS[it.experiment]) if name not in summed]
+    rows = it.cell[it.cell["metric"].isin(metrics) & (it.cell["status"] == "ok")]
+    seconds = float((rows["n"] * rows["mean"] * rows["unit"].map(SECONDS)).sum())
+    return (seconds, math.inf) if len(rows) else None
+
+
+def sampled(it: Reading) -> Expected:
+    """As many samples as a cell has time for: one every INTERVAL, or a little less often."""
+    wall = it.of(WALL)
+    return wall / (LATE * INTERVAL) - MISSED, wall / INTERVAL + 1
+
+
+def listed_power(it: Reading) -> Expected:
+    """Between an idle GPU's power and the limit of its data sheet, W."""
+    gpu = gpu_of(it.row["gpu"])
+    return None if gpu is None else (IDLE * gpu.power_limit, gpu.power_limit)
+
+
+def power_at_a_low_clock(it: Reading) -> Expected:
+    """About the limit of its data sheet where the clock is below the highest of `flash`, else any, W."""
+    table, gpu = it.tables["flash"], gpu_of(it.row["gpu"])
+    known = table[table["metric"].isin([SM_CLOCK, HANDOUT_CLOCK]) & (table["gpu"] == it.row["gpu"])]
+    slowed = it.of(HANDOUT_CLOCK, "median") < (1 - SLOWED) * known["median"].max()
+    return None if gpu is None else ((1 - NEAR_LIMIT) * gpu.power_limit * slowed, math.inf)
+
+
+def memory_of_the_gpu(it: Reading) -> Expected:
+    """Up to the memory of the GPU, MiB."""
+    return (0.0, it.row["gpu_memory"] / MIB) if it.row["gpu_count"] else None
+
+
+def rate_of(sheet: Gpu, it: Reading) -> float:
+    """The rate of a GPU's data sheet, or of its link, in the unit of a metric.
+
+    Bus bandwidth counts the ring's 2 (n - 1) / n bytes. A switch that adds and copies (NVLink SHARP) spares bytes: then
+    a GPU sends (n + 1) / n, each of its n shards to be added and one sum.
+    """
+    if it.row["metric"] == "copy_speed":
+        return sheet.bandwidth / 1e9
+    if it.row["metric"] == "matmul_rate":
+        return max(sheet.bf16, sheet.fp32) / 1e12
+    ranks = it.row["processes"]
+    return (sheet.link or math.inf) / 1e9 * max(1, 2 * (ranks - 1) / (ranks + 1))
+
+
+def up_to_the_data_sheet(it: Reading) -> Expected:
+    """Up to the rate of the GPU's data sheet, in the metric's unit."""
+    sheet = gpu_of(it.row["gpu"])
+    return None if sheet is None or it.row.get("backend", "nccl") != "nccl" else (0.0, rate_of(sheet, it))
+
+
+def peak_flops(gpu: Gpu, it: Reading) -> float:
+    """The most FLOP/s of a row's matmuls; infinite in FP8, whose rate is not listed.
+
+    fp32 attention may also use six bf16 matmuls for each, which are as accurate.
+    """
+    if it.experiment in ("attention", "flash"):
+        return gpu.bf16 if it.row["precision"] == "bf16" else max(gpu.fp32, gpu.bf16 / 6)
+    if it.experiment == "training_ladder":
+        return math.inf if it.row["rung"] == FP8.name else gpu.flops("fp32" if it.row["rung"] == FIRST.name else "bf16")
+    return gpu.flops(it.row["precision"])
+
+
+def flops(it: Reading) -> float:
+    """The operations of the matmuls of a step, or of a pass of attention."""
+    row = it.row
+    if row["metric"] == "step":
+        return flops_of(row, row.get("mode", "train_step"), causal=it.experiment == "training_ladder")
+    shape = row["batch_size"], row.get("heads", 1), row["sequence"], row["d"]
+    return flash_flops(row["metric"], *shape, causal=row.get("causal", False))
+
+
+def at_the_peak(it: Reading) -> Expected:
+    """At least what the matmuls take at the data sheet's dense peak, ms."""
+    gpu = gpu_of(it.row["gpu"])
+    return None if gpu is None else (1e3 * flops(it) / peak_flops(gpu, it), math.inf)
+
+
 STATE = {"part": "optimizer_state"}
+HANDOUT_CLOCK = f"handout_{SM_CLOCK}"
 GPU = TOLERANCE["GPU"]
 WITH_BASELINE = [name for name, kind in KINDS.items() if BASELINE in names_of(kind.contenders)]
+STEPS = ("end_to_end", "checkpointing", "kernel_profile", "training_ladder", *KINDS)
 LAWS = {
+    "the accumulated sums, their errors and last steps are those that NumPy computes": [
+        Law("accumulation", metric, lambda it: accumulated(it.row)[it.row["metric"]])
+        for metric in ("sum", "relative_error", "rounded_addend", "last_step")
+    ],
     "every number of an all-reduce's sum was right on every rank, before the timing and after it": [
         Law("all_reduce", "wrong_numbers", lambda it: 0),
     ],
@@ -501,6 +616,35 @@ LAWS = {
     "where ours may be others, no less": [
         Law("flash_ablation", each, in_the_comparison, GPU, column="median", where={"without": "nothing"})
         for each in ("forward", "backward")
+    ],
+    "no step, and no attention pass, is faster than its matmuls at the data sheet's dense peak": [
+        *(Law(name, "step", at_the_peak, column="median") for name in STEPS),
+        *(Law("attention", each, at_the_peak, column="median") for each in ("forward", "backward")),
+        *(Law("flash", each, at_the_peak, column="median") for each in PASSES),
+    ],
+    "no copy is faster than the data sheet's memory, no matmul than its rate, and no all-reduce than its link": [
+        Law("training_ladder", "copy_speed", up_to_the_data_sheet, column="median"),
+        Law("training_ladder", "matmul_rate", up_to_the_data_sheet, column="median"),
+        Law("all_reduce", "bus_bandwidth", up_to_the_data_sheet, column="median"),
+    ],
+    "no amount of memory in use is larger than the GPU's": [
+        Law(name, metric, memory_of_the_gpu)
+        for name, kind in EXPERIMENTS.items()
+        for metric, unit in kind.metrics.items()
+        if unit == "MiB" and metric != PLANNED
+    ],
+    "what was timed in a cell took no longer than the whole cell": [
+        Law(name, WALL, time_of_its_own, (1 - 1 / (1 + CLOCKS), 0.0)) for name in EXPERIMENTS
+    ],
+    "a GPU's clock and power have as many samples as a cell has time for": [
+        *(Law(name, SM_CLOCK, sampled, column="n") for name in EXPERIMENTS),
+        *(Law(name, POWER, lambda it: it.of(SM_CLOCK, "n"), column="n") for name in EXPERIMENTS),
+    ],
+    "a GPU's power is within its data sheet's limit": [
+        Law(name, POWER, listed_power, (0.0, ABOVE), column=column) for name in EXPERIMENTS for column in ("p20", "p80")
+    ],
+    "where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back": [
+        Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),
     ],
     "no pass is faster with a design decision of the kernels reverted": [
         Law("flash_ablation", each, as_they_are, GPU, column="median") for each in ("forward", "backward")

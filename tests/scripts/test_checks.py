@@ -5,17 +5,16 @@ import re
 import pandas
 import pytest
 
-from cs336_systems.experiments.end_to_end import EndToEnd
 from cs336_systems.experiments.registry import EXPERIMENTS
-from scripts.checks import attention_calls, dtypes, end_to_end, gpu_monitor, slowed_card
-from scripts.checks.roofline import attention_ceiling
+from scripts.checks import attention_calls, dtypes, end_to_end
+from scripts.checks.law import Reading
+from scripts.checks.laws import peak_flops
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_machine, one_version_each
 from scripts.stages.self_checks import all_checks
-from scripts.views.cells import cells, name_cell
 from scripts.views.data import frame, select
 from tests.samples import PEAK, planned_rows
-from tests.support.faults import put, recorded, rows
+from tests.support.faults import broken_laws, law_checks, put, recorded, rows
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +44,6 @@ def test_sound_cpu_tables_pass_what_applies_to_a_cpu(sound_cpu):
 def test_nothing_applies_to_empty_tables(sound):
     empty = {name: table.iloc[:0] for name, table in sound.items()}
     assert {check.outcome for check in all_checks(empty)} == {"not applicable"}
-
-
-def test_a_cell_is_named_by_what_sets_it_apart(sound):
-    table = select(sound["end_to_end"], size="small")
-    named = {name_cell(row): rows for row, rows in cells(table, EndToEnd, "step")}
-    assert named.keys() >= {
-        "small, context 512, fp32, training step",
-        "small, context 512, bf16, compiled, training step",
-        "small, context 1024, bf16, our attention, training step",
-        "small, context 128, fp32, forward + backward, cold after 0 warm-up steps",
-    }
-    assert len(named) == len(select(table, metric="step"))
-    assert all(rows["metric"].is_unique for rows in named.values())
-
-
-FLASH_CELL = {"implementation": "triton", "sequence": 65536, "d": 64, "precision": "bf16"}
 
 
 SHORT = {"forward": 0.3, "backward": 0.7, "device_bound": False}
@@ -93,36 +76,23 @@ def test_the_host_explains_a_short_call_up_to_what_the_call_costs_it(whole, grap
 LEADERBOARD = {"implementation": "triton", "heads": 16, "d": 128, "sequence": 16384, "precision": "bf16"}
 
 
-@pytest.mark.parametrize(
-    ("clock", "power", "outcome"), [(1.0, 300, "passed"), (0.9, 690, "passed"), (0.9, 640, "failed")]
-)
-def test_a_clock_is_low_only_at_the_power_limit(sound, clock, power, outcome):
+@pytest.mark.parametrize(("clock", "power", "failed"), [(1.0, 300, 0), (0.9, 690, 0), (0.9, 640, 1)])
+def test_a_clock_is_low_only_at_the_power_limit(sound, clock, power, failed):
     highest = select(sound["flash"], metric="sm_clock")["median"].max()
     slow = put(rows("flash", **LEADERBOARD, metric="handout_sm_clock"), median=clock * highest)
-    flash = put(rows("flash", **LEADERBOARD, metric="handout_power"), median=power)(slow(sound))["flash"]
-    found = slowed_card.only_power_holds_the_clock_back(flash)
-    assert found.outcome == outcome
-    cells = f"{(flash['metric'] == 'handout_sm_clock').sum()} cells"
-    assert found.detail.startswith("flash (sequence 16384, d 128, heads 16" if outcome == "failed" else cells)
+    fault = put(rows("flash", **LEADERBOARD, metric="handout_power"), median=power)
+    assert len(broken_laws("flash", fault(slow(sound)), "where a long repetition")) == failed
 
 
-def test_clocks_of_long_repetitions_are_compared_without_those_of_cells_too(sound):
-    flash = sound["flash"]
-    found = slowed_card.only_power_holds_the_clock_back(flash[flash["metric"] != "sm_clock"])
-    assert (found.outcome, found.detail) == ("passed", f"{(flash['metric'] == 'handout_sm_clock').sum()} cells")
-
-
-def test_power_of_a_gpu_that_is_not_listed(sound):
-    flash = sound["flash"].assign(gpu="NVIDIA Unknown")
-    for found in (
-        slowed_card.only_power_holds_the_clock_back(flash),
-        gpu_monitor.power_is_within_the_limit({"flash": flash}),
-    ):
-        assert (found.outcome, found.detail) == ("not applicable", gpu_monitor.NO_LIMIT)
+def test_the_power_of_a_gpu_that_is_not_listed_has_no_law(sound):
+    unlisted = {name: table.assign(gpu="NVIDIA Unknown") for name, table in sound.items()}
+    (check,) = law_checks("flash", unlisted, "a GPU's power is within")
+    assert (check.outcome, check.detail) == ("not applicable", "nothing is known that it could be compared with")
 
 
 def test_fp32_attention_may_take_the_matrix_units():
-    assert attention_ceiling(PEAK, pandas.Series({"precision": "fp32"})) == PEAK.bf16 / 6 > PEAK.fp32
+    fp32 = Reading("attention", pandas.Series({"precision": "fp32"}), pandas.DataFrame(), {})
+    assert peak_flops(PEAK, fp32) == PEAK.bf16 / 6 > PEAK.fp32
 
 
 @pytest.mark.parametrize(

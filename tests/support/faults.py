@@ -14,7 +14,7 @@ from cs336_systems.experiments.registry import EXPERIMENTS
 from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.record.rows import parameters
 from cs336_systems.record.validation import STATISTICS
-from scripts.checks import checks_of, laws
+from scripts.checks import Check, checks_of, laws
 from scripts.checks.law import SOME, Law, Statement
 from scripts.views.cells import in_words
 from scripts.views.data import load_recorded
@@ -36,11 +36,16 @@ def failures(part: str, tables: Tables) -> list[str]:
     return [check.detail for check in found if check.outcome == "failed"]
 
 
-def broken_laws(experiment: str, tables: Tables) -> list[str]:
-    """The details of the failed checks of the laws of an experiment."""
-    stated = [Statement(*each) for each in laws.LAWS.items() if experiment in [law.experiment for law in each[1]]]
-    checks = [statement.check(tables) for statement in stated]
+def broken_laws(experiment: str, tables: Tables, sentence: str = "") -> list[str]:
+    """The details of the failed checks of the laws of an experiment, under the sentences that begin with some words."""
+    checks = law_checks(experiment, tables, sentence)
     return [check.detail for check in checks if check.outcome == "failed"]
+
+
+def law_checks(experiment: str, tables: Tables, sentence: str = "") -> list[Check]:
+    """The checks of the laws of an experiment alone, under the sentences that begin with some words."""
+    of_it = {name: [law for law in each if law.experiment == experiment] for name, each in laws.LAWS.items()}
+    return [Statement(name, each).check(tables) for name, each in of_it.items() if each and name.startswith(sentence)]
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,11 @@ def beyond(law: Law, tables: Tables) -> Iterator[tuple[str, Fault]]:
             cell = {name: reading.row[name] for name in parameters(EXPERIMENTS[law.experiment])}
             place = Rows(law.experiment, {**cell, **details, **law.where, "metric": law.metric})
             if math.isfinite(wanted) and wanted >= 0 and (sign > 0 or edge > SOME) and len(place.within(tables)):
-                to_all = put(place, **dict.fromkeys(STATISTICS, wanted))
-                yield law.case(reading, bounds).where, scale(place, wanted / bounds.value) if bounds.value else to_all
+                found = law.case(reading, bounds).where
+                if law.column == "n":
+                    yield found, put(place, n=round(wanted) + sign)
+                elif bounds.value:
+                    yield found, scale(place, wanted / bounds.value)
+                else:
+                    yield found, put(place, **dict.fromkeys(STATISTICS, wanted))
                 break
