@@ -131,7 +131,7 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
         return Answer("Against whole weights", missing=none if len(rows) else missing(table))
     own, other, gain = found[0].first, found[0].other, found[0].speed
     state = first(select(rows, cell=own["cell"], contender=SHARDED_STATE))
-    facts = Facts(own=own, other=other, state=state, share=abs(1 / gain.ratio - 1) if gain.ratio else None)
+    facts = Facts(own=own, other=other, state=state, share=gain.share)
     less, more = ", in {share:percent} less time.", ", in {share:percent} more time."
     return Answer(
         asked="Against whole weights",

@@ -149,7 +149,7 @@ def time_answer(table: DataFrame, rows: DataFrame) -> Answer:
                 "Sharding makes the step {share:percent} longer: " + steps,
                 gain.sentence("the sharded step", "the unsharded one"),
             ),
-            share=abs(1 / gain.ratio - 1) if gain.ratio else None,
+            share=gain.share,
         ),
         more=facts.say(
             "Over symmetric memory it takes {peers[median]:ms}"

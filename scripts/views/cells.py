@@ -9,9 +9,7 @@ from pandas import DataFrame, Series
 from cs336_systems.experiments.base import Experiment
 from cs336_systems.record.rows import parameters
 from cs336_systems.sizes import size_name
-from scripts.views.data import MODES, select
-
-ATTENTIONS = {"plain": "", "flash": "our attention", "sdpa": "SDPA"}
+from scripts.views.data import select
 
 
 def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tuple[Series, DataFrame]]:
@@ -19,22 +17,6 @@ def cells(table: DataFrame, kind: type[Experiment], metric: str) -> Iterator[tup
     for _, rows in table.groupby(parameters(kind), sort=False):
         for _, row in select(rows, metric=metric, status="ok").iterrows():
             yield row, rows
-
-
-def name_cell(row: Series) -> str:
-    """The cell of a row in words: its size, context and precision, and whatever else is not usual."""
-    segment = row.get("segment")
-    words = [
-        row["label"],
-        f"context {row['context']}",
-        row["precision"],
-        "compiled" if row.get("compiled") else "",
-        ATTENTIONS[row["attention"]],
-        f"segments of {segment}" if segment else "",
-        MODES[row["mode"]] if "mode" in row else "",
-        f"cold after {row['warmup']} warm-up steps" if row.get("cold_start") else "",
-    ]
-    return ", ".join(word for word in words if word)
 
 
 def side_by_side(table: DataFrame, kind: type[Experiment], column: str = "mean") -> DataFrame:

@@ -2,19 +2,16 @@
 
 from typing import Any
 
-from pandas import DataFrame, Series
+from pandas import Series
 
 from cs336_systems.accounting.activations import BlockActivations, Saved
 from cs336_systems.accounting.setting import Setting
 from cs336_systems.accounting.transformer import adamw_bytes, parameters, step_flops, weight_copy_bytes
-from cs336_systems.accounting.units import FP32_BYTES, MIB
-from cs336_systems.experiments.block_memory import BlockMemory
+from cs336_systems.accounting.units import FP32_BYTES
 from cs336_systems.experiments.contender import Declared
 from cs336_systems.measure import memory_timeline as of
 from cs336_systems.record.rows import parameters as parameters_of
 from cs336_systems.sizes import ModelShape, parse_size
-from scripts.views.data import select
-from scripts.views.units import BYTE
 
 FLASH = "FlashAttention"
 """The name of the operator that has none: a function of this project, none of PyTorch's."""
@@ -67,17 +64,3 @@ def saved_by(row: Series) -> dict[tuple[str, ...], list[Saved]]:
     for tensor in block_of(row).saved():
         found.setdefault((tensor.range, tensor.operator, tensor.tensor), []).append(tensor)
     return found
-
-
-def not_as_derived(row: Series, rows: DataFrame) -> list[str]:
-    """The tensors that a block saves otherwise than the closed form says, or that only one of the two has.
-
-    Args:
-        row: one of the cell's.
-        rows: all of them.
-    """
-    expected = {key: sum(tensor.bytes for tensor in tensors) / MIB for key, tensors in saved_by(row).items()}
-    saved = select(rows, metric="saved")
-    keys = saved[list(BlockMemory.details)].itertuples(index=False, name=None)
-    found = dict(zip(keys, saved["mean"], strict=True))
-    return [" ".join(key) for key in {**expected, **found} if abs(found.get(key, 0) - expected.get(key, 0)) > BYTE]

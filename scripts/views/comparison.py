@@ -142,11 +142,6 @@ def title(kind: Kind, row: Series) -> str:
     return declared.title + (f", {row['bucket_mb']} {'MiB' if declared.foreign else 'MB'}" if sized else "")
 
 
-def titles(kind: Kind, rows: DataFrame) -> dict[str, str]:
-    """All contenders that an experiment lists, and the reader's own among rows, by name: what pictures call them."""
-    return {each.name: each.title for each in kind.contenders} | {name: name for name in names_in(rows, OWN)}
-
-
 def cell_name(kind: Kind, row: Series) -> str:
     """A cell in words, as in "2 GPUs, bf16, compiled"; where several sizes are shown, "2.7B, 2 GPUs, bf16"."""
     size = f"{row['label']}, " if kind is FullyShardedTraining else ""

@@ -37,6 +37,11 @@ class Speed:
         """Whether the first is the faster one; None if neither is, or nothing is decided."""
         return {FASTER: True, SLOWER: False}.get(self.verdict)
 
+    @property
+    def share(self) -> float | None:
+        """The share by which the first takes less time, or more."""
+        return abs(1 / self.ratio - 1) if self.ratio else None
+
     def sentence(self, first: str, other: str, where: str = "") -> Typst:
         """The verdict in words, which names the faster one first: "Ours is 1.30× as fast as B at context 512."."""
         if self.ratio is None:
