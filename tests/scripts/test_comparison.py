@@ -8,7 +8,6 @@ import pytest
 from matplotlib.text import Text
 
 from cs336_systems.experiments.data_parallel import DataParallelTraining
-from cs336_systems.experiments.end_to_end import EndToEnd
 from scripts.answers import beyond_nccl
 from scripts.checks import checks_of, fsdp
 from scripts.checks import contenders as checks_of_contenders
@@ -16,11 +15,11 @@ from scripts.checks.law import Statement
 from scripts.checks.laws import LAWS
 from scripts.views.comparison import KINDS
 from scripts.views.data import frame, select
-from scripts.views.host import host_table, per_launch, same_step
+from scripts.views.host import host_table
 from tests.samples import planned_rows
 from tests.scripts.test_figures import figure_of
 from tests.support.faults import NUMBERS, recorded
-from tests.support.tables import GPU, plain, prose, step, table, took, training
+from tests.support.tables import GPU, plain, prose, took, training
 
 LIKE = {"data_parallel": "overlapped", "optimizer_sharding": "sharded", "fsdp": "fsdp"}
 """Whose rows the reader's own have here, by experiment."""
@@ -94,31 +93,6 @@ def test_nothing_is_known_of_ones_own_that_checks_could_hold_them_to(tables):
     found += [statement.check(each) for each in (tables, of_a_cpu) for statement in stated]
     assert {check.check for check in found if check.outcome == "passed"} == {check.check for check in found}
     assert "failed" not in {check.outcome for check in found}
-
-
-def test_one_program_in_several_processes():
-    steps = [(20.0, 2, "bf16"), (21.0, 4, "bf16"), (50.0, 2, "fp32")]
-    ranks = [
-        training(DataParallelTraining, ("wrapper",), [{"none": took(ms)}], precision=precision, processes=processes)
-        for ms, processes, precision in steps
-    ]
-    # A GPU that works for half of the bf16 step, and for nearly all of the fp32 one.
-    single = {
-        EndToEnd(size="nano", precision=precision): step(*phases, device_busy=busy, launches=100.0)
-        for precision, phases, busy in (("bf16", (4.0, 8.0, 3.0), 7.5), ("fp32", (10.0, 30.0, 9.0), 48.0))
-    }
-    end_to_end = table("end_to_end", GPU, single)
-    found = same_step(end_to_end, pandas.concat(ranks, ignore_index=True))
-    assert list(zip(found["where"], found["median"], found["busy"], strict=True)) == [
-        ("1 GPU", 15.0, 7.5),
-        ("2 GPUs", 20.0, 7.5),
-        ("4 GPUs", 21.0, 7.5),
-        ("1 GPU", 49.0, 48.0),
-        ("2 GPUs", 50.0, 48.0),
-    ]
-    assert list(found["host_bound"]) == [True, True, True, False, False]
-    each = per_launch(end_to_end)
-    assert sorted(zip(each["host"], each["device"], strict=True)) == [(150.0, 75.0), (490.0, 480.0)]
 
 
 def test_what_launches_cost_the_host():

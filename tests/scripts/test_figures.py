@@ -4,7 +4,6 @@ Some rows of the tables are made larger; then what is drawn has to change where 
 """
 
 import contextlib
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ LARGER = 1.001
 """So little that no other contender becomes the fastest, and no other unit the best to read."""
 MEASURED = {"time": ["us", "ms", "s"], "memory": ["B", "MiB"], "rate": ["GB/s"]}
 """The units of the tables, by what is measured."""
-SCALES = {"ms": ("ms", 1), "MiB": ("MiB", 1), "GiB": ("MiB", 1 / 1024), "GB/s": ("GB/s", 1)}
-"""Of axes: the unit of the tables that their numbers come from, and what one of it is."""
 VARIED = [1 + 1e-3 * turn for turn in (1, 4, 2, 5, 3)]
 """So that ratios change too."""
 UNITS = {
@@ -201,21 +198,6 @@ def test_words_name_the_rows_of_the_numbers(name, tables):
             for old, named, other in zip(before, names, changed, strict=True):
                 assert not (named and value not in named and other), (column, value, old)
             assert any(other for other, named in zip(changed, names, strict=True) if value in named), (column, value)
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_numbers_are_of_the_size_of_the_measured_ones(name, tables):
-    drawn_ones = as_measured(name)
-    rows = tables[FIGURES[name].table]
-    for which, unit in itertools.product((0, 1), SCALES):
-        if shown := [
-            numpy.nanmax(each.numbers[which])
-            for each in drawn_ones
-            if each.units[which] == unit and each.numbers[which].size
-        ]:
-            of_tables, one = SCALES[unit]
-            most = rows.loc[rows["unit"] == of_tables, "mean"].max() * one
-            assert most / 300 < max(shown) < 3 * most, (unit, most, max(shown))
 
 
 def test_legends_are_made_in_one_place():

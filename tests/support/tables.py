@@ -84,16 +84,3 @@ def filled(template, **values):
 def plain(text):
     """Markup without Typst's escapes, and with single spaces."""
     return re.sub(r"\s+", " ", re.sub(r'#"(.*?)";', r"\1", text))
-
-
-def step(forward, backward, optimizer, **others):
-    """The metrics of a training step whose ten steps took equally long, ms."""
-    phases = {"forward": forward, "backward": backward, "optimizer": optimizer}
-    whole = {"step": sum(phases.values()), **phases}
-    return {name: [value] * 10 for name, value in whole.items()} | others
-
-
-def end_to_end(origin, cells):
-    """Tables of the sections on training steps."""
-    empty = {name: frame(name, []) for name in ("attention", "autocast_dtypes")}
-    return {"end_to_end": table("end_to_end", origin, cells), **empty}

@@ -1,0 +1,293 @@
+"""Answers on rows that no approved report has: lost, doctored or made up."""
+
+import json
+
+import pandas
+import pytest
+
+from cs336_systems.accounting.leaderboard import PARAMETERS
+from cs336_systems.compare.speed import SAME
+from cs336_systems.experiments.data_parallel import DataParallelTraining
+from cs336_systems.experiments.flash import Flash
+from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
+from cs336_systems.experiments.training_ladder import TrainingLadder
+from cs336_systems.fit.recorded import PATH
+from cs336_systems.record.measurement import WHOLE_CELL
+from scripts.answers import (
+    ddp_bucketed_benchmarking,
+    distributed_communication_single_node,
+    optimizer_state_sharding,
+    training_ladder,
+    training_leaderboard,
+    what_fits,
+)
+from scripts.answers.conclusion import CLIMB, one_gpu
+from scripts.answers.fsdp import against_pytorch
+from scripts.answers.gradient_checkpointing import bests, segments
+from scripts.calibration.rates import facts
+from scripts.checks.elsewhere import both_instruments_agree
+from scripts.views.attention_times import call_table
+from scripts.views.comparison import contenders
+from scripts.views.data import frame, one, one_model, select
+from scripts.views.earlier import earlier_cells
+from scripts.views.longest_contexts import longest_contexts
+from scripts.views.memory import compared_context, profiled
+from scripts.views.optimizer_sharding import memory, peaks
+from scripts.views.scaling import scaling
+from scripts.views.training_ladder import floor_table, rung_table, wrapped_table
+from scripts.views.verdicts import against
+from tests.support.faults import law_checks, put, recorded, rows
+from tests.support.tables import EVEN, GPU, UNEVEN, comparison, plain, table, took, training
+
+LADDER = {"size": "2.7B", "context": 1024, "batch_size": 4}
+SHARDED = {"contender": "sharded", "precision": "bf16"}
+
+
+def changed(*faults):
+    """The recorded tables with some rows changed."""
+    tables = recorded()
+    for fault in faults:
+        tables = fault(tables)
+    return tables
+
+
+def ranks(kind, *cells, **setting):
+    """The contenders of made-up training on several ranks."""
+    details = ("wrapper", "bucket_mb") if kind is DataParallelTraining else ("wrapper",)
+    return contenders(kind, training(kind, details, cells, **setting))
+
+
+def test_a_wrong_sum_is_reported():
+    wrong = put(rows("all_reduce", metric="wrong_numbers", backend="nccl", processes=4, megabytes=100), mean=125.0)
+    assert [distributed_communication_single_node.answers(each)["exact"] for each in (recorded(), changed(wrong))] == [
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "waits", "host_bound", "time"),
+    [
+        # A replayed graph has the device's time, whether or not the calls wait for the host.
+        ({"forward_backward": 0.3, "graph": 0.28, "host": 100.0}, False, False, 0.28),
+        ({"forward_backward": 0.3, "graph": 0.05, "host": 290.0}, True, False, 0.05),
+        # Without one, the calls do, unless they wait.
+        ({"forward_backward": 0.42}, True, True, 0.42),
+        ({"forward_backward": 0.31, "host": 100.0}, False, False, 0.31),
+    ],
+)
+def test_whose_time_a_call_is(metrics, waits, host_bound, time):
+    passes = {name: [ms] * 3 for name, ms in ({"forward": 0.1, "backward": 0.2} | metrics).items()}
+    (cell,) = call_table(table("flash", GPU, {Flash(sequence=8192): passes})).to_dict("records")
+    assert (cell["waits"], cell["host_bound"], cell["median"]) == (waits, host_bound, pytest.approx(time))
+
+
+def test_the_best_segment_has_its_neighbours_and_its_price():
+    cell = {"attention": "flash", "segment": 4}
+    tables = changed(put(rows("checkpointing", metric="peak_memory", **cell), mean=1000.0))
+    found = one_model(tables["checkpointing"])
+    plain_attention, flash = bests(segments(found))
+    assert (plain_attention["best"], plain_attention["shorter"]) == (1, None)
+    assert plain_attention["saving"] is plain_attention["slowdown"] is None  # without checkpointing: out of memory
+    assert [flash["shorter"]["segment"], flash["best"], flash["longer"]["segment"]] == [2, 4, 8]
+    whole, best = (
+        {row["metric"]: row for row in select(found, attention="flash", segment=segment).to_dict("records")}
+        for segment in (0, 4)
+    )
+    assert flash["saving"] == whole["peak_memory"]["mean"] / 1000
+    assert flash["slowdown"] == best["step"]["median"] / whole["step"]["median"]
+
+
+def test_another_model_need_not_have_the_closed_forms():
+    tables = changed(
+        put(rows("memory_profile", category="gradients"), mean=1.0), put(rows("memory_profile"), model="my.model:LM")
+    )
+    checks = [check for check in law_checks("memory_profile", tables) if check.outcome == "not applicable"]
+    assert [check.check.split()[0] for check in checks] == ["parameters,", "the", "what"]  # nothing is timed in it
+
+
+@pytest.mark.parametrize("others", [{"batch_size": 8}, {"compiled": True}])
+def test_what_was_timed_under_other_settings_is_not_compared(others):
+    timed = recorded()["end_to_end"].assign(**others)
+    tables = recorded() | {"kernel_profile": frame("kernel_profile", []), "end_to_end": timed}
+    assert both_instruments_agree(tables).outcome == "not applicable"
+
+
+def test_the_compared_context_has_every_kind_of_step():
+    found = select(profiled(recorded()["memory_profile"]), attention="plain")
+    assert compared_context(found) == 512
+    lost = (found["context"] == 512) & (found["mode"] == "forward") & (found["precision"] == "fp32")
+    found = found[~lost | (found["metric"] == WHOLE_CELL)]
+    assert compared_context(found) == 256
+    assert compared_context(select(found, precision="bf16")) is None
+
+
+def test_nothing_is_beyond_a_baseline_that_is_unsteady():
+    steps = {"none": [99.0, 101.0, 160.0, 162.0, 99.0, 101.0], "naive": [201.0, 202.0] * 3, "flat": [181.0, 182.0] * 3}
+    cell = {name: {"step": samples} for name, samples in steps.items()}
+    tables = {
+        "data_parallel": training(DataParallelTraining, ("wrapper",), [cell], rounds=3, steps=2),
+        "fsdp": training(FullyShardedTraining, ("wrapper",), [{"none": took(99.0), "fsdp": took(100.0)}]),
+    }
+    found = contenders(DataParallelTraining, tables["data_parallel"])
+    assert found["exposed"].isna().all()
+    assert against(one(found, contender="flat"), one(found, contender="naive")).faster
+    (row,) = scaling(tables).to_dict("records")
+    assert (row["contender"], row["efficiency"]) == ("fsdp", pytest.approx(0.99))
+
+
+def test_of_a_cell_measured_twice_all_that_was_tried_is_shown():
+    plain_cell = {"none": took(100.0), "naive": took(140.0)}
+    twice = [
+        training(DataParallelTraining, ("wrapper",), [cell], tried=tried)
+        for tried, cell in ((False, plain_cell), (True, plain_cell | {"grouped": took(109.0)}))
+    ]
+    found = contenders(DataParallelTraining, pandas.concat(twice))
+    assert list(found["contender"]) == ["none", "naive", "grouped"]
+
+
+@pytest.mark.parametrize(
+    ("waits", "found"), [([20, 12, 18], True), ([20, 18, 12], False), ([12, 18, 20], False), ([20, 19.9, 20], None)]
+)
+def test_whether_the_best_bucket_is_in_between(waits, found):
+    cell = {
+        f"bucketed {size}": took(100.0 + wait, UNEVEN if found is None else EVEN)
+        for size, wait in zip((1, 10, 100), waits, strict=True)
+    }
+    sizes = ranks(DataParallelTraining, cell)
+    assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 8.0, 2.0])) is found
+    # Sizes that make equally many calls are one program: two are left, of which neither is in between.
+    assert ddp_bucketed_benchmarking.in_between(sizes.assign(messages=[21.0, 21.0, 2.0])) is None
+
+
+def test_the_gain_over_pytorch_is_of_cells_that_tell_it():
+    faster, slower = ({"fsdp": took(ms), "fully_shard": took(100.0)} for ms in (80.0, 125.0))
+    scatters = {"fsdp": took(99.0, UNEVEN), "fully_shard": took(100.0, UNEVEN)}
+
+    def gain(*cells):
+        return against_pytorch(ranks(FullyShardedTraining, *cells))
+
+    assert gain(faster, scatters)[0].ratio == pytest.approx(1.25)
+    assert gain(faster, slower)[0].ratio == pytest.approx((1.25 + 0.8) / 2)
+    assert (gain(scatters)[0].verdict, gain(scatters)[1]) == (SAME, "nano, 2 GPUs, fp32")
+    assert gain({"fsdp": took(80.0)})[0].ratio is None
+
+
+def test_memory_is_that_of_the_rank_that_has_most():
+    cell = {**SHARDED, "processes": 2}
+    after = rows("optimizer_sharding", moment="after_update", **cell)
+    tables = changed(
+        put(rows("optimizer_sharding", metric="allocated", **after.wanted), samples="30000 40000"),
+        put(rows("optimizer_sharding", metric="held", part="optimizer_state", **after.wanted), samples="9000 7000"),
+        put(rows("optimizer_sharding", metric="peak_memory", **cell), samples="1 99999"),
+    )
+    found = memory(tables["optimizer_sharding"])
+    row = select(found, moment="after_update", **cell).iloc[0]
+    assert (row["allocated"], row["optimizer_state"]) == (40000, 7000)
+    assert row["rest"] == pytest.approx(40000 - row["parameters"] - row["gradients"] - 7000)
+    assert (row["least_state"], row["most_state"], row["whole_state"]) == (7000, 9000, 16000)
+    assert select(peaks(found), **cell)["peak"].item() == 99999
+
+
+def test_the_fullest_rank_is_that_with_most_state_whatever_else_it_has():
+    after = {**SHARDED, "processes": 4, "moment": "after_update"}
+    tables = changed(
+        put(rows("optimizer_sharding", metric="allocated", **after), samples="30000 30000 30000 40000"),
+        put(rows("optimizer_sharding", metric="held", part="optimizer_state", **after), samples="3000 5000 4000 4000"),
+    )
+    shown = optimizer_state_sharding.answers(tables)["evenness"].evidence[0].table.rows
+    assert next(row[-3:] for row in shown if row[0] == "sharded") == ["5000.0", "18.75", "31.25"]
+
+
+def test_rows_of_earlier_code_are_found():
+    found = recorded()["optimizer_sharding"].assign(revisions="optimizer_sharding=1")
+    assert not earlier_cells(OptimizerSharding, found)
+    found.loc[found["processes"] == 4, "revisions"] = "optimizer_sharding=0"
+    assert earlier_cells(OptimizerSharding, found) == {"4 GPUs, bf16"}
+
+
+def leaderboard(*parts, **changes):
+    """Recorded rows of some parts of the leaderboard's step."""
+    found = recorded()["leaderboard"]
+    return found[found["part"].isin(parts)].assign(**changes)
+
+
+def test_two_ranks_follow_from_one_between_limits():
+    found = leaderboard("rank")
+    alone = select(found, metric="step")["median"].iloc[0] / 1e3
+    answer = training_leaderboard.answers({"leaderboard": found, "all_reduce": recorded()["all_reduce"]})["time"]
+    # The recorded all-reduce of 1 GB takes 3.2 ms, and the weights have 16 GB in bf16.
+    sent = 3.2e-3 * 2 * PARAMETERS / 1e9
+    told = f"Two H200s need between {alone:.2f} s, with all communication hidden, and {alone + sent:.2f} s"
+    assert told in plain(f"{answer.verdict} {answer.more} {answer.reason}")
+    assert len(plain(answer.verdict)) <= 100
+
+
+@pytest.mark.parametrize("part", ["step", "rank", "one_card"])
+def test_a_lost_step_and_one_of_another_size_leave_the_closed_forms(part):
+    for found in (leaderboard(part, size="nano", context=64), leaderboard(part).query("metric != 'step'")):
+        assert training_leaderboard.answers({"leaderboard": found}) == training_leaderboard.answers(
+            {"leaderboard": found[:0]}
+        )
+
+
+def test_a_ladder_begins_where_memory_suffices():
+    """As on a GPU of 80 GB: the first two rungs of 2.7B run out of memory, and no other cell was measured."""
+    cell = select(recorded()["training_ladder"], part="steps", **LADDER)
+    lost = cell["rung"].isin(["fp32", "autocast"])
+    whole = cell[:1].assign(metric=WHOLE_CELL, rung="", status="oom")  # as another grid may have it
+    tables = {"training_ladder": pandas.concat([whole, cell[~lost], cell[lost].assign(status="oom")])}
+    found = training_ladder.answers(tables)
+    step = select(cell, metric="step").set_index("rung")["median"]
+    told = f"{step['attention'] / step['overlap']:.2f}× those of the first rung that fits (our attention)"
+    assert told in plain(found["fastest"].more)
+    assert "Memory did not suffice for fp32, eager and bf16 autocast." in plain(found["fastest"].reason)
+    assert plain(found["advice"].verdict) == "For 2.7B, start with blocks compiled and bf16 weights, fp32 masters."
+
+
+def test_a_floor_has_all_of_its_parts():
+    found = recorded()["training_ladder"]
+    lost = found[~((found["metric"] == "floor") & (found["work"] == "update"))]
+    assert floor_table(lost)["floor"].isna().all()
+    assert not rung_table(lost)["over"].notna().any()
+
+
+def test_wrapped_steps_are_next_to_one_without_communication():
+    cell = TrainingLadder(part="processes", processes=2, rungs="wrapped", **LADDER)
+    steps = {"overlap": 160.0, "data_parallel": 200.0, "sharded": 180.0, "fsdp": 240.0}
+    several = comparison("training_ladder", GPU, {cell: [({"rung": rung}, {"step": ms}) for rung, ms in steps.items()]})
+    found = wrapped_table(several).set_index("rung")
+    assert list(found["title"]) == ["no communication", "data-parallel wrapper", "sharded optimizer", "FSDP"]
+    assert (found["over"]["fsdp"], found["over"]["sharded"]) == (1.5, 1.125)
+    assert found["tokens"]["sharded"] == pytest.approx(2 * 4096e3 / 180)
+    alone = recorded()["training_ladder"].query("part != 'processes'")
+    verdict = plain(training_ladder.answers({"training_ladder": pandas.concat([alone, several])})["several"].verdict)
+    assert verdict == "On 2 GPUs sharded optimizer is fastest: 180 ms, 1.12× the step without communication."
+    assert wrapped_table(select(several, rung="fsdp"))["over"].isna().all()
+
+
+def test_no_ladder_is_a_report_too():
+    nothing = recorded()["training_ladder"].iloc[:0]
+    found = training_ladder.answers({"training_ladder": nothing})
+    assert not any(found[name].verdict for name in ("fastest", "learning"))
+    assert not one_gpu(nothing).say(CLIMB)
+
+
+def test_the_facts_of_fit_are_those_of_the_recorded_steps():
+    """If not: python -m scripts.calibration.rates."""
+    written, found = json.loads(PATH.read_text()), facts(recorded())
+    assert written.keys() == found.keys()
+    for key, value in found.items():
+        assert written[key] == (pytest.approx(value, rel=1e-2) if key == "weights" else value), key
+
+
+def test_what_fits_without_a_gpu_and_on_unlisted_and_small_ones():
+    empty = {name: rows.iloc[:0] for name, rows in recorded().items()}
+    here, nowhere = what_fits.answers(recorded()), what_fits.answers(empty)
+    assert nowhere["error"].verdict == ""
+    assert 'One #"H200"; trains' in here["fits"].verdict == nowhere["fits"].verdict
+    found = longest_contexts("a GPU that nobody lists", 150.75e9).set_index("label")
+    assert found["plain context"].notna().any()
+    assert found.filter(like="seconds").isna().all(axis=None)
+    assert what_fits.what_fits("a GPU that nobody lists", 1e9).verdict == ""
