@@ -22,8 +22,3 @@ def reduce_scatter_seconds(size: float, devices: int | float, bandwidth: float) 
     An all-gather run backwards: in each of N - 1 steps a device passes on a partial sum of size/N: (N - 1)/N · S/W.
     """
     return all_gather_seconds(size, devices, bandwidth)
-
-
-def all_reduce_seconds(size: float, devices: int | float, bandwidth: float) -> float:
-    """From a tensor of `size` on each device to their sum on all: a reduce-scatter, then an all-gather."""
-    return reduce_scatter_seconds(size, devices, bandwidth) + all_gather_seconds(size, devices, bandwidth)

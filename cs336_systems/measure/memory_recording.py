@@ -1,12 +1,11 @@
 """A recording of a device's memory around one step: the allocator's events, and owners of the memory.
 
-No torch here: a recording can be kept as JSON and replayed anywhere.
+No torch here: a recording can be replayed anywhere.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 ALLOCATED, INACTIVE = "active_allocated", "inactive"
 """States of a block: in use; free. There are others between them."""
@@ -81,22 +80,3 @@ class Recording:
     """Known categories of memory by address, after the step."""
     peak: int
     """The most bytes allocated at one time, by the allocator's own count."""
-
-
-def to_json(recording: Recording) -> str:
-    """Serialize a recording as compact JSON."""
-    return json.dumps(asdict(recording), separators=(",", ":"))
-
-
-def from_json(text: str) -> Recording:
-    """Parse a recording that `to_json` wrote."""
-    content: dict[str, Any] = json.loads(text)
-    return Recording(
-        segments=[Segment(small, [BlockState(*block) for block in blocks]) for small, blocks in content["segments"]],
-        events=[Event(*event) for event in content["events"]],
-        stages=[Stage(*stage) for stage in content["stages"]],
-        operators=[Operator(*operator) for operator in content["operators"]],
-        owners_before={int(address): owner for address, owner in content["owners_before"].items()},
-        owners_after={int(address): owner for address, owner in content["owners_after"].items()},
-        peak=content["peak"],
-    )

@@ -1,10 +1,10 @@
 """Checks that a model can be sharded."""
 
-from itertools import pairwise
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
+
+from cs336_systems.parallel.ownership import find_overlap
 
 OWN_DTYPE = (nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.RNNCellBase, nn.Bilinear, nn.PReLU)
 """PyTorch's modules that compute with parameters of their own, and reject inputs of another dtype."""
@@ -57,18 +57,9 @@ def check_memory(module: nn.Module) -> None:
     Raises:
         ValueError: two different parameters do.
     """
-    spans: list[tuple[int, int, str]] = [
-        (*bytes_of(parameter), name) for name, parameter in module.named_parameters() if parameter.numel()
-    ]
-    spans.sort()
-    for (_, end, first), (begin, _, second) in pairwise(spans):
-        if begin < end:
-            raise ValueError(
-                f"{first} and {second} are two parameters in the same memory; allowed: one parameter in both places"
-            )
-
-
-def bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """The addresses of a tensor's first byte and of the byte after its last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    names, parameters = zip(*module.named_parameters(), strict=True)
+    if overlap := find_overlap(parameters):
+        first, second = (names[index] for index in overlap)
+        raise ValueError(
+            f"{first} and {second} are two parameters in the same memory; allowed: one parameter in both places"
+        )

@@ -1,17 +1,14 @@
 """A sharded optimizer without collectives: owners write updated parameters into the other ranks' memory."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.optimizer import ParamsT
 
 from cs336_systems.parallel.sharded_buckets import ShardedBucket
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
-from cs336_systems.parallel.streams import current_stream, new_stream
+from cs336_systems.parallel.streams import Stream, current_stream, new_stream
 from cs336_systems.parallel.symmetric_memory import allocate
 
 
@@ -44,36 +41,17 @@ class SymmetricMemoryShardedOptimizer(ShardedOptimizer):
     """A `ShardedOptimizer` whose parameters lie in symmetric memory, sent without collectives.
 
     On GPUs, copy engines move the parameters. A collective's kernels share SMs with the updates that they overlap with,
-    which slows down both; copy engines need no SMs. The ranks have to be on one machine.
+    which slows down both; copy engines need no SMs.
+
+    All parameters are on one device, and all ranks on one machine: a RuntimeError says that they cannot reach each
+    other's memory.
     """
 
     _bucket_type = SymmetricMemoryBucket
 
-    def __init__(
-        self,
-        params: ParamsT,
-        optimizer_cls: type[Optimizer],
-        *,
-        bucket_size_mb: float = 100,
-        process_group: dist.ProcessGroup | None = None,
-        **kwargs: Any,
-    ):
-        """Make an optimizer, as `ShardedOptimizer` does.
-
-        Args:
-            params: as there, on one device.
-            optimizer_cls: as there.
-            bucket_size_mb: how many 10^6 bytes of parameters set out together, at least.
-            process_group: the ranks; None: all.
-            kwargs: as there.
-
-        Raises:
-            ValueError: as there.
-            RuntimeError: the ranks cannot reach each other's memory.
-        """
-        super().__init__(params, optimizer_cls, bucket_size_mb=bucket_size_mb, process_group=process_group, **kwargs)
-        self._sending = new_stream(self._device)
-        self._sent: list[SymmetricMemoryBucket] = []  # in this step
+    @cached_property
+    def _sending(self) -> Stream:
+        return new_stream(self._device)
 
     @property
     def peer_bytes(self) -> int:
@@ -85,15 +63,15 @@ class SymmetricMemoryShardedOptimizer(ShardedOptimizer):
         with self._sending:
             for bucket in buckets:
                 assert isinstance(bucket, SymmetricMemoryBucket)
-                if not self._sent:
+                if bucket is self._buckets[0]:
                     bucket.barrier()  # No rank reads the old parameters any more.
                 bucket.send()
-                self._sent.append(bucket)
 
     def _wait(self) -> None:
-        if not self._sent:
+        if not self._buckets:
             return
+        last = self._buckets[-1]
+        assert isinstance(last, SymmetricMemoryBucket)
         with self._sending:
-            self._sent[-1].barrier()  # All parameters are there.
+            last.barrier()  # All parameters are there.
         current_stream(self._device).wait_stream(self._sending)
-        self._sent.clear()

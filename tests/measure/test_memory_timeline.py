@@ -8,7 +8,7 @@ import torch
 
 from cs336_systems.accounting import transformer
 from cs336_systems.measure.memory_history import OperatorLog, code_at, owners_of_training, source_of
-from cs336_systems.measure.memory_recording import BlockState, Event, Operator, Recording, Segment, Stage, from_json
+from cs336_systems.measure.memory_recording import BlockState, Event, Operator, Recording, Segment, Stage
 from cs336_systems.measure.memory_timeline import (
     ACTIVATIONS,
     CATEGORIES,
@@ -28,7 +28,7 @@ from cs336_systems.measure.memory_timeline import (
 from cs336_systems.model import build_model
 from cs336_systems.sizes import parse_size
 from cs336_systems.training_step import TrainingStep
-from tests.support.record_memory import CELL
+from tests.support.record_memory import CELL, from_json
 
 MIB = 2**20
 RECORDINGS = sorted((Path(__file__).parents[1] / "data").glob("memory-*.json"))
