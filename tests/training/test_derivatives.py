@@ -1,4 +1,4 @@
-"""Second derivatives and torch.func of the fused functions: as PyTorch's, or an error. Plain and interpreted."""
+"""Layouts, frozen arguments, second derivatives and torch.func: as PyTorch's, or an error. Plain and interpreted."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from cs336_systems.training.rms_norm import add_rms_norm
 from cs336_systems.training.rope import rotate_qkv
 from cs336_systems.training.swiglu import swiglu, swiglu_linear
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TARGETS = torch.tensor([4, 0, -100])
 ANGLES = torch.rand(3, 2, generator=torch.Generator().manual_seed(1))
 
@@ -28,15 +29,16 @@ def plain_swiglu(x):
 def plain_rope(x):
     heads = x.unflatten(-1, (3, -1)).transpose(1, 2).unflatten(-1, (-1, 2))
     pairs = torch.view_as_complex(heads.contiguous())
-    q, k, _ = (pairs * torch.polar(torch.ones_like(ANGLES), ANGLES)).split(1, 1)
+    angles = ANGLES.to(x.device)
+    q, k, _ = (pairs * torch.polar(torch.ones_like(angles), angles)).split(1, 1)
     q, k = torch.view_as_real(q).flatten(-2), torch.view_as_real(k).flatten(-2)
     return q, k, torch.view_as_real(pairs[:, 2:]).flatten(-2)
 
 
 CASES = {  # ours, PyTorch's, shapes of the arguments
     "linear_cross_entropy": (
-        lambda x, w: linear_cross_entropy(x, w, TARGETS, chunk=2),
-        lambda x, w: F.cross_entropy(x @ w.T, TARGETS),
+        lambda x, w: linear_cross_entropy(x, w, TARGETS.to(x.device), chunk=2),
+        lambda x, w: F.cross_entropy(x @ w.T, TARGETS.to(x.device)),
         [(3, 8), (5, 8)],
     ),
     "packed_linear": (
@@ -52,23 +54,78 @@ CASES = {  # ours, PyTorch's, shapes of the arguments
         lambda x, w: F.rms_norm(x, x.shape[-1:], w, 1e-5),
         [(3, 6), (6,)],
     ),
-    "rotate_qkv": (lambda x: rotate_qkv(x * 1, ANGLES.cos(), ANGLES.sin(), 1), plain_rope, [(1, 3, 12)]),
+    "rotate_qkv": (
+        lambda x: rotate_qkv(x * 1, ANGLES.cos().to(x.device), ANGLES.sin().to(x.device), 1),
+        plain_rope,
+        [(2, 3, 12)],
+    ),
     "fp8_linear": (fp8_linear, lambda x, w: x @ w.T, [(16, 16), (32, 16)]),
 }
 
+EXACT = [name for name in CASES if name != "fp8_linear"]
 REFUSES = {"rms_norm": "add_rms_norm"}
 """The function that a case is refused by, where it has another name."""
 
 
-def make_leaves(shapes):
+def make_leaves(shapes, device="cpu", layout=lambda x: x):
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    return [layout(torch.randn(shape, generator=generator).to(device)).requires_grad_() for shape in shapes]
+
+
+def as_tuple(results):
+    return results if isinstance(results, tuple) else (results,)
 
 
 def total(results, power):
     """Sum of powers: of one, whose own gradient requires none, and of two."""
-    results = results if isinstance(results, tuple) else (results,)
-    return sum(x.pow(power).sum() for x in results)
+    return sum(x.pow(power).sum() for x in as_tuple(results))
+
+
+LAYOUTS = {
+    "contiguous": torch.clone,
+    "features apart": lambda x: x.mT.contiguous().mT if x.dim() > 1 else torch.stack((x, x), -1)[..., 0],
+    "one row repeated": lambda x: x[:1].expand(x.shape) if x.dim() > 1 else x,
+}
+
+
+def gradients(function, leaves, given, used):
+    """Gradients of all leaves, given those of some results, by their numbers."""
+    results = as_tuple(function(*leaves))
+    return torch.autograd.grad(
+        [results[n] for n in used], leaves, [given[n] for n in used], allow_unused=True, materialize_grads=True
+    )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", EXACT)
+def test_inputs_and_gradients_of_any_layout(name, layout, device):
+    """Also of gradients that differ in layout, and where only one result is used."""
+    ours, plain, shapes = CASES[name]
+    leaves = make_leaves(shapes, device, LAYOUTS[layout])
+    results = as_tuple(ours(*leaves))
+    torch.testing.assert_close(results, as_tuple(plain(*leaves)), rtol=1e-4, atol=1e-5)
+    contiguous = make_leaves([result.shape for result in results], device)
+    given = [LAYOUTS[layout](gradient.detach()) for gradient in contiguous]
+    everything = range(len(results))
+    mixed = [given[n] if n % 2 else contiguous[n] for n in everything]
+    for used, those in ((everything, given), (everything, mixed), *(([n], given) for n in everything)):
+        got, want = (gradients(function, leaves, those, used) for function in (ours, plain))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", EXACT)
+def test_a_frozen_argument_has_no_gradient(name, device):
+    ours, plain, shapes = CASES[name]
+    for frozen in range(len(shapes) if len(shapes) > 1 else 0):
+        leaves = make_leaves(shapes, device)
+        leaves[frozen].requires_grad_(False)
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        want = torch.autograd.grad(total(plain(*leaves), 2), trained)
+        total(ours(*leaves), 2).backward()
+        assert leaves[frozen].grad is None
+        torch.testing.assert_close([leaf.grad for leaf in trained], [*want], rtol=1e-4, atol=1e-5)
 
 
 def penalty(function, leaves, of, power):
@@ -95,7 +152,7 @@ def test_a_gradient_penalty_is_pytorchs_or_refused(name, power):
             torch.testing.assert_close(got, penalty(plain, leaves, of, power), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "fp8_linear"])
+@pytest.mark.parametrize("name", EXACT)
 def test_transforms_are_pytorchs(name):
     ours, plain, shapes = CASES[name]
     first, *rest = (leaf.detach() for leaf in make_leaves(shapes))

@@ -79,41 +79,6 @@ def test_it_rotates_as_the_model_does(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(
-    "strided",
-    [
-        pytest.param(lambda x: x.contiguous(), id="heads first"),
-        pytest.param(lambda x: x.mT.contiguous().mT, id="features apart"),
-        pytest.param(lambda x: x[:1].expand(len(x), *x.shape[1:]), id="one sequence repeated"),
-    ],
-)
-def test_gradients_of_any_strides(strided, device):
-    qkv, gradients, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
-    gradients = [strided(x) for x in gradients]
-    torch.autograd.backward(rotate_qkv(qkv.clone(), rope.cos, rope.sin, 3), gradients)
-    _, d_qkv = reference(qkv, gradients, rope)
-    assert_close(qkv.grad, d_qkv, rounding(FP32, device))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_gradients_of_different_strides(device):
-    qkv, gradients, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
-    dq, dk, dv = gradients
-    torch.autograd.backward(rotate_qkv(qkv.clone(), rope.cos, rope.sin, 3), (dq, dk.contiguous(), dv))
-    assert_close(qkv.grad, reference(qkv, gradients, rope)[1], rounding(FP32, device))
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_non_contiguous_input(device):
-    qkv, gradients, rope = make_inputs((2, 7, 3, 3, 16), FP32, device)
-    results = rotate_qkv(qkv.mT.contiguous().mT, rope.cos, rope.sin, 3)
-    torch.autograd.backward(results, gradients)
-    want, d_qkv = reference(qkv, gradients, rope)
-    assert_close(torch.stack(results), torch.stack(want), rounding(FP32, device))
-    assert_close(qkv.grad, d_qkv, rounding(FP32, device))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 def test_attention_accepts_the_views_and_writes_rows_of_d_model(device):
     if not (INTERPRETED or device == "cuda"):
         pytest.skip("the plain formula makes no views")
