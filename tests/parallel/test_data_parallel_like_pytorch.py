@@ -16,15 +16,14 @@ from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParalle
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import VARIATIONS, WRAPPERS
+from tests.support.wrappers import VARIATIONS, WRAPPERS, with_sharded_gradients
 
 PEERS = {"symmetric memory", "symmetric memory, 40 B"}
 OPTIMIZERS = (ShardedOptimizer, SymmetricMemoryShardedOptimizer)
 
 
-def sharded_gradients(module, kind=ShardedOptimizer):
-    optimizer = kind(module.parameters(), torch.optim.SGD, bucket_size_mb=0.0001)
-    return ShardedGradientsDataParallel(module, optimizer)
+def sharded_gradients(module):
+    return with_sharded_gradients(module, partial(torch.optim.SGD), bucket_size_mb=0.0001)[0]
 
 
 ALL = WRAPPERS | VARIATIONS | {"sharded gradients": sharded_gradients}

@@ -16,10 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cs336_systems.measure.timing import no_garbage_collection
 from cs336_systems.parallel import data_parallel
-from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from tests import adapters
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import WRAPPERS, same_on_all_ranks
+from tests.verify.training import finish
 
 every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 
@@ -253,8 +254,7 @@ def test_buckets_cost_the_host_no_more_than_pytorchs(device):
                 loss = model(x).sum()
                 start = time.process_time()  # of the process, however busy the machine is
                 loss.backward()
-                if isinstance(model, DataParallel):
-                    model.finish_gradient_synchronization()
+                finish(model)
                 seconds[name].append(time.process_time() - start)
     # Round by round, since a busy machine's speed changes; the first two warm up.
     ratios = [ours / pytorch for ours, pytorch in zip(seconds["ours"][2:], seconds["pytorch"][2:], strict=True)]

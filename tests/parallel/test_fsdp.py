@@ -8,19 +8,26 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
-from cs336_systems.model import RMSNorm, TransformerBlock, TransformerLM
+from cs336_systems.model import RMSNorm, TransformerBlock
 from cs336_systems.parallel.data_parallel import FlatDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from tests import adapters
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
+from tests.verify.training import (
+    VOCABULARY,
+    backward,
+    make_batches,
+    momentum,
+    own_parts,
+    small_transformer,
+    train,
+    whole,
+)
 
 pytestmark = pytest.mark.numeric
-
-VOCABULARY, CONTEXT = 17, 6
 
 
 class Linear(nn.Module):
@@ -64,71 +71,28 @@ class OddModel(nn.Module):
         return self.head(x)
 
 
-def transformer(model=TransformerLM, **options):
-    return model(
-        vocab_size=VOCABULARY,
-        context_length=CONTEXT,
-        d_model=12,
-        num_layers=3,
-        num_heads=3,
-        d_ff=19,
-        rope_theta=10_000.0,
-        **options,
-    )
-
-
 def flash_transformer():
     from cs336_systems.attention import flash_attention
 
-    return transformer(attention=flash_attention)
+    return small_transformer(attention=flash_attention)
 
 
 def compiled_transformer():
     """A block compiled, so that nothing can be done between its layers."""
-    model = transformer()
+    model = small_transformer()
     model.blocks[1] = torch.compile(model.blocks[1], backend="aot_eager", fullgraph=True)
     return model
 
 
 MODELS = {
     "odd": OddModel,
-    "transformer": transformer,
-    "checkpointed": partial(transformer, checkpoint_segment=2),
-    "checkpointed, each block": partial(transformer, CheckpointedLM),
-    "checkpointed, reentrant": partial(transformer, ReentrantLM),
+    "transformer": small_transformer,
+    "checkpointed": partial(small_transformer, checkpoint_segment=2),
+    "checkpointed, each block": partial(small_transformer, CheckpointedLM),
+    "checkpointed, reentrant": partial(small_transformer, ReentrantLM),
     "flash": flash_transformer,
     "compiled": compiled_transformer,
 }
-
-
-def make_batches(steps, sequences, device):
-    """Random token ids, the same on all ranks."""
-    generator = torch.Generator().manual_seed(0)
-    sizes = (sequences * dist.get_world_size(), CONTEXT + 1)
-    return [torch.randint(VOCABULARY, sizes, generator=generator).to(device) for _ in range(steps)]
-
-
-def backward(model, batch):
-    logits = model(batch[:, :-1]).float()
-    nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()).backward()
-
-
-def momentum(model):
-    """SGD that tells a gradient of zero from none, and amplifies no rounding."""
-    return torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.1, momentum=0.9)
-
-
-def train(model, optimizer, batches, set_to_none=True):
-    for batch in batches:
-        optimizer.zero_grad(set_to_none)
-        backward(model, batch)
-        if hasattr(model, "finish_gradient_synchronization"):
-            model.finish_gradient_synchronization()
-        optimizer.step()
-
-
-def share(batches):
-    return [batch.chunk(dist.get_world_size())[dist.get_rank()] for batch in batches]
 
 
 def assert_same(ours, theirs, bound=None):
@@ -143,11 +107,6 @@ def assert_same(ours, theirs, bound=None):
 
 def named(module):
     return {name: parameter.detach() for name, parameter in module.named_parameters(remove_duplicate=False)}
-
-
-def whole(tensor):
-    """A DTensor's rows of all ranks, all of which call this."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_parameters(fsdp):
@@ -180,10 +139,10 @@ def test_training_is_that_of_data_parallelism_to_the_bit(device, name, together)
     torch._dynamo.reset()
     fsdp, alone = wrap_and_copy(name, device, together=together)
     replicated = FlatDataParallel(alone)
-    batches = share(make_batches(4, 3, device))
+    batches = own_parts(make_batches(4, device))
     with torch._dynamo.config.patch(error_on_recompile=True):
-        train(fsdp, momentum(fsdp), batches, set_to_none=not together)
-    train(replicated, momentum(replicated), batches, set_to_none=not together)
+        train(fsdp, batches, set_to_none=not together)
+    train(replicated, batches, set_to_none=not together)
     assert_same(whole_parameters(fsdp), named(alone))
 
 
@@ -203,9 +162,9 @@ def mean_over_ranks(gradient):
 @on_all_ranks
 def test_compute_dtype_casts_before_it_communicates(device, name):
     fsdp, bare = wrap_and_copy(name, device, compute_dtype=torch.bfloat16)
-    optimizers = [momentum(model) for model in (fsdp, bare)]
+    optimizers = [momentum(model.parameters()) for model in (fsdp, bare)]
     shards = {name for name, p in fsdp.module.named_parameters() if any(p is weight.shard for weight in fsdp._weights)}
-    for batch in share(make_batches(3, 3, device)):
+    for batch in own_parts(make_batches(3, device)):
         for optimizer in optimizers:
             optimizer.zero_grad()
         backward(fsdp, batch)
@@ -235,7 +194,7 @@ def test_accumulated_gradients_are_sums_of_means(device):
     for _ in range(2):
         fsdp.zero_grad()
         expected = Counter()
-        *first, last = share(make_batches(3, 2, device))
+        *first, last = own_parts(make_batches(3, device))
         with fsdp.no_sync():
             for batch in first:
                 backward(fsdp, batch)
@@ -271,7 +230,7 @@ def torchs_clipping(model, **options):
 def test_clipping_is_clipping_of_the_whole_models_gradient(device, clip, norm_type):
     fsdp, bare = wrap_and_copy("odd", device)
     replicated = FlatDataParallel(bare)
-    [batch] = share(make_batches(1, 3, device))
+    [batch] = own_parts(make_batches(1, device))
     for model in (fsdp, replicated):
         backward(model, batch)
         model.finish_gradient_synchronization()

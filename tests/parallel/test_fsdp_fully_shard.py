@@ -14,8 +14,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from tests.parallel.test_fsdp import assert_same, backward, make_batches, momentum, named, share, transformer, whole
+from tests.parallel.test_fsdp import assert_same, named
 from tests.support.ranks import on_all_ranks
+from tests.verify.training import finish, make_batches, momentum, own_parts, small_transformer, take_step, train, whole
 
 WIDTH = 6
 
@@ -75,18 +76,6 @@ def loss(model, x):
     return model(x).square().mean()
 
 
-def finish(model):
-    if isinstance(model, FullyShardedDataParallel):
-        model.finish_gradient_synchronization()
-
-
-def step(model, optimizer, x):
-    optimizer.zero_grad()
-    loss(model, x).backward()
-    finish(model)
-    optimizer.step()
-
-
 def weights(model):
     """Whole, by their names in the bare module."""
     return {name.removeprefix("module."): whole(p.detach()) for name, p in model.named_parameters()}
@@ -105,7 +94,7 @@ class StudentsAdam(torch.optim.Optimizer):
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
 
-    def step(self, closure=None):
+    def take_step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -155,8 +144,8 @@ def test_optimizers_do_what_they_do_on_one_process(device, optimizer):
     ours, alone = ours_and_alone(device, make_model)
     optimizers = [make_optimizer(model.parameters(), lr=0.1) for model in (ours, alone)]
     for x in inputs(device, steps=3):
-        step(ours, optimizers[0], *share([x]))
-        step(alone, optimizers[1], x)
+        take_step(ours, optimizers[0], *own_parts([x]))
+        take_step(alone, optimizers[1], x)
     assert_same(weights(ours), weights(alone), bound=1e-5)
 
 
@@ -179,7 +168,7 @@ def test_optimizers_of_whole_matrices_are_pytorchs_or_raise(device, optimizer, m
     [x] = inputs(device)
     reference = theirs if optimizer == "Muon" else alone  # Muon iterates in bfloat16, in the order of the shards.
     found = []
-    for model, part in ((ours, *share([x])), (reference, x if reference is alone else share([x])[0])):
+    for model, part in ((ours, *own_parts([x])), (reference, x if reference is alone else own_parts([x])[0])):
         its_optimizer = WHOLE_MATRICES[optimizer](model)
 
         def closure(model=model, part=part, its_optimizer=its_optimizer):
@@ -218,7 +207,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(device, reverse, fused):
         for overflow in (None, "up.weight", "norm.weight", None, None):
             before = weights(model)
             optimizer.zero_grad()
-            scaler.scale(loss(model, *share(inputs(device)))).backward()
+            scaler.scale(loss(model, *own_parts(inputs(device)))).backward()
             finish(model)
             if overflow:
                 rows = getattr(model, "module", model).get_parameter(overflow).grad.to_local()
@@ -240,7 +229,7 @@ def test_an_overflow_in_float16_is_skipped_by_all(device):
     scaler = torch.amp.GradScaler(device.type, init_scale=1.0)
     before = weights(fsdp)
     factor = torch.where(torch.arange(WIDTH, device=device) == 0, 1e6, 1.0)  # only row 0, of rank 0, overflows
-    scaler.scale((fsdp(*share(inputs(device))).float() * factor).sum()).backward()
+    scaler.scale((fsdp(*own_parts(inputs(device))).float() * factor).sum()).backward()
     fsdp.finish_gradient_synchronization()
     finite = fsdp.module.down.weight.grad.to_local().isfinite().all().item()
     assert gathered(finite) == [False, True]
@@ -276,7 +265,7 @@ def test_a_mean_in_float16_does_not_overflow_where_its_sum_does(device, dtype, c
 def test_a_penalty_on_weights_is_that_of_one_process(device):
     ours, alone = ours_and_alone(device)
     for model in (ours, alone):
-        [x] = share(inputs(device)) if model is ours else inputs(device)
+        [x] = own_parts(inputs(device)) if model is ours else inputs(device)
         loss(model, x).backward()
         (0.1 * sum(p.square().sum() for p in model.parameters())).backward()
         finish(model)
@@ -291,7 +280,7 @@ def test_a_penalty_on_weights_is_that_of_one_process(device):
 @on_all_ranks
 def test_states_load_and_training_goes_on_with_them(device, source, assign):
     ours, theirs, alone = ours_theirs_and_alone(device)
-    optimizer = momentum(ours)
+    optimizer = momentum(ours.parameters())
     with torch.no_grad():
         for parameter in [*theirs.parameters(), *alone.parameters()]:
             parameter.mul_(2)
@@ -304,8 +293,8 @@ def test_states_load_and_training_goes_on_with_them(device, source, assign):
     [x] = inputs(device)
     with torch.no_grad():
         assert torch.equal(ours(x), alone(x))
-    step(ours, optimizer, *share([x]))
-    step(alone, momentum(alone), x)
+    take_step(ours, optimizer, *own_parts([x]))
+    take_step(alone, momentum(alone.parameters()), x)
     assert_same(weights(ours), weights(alone), bound=1e-5)
 
 
@@ -385,7 +374,7 @@ def test_what_a_wrapped_module_cannot_become_is_refused_by_each_forward_pass(dev
 
 @on_all_ranks
 def test_copies_are_refused(device):
-    fsdp = FullyShardedDataParallel(transformer().to(device))
+    fsdp = FullyShardedDataParallel(small_transformer().to(device))
     block = fsdp.module.blocks[0]
     for copied in (
         lambda: copy.deepcopy(fsdp),
@@ -399,29 +388,8 @@ def test_copies_are_refused(device):
             RuntimeError, match=r"^a FullyShardedDataParallel and its modules cannot be copied or pickled:"
         ):
             copied()
-    [batch] = share(make_batches(1, 2, device))
+    [batch] = own_parts(make_batches(1, device))
     fsdp(batch[:, :-1])
-
-
-class ReadsAWeight(nn.Module):
-    """A head that is tied by hand."""
-
-    def __init__(self, functional):
-        super().__init__()
-        self.table = nn.Embedding(10, WIDTH)
-        self.functional = functional
-
-    def forward(self, ids):
-        x = self.table(ids)
-        return nn.functional.linear(x, self.table.weight) if self.functional else x @ self.table.weight.T
-
-
-@pytest.mark.parametrize("functional", [False, True])
-@on_all_ranks
-def test_a_weight_read_outside_its_layer_is_an_error(device, functional):
-    fsdp = FullyShardedDataParallel(ReadsAWeight(functional).to(device))
-    with pytest.raises(RuntimeError, match=r"got mixed torch\.Tensor and DTensor"):
-        fsdp(torch.arange(4, device=device))
 
 
 @on_all_ranks
@@ -435,7 +403,7 @@ def test_requires_grad_may_change_after_wrapping(device):
         gradients = []
         for model in (ours, theirs, alone):
             model.zero_grad()
-            [x] = inputs(device) if model is alone else share(inputs(device))
+            [x] = inputs(device) if model is alone else own_parts(inputs(device))
             loss(model, x).backward()
             finish(model)
             gradients.append({n.removeprefix("module."): p.grad for n, p in model.named_parameters()})
@@ -463,7 +431,7 @@ class Interrupted(torch.autograd.Function):
 @on_all_ranks
 def test_a_batch_can_be_dropped_after_its_backward_pass(device, accumulating, interrupted):
     fsdp = FullyShardedDataParallel(nn.Sequential(*(same_everywhere(Mixed, device) for _ in range(3))))
-    good, bad = (share([x])[0] for x in inputs(device, steps=2))
+    good, bad = (own_parts([x])[0] for x in inputs(device, steps=2))
     loss(fsdp, good).backward()
     fsdp.finish_gradient_synchronization()
     expected = [whole(p.grad) for p in fsdp.parameters()]
@@ -501,8 +469,8 @@ def test_a_batch_can_be_dropped_after_its_backward_pass(device, accumulating, in
 @on_all_ranks
 def test_finishing_after_the_optimizers_zero_grad_gives_the_gradients_of_the_pass(device):
     fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device))
-    optimizer = momentum(fsdp)
-    [x] = share(inputs(device))
+    optimizer = momentum(fsdp.parameters())
+    [x] = own_parts(inputs(device))
     found = []
     for forgotten in (False, True):
         optimizer.zero_grad()
@@ -512,21 +480,6 @@ def test_finishing_after_the_optimizers_zero_grad_gives_the_gradients_of_the_pas
         fsdp.finish_gradient_synchronization()
         found.append([whole(p.grad) for p in fsdp.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-
-
-@on_all_ranks
-def test_two_backward_passes_add_up(device):
-    fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device))
-    alone = same_everywhere(Mixed, device)
-    parts = inputs(device, steps=2)
-    for model in (fsdp, alone):
-        first, second = (loss(model, x) for x in (share(parts) if model is fsdp else parts))
-        first.backward()
-        second.backward()
-        finish(model)
-    for name, parameter in alone.named_parameters():
-        found = whole(fsdp.module.get_parameter(name).grad)
-        assert torch.allclose(found, parameter.grad, atol=1e-6), name
 
 
 @dataclass(frozen=True)
@@ -567,8 +520,8 @@ def test_blocks_may_return_dataclasses(device, dtype):
         fsdp.zero_grad()
         alone.zero_grad()
         [x] = inputs(device)
-        assert fsdp(*share([x])).states[0].dtype == (dtype or torch.float32)
-        fsdp(*share([x])).states[0].float().mean().backward()
+        assert fsdp(*own_parts([x])).states[0].dtype == (dtype or torch.float32)
+        fsdp(*own_parts([x])).states[0].float().mean().backward()
         finish(fsdp)
         alone(x).states[0].mean().backward()
     for name, parameter in alone.named_parameters():
@@ -582,7 +535,7 @@ def test_hooks_after_a_gradient_run_for_all_parameters(device):
     seen = []
     for name, parameter in fsdp.module.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda p, name=name: seen.append((name, p.grad.shape)))
-    [x] = share(inputs(device))
+    [x] = own_parts(inputs(device))
     loss(fsdp, x).backward()
     fsdp.finish_gradient_synchronization()
     assert sorted(seen) == sorted((name, p.shape) for name, p in fsdp.module.named_parameters())
@@ -595,10 +548,10 @@ def test_each_group_trains_its_own_model(device):
     alone = copy.deepcopy(module)  # another one on each rank
     ours = FullyShardedDataParallel(module, process_group=groups[dist.get_rank()])
     assert all(isinstance(p, DTensor) and p.device_mesh.size() == 1 for p in ours.parameters())
-    optimizers = [momentum(model) for model in (ours, alone)]
+    optimizers = [momentum(model.parameters()) for model in (ours, alone)]
     for x in inputs(device, steps=2):
         for model, optimizer in zip((ours, alone), optimizers, strict=True):
-            step(model, optimizer, x)
+            take_step(model, optimizer, x)
         ours.clip_grad_norm_(1.0)
     assert_same(ours.gather_full_parameters(), named(alone))
     assert len(set(gathered(alone.up.weight.sum().item()))) == dist.get_world_size()
@@ -611,12 +564,7 @@ def test_a_whole_group_by_another_name_is_the_default_one(device):
     for process_group in (None, group):
         with torch.random.fork_rng():
             torch.manual_seed(1)
-            fsdp = FullyShardedDataParallel(transformer().to(device), torch.bfloat16, process_group=process_group)
-        optimizer = momentum(fsdp)
-        for batch in share(make_batches(2, 2, device)):
-            optimizer.zero_grad()
-            backward(fsdp, batch)
-            fsdp.finish_gradient_synchronization()
-            optimizer.step()
+            fsdp = FullyShardedDataParallel(small_transformer().to(device), torch.bfloat16, process_group=process_group)
+        train(fsdp, own_parts(make_batches(2, device)))
         found.append(fsdp.gather_full_parameters())
     assert_same(*found)

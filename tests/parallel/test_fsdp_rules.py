@@ -11,8 +11,9 @@ from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.sharded_weight import ShardedWeight
 from cs336_systems.parallel.timeline import Timeline
 from tests.parallel.test_data_parallel_rules import assert_freed
-from tests.parallel.test_fsdp import MODELS, OddModel, backward, make_batches, momentum, share, train, transformer
+from tests.parallel.test_fsdp import MODELS, OddModel
 from tests.support.ranks import on_all_ranks
+from tests.verify.training import backward, make_batches, own_parts, small_transformer, train
 
 LAYERS = 5
 
@@ -89,9 +90,9 @@ def test_weights_are_gathered_two_layers_ahead_and_freed_after_use(device):
 @on_all_ranks
 def test_few_weights_are_whole_at_once(device, name):
     fsdp = FullyShardedDataParallel(MODELS[name]().to(device))
-    batches = share(make_batches(3, 2, device))
+    batches = own_parts(make_batches(3, device))
     with Log(fsdp) as log:
-        train(fsdp, momentum(fsdp), batches)
+        train(fsdp, batches)
     # One is used, and computed again before its backward pass; two are ahead; a tied one is used twice.
     assert log.most <= 4
     assert whole(fsdp) == []
@@ -99,8 +100,8 @@ def test_few_weights_are_whole_at_once(device, name):
 
 @on_all_ranks
 def test_another_order_than_expected_costs_only_time(device):
-    fsdp = FullyShardedDataParallel(transformer().to(device))
-    [batch] = share(make_batches(1, 2, device))
+    fsdp = FullyShardedDataParallel(small_transformer().to(device))
+    [batch] = own_parts(make_batches(1, device))
     gradients = []
     for blocks in (3, 2, 3, 1):
         every = fsdp.module.blocks
@@ -118,7 +119,7 @@ def test_another_order_than_expected_costs_only_time(device):
 @on_all_ranks
 def test_a_look_at_the_model_between_forward_and_backward_changes_nothing(device):
     fsdp = FullyShardedDataParallel(OddModel().to(device))
-    [batch] = share(make_batches(1, 2, device))
+    [batch] = own_parts(make_batches(1, device))
     found = []
     for look in (False, True, True):
         fsdp.zero_grad()
@@ -185,7 +186,7 @@ def test_misuse_is_refused(device):
 def test_a_dropped_model_is_freed_without_the_garbage_collector(device, name):
     def make():
         fsdp = FullyShardedDataParallel(MODELS[name]().to(device), compute_dtype=torch.bfloat16)
-        train(fsdp, momentum(fsdp), share(make_batches(2, 2, device)))
+        train(fsdp, own_parts(make_batches(2, device)))
         fsdp.module.state_dict()
         return [fsdp, *(weight.whole for weight in fsdp.sharded_weights.values())]
 

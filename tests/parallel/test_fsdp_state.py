@@ -18,8 +18,9 @@ from torch.utils._pytree import tree_leaves
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
-from tests.parallel.test_fsdp import OddModel, assert_same, make_batches, named, share, train, whole
+from tests.parallel.test_fsdp import OddModel, assert_same, named
 from tests.support.ranks import PROCESSES, launch, on_all_ranks
+from tests.verify.training import make_batches, own_parts, train, whole
 
 
 def shared_folder():
@@ -42,10 +43,10 @@ def optimizer_of(model):
 
 @on_all_ranks
 def test_a_checkpoint_goes_onto_one_process_and_back(device):
-    batches = share(make_batches(3, 3, device))
+    batches = own_parts(make_batches(3, device))
     fsdp = FullyShardedDataParallel(model_on(device))
     optimizer = optimizer_of(fsdp)
-    train(fsdp, optimizer, batches)
+    train(fsdp, batches, optimizer)
     held, folder = shared_folder()
     dcp.save({"training": TrainingState(fsdp, optimizer)}, checkpoint_id=folder / "two")
 
@@ -61,7 +62,7 @@ def test_a_checkpoint_goes_onto_one_process_and_back(device):
     optimizer_again = optimizer_of(again)
     dcp.load({"training": TrainingState(again, optimizer_again)}, checkpoint_id=folder / "one")
     for model, its_optimizer in ((fsdp, optimizer), (again, optimizer_again)):
-        train(model, its_optimizer, batches)
+        train(model, batches, its_optimizer)
     assert_same(again.gather_full_parameters(), fsdp.gather_full_parameters())
     dist.barrier()
     if held:

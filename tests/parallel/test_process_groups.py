@@ -10,13 +10,14 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
-from cs336_systems.parallel.data_parallel import BucketedDataParallel, DataParallel
+from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
 from cs336_systems.parallel.variations import OptimizerOverlapDataParallel
 from tests.support.ranks import on_four_ranks
 from tests.support.wrappers import VARIATIONS, WRAPPERS, same_on_all_ranks
+from tests.verify.training import take_step
 
 GROUPS = {"disjoint": [(0, 2), (1, 3)], "partial": [(1, 2, 3)]}
 ADAM = {"optimizer_cls": torch.optim.AdamW, "lr": 0.01}
@@ -77,11 +78,7 @@ def test_training_in_a_group_is_that_of_pytorch(device, kind, division):
         for _ in range(3):
             x = torch.randn(4, 5, device=device)
             for wrapped, optimizer in pairs:
-                optimizer.zero_grad()
-                wrapped(x).square().mean().backward()
-                if isinstance(wrapped, DataParallel):
-                    wrapped.finish_gradient_synchronization()
-                optimizer.step()
+                take_step(wrapped, optimizer, x)
         ours, theirs = (list(wrapped.parameters()) for wrapped, _ in pairs)
         # Adam's update of a gradient that is almost zero depends on its rounding, bf16's on the wire above all.
         tolerance = 3e-3 if kind == "bf16 wire" else 1e-5

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from cs336_systems.parallel import FullyShardedDataParallel, TrainingState
 from cs336_systems.training import MasterAdamW, clip_scale
 from tests.support.ranks import on_all_ranks, on_two_and_on_four_ranks
+from tests.verify.training import finish, whole
 
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
 
@@ -44,8 +45,7 @@ def backward(model, step, device):
     """A backward pass of the same tokens on all ranks, so that the mean is each rank's gradient."""
     tokens = torch.randint(5, (8,), generator=torch.Generator().manual_seed(step)).to(device)
     (model(tokens).float() * 10.0 ** (step % 3 - 1)).square().mean().backward()
-    if isinstance(model, FullyShardedDataParallel):
-        model.finish_gradient_synchronization()
+    finish(model)
 
 
 def train(model, optimizer, steps, device, max_norm=None, under=False):
@@ -58,19 +58,15 @@ def train(model, optimizer, steps, device, max_norm=None, under=False):
         optimizer.zero_grad()
 
 
-def full(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def assert_same(optimizer, exact, rtol=0.0, atol=0.0):
     """The same masters and states, though of sharded and whole parameters."""
     for (ours, master), (theirs, expected) in zip(optimizer.masters().items(), exact.masters().items(), strict=True):
-        torch.testing.assert_close(full(master), full(expected), rtol=rtol, atol=atol)
+        torch.testing.assert_close(whole(master), whole(expected), rtol=rtol, atol=atol)
         found, wanted = optimizer.state[ours], exact.state[theirs]
         assert found.keys() == wanted.keys()
         for name, value in found.items():
             if name != "remainder":
-                torch.testing.assert_close(full(value), full(wanted[name]), rtol=rtol, atol=atol)
+                torch.testing.assert_close(whole(value), whole(wanted[name]), rtol=rtol, atol=atol)
 
 
 @pytest.mark.numeric
@@ -111,12 +107,12 @@ def test_a_sharded_state_is_saved_and_loaded(device, kind, dtype):
     saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     train(model, optimizer, range(3, 5), device)
-    expected = {p: full(master).clone() for p, master in optimizer.masters().items()}
+    expected = {p: whole(master).clone() for p, master in optimizer.masters().items()}
 
     model.load_state_dict(weights)
     set_optimizer_state_dict(model, optimizer, saved)
     train(model, optimizer, range(3, 5), device)
-    assert all(torch.equal(full(master), expected[p]) for p, master in optimizer.masters().items())
+    assert all(torch.equal(whole(master), expected[p]) for p, master in optimizer.masters().items())
 
 
 @on_all_ranks

@@ -17,7 +17,7 @@ from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemorySha
 from cs336_systems.training import MasterAdamW
 from tests.parallel.test_data_parallel import ALL, Branches
 from tests.support.ranks import on_all_ranks
-from tests.verify.training import CONTEXT, VOCABULARY, small_transformer
+from tests.verify.training import CONTEXT, VOCABULARY, small_transformer, take_step
 
 KINDS = [ShardedOptimizer, SymmetricMemoryShardedOptimizer]
 OPTIMIZERS = {
@@ -44,6 +44,13 @@ def groups_of(module):
     matrices = [p for p in named.values() if p.ndim > 1]
     vectors = [p for p in named.values() if p.ndim <= 1]
     return [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "lr": 0.02}]
+
+
+def optimizers_of(modules, kind, optimizer, **options):
+    """A sharded optimizer of the first module, and the one that it shards of the second."""
+    optimizer_cls, kwargs = OPTIMIZERS[optimizer]
+    ours, theirs = map(groups_of, modules)
+    return kind(ours, optimizer_cls, **options, **kwargs), optimizer_cls(theirs, **kwargs)
 
 
 def make(device):
@@ -74,11 +81,7 @@ def assert_same_weights(ours, theirs):
 @on_all_ranks
 def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size_mb, kind):
     modules = make(device)
-    optimizer_cls, kwargs = OPTIMIZERS[optimizer]
-    optimizers = [
-        kind(groups_of(modules[0]), optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs),
-        optimizer_cls(groups_of(modules[1]), **kwargs),
-    ]
+    optimizers = optimizers_of(modules, kind, optimizer, bucket_size_mb=bucket_size_mb)
     schedulers = [torch.optim.lr_scheduler.StepLR(each, step_size=2, gamma=0.5) for each in optimizers]
     for module in modules:
         module.late.requires_grad_(False)
@@ -109,13 +112,9 @@ def test_ten_steps_with_all_that_optimizers_allow(device, optimizer, bucket_size
 @on_all_ranks
 def test_sharded_gradients_train_like_whole_ones(device, optimizer, bucket_size_mb, kind):
     modules = make(device)
-    optimizer_cls, kwargs = OPTIMIZERS[optimizer]
     for module in modules:
         module.late.requires_grad_(False)
-    optimizers = [
-        kind(groups_of(modules[0]), optimizer_cls, bucket_size_mb=bucket_size_mb, **kwargs),
-        optimizer_cls(groups_of(modules[1]), **kwargs),
-    ]
+    optimizers = optimizers_of(modules, kind, optimizer, bucket_size_mb=bucket_size_mb)
     wrappers = [ShardedGradientsDataParallel(modules[0], optimizers[0]), BucketedDataParallel(modules[1], 1)]
     for step in range(5):
         for wrapped, each in zip(wrappers, optimizers, strict=True):
@@ -160,10 +159,7 @@ def test_whole_parameters_suit_every_optimizer(device, optimizer):
     for _ in range(3):
         x = torch.randn(4, 8, device=device)
         for wrapped, each in zip(wrappers, (sharded, whole), strict=True):
-            each.zero_grad()
-            wrapped(x).square().mean().backward()
-            wrapped.finish_gradient_synchronization()
-            each.step()
+            take_step(wrapped, each, x)
         assert_same_weights(*modules)
 
 
@@ -204,10 +200,9 @@ def train_alone(module, optimizer, steps):
 @on_all_ranks
 def test_state_moves_to_one_process_and_back(device, optimizer, kind):
     """The unsharded optimizer is what one process has."""
-    ours, alone = make(device)
-    optimizer_cls, kwargs = OPTIMIZERS[optimizer]
-    sharded = kind(groups_of(ours), optimizer_cls, **kwargs)
-    single = optimizer_cls(groups_of(alone), **kwargs)
+    ours, alone = modules = make(device)
+    sharded, single = optimizers_of(modules, kind, optimizer)
+    optimizer_cls, _ = OPTIMIZERS[optimizer]
     for module, each in ((ours, sharded), (alone, single)):
         train_alone(module, each, range(2))
     theirs = single.state_dict()

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+from functools import partial
 
 import pytest
 import torch
@@ -9,12 +10,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel as TorchFSDP
 from torch.nn.parallel import DistributedDataParallel
 
-from cs336_systems.parallel import (
-    FullyShardedDataParallel,
-    NaiveDataParallel,
-    ShardedGradientsDataParallel,
-    ShardedOptimizer,
-)
+from cs336_systems.parallel import FullyShardedDataParallel, NaiveDataParallel
 from cs336_systems.parallel.synchronized import synchronizer_of
 from cs336_systems.parallel.update_in_backward import UpdateInBackward
 from cs336_systems.training import MasterAdamW
@@ -23,9 +19,7 @@ from tests.support.ranks import on_all_ranks
 
 WRAPPERS = {
     **wrappers.WRAPPERS,
-    "sharded gradients": lambda module: ShardedGradientsDataParallel(
-        module, ShardedOptimizer([p for p in module.parameters() if p.requires_grad], torch.optim.AdamW)
-    ),
+    "sharded gradients": lambda module: wrappers.with_sharded_gradients(module, partial(torch.optim.AdamW))[0],
     "torch DDP": DistributedDataParallel,
 }
 

@@ -118,16 +118,6 @@ def test_ranks_with_other_parameters_are_refused(device):
         UpdateInBackward([[*module.parameters()]], torch.optim.AdamW)
 
 
-def test_one_rank_alone_is_the_whole_optimizer():
-    module = layers("cpu")
-    update = UpdateOfOneRank(units_of(module), torch.optim.AdamW, **ADAMW)
-    for step in range(STEPS):
-        module(batch(step, "cpu", 1)[0]).square().mean().backward()
-        update.finish()
-    for ours, theirs in zip(module.parameters(), reference("cpu", 1).parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_a_rank_without_the_others_updates_its_share_only():
     module = layers("cpu")
     update = UpdateOfOneRank(units_of(module), torch.optim.AdamW, rank=1, ranks=2, **ADAMW)

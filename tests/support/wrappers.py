@@ -1,4 +1,4 @@
-"""This project's data-parallel wrappers by name, and whether ranks agree."""
+"""This project's data-parallel wrappers by name, with optimizers of all kinds, and whether ranks agree."""
 
 import hashlib
 from collections.abc import Callable, Iterable
@@ -15,6 +15,8 @@ from cs336_systems.parallel.data_parallel import (
     NaiveDataParallel,
     OverlappedDataParallel,
 )
+from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
+from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_data_parallel import SymmetricMemoryDataParallel
 from cs336_systems.parallel.variations import Bf16WireDataParallel, GroupedDataParallel, SmallLastDataParallel
 
@@ -33,6 +35,32 @@ VARIATIONS: dict[str, Callable[[nn.Module], DataParallel]] = {
     "bf16 wire": partial(Bf16WireDataParallel, bucket_size_mb=0.0004),
 }
 """Experimental wrappers; without `optimizer_overlap`, which needs its optimizer, and `priority`, which needs NCCL."""
+
+
+def by(wrap):
+    """Wrap a module, and make the optimizer of its parameters."""
+
+    def build(module, make):
+        wrapped = wrap(module)
+        return wrapped, make(wrapped.parameters())
+
+    return build
+
+
+def sharded_by(kind):
+    """Wrap a module, and shard its optimizer, which `make` is a partial function of."""
+
+    def build(module, make):
+        wrapped = BucketedDataParallel(module, 1)
+        return wrapped, kind(wrapped.parameters(), make.func, **make.keywords)
+
+    return build
+
+
+def with_sharded_gradients(module, make, **options):
+    """Shard a module's optimizer, which `make` is a partial function of, and its gradients."""
+    optimizer = ShardedOptimizer(module.parameters(), make.func, **options, **make.keywords)
+    return ShardedGradientsDataParallel(module, optimizer), optimizer
 
 
 def same_on_all_ranks(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> bool:

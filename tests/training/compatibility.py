@@ -31,7 +31,6 @@ from cs336_systems.parallel import (
     FullyShardedDataParallel,
     NaiveDataParallel,
     OverlappedDataParallel,
-    ShardedGradientsDataParallel,
     ShardedOptimizer,
     SymmetricMemoryDataParallel,
     SymmetricMemoryShardedOptimizer,
@@ -49,6 +48,8 @@ from cs336_systems.training import (
     use_fp8,
 )
 from cs336_systems.training.sharded_step import ShardedStep, units_of
+from tests.support.wrappers import by, sharded_by, with_sharded_gradients
+from tests.verify.training import finish, whole
 
 PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 VOCABULARY, CONTEXT, SEQUENCES = 32, 16, 4
@@ -107,7 +108,7 @@ def eager(t, update=lambda t: t.optimizer.step()):
     def step(x, y):
         t.optimizer.zero_grad()
         t.loss(x, y).backward()
-        t.finish()
+        finish(t.wrapped)
         update(t)
 
     return step
@@ -125,7 +126,7 @@ def summed(t):
         with GradientSums(t.parameters()) as sums:
             for part in zip(x.chunk(2), y.chunk(2), strict=True):
                 (t.loss(*part) / 2).backward()
-                t.finish()
+                finish(t.wrapped)
         t.optimizer.step(gradients=sums.gradients)
 
     return step
@@ -216,39 +217,12 @@ class Training:
     def loss(self, x, y):
         return self.other.loss(self.wrapped, x, y)
 
-    def finish(self):
-        if hasattr(self.wrapped, "finish_gradient_synchronization"):
-            self.wrapped.finish_gradient_synchronization()
-
 
 # What a part is used together with.
 
 
 def alone(module, make):
     return module, make(module.parameters())
-
-
-def by(wrap):
-    """Wrap a module, and make the optimizer of the wrapper's parameters."""
-
-    def build(module, make):
-        wrapped = wrap(module)
-        return wrapped, make(wrapped.parameters())
-
-    return build
-
-
-def sharded_by(kind):
-    def build(module, make):
-        wrapped = BucketedDataParallel(module, 1)
-        return wrapped, kind(wrapped.parameters(), make.func, **make.keywords)
-
-    return build
-
-
-def with_sharded_gradients(module, make):
-    optimizer = ShardedOptimizer(module.parameters(), make.func, **make.keywords)
-    return ShardedGradientsDataParallel(module, optimizer), optimizer
 
 
 def block_of(module):
@@ -547,8 +521,7 @@ def batches():
 
 
 def weights(training):
-    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in map(torch.Tensor.detach, training.parameters())]
-    return torch.cat([w.flatten().double() for w in whole])
+    return torch.cat([whole(p.detach()).flatten().double() for p in training.parameters()])
 
 
 def train(training, mine=slice(None)):

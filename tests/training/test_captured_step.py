@@ -8,10 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from cs336_systems.parallel import FullyShardedDataParallel, ShardedGradientsDataParallel, ShardedOptimizer
+from cs336_systems.parallel import FullyShardedDataParallel, ShardedOptimizer
 from cs336_systems.training import under_backward
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.captured_step import CapturedStep
@@ -19,7 +18,8 @@ from cs336_systems.training.clipping import clip_scale
 from cs336_systems.training.gradient_sums import GradientSums
 from cs336_systems.training.linear_cross_entropy import linear_cross_entropy
 from tests.support.ranks import on_all_ranks
-from tests.support.wrappers import WRAPPERS, same_on_all_ranks
+from tests.support.wrappers import WRAPPERS, by, same_on_all_ranks, sharded_by, with_sharded_gradients
+from tests.verify.training import whole
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.95), "weight_decay": 0.1}
@@ -362,36 +362,14 @@ class Tokens(nn.Module):
         return self.head(self.norm(self.layers(self.embedding(tokens)))).flatten(0, 1)
 
 
-def with_sharded_gradients(model, make_optimizer):
-    optimizer = ShardedOptimizer(model.parameters(), make_optimizer.func, **make_optimizer.keywords)
-    return ShardedGradientsDataParallel(model, optimizer), optimizer
-
-
-def wrapped_by(wrap):
-    def make(model, make_optimizer):
-        wrapped = wrap(model)
-        return wrapped, make_optimizer(wrapped.parameters())
-
-    return make
-
-
-def with_sharded_optimizer(model, make_optimizer):
-    wrapped = DistributedDataParallel(model)
-    return wrapped, ShardedOptimizer(wrapped.parameters(), make_optimizer.func, **make_optimizer.keywords)
-
-
 WRAPPED = {
-    **{name: wrapped_by(wrap) for name, wrap in WRAPPERS.items()},
-    "DistributedDataParallel": wrapped_by(DistributedDataParallel),
-    "fully sharded": wrapped_by(FullyShardedDataParallel),
-    "fully_shard": wrapped_by(lambda model: [fully_shard(m) for m in (model.layers, model)][1]),
-    "sharded optimizer": with_sharded_optimizer,
+    **{name: by(wrap) for name, wrap in WRAPPERS.items()},
+    "DistributedDataParallel": by(DistributedDataParallel),
+    "fully sharded": by(FullyShardedDataParallel),
+    "fully_shard": by(lambda model: [fully_shard(m) for m in (model.layers, model)][1]),
+    "sharded optimizer": sharded_by(ShardedOptimizer),
     "sharded gradients": with_sharded_gradients,
 }
-
-
-def whole(tensor):
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 @pytest.mark.numeric

@@ -18,6 +18,7 @@ from cs336_systems.training.fused_model import (
 )
 from tests.support.ranks import on_all_ranks
 from tests.training.test_fused_model import build, loss_of, make_batch
+from tests.verify.training import finish
 
 
 def fused(device, **options):
@@ -68,8 +69,7 @@ def losses_of(model, ranks, device, loss=loss_of):
     for _ in range(3):
         value = loss(model, batch(device, ranks))
         value.backward()
-        if hasattr(model, "finish_gradient_synchronization"):
-            model.finish_gradient_synchronization()
+        finish(model)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(value.detach() / dist.get_world_size())

@@ -1,6 +1,7 @@
 """Training in one process, and how far from it the weights of several end."""
 
 import inspect
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -37,21 +38,21 @@ class OddModel(nn.Module):
         return self.head(x + self.frozen(x))
 
 
-def small_transformer():
-    """The project's model with activation checkpointing."""
-    return TransformerLM(
+def small_transformer(model=TransformerLM, **options):
+    """The project's model, or one with its interface."""
+    return model(
         vocab_size=VOCABULARY,
         context_length=CONTEXT,
         d_model=12,
-        num_layers=2,
+        num_layers=3,
         num_heads=3,
         d_ff=19,
         rope_theta=10_000.0,
-        checkpoint_segment=1,
+        **options,
     )
 
 
-MODELS = {"odd": OddModel, "transformer": small_transformer}
+MODELS = {"odd": OddModel, "transformer": partial(small_transformer, checkpoint_segment=1)}
 
 
 def wrappers(found):
@@ -82,8 +83,9 @@ def make_batches(steps, device):
     return [torch.randint(VOCABULARY, sizes, generator=generator).to(device) for _ in range(steps)]
 
 
-def own_part(batch):
-    return batch.chunk(dist.get_world_size())[dist.get_rank()]
+def own_parts(batches):
+    """This rank's sequences of each batch."""
+    return [batch.chunk(dist.get_world_size())[dist.get_rank()] for batch in batches]
 
 
 def backward(model, batch):
@@ -96,10 +98,18 @@ def momentum(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def train(model, batches):
-    optimizer = momentum(model.parameters())
+def take_step(model, optimizer, x):
+    """A step that makes outputs small."""
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    finish(model)
+    optimizer.step()
+
+
+def train(model, batches, optimizer=None, set_to_none=True):
+    optimizer = optimizer or momentum(model.parameters())
     for batch in batches:
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none)
         backward(model, batch)
         finish(model)
         optimizer.step()
@@ -109,6 +119,11 @@ def weights_of(module):
     return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
+def whole(tensor):
+    """The rows of all ranks, all of which call this, if the tensor is a DTensor; else the tensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def whole_weights(wrapped, names):
     """The weights of a wrapped model, whole and by their names in the module, whichever way it gives them."""
     for method in ("gather_full_parameters", "gather_full_params"):
@@ -116,9 +131,7 @@ def whole_weights(wrapped, names):
             found = dict(getattr(wrapped, method)())
             break
     else:
-        found = {
-            name: p.full_tensor() if isinstance(p, DTensor) else p.detach() for name, p in wrapped.named_parameters()
-        }
+        found = {name: whole(p.detach()) for name, p in wrapped.named_parameters()}
     found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
     missing = sorted(set(names) - set(found))
     assert not missing, f"it has no weight {missing[0]}; it has {', '.join(sorted(found))}"
