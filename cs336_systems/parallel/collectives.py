@@ -21,3 +21,23 @@ def averaging(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> dis
     for tensor in tensors:
         tensor.div_(dist.get_world_size(group))
     return dist.ReduceOp.SUM
+
+
+def absent_everywhere(absent: list[int], ones: Tensor, group: dist.ProcessGroup | None) -> list[int]:
+    """Which of the gradients that this rank lacks no rank has. All ranks call it.
+
+    The host waits for the answer only where a gradient is absent.
+
+    Args:
+        absent: the gradients that this rank lacks.
+        ones: as many ones as there are gradients, uint8 [gradients]: the maximum over ranks leaves them unchanged.
+        group: the ranks; None: all.
+    """
+    present = ones
+    if absent:
+        present = ones.clone()
+        present[absent] = 0
+    dist.all_reduce(present, dist.ReduceOp.MAX, group=group)
+    if not absent:
+        return []
+    return [index for index, anywhere in zip(absent, present[absent].tolist(), strict=True) if not anywhere]

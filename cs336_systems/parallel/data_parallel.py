@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
-from cs336_systems.parallel.collectives import averaging
+from cs336_systems.parallel.collectives import absent_everywhere, averaging
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.synchronized import check_not_used_up, synchronizes
 
@@ -147,16 +147,9 @@ class DataParallel(nn.Module, ABC):
         self._arrived.clear()
 
     def _drop_gradients_of_none(self, absent: list[int]) -> None:
-        """Reset gradients to None where no rank had one; only a rank that lacks a gradient waits for the answer."""
-        used = self._all_used  # The largest of ones and anything is one, so this tensor never changes.
-        if absent:
-            used = used.clone()
-            used[absent] = 0
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self.process_group)
-        if absent:
-            for index, is_used in zip(absent, used[absent].tolist(), strict=True):
-                if not is_used:
-                    self._trainable[index].grad = None
+        """Reset gradients to None where no rank had one."""
+        for index in absent_everywhere(absent, self._all_used, self.process_group):
+            self._trainable[index].grad = None
 
     def _gradient_arrived(self, index: int) -> None:
         """Handle a complete gradient of the parameter `index`: wrappers that overlap communication start it here."""

@@ -31,7 +31,6 @@ add up their gradients in an order that the backend chooses, within the same bou
 """
 
 import contextlib
-import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,7 +44,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from cs336_systems.limits import REDUCTIONS
 from cs336_systems.parallel.communication_stream import CommunicationStream, Transfer
-from cs336_systems.parallel.distributed_parameters import is_replicated, local_part, scale_by_all_ranks
+from cs336_systems.parallel.distributed_parameters import local_part, scale_by_all_ranks
+from cs336_systems.parallel.gradient_norm import gradient_norm
 from cs336_systems.parallel.nested import map_tensors, tensors_with_gradient
 from cs336_systems.parallel.replicas import replicate
 from cs336_systems.parallel.replicated_parameters import ReplicatedParameters
@@ -236,25 +236,9 @@ class FullyShardedDataParallel(nn.Module):
             the norm before clipping, a scalar tensor on the gradients' device.
 
         Raises:
-            ValueError: norm_type is not above 0.
+            ValueError: norm_type is not above 0, or no parameter has a gradient.
         """
-        if not norm_type > 0:
-            raise ValueError(f"norm_type is {norm_type}; allowed: numbers above 0, and inf")
-        parts: dict[bool, list[Tensor]] = {True: [], False: []}
-        for parameter in self.parameters():
-            if parameter.grad is not None and local_part(parameter.grad).numel():
-                parts[is_replicated(parameter)].append(local_part(parameter.grad))
-        whole, rows = (
-            nn.utils.get_total_norm(parts[key], norm_type).to(self._communication_stream.device)
-            for key in (True, False)
-        )
-        if math.isinf(norm_type):
-            dist.all_reduce(rows, dist.ReduceOp.MAX, group=self._group)
-            norm = torch.maximum(rows, whole)
-        else:
-            powers = rows**norm_type
-            dist.all_reduce(powers, group=self._group)
-            norm = (powers + whole**norm_type) ** (1 / norm_type)
+        norm = gradient_norm(self.parameters(), norm_type)
         nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, norm)
         return norm
 

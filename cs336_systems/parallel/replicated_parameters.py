@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from cs336_systems.parallel.buckets import fill_buckets
+from cs336_systems.parallel.collectives import absent_everywhere
 from cs336_systems.parallel.data_parallel import average
 from cs336_systems.parallel.distributed_parameters import (
     Place,
@@ -113,9 +113,9 @@ class ReplicatedParameters:
                     owner._parameters[key] = replica.outside
 
     def average_gradients(self) -> None:
-        """Average the gradients of all parameters; where no rank has one, it remains None.
+        """Average the gradients of all parameters, of which some ranks may have none: they contribute zeros.
 
-        Ranks without a gradient contribute zeros, and learn from the others whether any has one.
+        Where no rank has a gradient, it remains None.
         """
         trained = [replica for replica in reversed(self._replicas) if replica.local.requires_grad]
         if not trained:
@@ -125,21 +125,12 @@ class ReplicatedParameters:
             trained[index].local.grad = torch.zeros_like(trained[index].local)
         for bucket in fill_buckets([replica.local for replica in trained], math.inf):
             average(bucket.gather(), self._group).wait()
-        for index in self._unused(absent, len(trained)):
+        for index in absent_everywhere(absent, self._all_used[: len(trained)], self._group):
             trained[index].local.grad = None
         for replica in trained:
             if replica.local.grad is not None:
                 gradient, replica.local.grad = replica.local.grad, None
                 give_gradient(replica.outside, gradient)
-
-    def _unused(self, absent: list[int], trained: int) -> list[int]:
-        """The parameters that no rank has used; only a rank that lacks a gradient waits for the answer."""
-        used = self._all_used[:trained]  # The largest of ones and anything is one, so these never change.
-        if absent:
-            used = used.clone()
-            used[absent] = 0
-        dist.all_reduce(used, dist.ReduceOp.MAX, group=self._group)
-        return [index for index in absent if not used[index]]
 
     def drop_gradients(self) -> None:
         """Drop gradients that were not averaged yet."""

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cs336_systems.parallel.gradient_norm import gradient_norm
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.training.adamw import MasterAdamW
-from cs336_systems.training.clipping import gradient_norm, scale_of
+from cs336_systems.training.clipping import scale_of
 from cs336_systems.training.cuda_graph import capture, run_on
 from cs336_systems.training.gradient_sums import GradientSums, LocalSums
 from cs336_systems.training.token_weights import weigh

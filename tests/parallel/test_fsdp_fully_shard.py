@@ -94,7 +94,7 @@ class StudentsAdam(torch.optim.Optimizer):
     def __init__(self, parameters, lr):
         super().__init__(parameters, {"lr": lr})
 
-    def take_step(self, closure=None):
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
