@@ -30,12 +30,15 @@ def twins(parameters):
 
 
 def set_gradients(parameters, references, seed, factor=1.0):
-    """The same random gradients for both, except one of them, which has none in some steps."""
+    """The same random gradients for both, in their parameters' layout in every other step; one has none in some."""
     generator = torch.Generator().manual_seed(seed)
     for number, (parameter, reference) in enumerate(zip(parameters, references, strict=True)):
         gradient = torch.randn(parameter.shape, generator=generator) * 10.0 ** (number % 7 - 3)
         missing = number == 1 and seed % 3 == 0
-        parameter.grad = None if missing else gradient.to(parameter.device, parameter.dtype)
+        gradient = gradient.to(parameter.device, parameter.dtype)
+        if seed % 2:
+            gradient = torch.empty_like(parameter).copy_(gradient)
+        parameter.grad = None if missing else gradient
         reference.grad = None if missing else parameter.grad.float() * factor
 
 

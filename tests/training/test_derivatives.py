@@ -10,6 +10,7 @@ from cs336_systems.training.packed_linear import packed_linear
 from cs336_systems.training.rms_norm import add_rms_norm
 from cs336_systems.training.rope import rotate_qkv
 from cs336_systems.training.swiglu import swiglu, swiglu_linear
+from tests.training.interpreted import need_gpu_memory
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 TARGETS = torch.tensor([4, 0, -100])
@@ -112,6 +113,34 @@ def test_inputs_and_gradients_of_any_layout(name, layout, device):
     for used, those in ((everything, given), (everything, mixed), *(([n], given) for n in everything)):
         got, want = (gradients(function, leaves, those, used) for function in (ours, plain))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+LARGE = {  # more elements than 32 bits can count: a function, and the shape of its argument in bf16
+    "add_rms_norm": (lambda x: add_rms_norm(x, x, torch.ones(2**12).to(x)), (2**19 + 3, 2**12)),
+    "swiglu": (swiglu, (2**19 + 3, 1, 2**13)),
+    "rotate_qkv": (lambda x: rotate_qkv(x * 1, *angles_of(x), 32), (2**9 + 1, 2**10, 3 * 32 * 128)),
+}
+
+
+def angles_of(x):
+    angles = torch.rand(x.shape[1], 64, generator=torch.Generator().manual_seed(1)).to(x.device)
+    return angles.cos(), angles.sin()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_more_elements_than_32_bits_can_count(name):
+    need_gpu_memory(50)
+    function, shape = LARGE[name]
+    leaf = torch.zeros(shape, dtype=torch.bfloat16, device="cuda")
+    leaf[-3:].normal_()
+    last = leaf[-3:].clone().requires_grad_()
+    got, want = as_tuple(function(leaf.requires_grad_())), as_tuple(function(last))
+    assert all(torch.equal(x[-3:], y) for x, y in zip(got, want, strict=True))
+    for results in (got, want):
+        torch.autograd.backward(results, [result.detach() for result in results])
+    assert torch.equal(leaf.grad[-3:], last.grad)
 
 
 @pytest.mark.parametrize("device", DEVICES)

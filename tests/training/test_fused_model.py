@@ -358,7 +358,12 @@ def monkeypatched(model):
     gate.forward = lambda x: 2 * nn.functional.linear(x, gate.weight)
 
 
+def assigned(model):
+    model.load_state_dict({name: 1.1 * weight for name, weight in model.state_dict().items()}, assign=True)
+
+
 CHANGES = {
+    "assigned weights": assigned,
     "adapted query": replaced("blocks.0.attention.query", Adapter),
     "adapted down": replaced("blocks.0.feed_forward.down", Adapter),
     "hook of a key": hooked("blocks.1.attention.key"),
