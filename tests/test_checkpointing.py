@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs336_systems.measure.saved_tensors import record_saved
 from cs336_systems.model import ATTENTION, TransformerLM, build_model
 from cs336_systems.sizes import ModelShape
 from cs336_systems.training_step import TrainingStep
 from tests.support.models import ConvolutionLM
+from tests.support.operators import Operators
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LAYERS = 5
@@ -101,19 +101,12 @@ def test_each_block_runs_once_more_in_the_backward_pass(segment, calls):
 
 
 def test_the_second_run_of_a_segment_ends_before_its_last_product():
-    class Products(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.count += func is torch.ops.aten.mm.default
-            return func(*args, **(kwargs or {}))
-
     def in_backward(segment):
         step = TrainingStep(build(segment), torch.randint(37, (2, 20)))
         step.forward()
-        with Products() as products:
+        with Operators() as operators:
             step.backward()
-        return products.count
+        return len(operators.named("mm"))
 
     without = in_backward(0)
     for segment, segments in ((1, 5), (2, 3), (LAYERS, 1)):

@@ -21,7 +21,6 @@ from typing import Any, NoReturn, Self
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from cs336_systems.parallel.buckets import MB, Bucket, fill_buckets
 from cs336_systems.parallel.collectives import absent_everywhere, averaging
@@ -76,11 +75,9 @@ class DataParallel(nn.Module, ABC):
         # Hooks hold no reference to the wrapper: parameter, hook, wrapper and module would be a cycle, which only the
         # garbage collector frees.
         this = weakref.ref(self)
-        handles = [
-            parameter.register_post_accumulate_grad_hook(arrival_hook(this, index))
-            for index, parameter in enumerate(self._trainable)
-        ]
-        weakref.finalize(self, remove_hooks, handles)
+        for index, parameter in enumerate(self._trainable):
+            handle = parameter.register_post_accumulate_grad_hook(arrival_hook(this, index))
+            weakref.finalize(self, handle.remove)
         synchronizes(self, self._trainable)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -331,9 +328,3 @@ def arrival_hook(this: "weakref.ref[DataParallel]", index: int) -> Callable[[Ten
 def kind_of(tensor: Tensor) -> str:
     """Dtype and device of a parameter, which may not change once it is wrapped."""
     return f"{tensor.dtype} on {tensor.device}"
-
-
-def remove_hooks(handles: list[RemovableHandle]) -> None:
-    """Remove the wrapper's hooks from the module."""
-    for handle in handles:
-        handle.remove()

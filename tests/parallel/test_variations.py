@@ -40,16 +40,11 @@ def train(wrap, device, steps=3):
     return wrapped, optimizer
 
 
-def assert_same(ours, theirs):
-    for mine, other in zip(ours, theirs, strict=True):
-        assert torch.equal(mine, other)
-
-
 @on_all_ranks
 def test_updates_during_the_backward_pass_are_those_after_it(device):
     (usual, its), (varied, own) = train(BucketedDataParallel, device), train(OptimizerOverlapDataParallel, device)
     assert 1 < usual.messages < len(list(usual.parameters()))
-    assert_same(varied.parameters(), usual.parameters())
+    assert all(map(torch.equal, varied.parameters(), usual.parameters()))
     for ours, theirs in zip(varied.parameters(), usual.parameters(), strict=True):
         assert own.state[ours]["step"] == its.state[theirs]["step"] == 3
         assert torch.equal(own.state[ours]["exp_avg_sq"], its.state[theirs]["exp_avg_sq"])
@@ -107,7 +102,7 @@ def test_priority_is_for_nccl(device):
         return
     groups = len(dist.distributed_c10d._world.pg_map)
     (usual, _), (varied, _) = train(BucketedDataParallel, device), train(PriorityDataParallel, device)
-    assert_same(varied.parameters(), usual.parameters())
+    assert all(map(torch.equal, varied.parameters(), usual.parameters()))
     assert len(dist.distributed_c10d._world.pg_map) == groups + 1
     del varied
     assert len(dist.distributed_c10d._world.pg_map) == groups

@@ -5,7 +5,6 @@ Every field is trained by `test_compatibility`. `python -m tests.training.compat
 
 import copy
 import functools
-import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +47,7 @@ from cs336_systems.training import (
     use_fp8,
 )
 from cs336_systems.training.sharded_step import ShardedStep, units_of
+from tests.support.models import through_a_file
 from tests.support.wrappers import by, sharded_by, with_sharded_gradients
 from tests.verify.training import finish, whole
 
@@ -267,13 +267,6 @@ def renew(t, wrapped, optimizer):
 
 def copied(t):
     renew(t, *copy.deepcopy((t.wrapped, t.optimizer)))
-
-
-def through_a_file(value):
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def pickled(t):

@@ -1,7 +1,6 @@
 """MasterAdamW against torch.optim.AdamW on fp32 copies, in PyTorch and by its kernel through Triton's interpreter."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from cs336_systems.training.adamw import MasterAdamW
 from cs336_systems.training.clipping import clip_scale
 from cs336_systems.training.master_weights import join_master, split_master
+from tests.support.models import through_a_file
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPES = [(5,), (64, 65), (3, 7, 11), (1,), (4096 + 24,), ()]
@@ -491,25 +491,14 @@ def test_a_graph_of_a_state_that_was_cleared_is_refused():
     optimizer.upload_hyperparameters()
 
 
-def copied(model, optimizer):
-    return copy.deepcopy((model, optimizer))
-
-
-def unpickled(model, optimizer):
-    file = io.BytesIO()
-    torch.save((model, optimizer), file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("copied", [copied, unpickled])
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_train_on_their_own(copied, device):
     model = nn.Linear(5, 3).to(device, torch.bfloat16)
     optimizer = MasterAdamW(model.parameters(), **OPTIONS)
     train(optimizer, [*model.parameters()], range(1, 3))
     before = [*optimizer.masters().values()]
-    other, its_optimizer = copied(model, optimizer)
+    other, its_optimizer = copied((model, optimizer))
     train(its_optimizer, [*other.parameters()], range(3, 6))
     assert all(map(torch.equal, before, optimizer.masters().values()))
     train(optimizer, [*model.parameters()], range(3, 6))
@@ -545,7 +534,7 @@ def interpreted() -> None:
         test_a_parameter_in_another_memory_layout_trains_on(dtype, "cpu")
     for match in REFUSED_STEPS:
         test_a_step_that_is_refused_changes_nothing(match)
-    test_copies_train_on_their_own(copied, "cpu")
+    test_copies_train_on_their_own(copy.deepcopy, "cpu")
     sharded_by_one_rank()
     triton_adamw.TUNING = triton_adamw.Tuning(block=32)
     for dtype in (torch.bfloat16, torch.float32):

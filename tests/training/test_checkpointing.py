@@ -1,35 +1,21 @@
 """Selective checkpointing: the same gradients, attention once, less memory."""
 
 import copy
-import io
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cs336_systems.attention import flash_attention, plain_attention
 from cs336_systems.model import TransformerLM
 from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.fused_model import FusedTransformerLM
+from tests.support.models import through_a_file
+from tests.support.operators import Operators
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-ATTENTION = torch.ops.cs336_systems.attention_forward.default
-
-
-class Calls(TorchDispatchMode):
-    """Counts calls of two operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.attention = self.matmuls = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        self.attention += function is ATTENTION
-        self.matmuls += function is torch.ops.aten.mm.default
-        return function(*arguments, **(options or {}))
 
 
 def make(device, attention=flash_attention, layers=3, kind=TransformerLM):
@@ -72,13 +58,14 @@ def test_attention_runs_once(keep, attention):
     for blocks in (0, 2):
         model = make("cpu")
         checkpoint_blocks(model, blocks, keep_attention=keep)
-        with Calls() as calls:
+        with Operators() as operators:
             gradients(model, "cpu")
-        counts.append(calls)
-    assert counts[0].attention == 3
-    assert counts[1].attention == attention
+        counts.append([len(operators.named(name)) for name in ("attention_forward", "mm")])
+    (calls, matmuls), (calls_again, matmuls_again) = counts
+    assert calls == 3
+    assert calls_again == attention
     # Of seven matmuls per block, the last one's result is needed by nobody.
-    assert counts[1].matmuls - counts[0].matmuls == 2 * 6
+    assert matmuls_again - matmuls == 2 * 6
 
 
 def saved_bytes(model):
@@ -111,14 +98,7 @@ def test_a_compiled_block_keeps_input_output_and_lse():
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-4)
 
 
-def saved_and_loaded(model):
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
 @pytest.mark.parametrize("kind", [TransformerLM, FusedTransformerLM])
 def test_copies_are_checkpointed_by_themselves(kind, copied):
     model = make("cpu", kind=kind)
@@ -128,9 +108,9 @@ def test_copies_are_checkpointed_by_themselves(kind, copied):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    with Calls() as calls:
+    with Operators() as operators:
         got = gradients(other, "cpu")
-    assert calls.attention == 3
+    assert len(operators.named("attention_forward")) == 3
     assert all(map(torch.equal, got, want))
 
 
