@@ -332,15 +332,27 @@ class SharedMemory(nn.Module):
         self.right.weight = nn.Parameter(self.left.weight.detach())
 
 
+def compiled_in_place():
+    block = nn.Sequential(nn.Linear(3, 3))
+    block[0].compile(backend="eager")
+    return block
+
+
 @on_all_ranks
 def test_what_cannot_be_wrapped_is_refused(device):
     bf16, not_cast = torch.bfloat16, r"which a compute_dtype of torch\.bfloat16 does not cast; allowed: "
+    bad_embedding = r"^0 is an embedding with sparse=.*; allowed: sparse=False and max_norm"
     for module, compute_dtype, sentence in (
         (Mixed().to("meta"), None, r"^norm\.weight is on the meta device; allowed: "),
         (SharedMemory(device), None, r"^left\.weight and right\.weight are two parameters in the same memory; "),
         (shard_as_pytorch(Mixed().to(device)), None, r"^norm\.weight is a DTensor: sharded already; allowed: "),
         (nn.Sequential(nn.MultiheadAttention(4, 2)).to(device), bf16, rf"^0 is a MultiheadAttention, {not_cast}"),
         (nn.Sequential(nn.Linear(4, 4), nn.Conv1d(4, 4, 2)).to(device), bf16, rf"^1 is a Conv1d, {not_cast}"),
+        (Mixed(), torch.int8, r"^compute_dtype is torch\.int8; allowed: floating-point dtypes, and None$"),
+        (Mixed().requires_grad_(False), None, "no parameter that requires a gradient"),
+        (nn.Sequential(nn.Embedding(3, 3, sparse=True)), None, bad_embedding),
+        (nn.Sequential(nn.Embedding(3, 3, max_norm=1.0)), None, bad_embedding),
+        (compiled_in_place(), None, r"^0 was compiled in place; allowed: torch\.compile\(module\)$"),
     ):
         with pytest.raises(ValueError, match=sentence):
             FullyShardedDataParallel(module, compute_dtype)
