@@ -243,6 +243,9 @@ def test_clipping_is_clipping_of_the_whole_models_gradient(device, clip, norm_ty
         assert (parameter.grad is None) == (gradient is None)
         if gradient is not None:
             assert torch.allclose(whole(parameter.grad), gradient, rtol=1e-5), name
+    if dist.get_rank() == 1:
+        fsdp.module.shared.weight.grad.to_local().fill_(torch.nan)
+    assert whole(clip(fsdp, max_norm=0.1, norm_type=norm_type)).isnan(), "of one rank's rows"
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16])

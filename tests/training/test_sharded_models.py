@@ -8,7 +8,7 @@ from torch.distributed.fsdp import fully_shard
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import TransformerBlock
-from cs336_systems.parallel import BucketedDataParallel, FullyShardedDataParallel
+from cs336_systems.parallel import FullyShardedDataParallel
 from cs336_systems.training import checkpoint_blocks, fuse, linear_cross_entropy, use_fp8
 from cs336_systems.training.fused_model import (
     FusedSelfAttention,
@@ -41,7 +41,6 @@ FSDP = FullyShardedDataParallel
 BLOCK = (FusedTransformerBlock,)
 MODELS = {
     "a layer at a time": lambda d: FSDP(fused(d)),
-    "blocks": lambda d: FSDP(fused(d), together=BLOCK),
     "parts of blocks": lambda d: FSDP(fused(d), together=(FusedSelfAttention, FusedSwiGLU)),
     "the model": lambda d: FSDP(fused(d), together=(FusedTransformerLM,)),
     "hidden layers again": lambda d: FSDP(fused(d, keep_hidden=False), together=BLOCK),
@@ -50,9 +49,7 @@ MODELS = {
     "checkpointed, not fused": lambda d: FSDP(
         checkpointed(build(d, attention=flash_attention), keep_attention=False), together=(TransformerBlock,)
     ),
-    "data-parallel": lambda d: BucketedDataParallel(fused(d), 25.0),
     "fully_shard, layers": lambda d: torch_sharded(fused(d), (nn.Linear, nn.Embedding)),
-    "fully_shard, blocks": lambda d: torch_sharded(fused(d), BLOCK),
     "fully_shard, checkpointed": lambda d: torch_sharded(checkpointed(fused(d)), BLOCK),
 }
 
