@@ -107,11 +107,11 @@ def test_inputs_and_gradients_of_any_layout(name, layout, device):
     results = as_tuple(ours(*leaves))
     torch.testing.assert_close(results, as_tuple(plain(*leaves)), rtol=1e-4, atol=1e-5)
     contiguous = make_leaves([result.shape for result in results], device)
-    given = [LAYOUTS[layout](gradient.detach()) for gradient in contiguous]
-    everything = range(len(results))
-    mixed = [given[n] if n % 2 else contiguous[n] for n in everything]
-    for used, those in ((everything, given), (everything, mixed), *(([n], given) for n in everything)):
-        got, want = (gradients(function, leaves, those, used) for function in (ours, plain))
+    laid_out = [LAYOUTS[layout](gradient.detach()) for gradient in contiguous]
+    numbers = range(len(results))
+    mixed = [laid_out[n] if n % 2 else contiguous[n] for n in numbers]
+    for used, given in ((numbers, laid_out), (numbers, mixed), *(([n], laid_out) for n in numbers)):
+        got, want = (gradients(function, leaves, given, used) for function in (ours, plain))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
