@@ -71,6 +71,8 @@ def test_the_library_needs_only_what_it_is_installed_with():
     assert {"tyro", "pandas", "psutil", "snakemake"} <= set(modules)
     program = (
         f"import sys\nsys.modules.update(dict.fromkeys({sorted(modules)}))\n"
+        "import cs336_systems.attention\n"
+        "assert 'torch._dynamo' not in sys.modules, 'attention imports the compiler, which takes a second'\n"
         "import cs336_systems.attention.__main__\nfrom cs336_systems.parallel import *\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

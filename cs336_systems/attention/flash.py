@@ -163,11 +163,14 @@ def _attend(
     return o, lse
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 @cache
 def _runs_sdpa(device: torch.device) -> bool:
     """Whether PyTorch's kernels replace ours on a GPU: before Ampere, where Triton uses no tensor cores."""
     return HAS_TRITON and bool(kernel_obstacle(device))
+
+
+# What torch.compiler.assume_constant_result sets, which imports the compiler: a second that most processes save.
+_runs_sdpa._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
