@@ -20,7 +20,7 @@ from scripts.checks.attention_calls import kernels_are_its_own
 from scripts.rendering.answer import answers_of
 from scripts.stages.self_checks import all_checks
 from scripts.views.data import frame
-from tests.samples import planned_rows
+from tests.samples import planned_cells, planned_rows
 from tests.scripts.test_figures import figure_of
 from tests.scripts.test_flash_report import add_like, table_of, words
 from tests.support.faults import put, rows
@@ -83,6 +83,27 @@ def test_traits_follow_from_what_contenders_declare():
     assert not declared["symmetric_memory 100"].disturbs(cell)
     assert declared["bucketed 100"].disturbs(cell)
     assert [key for key, each in declared.items() if not each.whole_state] == ["optimizer_overlap 100"]
+
+
+def on_this_processor():
+    """The contenders of attention that run on a CPU; compiling one takes long."""
+    for contender in Flash.contenders:
+        if "cpu" in contender.devices:
+            marks = pytest.mark.slow if contender.name.endswith("_compiled") else ()
+            yield pytest.param(contender.name, marks=marks)
+
+
+@pytest.mark.parametrize("name", on_this_processor())
+def test_each_of_attention_computes_attention(name):
+    for causal in (False, True):
+        cell = Flash(sequence=40, d=16, heads=2, precision="fp32", causal=causal, implementation=name)
+        require_attention(flash.build(cell), flash.make_inputs(cell, torch.device("cpu")), is_causal=causal)
+
+
+def test_each_of_attention_is_measured():
+    measured = {cell.implementation for cell in planned_cells(Flash.name, "handout")}
+    missing = {contender.name for contender in Flash.contenders if not contender.tried} - measured
+    assert not missing, f"no grid of flash in config.yaml measures {missing}: add them to an `implementation`"
 
 
 @pytest.fixture

@@ -180,8 +180,6 @@ def parse_command_line(
         ValueError: a value that the experiment does not allow, in one sentence.
     """
     docs = field_docs(experiment) | field_docs(kind)
-    for name, text in getattr(experiment, "more_help", {}).items():
-        docs[name] += f" {text}"
     hints = typing.get_type_hints(experiment, include_extras=True)
     sweep = [
         (

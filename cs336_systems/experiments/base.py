@@ -138,7 +138,7 @@ def explain(error: Exception) -> str:
 
 
 def field_docs(owner: type) -> dict[str, str]:
-    """Read the docstring under each field of a dataclass, base classes included."""
+    """Read the docstring under each field of a dataclass, base classes included, with what it says in `more_help`."""
     docs: dict[str, str] = {}
     for cls in reversed(owner.__mro__[:-1]):
         (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
@@ -147,4 +147,4 @@ def field_docs(owner: type) -> dict[str, str]:
             match pair:
                 case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(doc))):
                     docs[field] = inspect.cleandoc(doc)
-    return docs
+    return docs | {name: f"{docs[name]} {text}" for name, text in getattr(owner, "more_help", {}).items()}

@@ -129,6 +129,9 @@ class TrainingLadder(Experiment):
     name: ClassVar[str] = "training_ladder"
     details: ClassVar[tuple[str, ...]] = ("rung", "work")
     timed: ClassVar[str] = "step"
+    more_help: ClassVar[Mapping[str, str]] = {
+        "rungs": "; ".join(f"{name}: {', '.join(rung.name for rung in rungs)}" for name, rungs in GROUPS.items()) + "."
+    }
     added_later: ClassVar[Mapping[str, Any]] = {"processes": 1}
     numeric_tests: ClassVar[tuple[str, ...]] = (
         "attention.test_attention_gpu",
@@ -154,9 +157,7 @@ class TrainingLadder(Experiment):
     vocab_size: Positive = 10_000
     """Rows of the embedding and of the output head."""
     rungs: Annotated[str, AfterValidator(_known_rungs)] = "ladder"
-    """Rungs to measure, separated by commas: fp32, autocast, attention, masters, compiled, fused, graph, overlap, fp8,
-    checkpoint, no_attention, no_masters, no_fused, no_graph, and of several processes data_parallel, sharded, fsdp;
-    ladder: up to overlap; all: up to no_graph; wrapped: overlap, without communication, and the last three."""
+    """Rungs to measure, or groups of them, separated by commas."""
     part: Literal["steps", "training", "processes"] = "steps"
     """steps: times of steps, and of a step's parts alone; training: losses after training, and gradients; processes:
     times of steps of several processes, each on its own sequences."""

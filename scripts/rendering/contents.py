@@ -42,6 +42,8 @@ class Figure(BaseModel, extra="forbid", strict=True, frozen=True):
     """The description for readers who cannot see the picture."""
     options: dict[str, str] = {}
     """Arguments for the module's `draw` besides the paths."""
+    not_recorded: str = ""
+    """Why the recorded H200 does not have it yet."""
 
     def sources(self, tables: Mapping[str, T], trace: T) -> dict[str, T]:
         """Of these, what it is drawn from, by the name that `draw` gives it."""

@@ -156,7 +156,7 @@ def expected_gain(before: Series, row: Series, rates: Rates | None) -> float:
     That of the graph is the time for which the device waited in the step before; that of the update under the backward
     pass is the whole update.
     """
-    if row["rung"] == "graph":
+    if RUNGS[row["rung"]].graph and not RUNGS[before["rung"]].graph:
         return float(before["step"] - before["device_busy"])
     if rates is None:
         return nan

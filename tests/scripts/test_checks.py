@@ -5,16 +5,15 @@ import re
 import pandas
 import pytest
 
-from cs336_systems.experiments.registry import EXPERIMENTS
 from scripts.checks import attention_calls, dtypes, end_to_end
 from scripts.checks.law import Reading
 from scripts.checks.laws import peak_flops
 from scripts.checks.twins import no_two_times_identical
 from scripts.checks.versions import one_machine, one_version_each
 from scripts.stages.self_checks import all_checks
-from scripts.views.data import frame, select
-from tests.samples import PEAK, planned_rows
-from tests.support.faults import broken_laws, law_checks, put, recorded, rows
+from scripts.views.data import select
+from tests.samples import PEAK
+from tests.support.faults import broken_laws, law_checks, on_a_cpu, put, recorded, rows
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def sound():
 @pytest.fixture(scope="module")
 def sound_cpu():
     """Tables of the smoke grids on a CPU. Not to be changed."""
-    return {name: frame(name, planned_rows(name, "smoke")) for name in EXPERIMENTS}
+    return on_a_cpu()
 
 
 CELL = {"size": "medium", "context": 512, "precision": "fp32", "compiled": False, "warmup": 5, "cold_start": False}

@@ -11,9 +11,8 @@ from cs336_systems.record.measurement import format_samples, parse_samples
 from cs336_systems.sizes import parse_size
 from scripts.checks import law
 from scripts.checks.laws import LAWS
-from scripts.views.comparison import KINDS
-from scripts.views.data import frame, select
-from tests.samples import PEAK, planned_rows
+from scripts.views.data import select
+from tests.samples import PEAK
 from tests.support.faults import (
     beyond,
     broken_laws,
@@ -21,11 +20,13 @@ from tests.support.faults import (
     drop,
     failures,
     nudge,
+    on_a_cpu,
     put,
     recorded,
     relabel,
     rows,
     scale,
+    sound_tables,
     swap,
 )
 
@@ -293,29 +294,31 @@ Under `laws` above are their faults."""
 
 @pytest.fixture(scope="module")
 def cpu():
-    """Tables of a CPU's training on several ranks. Not to be changed."""
-    return {name: frame(name, planned_rows(name, "smoke")) for name in KINDS}
+    return on_a_cpu()
 
 
 def test_each_module_of_checks_has_faults():
-    parts = [name for name in modules("scripts.checks") if name != law.__name__]
-    assert [f"scripts.checks.{part}" for part in FAULTS] == parts
+    parts = {name.rpartition(".")[2] for name in modules("scripts.checks") if name != law.__name__}
+    missing = parts - FAULTS.keys()
+    assert not missing, f"FAULTS of tests/scripts/test_planted_faults.py has none that scripts.checks.{missing} notices"
+    assert FAULTS.keys() == parts
 
 
 @pytest.mark.parametrize(("part", "fault", "complaint"), CASES)
 def test_a_planted_fault_fails_its_check_and_is_named(part, fault, complaint):
-    tables = fault(recorded())
-    found = broken_laws(fault.place.table, tables) if part == "laws" else failures(part, tables)
-    wanted = complaint or "|".join(map(re.escape, fault.cells(recorded())))
+    sound = sound_tables(fault.place.table)
+    found = broken_laws(fault.place.table, fault(sound)) if part == "laws" else failures(part, fault(sound))
+    wanted = complaint or "|".join(map(re.escape, fault.cells(sound)))
     assert any(re.search(wanted, detail) for detail in found), found
 
 
 @pytest.mark.parametrize(("sentence", "law"), LIMITS)
 def test_a_law_notices_twice_its_tolerance_and_names_the_cell(sentence, law):
-    faults = [] if sentence.startswith(UNSCALED) else list(beyond(law, recorded()))
+    sound = sound_tables(law.experiment)
+    faults = [] if sentence.startswith(UNSCALED) else list(beyond(law, sound))
     assert bool(faults) != sentence.startswith(UNSCALED)
     for cell, fault in faults:
-        found = [law.case(*reading) for reading in law.readings(fault(recorded()))]
+        found = [law.case(*reading) for reading in law.readings(fault(sound))]
         assert cell in [case.where for case in found if case.wrong]
 
 

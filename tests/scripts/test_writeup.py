@@ -143,11 +143,19 @@ def test_no_template_module_or_caption_is_left_over():
 
 def test_every_picture_is_shown_once_and_drawn(h200, nothing):
     shown = re.findall(r'^#picture\("(\w+)"', h200.source.read_text(), re.MULTILINE)
-    assert sorted(shown) == sorted(CONTENTS.figures)
-    for name in CONTENTS.figures:
+    assert len(shown) == len(set(shown))
+    missing = set(CONTENTS.figures) - set(shown)
+    for name in shown:
         drawn, note = ((report.figures / f"{name}.svg").read_bytes() for report in (h200, nothing))
-        assert drawn.count(b"<path") > 2 * note.count(b"<path"), name
         assert b"<image" not in drawn  # vectors only
+        if drawn.count(b"<path") <= 2 * note.count(b"<path"):
+            missing.add(name)
+    excused = {name for name, figure in CONTENTS.figures.items() if figure.not_recorded}
+    assert missing <= excused, (
+        f"the recorded H200's report lacks {missing - excused}: name it in an answer's evidence, or, if no H200 has "
+        "measured its rows, say so under not_recorded in report/contents.yaml"
+    )
+    assert missing == excused, f"{excused - missing} are drawn: remove not_recorded in report/contents.yaml"
 
 
 def test_a_picture_that_is_not_listed_is_told():

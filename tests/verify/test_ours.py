@@ -1,11 +1,14 @@
 """This project's implementations, and PyTorch's, are right in all cases; and a wrong one is not."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from cs336_systems.discovery import modules
 from cs336_systems.implementations import parse
+from cs336_systems.parallel.data_parallel import DataParallel
 from cs336_systems.verify.launcher import Launcher
 from cs336_systems.verify.verdict import RIGHT, WRONG, verify
 
@@ -34,6 +37,11 @@ OURS = {
     ),
     "fsdp": ("tests.adapters:get_fsdp",),
 }
+WITH_TESTS_OF_THEIR_OWN = {
+    *("Bf16WireDataParallel", "OptimizerOverlapDataParallel", "PriorityDataParallel"),
+    "ShardedGradientsDataParallel",
+}
+"""Wrappers that round, need an optimizer, or need NCCL."""
 PYTORCHS = {
     "data_parallel": "tests.support.pytorchs:ddp",
     "sharded_optimizer": "tests.support.pytorchs:zero",
@@ -62,6 +70,14 @@ def test_ours_is_right_in_all_cases(judged, family, path):
     found = judged(family, path)
     assert not found.grouped
     assert found.verdict == RIGHT
+
+
+def test_no_wrapper_is_left_out():
+    declared = [value for name in modules("cs336_systems.parallel") for value in vars(import_module(name)).values()]
+    wrappers = {each.__name__ for each in declared if isinstance(each, type) and issubclass(each, DataParallel)}
+    named = {path.partition(":")[2] for path in OURS["data_parallel"]}
+    missing = wrappers - named - WITH_TESTS_OF_THEIR_OWN - {DataParallel.__name__}
+    assert not missing, f"OURS of tests/verify/test_ours.py lacks {missing}: add package.module:name"
 
 
 @pytest.mark.parametrize("family", PYTORCHS)
