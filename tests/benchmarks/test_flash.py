@@ -9,6 +9,7 @@ from torch.autograd import DeviceType
 
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.command_line import parse_command_line
+from cs336_systems.experiments.contender import names_of
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
 
@@ -67,7 +68,10 @@ def test_a_users_own_that_is_wrong_has_a_reason_instead(launch, path, status, me
 @pytest.mark.parametrize(
     ("implementation", "complaint"),
     [
-        ("tritn", "implementation is 'tritn'; allowed: triton, triton_compiled_backward, plain, plain_compiled, sdpa_"),
+        (
+            "tritn",
+            f"implementation is 'tritn'; allowed: {', '.join(names_of(Flash.contenders))}, or one of your",
+        ),
         ("mine=nowhere", "implementation is 'mine=nowhere'; allowed: NAME=package.module:name"),
         ("mine=no.such:F", "mine=no.such:F cannot be loaded: ModuleNotFoundError: No module named 'no'"),
         (f"mine={OWN}:Wrong", f"mine={OWN}:Wrong cannot be loaded: {OWN} has no 'Wrong'"),

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -87,7 +87,18 @@ def add_toy_experiment(folder: Path) -> None:
     contents = yaml.safe_load((folder / "report/contents.yaml").read_text())
     merged = {key: contents[key] | additions["contents"][key] for key in contents}
     edit_yaml(folder / "report/contents.yaml", **merged)
-    for name, entries in additions["entries"].items():
+    add_lines(folder, additions["entries"])
+
+
+def add_toy_parts(folder: Path) -> None:
+    """Add a contender of each kind, a GPU, a rung and a metric, by the other recipes of CONTRIBUTING.md."""
+    for additions in yaml.safe_load((TOY / "recipes.yaml").read_text()).values():
+        add_lines(folder, additions)
+
+
+def add_lines(folder: Path, additions: Mapping[str, Iterable[Mapping[str, str]]]) -> None:
+    """Add lines to files, each time after a line that is there."""
+    for name, entries in additions.items():
         for entry in entries:
             edit(folder / name, f"\n{entry['after']}\n", f"\n{entry['after']}\n{entry['lines']}")
 

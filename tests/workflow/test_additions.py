@@ -6,17 +6,22 @@ it is not measured, and all else is. Right examples are measured, wrong ones ref
 
 import csv
 import re
+import shutil
 
 import pytest
 
 from cs336_systems.implementations import label
+from scripts.tools.project_files import project_files
 from tests.samples import pdf_text, squeeze
 from tests.support.made_once import made_once
 from tests.workflow.project import (
     NO_CELLS,
     NUMERIC_TEST,
+    ROOT,
     TOY,
     add_toy_experiment,
+    add_toy_parts,
+    copy_files,
     copy_project,
     python,
     replace_numeric_tests,
@@ -32,6 +37,14 @@ GRIDS = {
 RIGHT = "my-flash"
 WRONG, REASON = "padded", r"not timed: its o is off from that of attention by 0\.\d"
 """Wrong without a causal mask. Examples for several ranks are tested with the benchmarks."""
+CONCERNED = (
+    *("test_contenders", "test_documentation", "test_experiments", "test_plan", "measure/test_gpus"),
+    *(f"benchmarks/test_{name}" for name in ("command_line", "end_to_end", "flash", "parameters", "training_ladder")),
+    *(f"scripts/test_{name}" for name in ("checks", "contents", "docs", "figures", "planted_faults", "revisions")),
+    "scripts/test_writeup",
+)
+"""The tests that CONTRIBUTING names for an experiment, a section, a figure, a check, a contender, a GPU, a rung and a
+metric, but for those that train on several ranks."""
 EXAMPLES = ("--configfile", "examples/config.yaml")
 
 
@@ -103,14 +116,20 @@ def test_the_steps_to_an_experiment_are_few():
     assert sum(path.suffix in (".py", ".j2") for path in TOY.rglob("*")) + 4 <= 11
 
 
-def test_the_projects_own_tests_know_an_experiment(project):
-    python(project, "-m", "scripts.docs", "docs/data-dictionary.md")
-    python(project, "-m", "scripts.bundle.promote", "results/cpu", "tests/samples")
-    python(project, "-m", "scripts.revisions", "accept", "ping")
-    which = ["test_experiments", "test_plan", "benchmarks/test_parameters", "benchmarks/test_command_line"]
-    modules = [f"tests/{name}.py" for name in (*which, "scripts/test_docs", "scripts/test_revisions", "test_ping")]
-    chosen = "ping or data-dictionary or the_lock or module_that_measures_it"
-    assert re.search(r"^\d+ passed", python(project, "-m", "pytest", "-q", "-n0", *modules, "-k", chosen), re.M)
+def test_the_projects_own_tests_pass_with_all_additions(project, tmp_path):
+    found = project_files(ROOT)
+    copy_files(ROOT, tmp_path, [*found.own, *found.others])
+    add_toy_parts(tmp_path)
+    add_toy_experiment(tmp_path)
+    shutil.copytree(raw(project) / "ping", raw(tmp_path) / "ping")
+    python(tmp_path, "-m", "scripts.bundle.promote", "results/cpu", "tests/samples")
+    python(tmp_path, "-m", "scripts.revisions", "accept", "*")
+    python(tmp_path, "-m", "scripts.docs")
+    files = [f"tests/{name}.py" for name in (*CONCERNED, "test_ping")]
+    command = ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", *files]
+    others = "ping or not a_parameter_changes_what_runs"  # what a new experiment leaves as it is, in minutes
+    passed = python(tmp_path, *command, "-m", "not slow and not gpu", "-k", others)
+    assert re.search(r"^\d+ passed", passed, re.M)
 
 
 def test_right_examples_are_measured_and_wrong_ones_refused(project, text):

@@ -1,6 +1,6 @@
 """All-reduce time against message size."""
 
-from scripts.rendering.style import MARKERS, NotDrawn, save, subplots
+from scripts.rendering.style import MARKERS, NotDrawn, legend, save, subplots
 from scripts.views.data import load_at_one_setting, select
 
 
@@ -9,10 +9,11 @@ def draw(table: str, output: str) -> None:
     data = select(load_at_one_setting("ping", table), metric="all_reduce")
     if not len(data):
         raise NotDrawn("no ping was measured")
-    figure, (axes,) = subplots()
+    figure, panels = subplots()
+    (axes,) = panels
     for index, (processes, rows) in enumerate(data.groupby("processes")):
         axes.plot(rows["numbers"], rows["median"], marker=MARKERS[index], label=f"{processes} processes")
     axes.set_xlabel("numbers")
     axes.set_ylabel("all-reduce / ms")
-    axes.legend()
+    legend(panels)
     save(figure, output)
