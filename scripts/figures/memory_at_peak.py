@@ -1,10 +1,11 @@
 """Purposes of the memory at the peak, by context and precision."""
 
-from scripts.rendering.style import NotDrawn, legend, save, stacked_bar, subplots
+from scripts.rendering.style import NotDrawn, legend, looks, save, stacked_bar, subplots
 from scripts.views.data import PRECISIONS, load_at_one_setting, select
-from scripts.views.memory import FOLLOWED, LOOKS, contexts, parts, peak_gib, profiled
+from scripts.views.memory import FOLLOWED, HATCHES, contexts, parts, peak_gib, profiled
 
 WIDTH = 0.37
+LOOKS = looks(HATCHES)
 
 
 def draw(table: str, output: str) -> None:

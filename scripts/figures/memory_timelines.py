@@ -8,12 +8,14 @@ from pandas import DataFrame
 
 from cs336_systems.accounting.units import MIB
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.style import WIDTH, NotDrawn, legend, save
+from scripts.rendering.style import WIDTH, NotDrawn, legend, looks, save
 from scripts.views.data import load_at_one_setting, select
-from scripts.views.memory import FOLLOWED, LOOKS, compared_context, peak_gib, profiled, shown_category
+from scripts.views.memory import FOLLOWED, HATCHES, compared_context, peak_gib, profiled, shown_category
 from scripts.views.units import GIB
 
 Levels = NDArray[numpy.float64]
+
+LOOKS = looks(HATCHES)
 
 LEAST_WIDTH = 0.1
 """Share of a panel that a stage takes even if nothing is allocated or freed in it."""

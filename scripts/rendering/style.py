@@ -56,6 +56,11 @@ def look(label: str, colour: int, hatch: str) -> Look:
     return {"label": label, "facecolor": COLOURS[colour], "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
 
 
+def looks(hatches: Mapping[str, str]) -> dict[str, Look]:
+    """The filling of each area of a stack, by its name, from its hatch."""
+    return {name: look(name, index, hatch) for index, (name, hatch) in enumerate(hatches.items())}
+
+
 def look_of_bar(label: str, index: int) -> Look:
     """A name and the filling of one of several parts or groups of bars."""
     return look(label, index % len(COLOURS), HATCHES[index % len(HATCHES)])

@@ -3,7 +3,6 @@
 from pandas import DataFrame
 
 from cs336_systems.measure import memory_timeline as of
-from scripts.rendering.style import look
 from scripts.views.data import MODES, PRECISIONS, select, size_order, statistic
 from scripts.views.units import GIB
 
@@ -25,9 +24,8 @@ HATCHES = {
     of.TEMPORARIES: "\\\\\\",
     OTHER: "",
 }
-LOOKS = {name: look(name, index, hatch) for index, (name, hatch) in enumerate(HATCHES.items())}
 """The categories of the figures, from the bottom up; the small ones are one."""
-SHOWN = list(LOOKS)
+SHOWN = list(HATCHES)
 
 
 def profiled(table: DataFrame) -> DataFrame:
