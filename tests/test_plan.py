@@ -193,6 +193,7 @@ def test_the_schema_that_editors_read_allows_the_projects_configuration_alone():
         ({"speed": 1}, {}, "nodes.yaml: unknown key 'speed' in the top level"),
         ({"sizes": {"mine": {"d_model": 8}}}, {}, "nodes.yaml: 'd_ff' is a required property in sizes.mine"),
         ({"nodes": 1}, {"seed": -1}, "--config: seed is -1; allowed: a whole number"),
+        ({"nodes": 1}, {"sizes": {"mine": MINE | {"d_ff": 2.5}}}, "--config: sizes.mine.d_ff is 2.5; allowed: a whole"),
         ({"nodes": 1}, {}, "config.yaml: scale is 'large'; allowed: auto, smoke, quick or handout"),
     ],
 )
