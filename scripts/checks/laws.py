@@ -230,7 +230,7 @@ def declared(experiment: str, row: Series) -> Declared | None:
 
 def cell_of(it: Reading) -> SimpleNamespace:
     """The cell of a row."""
-    return SimpleNamespace(**it.row[parameters(EXPERIMENTS[it.experiment])])
+    return SimpleNamespace(**{name: it.row[name] for name in parameters(EXPERIMENTS[it.experiment])})
 
 
 def has_whole_state(experiment: str, row: Series) -> bool:
@@ -330,10 +330,12 @@ def usual_product(it: Reading) -> Expected:
 
 def undisturbed(it: Reading) -> Expected:
     """The least computation of contenders with the whole state whose communication takes no SM from it, ms."""
+    if it.row["wrapper"] != BASELINE:
+        return None
+    cell = cell_of(it)
     rows = [row for _, row in select(it.cell, metric="compute").iterrows() if has_whole_state(it.experiment, row)]
     known = [(row["mean"], declared(it.experiment, row)) for row in rows]
-    times = [time for time, each in known if each and each.sends(cell_of(it)) and not each.disturbs(cell_of(it))]
-    return min(times, default=None) if it.row["wrapper"] == BASELINE else None
+    return min((time for time, each in known if each and each.sends(cell) and not each.disturbs(cell)), default=None)
 
 
 def as_profiled(it: Reading) -> Expected:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from numpy import nan
@@ -142,7 +143,12 @@ def _setting(name: str, step: Mapping[str, Any], median: Mapping[str, float]) ->
             return None
         cell = replace(cell, recomputed=int(median["recomputed_blocks"]))
     key = " ".join(str(step[column]) for column in DETAILS if step.get(column))
-    return cell.training_steps().get(key)
+    return _settings(cell).get(key)
+
+
+@cache  # each contender, or rung, has rows of its own
+def _settings(cell: Experiment) -> Mapping[str, Setting]:
+    return cell.training_steps()
 
 
 def _together(ladder: DataFrame) -> set[tuple[Any, ...]]:
