@@ -34,4 +34,4 @@ def test_nothing_is_said_of_what_is_not_there():
 def test_each_experiment_has_measured_rows(kind):
     kept = measured(kind.name, on_gpu=False)
     missing = [cell for cell in planned_cells(kind.name, "smoke") if astuple(cell) not in kept]
-    assert not missing, f"tests/samples has no rows of {missing[0]}: `make`, then `{KEEP}`"
+    assert not missing, f"tests/samples has no rows of {missing[0]}: `snakemake {kind.name}`, then `{KEEP}`"
