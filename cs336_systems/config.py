@@ -104,11 +104,11 @@ Own = Annotated[
 class Implementations(Part):
     """Implementations of the user's own, by family, and a folder whose tests/adapters.py makes some."""
 
-    adapters: str = Field("none", description="none, or a folder with a tests/adapters.py like the handout's")
     attention: Own = {}
     data_parallel: Own = {}
     sharded_optimizer: Own = {}
     fsdp: Own = {}
+    adapters: str = Field("none", description="none, or a folder with a tests/adapters.py like the handout's")
 
 
 class Trace(Part):

@@ -429,15 +429,13 @@ def whole(wrapped: nn.Module, gather: Any, names: Sequence[str]) -> Tensors:
 def serve(connection: Connection, launch: Header, rank: int) -> None:
     """Run cases until there are no more."""
     folder = Path(launch["folder"])
-    device = torch.device("cuda", rank) if launch["gpu"] else torch.device("cpu")
+    device = torch.device("cuda" if launch["gpu"] else "cpu")
     if launch["memory"] and not launch["gpu"]:
         resource.setrlimit(resource.RLIMIT_DATA, (launch["memory"], launch["memory"]))
-    if launch["gpu"]:
-        torch.cuda.set_device(device)
     if launch["ranks"] > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch["ranks"])}
         dist.init_process_group(
-            "nccl" if launch["gpu"] else "gloo",
+            "gloo",
             init_method=f"file://{launch['store']}",
             rank=rank,
             world_size=launch["ranks"],
@@ -570,7 +568,9 @@ def main(descriptor: int) -> None:
                 os.close(log)
                 control.sendall(json.dumps(pids).encode())
                 gone = json.loads(control.recv(2**16) or "[]")  # the launch is over; these have ended by themselves
-                control.sendall(json.dumps(end_all(pids, gone)).encode())
+                ends_of_gone = end_all(pids, gone)
+            with contextlib.suppress(BrokenPipeError):  # whoever asked is gone
+                control.sendall(json.dumps(ends_of_gone).encode())
 
 
 if __name__ == "__main__":
