@@ -20,7 +20,7 @@ rule charts:
     priority: -1
     localrule: True
     params:
-        version=version("vl-convert-python"),
+        version=lambda wildcards: version("vl-convert-python"),
         source=source_digest("scripts.stages.charts"),
     script:
         "../scripts/stages/charts.py"
@@ -43,7 +43,7 @@ rule web:
     localrule: True
     params:
         experiments=list(TABLES),
-        version=version("itables"),
+        version=lambda wildcards: version("itables"),
         source=source_digest("scripts.stages.web", *EXPERIMENT_MODULES),
     message:
         "Making {output}"
