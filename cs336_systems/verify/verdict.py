@@ -148,7 +148,7 @@ def explain(answers: Sequence[Answer], ends: Sequence[int | None], out_of_time: 
         return of_error(min(raised, key=lambda each: (not each.where, bool(waits.search(each.message)))))
     if any(answer.ended for answer in answers):
         status = next((end for end in ends if end is not None), None)
-        how = "sent what is no result" if status is None else describe_end(status)
+        how = "sent what is no result" if status is None else describe_end(status).partition(" (")[0]
         return "crashed", f"its process {how}"
     if out_of_time:
         return "timed out", ""
@@ -215,5 +215,7 @@ def summed_up(cases: Sequence[Judged], words: str) -> str:
     """How many cases are right, of those that it supports, and how many it does not."""
     counts = Counter(case.outcome for case in cases)
     others = counts["unsupported"] + counts["cannot run here"]
+    if cases and others == len(cases):
+        return f"{others} cases {words} not supported"
     more = f" and {others} not supported" if others else ""
     return f"{counts['passed']} of {len(cases) - others} cases {words} right{more}"
