@@ -37,7 +37,7 @@ WHO = ("wrapper", "contender")
 SHAPE = "NAME=package.module:name, its name of letters, digits, underscores and hyphens"
 LONGEST_NAME = 30
 LOADED = "all loaded\n"
-"""What the check prints last: a module that ends its process with status 0 does not."""
+"""Printed last by the check: a module that ends its process with status 0 prevents it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ CLOCK_AND_POWER: Readings = {
     SM_CLOCK: ("MHz", sm_clock),
     POWER: ("W", lambda handle: pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
 }
-"""What is sampled in each cell of an experiment: a query takes about a millisecond."""
+"""Sampled in each cell of an experiment: a query takes about a millisecond."""
 STATE: Readings = {
     SM_CLOCK: ("MHz", sm_clock),
     "memory_clock": ("MHz", lambda handle: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
@@ -53,7 +53,7 @@ STATE: Readings = {
     "link_width": ("", pynvml.nvmlDeviceGetCurrPcieLinkWidth),
     THROTTLED: ("share", lambda handle: pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
 }
-"""What is sampled while the card's workloads run."""
+"""Sampled while the card's workloads run."""
 
 
 class GpuState:

@@ -1,4 +1,4 @@
-"""What each family is asked, and what is right: computed here, by equations or in one process.
+"""The cases of each family, and their right results: computed here, by equations or in one process.
 
 Cases of the handout are what its tasks and tests require: powers of two from 16, fp32, errors up to 1e-2, two ranks,
 and for FSDP ranks that begin alike. Cases beyond it are what code in use meets.
@@ -39,7 +39,7 @@ class Case:
     family: str
     requirement: Literal["handout", "beyond"]
     words: str
-    """What is tried, in words."""
+    """Its name on pages and terminals."""
     ranks: int = 1
     header: Mapping[str, Any] = field(default_factory=dict, hash=False)
     give: Callable[["Case", torch.Generator], Given] = field(hash=False)

@@ -1,4 +1,4 @@
-"""What somebody has handed over: the implementations that a folder names, and a copy in which they run."""
+"""A folder that somebody has handed over: the implementations that it names, and a copy in which they run."""
 
 import ast
 import os

@@ -42,7 +42,7 @@ class Raised:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a rank returned for a case; an end without an answer has none of it."""
+    """The results of a rank for a case, or why it has none."""
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     told: Mapping[str, Any] = field(default_factory=dict)

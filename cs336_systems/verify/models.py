@@ -20,7 +20,7 @@ def torch_linear(d_in: int, d_out: int) -> nn.Module:
 
 
 class Layers(NamedTuple):
-    """What models are made of."""
+    """The layers of a model."""
 
     linear: Callable[[int, int], nn.Module] = torch_linear
     embedding: Callable[[int, int], nn.Module] = nn.Embedding

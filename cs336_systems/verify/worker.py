@@ -53,7 +53,7 @@ SUBREAPER = 36  # prctl's PR_SET_CHILD_SUBREAPER: what a rank leaves behind beco
 COLLECTIVE_S = 20
 MOST_RANKS = 4
 IMPORTED_ONCE = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim", "triton")
-"""What most ranks would import, each by itself: optimizers ask for PyTorch's compiler."""
+"""Imported once, or most ranks would import it: optimizers ask for PyTorch's compiler."""
 NO_PACKAGE = "needs the package {}, which is not installed"
 
 
@@ -204,11 +204,11 @@ KINDS = {
 
 
 GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
-"""What an FSDP class, or a function in its module, that gathers whole weights is called."""
+"""Names of methods, or of functions beside an FSDP class, that gather whole weights."""
 
 
 class Adapters:
-    """What the handout's tests call before, in and after a step, or the methods of a class that is named itself."""
+    """The handout's adapters, called as its tests call them, or the methods of a class that is named itself."""
 
     def __init__(self, path: str) -> None:
         self.path = path
