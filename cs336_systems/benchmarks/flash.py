@@ -4,6 +4,7 @@ Launch: python -m cs336_systems.benchmarks.flash --sequence 1024 --implementatio
 """
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cs336_systems.attention import plain_attention
 from cs336_systems.benchmarks.comparison.attention_builders import build
 from cs336_systems.benchmarks.comparison.exact_attention import AttentionCall, require_attention
+from cs336_systems.benchmarks.comparison.new_inputs import require_the_same_on_new_inputs
 from cs336_systems.benchmarks.comparison.refusal import errors_of_own_code, refuse
 from cs336_systems.experiments.flash import (
     HANDOUT_REP,
@@ -99,10 +101,13 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
             laps = do_bench(timed, warmup=1, rep=(LEAST_CALLS + 1) * max(laps), return_mode="all")
         return laps
 
+    forwards = bench(forward)
+    backwards = bench(lambda: torch.autograd.grad(loss, (q, k, v), retain_graph=True))
+    both = bench(forward_backward)
     measurements = [
-        summarize("forward", "ms", bench(forward)),
-        summarize("backward", "ms", bench(lambda: torch.autograd.grad(loss, (q, k, v), retain_graph=True))),
-        summarize("forward_backward", "ms", bench(forward_backward)),
+        summarize("forward", "ms", forwards),
+        summarize("backward", "ms", backwards),
+        summarize("forward_backward", "ms", both),
         peak,
         launched,
         summarize("first_call", "s", [first_call]),
@@ -113,6 +118,8 @@ def measure_on_gpu(cell: Flash, device: torch.device) -> list[Measurement]:
     if replayed(cell.batch_size, cell.heads, cell.sequence):
         measurements.append(summarize("host", "us", [1e6 * host_seconds(forward_backward) for _ in range(HOST_ROUNDS)]))
         measurements.append(replay(cell, call, (q, k, v)))
+    if contender.own:
+        require_the_same_on_new_inputs(call, (q, k, v), statistics.median(both) / 1e3, is_causal=cell.causal)
     return measurements
 
 
@@ -218,6 +225,8 @@ def measure_on_cpu(cell: Flash, device: torch.device) -> list[Measurement]:
     phases = {"forward": forward, "backward": backward}
     _, seconds = time_phases(phases, warmup=CPU_WARMUP, steps=CPU_CALLS, device=device)
     both = [sum(laps) for laps in zip(*seconds.values(), strict=True)]
+    if contender.own:
+        require_the_same_on_new_inputs(call, (q, k, v), statistics.median(both), is_causal=cell.causal)
     return [
         *(summarize(phase, "ms", [1e3 * lap for lap in laps]) for phase, laps in seconds.items()),
         summarize("forward_backward", "ms", [1e3 * lap for lap in both]),

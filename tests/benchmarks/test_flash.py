@@ -1,6 +1,7 @@
 """The experiment on attention implementations."""
 
 import re
+import time
 from itertools import combinations
 
 import pytest
@@ -12,6 +13,8 @@ from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.experiments.contender import names_of
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
+from tests.support import cheats
+from tests.support.cheats import CHEATS
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu_with_a_reason(launch):
@@ -134,3 +137,18 @@ def test_each_implementation_runs_kernels_of_its_own():
     same = {pair for pair in combinations(kernels, 2) if kernels[pair[0]] == kernels[pair[1]]}
     assert same <= {("flex", "flex_autotuned")}, "whose tiles are not in a kernel's name"
     assert len(kernels) >= 8
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_what_does_less_when_it_is_timed_gets_no_time(cheat, monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # as it was, afterwards
+    cheats.KEPT.clear()
+    cheats.CALLS[0] = 0
+    cell = Flash(sequence=256, d=32, heads=4, implementation=f"mine=tests.support.cheats:{cheat}")
+    with pytest.raises(Unavailable, match=f"^not timed: {CHEATS[cheat]}"):
+        flash.measure(cell, torch.device("cpu"))
+
+
+def test_what_works_as_it_says_gets_its_time():
+    cell = Flash(sequence=256, d=32, heads=4, implementation="mine=tests.support.cheats:full")
+    assert {row.metric for row in flash.measure(cell, torch.device("cpu"))} >= {"forward", "backward"}
