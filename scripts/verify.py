@@ -17,9 +17,11 @@ from pandas import DataFrame
 from cs336_systems.implementations import FAMILIES, Implementation
 from cs336_systems.verify import verdict as judging
 from cs336_systems.verify.folder import (
+    ADAPTERS,
     Named,
     commit_of,
     folder_of,
+    handed_over,
     implementations_in,
     read_implementations,
     read_only_copy,
@@ -162,8 +164,12 @@ def verify_all(
 def on_named(implementations: Mapping[str, Any], log: IO[str], limit_s: float) -> list[Verdict]:
     """The verdicts on what the configuration names: adapters in a folder, and single ones in the project's."""
     single = {family: paths for family, paths in implementations.items() if family != "adapters"}
-    adapters = implementations.get("adapters", "none")
-    verdicts = [] if adapters == "none" else verdicts_on(Path(adapters), log, limit_s)
+    adapters, verdicts = implementations.get("adapters", "none"), []
+    if adapters != "none":
+        file = handed_over(Path(adapters))
+        if file is None:
+            sys.exit(f"implementations.adapters is {adapters!r}; allowed: a folder with a {ADAPTERS}")
+        verdicts = verdicts_on(file, log, limit_s)
     named: Named = read_implementations(single, "implementations")
     with Launcher() as launcher:
         return verdicts + [one(family, each, ROOT, Path(log.name), launcher, limit_s) for family, each in named]

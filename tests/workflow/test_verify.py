@@ -27,12 +27,15 @@ def test_each_example_gets_the_verdict_that_it_is_for(tmp_path):
     )
     printed = snakemake(folder, "verify", "--configfile", "examples/config.yaml")
     assert "; page: results/cpu/verify.html\n" in printed
-    found = {name: row["verdict"] for (_, _, name), row in verdicts(folder).items() if name}
-    assert found == {
-        **dict.fromkeys(("my-flash", "my-ddp", "my-optimizer", "my-fsdp"), RIGHT),
-        **dict.fromkeys(("padded", "last-bucket-lost", "evenly", "even-rows"), WRONG),
+    found = {name: row for (_, _, name), row in verdicts(folder).items() if name}
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        **dict.fromkeys(("my-flash", "my-ddp", "my-optimizer", "my-fsdp", "evenly", "even-rows"), RIGHT),
+        **dict.fromkeys(("padded", "last-bucket-lost"), WRONG),
         **{"pytorch": RIGHT, "triton": UNSUPPORTED, "ddp": RIGHT, "fsdp": WRONG},
     }
+    assert found["my-fsdp"]["failed"] == found["my-optimizer"]["failed"] == "0"
+    assert found["evenly"]["handout"] == found["even-rows"]["handout"] == "2 of 2"
+    assert int(found["evenly"]["failed"]) > 0 < int(found["even-rows"]["failed"])  # where ranks do not divide
     assert "last-bucket-lost: <span" in (folder / "results/cpu/verify.html").read_text()
 
 
