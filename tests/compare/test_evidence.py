@@ -74,7 +74,7 @@ def launched(folder):
 
 @pytest.mark.slow
 def test_two_launches_on_this_machine(tmp_path):
-    """Whatever else loads it: of three launches, two in a row differ in at most one of 24 times, as load may make it."""
+    """Of three launches, two in a row differ in at most one of 24 times, whatever else loads this machine."""
     first, second, third = (launched(tmp_path / name) for name in "123")
     pairs = [compare(first, second), compare(second, third)]
     assert {len(found.cells) for found in pairs} == {24}
