@@ -17,6 +17,7 @@ from cs336_systems.benchmarks.comparison.exact_attention import TOLERANCE as EXA
 from cs336_systems.benchmarks.comparison.exact_attention import exact_attention, largest_error
 from cs336_systems.verify import models
 from cs336_systems.verify.launcher import Answer
+from cs336_systems.verify.worker import momentum, parts
 
 Given = list[dict[str, Tensor]]
 """Tensors by name for each rank."""
@@ -181,9 +182,8 @@ class Alone:
 
 def trained_alone(case: Case, given: Given) -> Alone:
     """Train in this process, on the batches of all ranks."""
-    weights = {name.removeprefix("weight."): x for name, x in given[0].items() if name.startswith("weight.")}
-    model = models.build(case.header["model"], models.Layers(), weights, torch.device("cpu"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model = models.build(case.header["model"], models.Layers(), parts(given[0], "weight"), torch.device("cpu"))
+    optimizer = momentum(model)
     start, gradients = values(model), {}
     for step in range(case.header["steps"]):
         optimizer.zero_grad()
@@ -197,11 +197,6 @@ def trained_alone(case: Case, given: Given) -> Alone:
 def values(model: nn.Module) -> dict[str, Tensor]:
     """Copies of a model's parameters."""
     return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def prefixed(answer: Answer, prefix: str) -> dict[str, Tensor]:
-    """The tensors of an answer whose names have a prefix, by the rest of their names."""
-    return {name.removeprefix(prefix): x for name, x in answer.tensors.items() if name.startswith(prefix)}
 
 
 def off_the_way(found: Mapping[str, Tensor], alone: Alone, tolerance: float, what: str) -> str:
@@ -227,12 +222,12 @@ def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
     """Compare start, gradients and end with one process."""
     alone = trained_alone(case, given)
     for rank, answer in enumerate(answers):
-        start = prefixed(answer, "start.")
+        start = parts(answer.tensors, "start")
         for name, weight in alone.start.items():
             if name not in start or not torch.equal(start[name], weight):
                 return failed(f"{name} is not rank 0's after the model was wrapped, on rank {rank}")
     for rank, answer in enumerate(answers):
-        at, gradients = f"on rank {rank}", prefixed(answer, "gradient.")
+        at, gradients = f"on rank {rank}", parts(answer.tensors, "gradient")
         for name, right in alone.gradients.items():
             if name not in gradients:
                 return failed(f"{name} has no gradient, {at}")
@@ -247,9 +242,9 @@ def judge_data_parallel(case: Case, given: Given, answers: list[Answer]) -> Find
         for name in set(alone.start) - set(alone.gradients):
             if name in gradients and gradients[name].any():
                 return failed(f"{name} has a gradient, though it has no part in the loss, {at}")
-        if reason := off_the_way(prefixed(answer, "end."), alone, FP32_WAY, f"after {case.header['steps']} steps"):
+        if reason := off_the_way(parts(answer.tensors, "end"), alone, FP32_WAY, f"after {case.header['steps']} steps"):
             return failed(f"{reason}, {at}")
-        for name, weight in prefixed(answer, "end.").items():
+        for name, weight in parts(answer.tensors, "end").items():
             if not torch.equal(weight, answers[0].tensors[f"end.{name}"]):
                 return failed(f"after {case.header['steps']} steps {name} has other bits {at} than on rank 0")
     return RIGHT
@@ -299,7 +294,7 @@ def judge_fsdp(case: Case, given: Given, answers: list[Answer]) -> Finding:
     """Compare gathered weights at start and end with one process's, and what each rank holds with its share."""
     alone, header = trained_alone(case, given), case.header
     for rank, answer in enumerate(answers):
-        start, end = prefixed(answer, "start."), prefixed(answer, "end.")
+        start, end = parts(answer.tensors, "start"), parts(answer.tensors, "end")
         for name, weight in alone.start.items():
             if name not in start or not torch.equal(start[name].float(), weight):
                 if not header["alike"]:
@@ -381,7 +376,7 @@ def judge_optimizer(case: Case, given: Given, answers: list[Answer]) -> Finding:
             group["lr"] *= header["decay"]
         alone = Alone(weights, {}, {name: p.detach() for name, p in parameters.items()})
         for rank, answer in enumerate(answers):
-            if reason := off_the_way(prefixed(answer, f"{step}."), alone, FP32_WAY, f"after step {step + 1}"):
+            if reason := off_the_way(parts(answer.tensors, f"{step}"), alone, FP32_WAY, f"after step {step + 1}"):
                 return failed(f"{reason}, on rank {rank}")
         if step == 0 and header["add_later"]:
             optimizer.add_param_group(groups[1])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from cs336_systems.verify import worker
+from cs336_systems.verify.folder import ADAPTERS_OF
 
 LARGEST = 2**30
 """Bytes that a rank may return at a time."""
@@ -88,7 +89,8 @@ class Launcher:
             self._start()
         assert self._control
         gpu = ranks == 1 and torch.cuda.is_available()  # several ranks talk over Gloo, as in the handout's tests
-        launch = {"family": family, "path": path, "ranks": ranks, "gpu": gpu, "memory": MEMORY}
+        adapter = path.partition(":")[2] in ADAPTERS_OF
+        launch = {"family": family, "path": path, "adapter": adapter, "ranks": ranks, "gpu": gpu, "memory": MEMORY}
         pairs = [socket.socketpair() for _ in range(ranks)]
         message = json.dumps(launch | {"folder": str(folder), "log": str(log.absolute())}).encode()
         socket.send_fds(self._control, [message], [theirs.fileno() for _, theirs in pairs])

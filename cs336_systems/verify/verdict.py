@@ -115,7 +115,7 @@ def tried(
     cases: Sequence[Case],
     deadline: float,
 ) -> Iterator[tuple[Case, Finding]]:
-    """Try cases with the same number of ranks; in new processes after one that has left ranks behind."""
+    """Try cases with the same number of ranks; in new processes after one that had no results."""
     left = list(cases)
     while left and time.monotonic() < deadline:
         try:
@@ -131,9 +131,7 @@ def tried(
                 continue
             ends = launch.end()
             yield case, explain(answers, ends, time.monotonic() >= deadline)
-            if any(answer.ended or answer.late for answer in answers) or ranks > 1:
-                break
-            launch = launcher.launch(family, implementation.path, ranks, folder, log, deadline)
+            break
         else:
             launch.end()
     yield from ((case, ("timed out", "")) for case in left)

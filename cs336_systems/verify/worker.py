@@ -191,18 +191,6 @@ def load(path: str) -> Any:
     return found
 
 
-KINDS = {
-    "get_flashattention_autograd_function_pytorch": "function",
-    "get_flashattention_autograd_function_triton": "function",
-    "get_ddp_individual_parameters": "individual",
-    "get_ddp": "individual",
-    "get_ddp_bucketed": "bucketed",
-    "get_sharded_optimizer": "adapter",
-    "get_fsdp": "adapter",
-}
-"""The handout's adapters, of both editions; whatever else is named is a function or a class."""
-
-
 GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_params", "get_full_params_state_dict")
 """Names of methods, or of functions beside an FSDP class, that gather whole weights."""
 
@@ -210,9 +198,8 @@ GATHERS = ("gather_full_parameters", "gather_full_params", "fsdp_gather_full_par
 class Adapters:
     """The handout's adapters, called as its tests call them, or the methods of a class that is named itself."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.kind = KINDS.get(path.partition(":")[2])
+    def __init__(self, path: str, adapter: bool) -> None:
+        self.path, self.adapter = path, adapter
 
     @property
     def module(self) -> ModuleType:
@@ -221,15 +208,15 @@ class Adapters:
 
     def attention(self) -> Callable[..., Any]:
         """A function of (q, k, v, is_causal)."""
-        found = load(self.path)() if self.kind else load(self.path)
+        found = load(self.path)() if self.adapter else load(self.path)
         return found.apply if isinstance(found, type) and issubclass(found, torch.autograd.Function) else found
 
     def data_parallel(self, module: nn.Module, bucket_mb: float) -> tuple[nn.Module, Hook, Hook]:
         """A wrapped module, and what is called before a step and after a backward pass."""
-        if self.kind == "bucketed":
+        if self.adapter and self.path.endswith(":get_ddp_bucketed"):
             wrapped = load(self.path)(module, bucket_mb)
             return wrapped, self.hook("ddp_bucketed_on_train_batch_start"), self.hook("ddp_bucketed_on_after_backward")
-        if self.kind:
+        if self.adapter:
             wrapped = load(self.path)(module)
             after = self.hook("ddp_individual_parameters_on_after_backward", "ddp_on_after_backward")
             return wrapped, self.hook("ddp_on_train_batch_start"), after
@@ -248,7 +235,7 @@ class Adapters:
         if dtype is not None and "compute_dtype" not in inspect.signature(found).parameters:
             raise NotImplementedError("it takes no compute_dtype")
         wrapped = found(module, compute_dtype=dtype) if dtype is not None else found(module)
-        if self.kind:
+        if self.adapter:
             return wrapped, self.hook("fsdp_on_after_backward"), self.hook("fsdp_gather_full_params")
         own = next((getattr(wrapped, name) for name in GATHERS if hasattr(wrapped, name)), None)
         beside = next((getattr(self.module, name) for name in GATHERS if hasattr(self.module, name)), None)
@@ -382,7 +369,7 @@ PROGRAMS = {
 }
 
 
-def parts(given: Tensors, prefix: str) -> Tensors:
+def parts(given: Mapping[str, Tensor], prefix: str) -> Tensors:
     """Tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(f"{prefix}."): tensor for name, tensor in given.items() if name.startswith(f"{prefix}.")}
 
@@ -426,11 +413,11 @@ def whole(wrapped: nn.Module, gather: Any, names: Sequence[str]) -> Tensors:
 # --- a rank -----------------------------------------------------------------------------------------------------------
 
 
-def serve(connection: Connection, launch: Header, rank: int) -> None:
-    """Run cases until there are no more."""
+def serve(connection: Connection, launch: Header, rank: int) -> NoReturn:
+    """Run cases until this process is ended."""
     folder = Path(launch["folder"])
     device = torch.device("cuda" if launch["gpu"] else "cpu")
-    if launch["memory"] and not launch["gpu"]:
+    if not launch["gpu"]:
         resource.setrlimit(resource.RLIMIT_DATA, (launch["memory"], launch["memory"]))
     if launch["ranks"] > 1:
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(launch["ranks"])}
@@ -442,11 +429,9 @@ def serve(connection: Connection, launch: Header, rank: int) -> None:
             timeout=datetime.timedelta(seconds=COLLECTIVE_S),
         )
     enter(folder)
-    program, adapters = PROGRAMS[launch["family"]], Adapters(launch["path"])
+    program, adapters = PROGRAMS[launch["family"]], Adapters(launch["path"], launch["adapter"])
     while True:
         header, given = unpack(connection.recv_bytes())
-        if header.get("end"):
-            return
         torch.manual_seed(rank)
         try:
             told, found = program(adapters, header, given, device)
@@ -457,7 +442,7 @@ def serve(connection: Connection, launch: Header, rank: int) -> None:
 
 
 def described(error: BaseException, folder: Path) -> Header:
-    """An exception: its kind, its message, where in the folder it was raised, and the files that it came through."""
+    """An exception: its kind, its message, where in the folder it was raised, and whether it came through Triton."""
     frames = traceback.extract_tb((error.__cause__ or error).__traceback__)
     theirs = [frame for frame in frames if frame.filename.startswith(str(folder)) and frame.filename != __file__]
     where = ""
@@ -465,8 +450,8 @@ def described(error: BaseException, folder: Path) -> Header:
         last = theirs[-1]
         line = linecache.getline(last.filename, last.lineno or 0).strip()
         where = f"{os.path.relpath(last.filename, folder)}:{last.lineno}: {line}"
-    through = sorted({Path(frame.filename).parent.name for frame in frames if "triton" in frame.filename})
-    return {"kind": type(error).__name__, "message": str(error)[:2000], "where": where[:500], "triton": bool(through)}
+    through_triton = any("triton" in frame.filename for frame in frames)
+    return {"kind": type(error).__name__, "message": str(error)[:2000], "where": where[:500], "triton": through_triton}
 
 
 def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:
@@ -476,17 +461,15 @@ def rank_process(end: int, launch: Header, rank: int, log: int) -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    status = 1
     try:
         serve(Connection(end), launch, rank)
-        status = 0
     except BaseException:
         traceback.print_exc()
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(status)
+        os._exit(1)
 
 
 # --- the process that forks -------------------------------------------------------------------------------------------
