@@ -9,7 +9,7 @@ On two GPUs, under each wrapper: torchrun --standalone --nproc-per-node=2 -m cs3
 """
 
 import dataclasses
-import statistics
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 
@@ -17,11 +17,11 @@ import torch
 import torch._dynamo  # or an optimizer would import it while the set-up is timed
 
 from cs336_systems.accounting.transformer import parameters
-from cs336_systems.benchmarks.ladder.energy import step_energy
 from cs336_systems.benchmarks.ladder.floor import measure_floor
 from cs336_systems.benchmarks.ladder.learning import chain_entropy, gradients, measure_learning
-from cs336_systems.benchmarks.ladder.ranks import rank, slowest
+from cs336_systems.benchmarks.ladder.ranks import rank
 from cs336_systems.benchmarks.ladder.steps import RungStep
+from cs336_systems.benchmarks.ladder.sustained import Turn, sustained_turn, timed
 from cs336_systems.benchmarks.runner import rows_or_reason
 from cs336_systems.experiments.training_ladder import FIRST, Rung, TrainingLadder, rungs_of
 from cs336_systems.measure.device_busy import device_busy
@@ -77,12 +77,12 @@ def measure_group(rungs: Sequence[Rung], cell: TrainingLadder, device: torch.dev
     for rung in rungs:
         rows += explained("step", rung, partial(set_up, rung, ready), cell, device)
     rounds = ROUNDS if len(rungs) > 1 else 1
-    seconds: dict[Rung, list[float]] = {rung: [] for rung in ready}
+    turns: dict[Rung, list[Turn]] = {rung: [] for rung in ready}
     for _ in range(rounds):
         for rung, step in ready.items():
-            seconds[rung] += timed_steps(step, -(-cell.steps // rounds), device)
+            turns[rung].append(take_turn(step, -(-cell.steps // rounds), device))
     for rung, step in ready.items():
-        rows += details_of(rung, summaries(step, seconds[rung], device))
+        rows += details_of(rung, summaries(step, turns[rung], device))
     return rows
 
 
@@ -109,19 +109,26 @@ def observed_dtype(metric: str, dtype: str) -> Measurement:
     return Measurement(metric=metric, unit="dtype", n=1, value=dtype)
 
 
-def timed_steps(step: RungStep, steps: int, device: torch.device) -> list[float]:
-    """Time steps in seconds, after one that is not: fewer where they take long."""
+def take_turn(step: RungStep, steps: int, device: torch.device) -> Turn:
+    """Time steps: on a GPU until they settle; on a CPU some after one that is not timed, fewer where they take long."""
+    if device.type == "cuda":
+        return sustained_turn(step, device)
     seconds: list[float] = []
     while len(seconds) < min(steps, LEAST_STEPS) or (len(seconds) < steps and sum(seconds) < LONGEST_S):
-        _, laps = time_phases({"step": step}, warmup=0 if seconds else 1, steps=1, device=device)
-        seconds += slowest(laps["step"], device)
-    return seconds
+        seconds += timed(step, 1, device, warmup=0 if seconds else 1)
+    return Turn(seconds, [], math.nan)
 
 
-def summaries(step: RungStep, seconds: Sequence[float], device: torch.device) -> Iterator[Measurement]:
-    """Summarize a rung's times, and measure its energy and for how long the device is busy."""
-    yield summarize("step", "ms", [1e3 * lap for lap in seconds])
-    yield step_energy(step, 1e3 * statistics.median(seconds), device)
+def summaries(step: RungStep, turns: Sequence[Turn], device: torch.device) -> Iterator[Measurement]:
+    """Summarize a rung's times and energy, and measure for how long the device is busy."""
+    yield summarize("step", "ms", [1e3 * lap for turn in turns for lap in turn.laps])
+    if first := turns[0].first:
+        yield summarize("first_steps", "ms", [1e3 * lap for lap in first])
+    joules = [turn.joules for turn in turns]
+    if math.isnan(sum(joules)):
+        yield Measurement(metric="energy", unit="J", status="skipped", message="no counter of this device's energy")
+    else:
+        yield summarize("energy", "J", joules)
     yield from (row for row in device_busy({"step": step}, device) if row.metric in TrainingLadder.metrics)
 
 

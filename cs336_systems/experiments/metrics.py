@@ -299,10 +299,14 @@ METRICS: dict[str, dict[str, Metric]] = {
     },
     "training_ladder": {
         "step": Metric(
-            "ms", "A whole training step, by the host's clock, from an idle device to an idle one", timed=True
+            "ms",
+            "A whole training step, by the host's clock, from an idle device to an idle one; on a GPU once clock and "
+            "power have settled: after a turn in which 2.5 seconds of steps take as long as the 2.5 before",
+            timed=True,
         ),
+        "first_steps": Metric("ms", "The first steps of a rung's first turn, on a cooler GPU", timed=True),
         **_BUSY,
-        "energy": Metric("J", "Energy of a step in a row of steps, by the driver's counter"),
+        "energy": Metric("J", "Energy of a step once it has settled, by the driver's counter, a sample per turn"),
         "setup": Metric("s", "Building a rung's model and its first steps, with compilation and capture", timed=True),
         "peak_memory": Metric(
             "MiB", "Most memory in use during these steps, above what was in use before the rung was built"

@@ -166,7 +166,8 @@ class TrainingLadder(Experiment):
     warmup: NonNegative = 2
     """Steps run before timing begins, in addition to those before a CUDA graph is captured."""
     steps: Positive = 9
-    """Steps timed; fewer where they take long. Of part training: steps of training."""
+    """Steps timed on a CPU, fewer where they take long; on a GPU a step runs until its time has settled. Of part
+    training: steps of training."""
 
     def settings_of_steps(self) -> Iterator[tuple[str, Setting]]:
         """Describe the step of each rung, where steps are timed."""

@@ -124,7 +124,8 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
     )
     lost = out_of_memory(table, found[-1]) if found else []
     machine, parts = measured_machine({"": table}), floor_of(table, best)
-    facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=lost)
+    watts = best["energy"] / (best["step"] / 1e3) if best is not None else None
+    facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=lost, watts=watts)
     return Answer(
         asked="How fast, against its parts alone",
         verdict=facts.say(
@@ -134,6 +135,7 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
             "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
             "{begin[step] / best[step]:times} those of the first rung that fits ({begin[title]}).",
             "Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.",
+            "It draws {watts:whole} W; the first steps, on a cooler GPU, take {best[first_steps]:ms}.",
         ),
         evidence="ladder",
         reason=facts.say(

@@ -394,6 +394,12 @@ def listed_power(it: Reading) -> Expected:
     return None if gpu is None else (IDLE * gpu.power_limit, gpu.power_limit)
 
 
+def energy_at_the_limit(it: Reading) -> Expected:
+    """What a GPU between idle and the limit of its data sheet takes in a step, J."""
+    gpu, seconds = gpu_of(it.row["gpu"]), it.of("step") / 1e3
+    return None if gpu is None else (IDLE * gpu.power_limit * seconds, gpu.power_limit * seconds)
+
+
 def power_at_a_low_clock(it: Reading) -> Expected:
     """About the limit of its data sheet where the clock is below the highest of `flash`, else any, W."""
     table, gpu = it.tables["flash"], gpu_of(it.row["gpu"])
@@ -643,7 +649,8 @@ LAWS = {
         *(Law(name, POWER, lambda it: it.of(SM_CLOCK, "n"), column="n") for name in EXPERIMENTS),
     ],
     "a GPU's power is within its data sheet's limit": [
-        Law(name, POWER, listed_power, (0.0, ABOVE), column=column) for name in EXPERIMENTS for column in ("p20", "p80")
+        *(Law(name, POWER, listed_power, (0.0, ABOVE), column=each) for name in EXPERIMENTS for each in ("p20", "p80")),
+        Law("training_ladder", "energy", energy_at_the_limit, (0.0, ABOVE)),
     ],
     "where a long repetition lowers the GPU's clock, its power is near the limit: nothing else holds it back": [
         Law("flash", f"handout_{POWER}", power_at_a_low_clock, column="median"),

@@ -21,7 +21,7 @@ from scripts.views.verdicts import against
 SHAPE = ["size", "label", "batch_size", "context", "vocab_size"]
 PARTS = ("matmuls", "attention", "update", "norms and elementwise")
 """The parts of the floor."""
-METRICS = ["step", "device_busy", "launches", "energy", "setup", "peak_memory"]
+METRICS = ["step", "first_steps", "device_busy", "launches", "energy", "setup", "peak_memory"]
 STATISTICS = ["median", "p20", "p80", "n", "samples", "gpu", "gpu_memory"]
 EXACT = [rung.name for rung in LADDER]
 MFU_CONVENTIONS: Mapping[str, tuple[bool, bool]] = {

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import statistics
+import time
 from itertools import groupby, pairwise
 
 import pytest
@@ -10,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cs336_systems.accounting.transformer import matmul_flops
 from cs336_systems.benchmarks import training_ladder
-from cs336_systems.benchmarks.ladder import floor, learning, steps
+from cs336_systems.benchmarks.ladder import floor, learning, steps, sustained
 from cs336_systems.experiments.training_ladder import (
     ALONE,
     CHECKPOINT,
@@ -132,8 +134,27 @@ def test_rungs_take_turns_and_long_steps_are_few(monkeypatch):
     assert turns[: 2 * training_ladder.ROUNDS] == ["fp32", "attention"] * training_ladder.ROUNDS
     monkeypatch.setattr(training_ladder, "LONGEST_S", 0.0)
     step = Step(FIRST, CELL, torch.zeros(2, 17, dtype=torch.long))
-    assert len(training_ladder.timed_steps(step, 9, CPU)) == training_ladder.LEAST_STEPS
-    assert len(training_ladder.timed_steps(step, 2, CPU)) == 2
+    assert len(training_ladder.take_turn(step, 9, CPU).laps) == training_ladder.LEAST_STEPS
+    assert len(training_ladder.take_turn(step, 2, CPU).laps) == 2
+
+
+def test_a_step_is_timed_once_it_has_settled(monkeypatch):
+    monkeypatch.setattr(sustained, "WINDOW_S", 0.08)
+    ran, counter = [], []
+
+    def step():
+        ran.append(0.002 if len(ran) < 30 else 0.005)
+        time.sleep(ran[-1])
+
+    def joules(device):
+        counter.append(sum(ran))
+        return counter[-1]
+
+    monkeypatch.setattr(sustained, "joules_so_far", joules)
+    turn = sustained.sustained_turn(step, CPU)
+    assert len(turn.first) == sustained.FIRST_STEPS
+    assert statistics.median(turn.first) < 0.0035 < 0.005 <= statistics.median(turn.laps)
+    assert turn.joules == pytest.approx(0.005)
 
 
 def test_what_a_device_lacks_is_said(monkeypatch):

@@ -1,0 +1,71 @@
+"""Times and energy of a step that runs until clock and power have settled.
+
+The first steps of a rested GPU are faster than those that a training consists of: at the power limit the clock falls
+while the chip warms up, by 5 % within 15 seconds on an H100.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import NamedTuple
+
+import pynvml
+import torch
+
+from cs336_systems.benchmarks.ladder.ranks import slowest
+from cs336_systems.measure.timing import time_phases
+
+WINDOW_S = 2.5
+"""Seconds of steps whose medians are compared. The driver renews its counter of joules many times in it."""
+SETTLED = 0.004
+"""Largest difference of a window's median from the one before after which a step counts as settled."""
+MOST_WINDOWS = 8
+FIRST_STEPS = 9
+MOST_LAPS = 40
+"""Steps of a turn whose times are kept: its last ones."""
+
+
+class Turn(NamedTuple):
+    """A rung's turn."""
+
+    laps: list[float]
+    """Seconds of its last steps."""
+    first: list[float]
+    """Seconds of its first steps; none on a CPU."""
+    joules: float
+    """Energy of one of its last steps on this rank's GPU; NaN where none is counted."""
+
+
+def sustained_turn(step: Callable[[], None], device: torch.device) -> Turn:
+    """Run a step on a GPU until its time has settled; all ranks stop after the same window."""
+    first = timed(step, FIRST_STEPS, device)
+    steps = math.ceil(WINDOW_S / statistics.median(first))
+    laps, joules, before = first, math.nan, math.inf
+    for _ in range(MOST_WINDOWS):
+        joules = joules_so_far(device)
+        laps = timed(step, steps, device)
+        joules = (joules_so_far(device) - joules) / steps
+        median = statistics.median(laps)
+        if abs(median / before - 1) < SETTLED:
+            break
+        before = median
+    return Turn(laps[-MOST_LAPS:], first, joules)
+
+
+def timed(step: Callable[[], None], steps: int, device: torch.device, warmup: int = 0) -> list[float]:
+    """Time steps in seconds, each on the slowest rank."""
+    return slowest(time_phases({"": step}, warmup=warmup, steps=steps, device=device)[1][""], device)
+
+
+def joules_so_far(device: torch.device) -> float:
+    """What a GPU has taken since its driver was loaded, by the driver's counter; NaN if it has none.
+
+    Unlike the driver's reading of the power, which Hopper averages over a second, the counter does not remember what
+    ran before.
+    """
+    try:
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        return pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+    except pynvml.NVMLError:
+        return math.nan
