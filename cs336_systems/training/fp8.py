@@ -4,8 +4,8 @@
 
 Operands are scaled to the range of FP8 by their current largest element, so nothing has to be calibrated; weights,
 activations and gradients stay bf16 outside of the matmuls. On a GPU two kernels read an operand twice and write it as
-the matmuls want it, by rows and by columns. Under torch.compile, and with a scale per row, that is plain PyTorch, which
-the compiler fuses with what surrounds it.
+the matmuls want it, by rows and by columns, at the speed of memory. Under torch.compile, and with a scale per row, that
+is plain PyTorch, which the compiler fuses with what surrounds it.
 
 Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; the formats and scales are those of torchao.
 """
@@ -196,21 +196,23 @@ def _round(x: Tensor, dtype: torch.dtype, rowwise: bool, *, columns: bool) -> _O
     if kernels and not rowwise and not torch.compiler.is_compiling():
         by_row, by_column, scale = round_matrix(x.contiguous(), dtype, SMALLEST_AMAX, columns)
         return _Operand(by_row, scale, by_column, scale)
-    scale = _scale(x, dtype, rowwise)
-    column_scale = _scale(x.T, dtype, True) if rowwise and columns else scale
-    return _Operand(_cast(x, scale, dtype), scale, _cast(x.T, column_scale, dtype) if columns else None, column_scale)
+    largest = _largest(x, rowwise)
+    by_row, scale = _scaled(x, dtype, largest)
+    if not columns:
+        return _Operand(by_row, scale, None, scale)
+    return _Operand(by_row, scale, *_scaled(x.T, dtype, _largest(x.T, rowwise) if rowwise else largest))
 
 
-def _scale(x: Tensor, dtype: torch.dtype, rowwise: bool) -> Tensor:
-    """The factor that brings the rounded matrix back."""
+def _largest(x: Tensor, rowwise: bool) -> Tensor:
+    """The largest absolute value, of each row or of all."""
     largest = x.abs().amax(-1, keepdim=True) if rowwise else x.abs().amax()
-    return largest.float().clamp(min=SMALLEST_AMAX) / torch.finfo(dtype).max
+    return largest.float().clamp(min=SMALLEST_AMAX)
 
 
-def _cast(x: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """x / scale in FP8, with contiguous rows."""
+def _scaled(x: Tensor, dtype: torch.dtype, largest: Tensor) -> tuple[Tensor, Tensor]:
+    """x in FP8, with contiguous rows, scaled so that largest becomes the limit; and the factor that brings it back."""
     limit = torch.finfo(dtype).max
-    return (x.float() / scale).clamp(-limit, limit).to(dtype).contiguous()
+    return (x.float() * (limit / largest)).clamp(-limit, limit).to(dtype).contiguous(), largest / limit
 
 
 def _matmul(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, dtype: torch.dtype, *, fast: bool) -> Tensor:

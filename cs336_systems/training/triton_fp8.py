@@ -44,15 +44,15 @@ def _cast_kernel(
     TILE_N: tl.constexpr,
 ):
     """Round one tile of the matrix; the grid is (row tiles, column tiles)."""
-    factor = tl.div_rn(tl.maximum(tl.max(tl.load(amax + tl.arange(0, PARTS)), 0), smallest), limit)
+    largest = tl.maximum(tl.max(tl.load(amax + tl.arange(0, PARTS)), 0), smallest)
     if tl.program_id(0) + tl.program_id(1) == 0:
-        tl.store(scale, factor)
+        tl.store(scale, tl.div_rn(largest, limit))
+    factor = tl.div_rn(limit, largest)  # a division per element would take longer than reading and writing it
     row = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)[:, None]
     column = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)[None, :]
     inside = (row < rows) & (column < columns)
     tile = tl.load(x + row.to(tl.int64) * columns + column, mask=inside, other=0.0).to(tl.float32)
-    tile = tl.div_rn(tile, tl.broadcast_to(factor, tile.shape))
-    tile = tl.clamp(tile, -limit, limit, propagate_nan=tl.PropagateNan.ALL).to(by_row.dtype.element_ty)
+    tile = tl.clamp(tile * factor, -limit, limit, propagate_nan=tl.PropagateNan.ALL).to(by_row.dtype.element_ty)
     tl.store(by_row + row.to(tl.int64) * columns + column, tile, mask=inside)
     if TRANSPOSED:
         tl.store(by_column + column.to(tl.int64) * rows + row, tile, mask=inside)
