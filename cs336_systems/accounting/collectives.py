@@ -14,11 +14,3 @@ def all_gather_seconds(size: float, devices: int | float, bandwidth: float) -> f
     In each of N - 1 steps a device passes on the shard that it received in the step before: (N - 1)/N · S/W.
     """
     return (devices - 1) / devices * size / bandwidth
-
-
-def reduce_scatter_seconds(size: float, devices: int | float, bandwidth: float) -> float:
-    """From a tensor of `size` on each device to one shard of their sum on each.
-
-    An all-gather run backwards: in each of N - 1 steps a device passes on a partial sum of size/N: (N - 1)/N · S/W.
-    """
-    return all_gather_seconds(size, devices, bandwidth)

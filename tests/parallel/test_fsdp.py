@@ -1,6 +1,5 @@
 """Fully sharded data parallelism: the right weights, to the bit, for all that a model and a step can be."""
 
-import warnings
 from collections import Counter
 from functools import partial
 
@@ -13,7 +12,6 @@ from torch.func import functional_call
 from cs336_systems.model import RMSNorm, TransformerBlock
 from cs336_systems.parallel.data_parallel import FlatDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from tests import adapters
 from tests.support.models import CheckpointedLM, ReentrantLM
 from tests.support.ranks import on_all_ranks
 from tests.verify.training import (
@@ -246,23 +244,3 @@ def test_clipping_is_clipping_of_the_whole_models_gradient(device, clip, norm_ty
     if dist.get_rank() == 1:
         fsdp.module.shared.weight.grad.to_local().fill_(torch.nan)
     assert whole(clip(fsdp, max_norm=0.1, norm_type=norm_type)).isnan(), "of one rank's rows"
-
-
-@pytest.mark.parametrize("dtype", [None, torch.float16])
-@on_all_ranks
-def test_adapters_train_without_a_warning(device, dtype):
-    module = nn.Sequential(nn.Embedding(7, 4), Linear(4, 6), RMSNorm(6), Linear(6, 7)).to(device)
-    fsdp = adapters.get_fsdp(module, compute_dtype=dtype)
-    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
-    before = adapters.fsdp_gather_full_params(fsdp)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(2):
-            fsdp(torch.arange(5, device=device)).float().square().mean().backward()
-            adapters.fsdp_on_after_backward(fsdp, optimizer)
-            optimizer.step()
-        after = adapters.fsdp_gather_full_params(fsdp)
-    assert list(after) == [name for name, _ in module.named_parameters()]
-    for name, tensor in after.items():
-        assert tensor.dtype == torch.float32
-        assert not torch.equal(tensor, before[name])

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from tests.parallel.test_fsdp import assert_same, named
 from tests.support.ranks import on_all_ranks
-from tests.verify.training import finish, make_batches, momentum, own_parts, small_transformer, take_step, train, whole
+from tests.verify.training import finish, make_batches, momentum, own_parts, small_transformer, take_step, whole
 
 WIDTH = 6
 
@@ -32,14 +32,6 @@ class Mixed(nn.Module):
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-class Even(Mixed):
-    """Rows that two ranks can share evenly."""
-
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 8), nn.Linear(8, WIDTH)
 
 
 def same_everywhere(make, device):
@@ -149,52 +141,6 @@ def test_optimizers_do_what_they_do_on_one_process(device, optimizer):
     assert_same(weights(ours), weights(alone), bound=1e-5)
 
 
-def muon(model):
-    return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=0.1)
-
-
-WHOLE_MATRICES = {
-    "Muon": muon,
-    "Adafactor": lambda model: torch.optim.Adafactor(model.parameters(), lr=0.1),
-    "LBFGS": lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3),
-}
-
-
-@pytest.mark.parametrize("make", [Mixed, Even])
-@pytest.mark.parametrize("optimizer", WHOLE_MATRICES)
-@on_all_ranks
-def test_optimizers_of_whole_matrices_are_pytorchs_or_raise(device, optimizer, make):
-    ours, theirs, alone = ours_theirs_and_alone(device, make)
-    [x] = inputs(device)
-    reference = theirs if optimizer == "Muon" else alone  # Muon iterates in bfloat16, in the order of the shards.
-    found = []
-    for model, part in ((ours, *own_parts([x])), (reference, x if reference is alone else own_parts([x])[0])):
-        its_optimizer = WHOLE_MATRICES[optimizer](model)
-
-        def closure(model=model, part=part, its_optimizer=its_optimizer):
-            its_optimizer.zero_grad()
-            result = loss(model, part)
-            result.backward()
-            finish(model)
-            result = result.detach()
-            dist.all_reduce(result, dist.ReduceOp.AVG)
-            return result
-
-        closure()
-        refusal = ""
-        try:
-            its_optimizer.step(closure if optimizer == "LBFGS" else None)
-        except RuntimeError as error:
-            refusal = str(error)
-        if refusal:  # which optimizers it has rules for depends on PyTorch's version
-            assert model is ours
-            assert optimizer != "Muon"
-            assert "in-place operations that require placement changes" in refusal or "Sharding propagation" in refusal
-            return
-        found.append(weights(model))
-    assert_same(*found, bound=1e-5)
-
-
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("reverse", [False, True])
 @on_all_ranks
@@ -220,23 +166,6 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(device, reverse, fused):
             scales.append(scaler.get_scale())
             moved.append(any(not torch.equal(before[name], value) for name, value in weights(model).items()))
         assert gathered((scales, moved)) == [([8.0, 4.0, 2.0, 2.0, 4.0], [True, False, False, True, True])] * 2
-
-
-@on_all_ranks
-def test_an_overflow_in_float16_is_skipped_by_all(device):
-    fsdp = FullyShardedDataParallel(same_everywhere(Mixed, device), compute_dtype=torch.float16)
-    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler(device.type, init_scale=1.0)
-    before = weights(fsdp)
-    factor = torch.where(torch.arange(WIDTH, device=device) == 0, 1e6, 1.0)  # only row 0, of rank 0, overflows
-    scaler.scale((fsdp(*own_parts(inputs(device))).float() * factor).sum()).backward()
-    fsdp.finish_gradient_synchronization()
-    finite = fsdp.module.down.weight.grad.to_local().isfinite().all().item()
-    assert gathered(finite) == [False, True]
-    scaler.step(optimizer)
-    scaler.update()
-    assert_same(weights(fsdp), before)
-    assert gathered(scaler.get_scale()) == [0.5, 0.5]
 
 
 class TwoPrecisions(nn.Module):
@@ -567,16 +496,3 @@ def test_each_group_trains_its_own_model(device):
         ours.clip_grad_norm_(1.0)
     assert_same(ours.gather_full_parameters(), named(alone))
     assert len(set(gathered(alone.up.weight.sum().item()))) == dist.get_world_size()
-
-
-@on_all_ranks
-def test_a_whole_group_by_another_name_is_the_default_one(device):
-    group = dist.new_group(range(dist.get_world_size()))
-    found = []
-    for process_group in (None, group):
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            fsdp = FullyShardedDataParallel(small_transformer().to(device), torch.bfloat16, process_group=process_group)
-        train(fsdp, own_parts(make_batches(2, device)))
-        found.append(fsdp.gather_full_parameters())
-    assert_same(*found)

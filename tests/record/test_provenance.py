@@ -77,22 +77,6 @@ def test_a_measurement_on_the_cpu_names_no_gpu():
     assert origin.cpu
 
 
-def test_fp32_on_a_cpu_keeps_its_bits():
-    assert provenance.rounds_to_tf32(CPU) is False
-    assert collect().tf32 is False
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("precision", "rounds"), [("highest", False), ("high", True)])
-def test_tf32_is_seen_when_it_is_on(precision, rounds):
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        assert provenance.rounds_to_tf32(torch.device("cuda")) is rounds
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 @pytest.mark.gpu
 def test_a_measurement_on_the_gpu_names_it():
     origin = collect(torch.device("cuda"))

@@ -1,6 +1,5 @@
 """Selective checkpointing: the same gradients, attention once, less memory."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -12,7 +11,6 @@ from cs336_systems.attention import flash_attention, plain_attention
 from cs336_systems.model import TransformerLM
 from cs336_systems.training.checkpointing import checkpoint_blocks
 from cs336_systems.training.fused_model import FusedTransformerLM
-from tests.support.models import through_a_file
 from tests.support.operators import Operators
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -96,22 +94,6 @@ def test_a_compiled_block_keeps_input_output_and_lse():
         assert (size == least) == keep, f"{size} bytes, input, output and L are {least}"
     for a, b in zip(gradients(model, "cpu"), gradients(reference, "cpu"), strict=True):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-4)
-
-
-@pytest.mark.parametrize("copied", [copy.deepcopy, through_a_file])
-@pytest.mark.parametrize("kind", [TransformerLM, FusedTransformerLM])
-def test_copies_are_checkpointed_by_themselves(kind, copied):
-    model = make("cpu", kind=kind)
-    checkpoint_blocks(model)
-    other = copied(model)
-    want = gradients(model, "cpu")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.zero_()
-    with Operators() as operators:
-        got = gradients(other, "cpu")
-    assert len(operators.named("attention_forward")) == 3
-    assert all(map(torch.equal, got, want))
 
 
 def dropping(attention=False):

@@ -3,48 +3,18 @@
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.workflow.project import SNAKEMAKE, rows, snakemake, start, wait_for
+from tests.workflow.project import snakemake, start
 
 pytestmark = pytest.mark.workflow
 
 JOB = "cs336_systems.benchmarks.autocast_dtypes"
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on(project):
-    undisturbed = rows(project / "results/cpu/raw")
-    raw = project / "results/cpu/raw"
-    jobs = [raw / "accumulation/all.csv", raw / "autocast_dtypes/all.csv"]
-    for job in jobs:
-        job.unlink()
-    log = project / ".snakemake/log"
-    before = set(log.iterdir())
-    run = start([*SNAKEMAKE, "measurements"], project)
-    wait_for(lambda: any("Finished jobid" in path.read_text() for path in set(log.iterdir()) - before))
-    time.sleep(1)  # into the next job
-    family = psutil.Process(run.pid).children(recursive=True)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
-    (measured,) = filter(Path.exists, jobs)
-    first = measured.stat().st_mtime_ns
-    assert list((project / ".snakemake/locks").iterdir())
-    _, orphans = psutil.wait_procs(family, timeout=10)
-    assert orphans == []
-    assert "Nothing to be done" not in snakemake(project, "-n", "measurements")
-    assert list((project / ".snakemake/locks").iterdir())  # a dry run touches nothing
-    assert f"Removed the lock of a run that was killed (process {run.pid})." in snakemake(project, "measurements")
-    assert rows(raw) == undisturbed
-    assert measured.stat().st_mtime_ns == first
-    assert not list(raw.rglob(".*.csv.*"))
 
 
 @pytest.fixture
