@@ -40,22 +40,33 @@ def end_with_the_run(end: Callable[[], object] = _end_at_once) -> None:
 
     Jobs that a cluster started on another host belong to the cluster, which ends them itself.
     """
+    if identity := _run_on_this_host():
+        _end_with(*identity, end)
+
+
+def run_is_over() -> bool:
+    """Whether the run that this process belongs to, on this host, is gone."""
+    identity = _run_on_this_host()
+    return identity is not None and start_of(identity[0]) != identity[1]
+
+
+def _run_on_this_host() -> tuple[int, str] | None:
+    """Process id and start time of the run that this process belongs to; None outside a run of this host."""
     host, _, identity = os.environ.get(RUN, "").partition(" ")
-    if host == socket.gethostname():
-        pid, _, start = identity.partition(" ")
-        _end_with(int(pid), start, end)
+    pid, _, start = identity.partition(" ")
+    return (int(pid), start) if host == socket.gethostname() else None
 
 
-def end_members(run: str) -> None:
-    """End the processes of this host that belong to a run, whoever their parents are, but not this one.
+def end_members(run: str, session: int | None = None) -> None:
+    """End the processes of this host that belong to a run or to a session, whoever their parents are, but not this one.
 
-    The environment that they were started with tells them from all others. They need not cooperate.
+    The environment that they were started with tells the run's from all others. They need not cooperate.
     """
     members = []
     for process in psutil.process_iter():
         # Another user's process does not say, and one that has ended cannot.
         with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(RUN) == run:
+            if process.pid != os.getpid() and (process.environ().get(RUN) == run or os.getsid(process.pid) == session):
                 process.terminate()
                 members.append(process)
     for process in _await_end(members):

@@ -26,6 +26,7 @@ from cs336_systems.run.failure import describe_end, full_disks, places
 from cs336_systems.run.forecast import forecast
 from cs336_systems.run.lock import clear_after_dead_owner, note_owner
 from cs336_systems.run.progress import ProgressMonitor
+from cs336_systems.run.warm import WARM
 from cs336_systems.verify.folder import handed_over
 from scripts.tools.log import printable
 from snakemake.exceptions import WorkflowError
@@ -85,6 +86,10 @@ onstart:
             os.environ.update(TRITON_CACHE_DIR=str(workflow.snakemake_tmp_dir / "triton"))
     pending = pending_jobs()
     if workflow.local_exec:
+        # On a GPU a process that has used CUDA cannot be forked, and what a job imports is little of its time.
+        if PLAN.device == "cpu" and len(pending) > 1:
+            os.environ[WARM] = str(workflow.snakemake_tmp_dir / "warm")
+            subprocess.Popen([sys.executable, "-m", "cs336_systems.run.warm", os.environ[WARM]])
         check_other_models(pending)
         check_own_implementations(pending)
         test_together(pending)

@@ -9,6 +9,7 @@ same machine goes on after it.
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from cs336_systems.record.machine import detect
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
 from cs336_systems.run.failure import describe_end
 from cs336_systems.run.kept_cells import KEPT, add_cell, cell_under_way, measured_cells, out_of_memory, start_keeping
+from cs336_systems.run.warm import WARM, Forked
 
 INTERVAL_S = 1.0
 KERNEL_EVENTS = Path("/proc/vmstat")
@@ -89,16 +91,25 @@ def launch(command: Sequence[str], kept: Path, timeout: float) -> tuple[int, boo
 
     def end_hung_job() -> None:
         hung.set()
-        end_members(run)
+        end_members(run, process.pid if process else None)
 
     watch = threading.Thread(target=await_progress, args=(kept, timeout, ended, end_hung_job), daemon=True)
+    process: subprocess.Popen[bytes] | Forked | None = None
     try:
-        process = subprocess.Popen(command, env=environment)
+        process = start(command, environment)
         watch.start()
         return process.wait(), hung.is_set()
     finally:
         ended.set()
-        end_members(run)
+        end_members(run, process.pid if process else None)
+
+
+def start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes] | Forked:
+    """Start a job, forked of the warm process if there is one."""
+    with contextlib.suppress(OSError):
+        if address := environment.get(WARM):
+            return Forked(address, command, environment)
+    return subprocess.Popen(command, env=environment)
 
 
 def await_progress(kept: Path, timeout: float, ended: threading.Event, late: Callable[[], None]) -> None:

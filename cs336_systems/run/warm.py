@@ -1,0 +1,109 @@
+"""A process that has imported PyTorch, of which a CPU's jobs are forked: importing takes longer than most of them do.
+
+Launch: python -m cs336_systems.run.warm SOCKET
+
+The rules start it for a run on a CPU and name its socket in the environment variable WARM. A forked job is a process of
+its own, as one that is started is: its end, memory and files are nobody else's. Without a socket jobs are started.
+"""
+
+import contextlib
+import dataclasses
+import faulthandler
+import importlib
+import json
+import os
+import runpy
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cs336_systems.lifeline import run_is_over
+
+WARM = "CS336_SYSTEMS_WARM"
+MODULES = (
+    *("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.optim"),
+    *("torch.distributed.run", "cs336_systems.benchmarks.command_line"),
+)
+LONGEST = 2**20
+"""Bytes of a request: a command and an environment."""
+
+
+class Forked:
+    """A job, forked of the warm process; its session has the number of its process."""
+
+    def __init__(self, address: str, command: Sequence[str], environment: Mapping[str, str]):
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.connect(address)
+        request = json.dumps([list(command), dict(environment)]).encode()
+        socket.send_fds(self._connection, [request], [0, 1, 2])
+        self.pid = int(self._connection.recv(20))
+
+    def wait(self) -> int:
+        """Wait for its end; returns its exit status, or a signal's number times -1."""
+        with self._connection:
+            return int(self._connection.recv(20) or 1)
+
+
+def serve(address: str) -> int:
+    """Fork jobs, one at a time, until the run is over; in a forked process, run its job and return its exit status."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        for module in MODULES:
+            importlib.import_module(module)
+        listener.settimeout(1)
+        while not run_is_over():
+            with contextlib.suppress(TimeoutError):
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(BrokenPipeError):
+                    request, files, *_ = socket.recv_fds(connection, LONGEST, 3)
+                    if not (pid := os.fork()):
+                        listener.close()
+                        command, environment = json.loads(request)
+                        return run(command, environment, files)
+                    for file in files:
+                        os.close(file)
+                    connection.sendall(f"{pid}".encode())
+                    _, status = os.waitpid(pid, 0)
+                    connection.sendall(f"{os.waitstatus_to_exitcode(status)}".encode())
+    return 0
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> int:
+    """Become a job: `python -m MODULE ...` or `torchrun ... -m MODULE ...`, with its environment and standard files."""
+    os.setsid()
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    faulthandler.enable()
+    program, *arguments = command
+    if program == "torchrun":
+        from torch.distributed import run as torchrun
+        from torch.distributed.launcher.api import elastic_launch
+
+        def fork_ranks(config: Any, entrypoint: object) -> elastic_launch:
+            return elastic_launch(dataclasses.replace(config, start_method="fork"), run_as_rank)
+
+        vars(torchrun)["elastic_launch"] = fork_ranks
+        torchrun.main(arguments)
+    else:
+        run_module(*arguments)
+    return 0
+
+
+def run_as_rank(unbuffered: str, *arguments: str) -> None:
+    """Do what the program that torchrun would start does, `python -u -m MODULE ARGUMENTS`."""
+    run_module(*arguments)
+
+
+def run_module(option: str, module: str, *arguments: str) -> None:
+    """Do what `python -m MODULE ARGUMENTS` does."""
+    sys.argv[1:] = arguments
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(sys.argv[1]))

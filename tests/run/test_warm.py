@@ -1,0 +1,95 @@
+"""Jobs that are forked of the warm process: processes of their own, with all ends that started ones have."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from cs336_systems.lifeline import RUN, start_of
+from cs336_systems.run import relaunch
+from cs336_systems.run.kept_cells import start_keeping
+from cs336_systems.run.warm import WARM
+from tests.samples import ROOT
+
+JOB = """
+import ctypes, os, sys, time
+print(os.environ["FATE"], sys.argv, __name__, os.environ.get("RANK"), flush=True)
+if os.environ["FATE"] == "hangs":
+    open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+    ctypes.PyDLL(None).sleep(1000)  # no other thread of Python runs meanwhile
+FATES = {"ends": lambda: None, "refuses": lambda: sys.exit(2), "raises": lambda: 1 / 0, "crashes": os.abort}
+FATES[os.environ["FATE"]]()
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A warm process, and the process that stands for the run that it belongs to."""
+    folder = tmp_path_factory.mktemp("warm")
+    (folder / "fated.py").write_text(JOB)
+    run = subprocess.Popen(["sleep", "1000"])
+    identity = f"{socket.gethostname()} {run.pid} {start_of(run.pid)}"
+    environment = {**os.environ, RUN: identity, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    command = [sys.executable, "-m", "cs336_systems.run.warm", str(folder / "warm")]
+    warm = subprocess.Popen(command, cwd=ROOT, env=environment)
+    deadline = time.monotonic() + 60
+    while not (folder / "warm").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield warm, run, str(folder / "warm")
+    for process in (run, warm):
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def launch(server, tmp_path, monkeypatch, capfd):
+    """Launch a job of a fate: its status, whether it hung, and what it printed."""
+
+    def launch(fate, *command, timeout=60.0):
+        monkeypatch.setenv(WARM, server[2])
+        monkeypatch.setenv("FATE", fate)
+        start_keeping(tmp_path / "kept", "")
+        return *relaunch.launch(
+            [*command, "-m", "fated", str(tmp_path)], tmp_path / "kept", timeout
+        ), capfd.readouterr()
+
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("fate", "status", "error"),
+    [("ends", 0, ""), ("refuses", 2, ""), ("raises", 1, "ZeroDivisionError"), ("crashes", -6, "Fatal Python error")],
+)
+def test_a_forked_job_is_one_of_its_own(launch, tmp_path, fate, status, error):
+    found, hung, printed = launch(fate, "python")
+    assert (found, hung) == (status, False)
+    assert printed.out.splitlines()[0].startswith(f"{fate} ['")
+    assert printed.out.splitlines()[0].endswith(f"', '{tmp_path}'] __main__ None")
+    assert error in printed.err
+
+
+def test_ranks_are_forked_too_and_end_with_a_job_that_hangs(launch, tmp_path):
+    torchrun = ("torchrun", "--standalone", "--nproc-per-node=2")
+    _, hung, printed = launch("hangs", *torchrun, timeout=8)
+    ranks = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert hung
+    assert len(ranks) == 2
+    assert not any(map(psutil.pid_exists, ranks))
+    status, _, printed = launch("ends", *torchrun)
+    assert status == 0
+    assert {line[-1] for line in printed.out.splitlines()} == {"0", "1"}
+    status, _, printed = launch("raises", *torchrun)
+    assert status == 1
+    assert "ZeroDivisionError" in printed.err
+
+
+def test_the_warm_process_ends_with_its_run(server):
+    warm, run, _ = server
+    run.kill()
+    run.wait()
+    assert warm.wait(timeout=30) == 0
