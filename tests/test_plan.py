@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import jsonschema
 import pytest
+import yaml
 
 from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.config import Config, as_in_a_file
@@ -17,14 +18,12 @@ from cs336_systems.experiments.base import Experiment, Positive, field_docs
 from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.plan import make_plan, plan_to_json, read_plan
 from cs336_systems.run.progress import read_walls, wall_key
-from cs336_systems.sizes import SIZES, format_size, parse_size
+from cs336_systems.sizes import parse_size
 from tests.samples import ROOT, config
 
 GRID = {"size": ["nano"], "context": [8]}
 MINE = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-SHAPE = ",".join(f"{key}={value}" for key, value in MINE.items())
-REORDERED = ",".join(f"{key}={value}" for key, value in reversed(MINE.items()))
-SMALL = format_size("", SIZES["small"])[1:]
+MISTAKES = yaml.safe_load((ROOT / "tests/data/mistakes.yaml").read_text(encoding="utf-8"))
 
 
 def grids(end_to_end):
@@ -37,49 +36,10 @@ def planned(grid, tmp_path, **changes):
     return make_plan(config(experiments=grids({"only": grid}), **changes), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("grid", "complaint"),
-    [
-        ({**GRID, "contxt": [1]}, "'contxt' is not known here; allowed: size, context"),
-        ({**GRID, "context": [0]}, "context is 0; allowed: greater than or equal to 1"),
-        ({**GRID, "context": ["long"]}, "context is 'long'"),
-        ({**GRID, "context": 8}, "context is 8; allowed: a list of at least one value"),
-        ({**GRID, "context": []}, "allowed: a list of at least one value"),
-        ({**GRID, "size": ["huge"]}, "size is 'huge'; allowed: nano, micro"),
-        ({**GRID, "size": [2.7]}, "size is 2.7; allowed: a valid string"),
-        ({**GRID, "size": [["nano"]]}, r"size is \['nano'\]; allowed: a valid string"),
-        ({**GRID, "size": [f"a/b:{SHAPE}"]}, "size name is 'a/b'; allowed: letters"),
-        ({**GRID, "size": [f"small:{SHAPE}"]}, "size name 'small' is taken"),
-        ({**GRID, "size": [f"mine:rm {SHAPE}"]}, "size is 'mine:rm .*'; allowed: nano"),
-        ({**GRID, "size": ["odd:d_model=100,d_ff=8,num_layers=1,num_heads=3"]}, "size 'odd': num_heads is 3, which"),
-        ({**GRID, "precision": ["fp8"]}, "precision is 'fp8'; allowed: 'fp32' or 'bf16'"),
-        ({**GRID, "context": [8, 8]}, "context has 8 twice; allowed: each value once"),
-        ({**GRID, "size": ["nano", "nano"]}, "size has 'nano' twice; allowed: each value once"),
-        ({**GRID, "size": [f"mine:{SHAPE}", f"mine:{REORDERED}"]}, "size has 'mine:d_model=8,.*' twice"),
-        ({**GRID, "size": [f"mine:{SHAPE},d_ff=32"]}, "size is 'mine:.*d_ff=32'; allowed: each number once"),
-        ({**GRID, "size": [f"a:{SHAPE}", f"b:{SHAPE}"]}, "size 'b:.*' has the shape of 'a'; allowed: one name"),
-        ({**GRID, "size": [f"a:{SMALL}", "small"]}, "size 'small' has the shape of 'a'; allowed: one name per shape"),
-        (
-            {**GRID, "size": [f"a:{SHAPE}", f"a:{SHAPE.replace('16', '32')}"]},
-            "size 'a:.*d_ff=32.*' has the name, but not the shape, of 'a'; allowed: one name per shape",
-        ),
-        ({**GRID, "context": ["64"]}, "context is '64'; allowed: a valid integer"),
-        ({**GRID, "steps": [10.0]}, "steps is 10.0; allowed: a valid integer"),
-        ({**GRID, "steps": [True]}, "steps is True; allowed: a valid integer"),
-        ({**GRID, "compiled": [0]}, "compiled is 0; allowed: a valid boolean"),
-        ({**GRID, True: [1]}, "only has the key True; allowed: text"),
-        ({**GRID, "model": ["foo"]}, "model is 'foo'; allowed: a model class as package.module:Class"),
-        ({**GRID, "one_job_per": ["sise"]}, "one_job_per names 'sise'; allowed: size, context"),
-        ({**GRID, "one_job_per": [["size"]]}, r"one_job_per.0 is \['size'\]; allowed: the name of a parameter"),
-        (
-            {**GRID, "one_job_per": ["size"], "size": [f"mine:{SHAPE}", f"mine:{SHAPE.replace('16', '32')}"]},
-            "two jobs would be named 'only-mine'; allowed: sizes with different names",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("grid", "complaint"), MISTAKES["grids"])
 def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
-        planned(grid, tmp_path)
+        planned(GRID | grid, tmp_path)
     assert "experiments.end_to_end.smoke.only" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -105,72 +65,16 @@ def test_values_on_the_command_line_are_read_as_in_a_file(given, read):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"speed": 1}, "unknown key 'speed' in the top level; allowed: machine, nodes, recorded"),
-        ({"scale": "large"}, "scale is 'large'; allowed: auto, smoke, quick or handout"),
-        ({"strict": "yes"}, "strict is 'yes'; allowed: true or false"),
-        ({"trace": {"smoke": {}}}, "'handout' is a required property in trace"),
-        (
-            {"trace": {"smoke": {"size": ["nano", "micro"]}, "handout": {}}},
-            r"trace.smoke.size is \['nano', 'micro'\]; allowed: one value",
-        ),
-        ({"trace": {"smoke": {"size": "tiny"}, "handout": {}}}, "trace.smoke: size is 'tiny'; allowed: nano, micro"),
-        ({"trace": {"smoke": {"context": "64"}, "handout": {}}}, "trace.smoke: context is '64'; allowed: a valid int"),
-        ({"trace": {"smoke": {"speed": 1}, "handout": {}}}, "trace.smoke: 'speed' is not known here; allowed: size"),
-        ({"trace": {"smoke": {"one_job_per": "size"}, "handout": {}}}, "trace.smoke: 'one_job_per' is not known here"),
-        ({"model": "nowhere"}, "model is 'nowhere'; allowed: a model class as package.module:Class"),
-        ({"machine": "pdp-11"}, "machine is 'pdp-11'; allowed: auto, or what the jobs run on .* '4 x NVIDIA H200'"),
-        ({"nodes": 0}, "nodes is 0; allowed: a whole number from 1"),
-        ({"nodes": 2}, "nodes is 2; allowed: 1, unless machine says how many GPUs a node has"),
-        ({"machine": "0 x NVIDIA H200"}, "machine is '0 x NVIDIA H200'; allowed: '1 x NVIDIA H200'$"),
-        ({"machine": "999 x H200"}, "machine is '999 x H200'; allowed: '256 x NVIDIA H200'$"),
-        ({"machine": "2 x A100 PCIe"}, "allowed: '2 x NVIDIA A100-PCIE-40GB' or '2 x NVIDIA A100 80GB PCIe'$"),
-        ({"machine": "RTX 4091"}, "machine is 'RTX 4091'; allowed: '1 x NVIDIA GeForce RTX 4090'$"),
-        ({"machine": "2 x CPU"}, "machine is '2 x CPU'; allowed: auto, or"),
-        ({"machine": "MI250"}, "machine is 'MI250'; allowed: auto, or"),
-        ({"machine": ""}, "machine is ''; allowed: auto, or"),
-        ({"machine": ["H200"]}, r"machine is \['H200'\]; allowed: auto, or"),
-        ({"machine": 4090}, "machine is 4090; allowed: auto, or"),
-        ({"recorded": "pdp-11"}, "recorded is 'pdp-11'; allowed: none$"),
-        ({"recorded": "../x"}, "recorded is '../x'; allowed: none, or the name of a folder in recorded/"),
-        ({"model": "no.such:Model"}, "model is 'no.such:Model': no source file found for module 'no.such'"),
-        ({"seed": 1.0}, "seed is 1.0; allowed: a whole number from 0"),
-        ({"sizes": {"a": {"d_model": 8}}}, "'d_ff' is a required property in sizes.a"),
-        ({"sizes": {"a": MINE | {"d_ff": 16.0}}}, "sizes.a.d_ff is 16.0; allowed: a whole number"),
-        ({"sizes": {"a": MINE | {"d_ff": 0}}}, "sizes.a: d_ff is 0; allowed: whole numbers from 1"),
-        ({"sizes": {"small": MINE}}, "sizes.small: size name 'small' is taken; allowed: any but nano"),
-        ({"sizes": {"a/b": MINE}}, "size name is 'a/b'; allowed: letters, digits"),
-        ({"sizes": {"a b": MINE}}, "size name is 'a b'; allowed: letters, digits"),
-        ({"sizes": {"-a": MINE}}, "size name is '-a'; allowed: .* at the start"),
-        ({"sizes": {2.7: MINE}}, "sizes has the key 2.7; allowed: text"),
-        ({"experiments": grids({"a-b": GRID})}, "end_to_end.smoke has the key 'a-b'; allowed: letters, digits"),
-        ({"experiments": grids({2026: GRID})}, "end_to_end.smoke has the key 2026; allowed: letters, digits"),
-        ({"experiments": grids({"empty": {}})}, r"smoke.empty is \{\}; allowed: a mapping .* of at least one"),
-        ({"experiments": grids({"all": None})}, "smoke.all is None; allowed: a mapping"),
-        ({"experiments": grids({"all\n": GRID})}, r"has the key 'all\\n'; allowed: letters, digits"),
-        ({"experiments": grids({"a" * 300: GRID})}, "a job would be named 'a*'; allowed: at most 100 bytes"),
-        ({"experiments": grids({"all": {"context": [10**30]}})}, "context is 10*; allowed: whole numbers up to 2147"),
-        ({"experiments": grids({"all": {"context": ["١٦"]}})}, "context is '١٦'; allowed: no digits but 0 to 9"),
-        (
-            {"experiments": grids({"all": {key: [*range(1, 500)] for key in ("context", "steps")}})},
-            "it has 249001 cells",
-        ),
-        ({"sizes": {"a" * 300: MINE}}, "size name is 'a*'; allowed: at most 100 letters"),
-        ({"seed": 2**70}, "seed is 1180591620717411303424; allowed: a whole number from 0 to 9223372036854775807"),
-        ({"seed": -1}, "seed is -1; allowed: a whole number from 0 to 9223372036854775807"),
-        ({"seed": "١"}, "seed is '١'; allowed: a whole number from 0"),
-        ({"price": 0}, "price is 0; allowed: none, or a price per GPU-hour above 0"),
-        ({"price": float("nan")}, "price is nan; allowed: none, or a price"),
-        ({"price": "3.50,2.10,1"}, "price is '3.50,2.10,1'; allowed: none, or a price"),
-        ({"with": ""}, "with is ''; allowed: none, a label in results/ or recorded/, or a folder"),
-        ({"speed": 1, "seed": -1}, "unknown key 'speed' in the top level"),
+        *MISTAKES["settings"],
+        ({"end_to_end": {"a" * 300: GRID}}, "a job would be named 'a*'; allowed: at most 100 bytes"),
+        ({"end_to_end": {"all": {key: [*range(1, 500)] for key in ("context", "steps")}}}, "it has 249001 cells"),
         ({"experiments": config()["experiments"] | {"speed": 1}}, "unknown key 'speed' in experiments; allowed: accum"),
-        ({"sizes": {"a": {"d_modle": 8}}}, "unknown key 'd_modle' in sizes.a; allowed: d_model, d_ff"),
-        ({"trace": {"smoke": {1: 2}, "handout": {}}}, r"trace.smoke has the key 1; allowed: text \(a number in quotes"),
-        ({"implementations": {"attention": {"a": 1}}}, "attention.a is 1; allowed: a function or class"),
         ({"experiments": {}}, "'accumulation' is a required property in experiments"),
     ],
 )
 def test_a_wrong_setting_is_answered_in_a_sentence(tmp_path, changes, complaint):
+    if "end_to_end" in changes:
+        changes = {"experiments": grids(changes["end_to_end"])}
     with pytest.raises(ValueError, match=complaint) as error:
         make_plan(config(**changes), tmp_path)
     assert str(error.value).startswith("config.yaml: ")
