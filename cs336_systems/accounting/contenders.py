@@ -1,15 +1,14 @@
 """Closed forms of the collectives of a step on several ranks, which contenders declare as their signatures.
 
-The benchmarks hold what they observe to it, and the self-checks the recorded rows. A cell is one of an experiment, or a
-row of it: something with `size`, `vocab_size`, `context`, `precision` and `processes`. Bytes are those of the whole
-tensor that a collective is about; the closed forms are those of the model in `model.py`.
+The benchmarks hold what they observe to it, and the self-checks the recorded rows. Bytes are those of the whole tensor
+that a collective is about; the closed forms are those of the model in `model.py`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 from cs336_systems.accounting.bucketed_bytes import MB, grouped
 from cs336_systems.accounting.fsdp import FullySharded, Unit
@@ -44,7 +43,26 @@ class Sent:
     """Bytes of all messages together."""
 
 
-ClosedForm = Callable[[Any], tuple[Sent, ...]]
+class RanksCell(Protocol):
+    """A cell of an experiment on several ranks, or a row of one."""
+
+    @property
+    def size(self) -> str: ...  # noqa: D102
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+
+    @property
+    def context(self) -> int: ...  # noqa: D102
+
+    @property
+    def precision(self) -> str: ...  # noqa: D102
+
+    @property
+    def processes(self) -> int: ...  # noqa: D102
+
+
+ClosedForm = Callable[[RanksCell], tuple[Sent, ...]]
 """Function from a cell to the messages of a step."""
 
 
@@ -88,7 +106,7 @@ def exactly(part: str, what: str, calls: float, size: float) -> Sent:
     return Sent(part=part, what=(what,), calls=(calls, calls), bytes=(size, size))
 
 
-def gradient_sizes(cell: Any) -> list[int]:
+def gradient_sizes(cell: RanksCell) -> list[int]:
     """Bytes of each gradient in fp32, in the order in which the backward pass completes them."""
     return weight_sizes(parse_size(cell.size), int(cell.vocab_size), FP32_BYTES)[::-1]
 
@@ -98,7 +116,7 @@ def one_by_one(part: str) -> ClosedForm:
     return lambda cell: (exactly(part, "all_reduce", len(gradient_sizes(cell)), sum(gradient_sizes(cell))),)
 
 
-def at_once(cell: Any) -> tuple[Sent, ...]:
+def at_once(cell: RanksCell) -> tuple[Sent, ...]:
     """Message of one all-reduce of all gradients."""
     return (exactly(SYNCHRONIZATION, "all_reduce", 1, sum(gradient_sizes(cell))),)
 
@@ -106,7 +124,7 @@ def at_once(cell: Any) -> tuple[Sent, ...]:
 def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False) -> ClosedForm:
     """Messages of one all-reduce per bucket during the backward pass; `wire` is the share of the bytes that is sent."""
 
-    def sends(cell: Any) -> tuple[Sent, ...]:
+    def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes = gradient_sizes(cell)
         in_turn = sizes[:-1] if last_alone else sizes
         buckets = len(grouped(in_turn, megabytes * MB)) + last_alone
@@ -118,7 +136,7 @@ def in_buckets(megabytes: float, *, wire: float = 1.0, last_alone: bool = False)
 def to_peers(megabytes: float) -> ClosedForm:
     """Messages of gradients in groups, written into the memory of their owners, and back."""
 
-    def sends(cell: Any) -> tuple[Sent, ...]:
+    def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes = gradient_sizes(cell)
         # Small gradients that are sent together need not be consecutive.
         count = len(grouped(sizes, megabytes * MB))
@@ -130,7 +148,7 @@ def to_peers(megabytes: float) -> ClosedForm:
 def ddp(mebibytes: int, *, broadcasts: bool) -> ClosedForm:
     """Messages of PyTorch's buckets: each is closed when it reaches its size, the first at 1 MiB by default."""
 
-    def sends(cell: Any) -> tuple[Sent, ...]:
+    def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes, cap = gradient_sizes(cell), mebibytes * MIB
         calls = (math.ceil(sum(sizes) / (cap + max(sizes))), sum(sizes) // cap + 2)
         reduces = Sent(part=PASSES, what=("all_reduce",), calls=calls, bytes=(sum(sizes), sum(sizes)))
@@ -145,7 +163,7 @@ def ddp(mebibytes: int, *, broadcasts: bool) -> ClosedForm:
 def by_owners(part: str, what: tuple[str, ...], megabytes: float) -> ClosedForm:
     """Messages of whole tensors in buckets of a least size, with equal parts for all ranks or a single owner."""
 
-    def sends(cell: Any) -> tuple[Sent, ...]:
+    def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes, ranks, cap = gradient_sizes(cell), int(cell.processes), megabytes * MB
         calls = (math.ceil(sum(sizes) / (PATIENCE * ranks * cap + max(sizes))), ranks * (sum(sizes) // cap + 1))
         most = EVEN * (sum(sizes) + ALIGNMENT * len(sizes))
@@ -157,7 +175,7 @@ def by_owners(part: str, what: tuple[str, ...], megabytes: float) -> ClosedForm:
 def broadcasts(*, views: bool) -> ClosedForm:
     """Messages of PyTorch's updated weights: one by one, or each rank's in one message."""
 
-    def sends(cell: Any) -> tuple[Sent, ...]:
+    def sends(cell: RanksCell) -> tuple[Sent, ...]:
         sizes = gradient_sizes(cell)
         return (exactly(UPDATE, "broadcast", int(cell.processes) if views else len(sizes), sum(sizes)),)
 
@@ -169,7 +187,7 @@ def together(*forms: ClosedForm) -> ClosedForm:
     return lambda cell: tuple(sent for form in forms for sent in form(cell))
 
 
-def sharded(cell: Any, *, by_block: bool) -> tuple[Sent, ...]:
+def sharded(cell: RanksCell, *, by_block: bool) -> tuple[Sent, ...]:
     """Messages of our FSDP: units are gathered for both passes, first and last for one; norms are all-reduced."""
     model = FullySharded(
         shape=parse_size(cell.size),
@@ -189,7 +207,7 @@ def sharded(cell: Any, *, by_block: bool) -> tuple[Sent, ...]:
 by_layer, by_block = partial(sharded, by_block=False), partial(sharded, by_block=True)
 
 
-def fully_shard(cell: Any) -> tuple[Sent, ...]:
+def fully_shard(cell: RanksCell) -> tuple[Sent, ...]:
     """Messages of `fully_shard`: each block is gathered for both passes, the rest is one unit that stays gathered."""
     shape, vocabulary, ranks = parse_size(cell.size), int(cell.vocab_size), int(cell.processes)
     model = FullySharded(shape=shape, vocab_size=vocabulary, ranks=ranks, precision=cell.precision, by_block=True)
@@ -206,6 +224,6 @@ def fully_shard(cell: Any) -> tuple[Sent, ...]:
     )
 
 
-def gradients(cell: Any) -> int:
+def gradients(cell: RanksCell) -> int:
     """Bytes of all gradients in fp32."""
     return FP32_BYTES * parameters(parse_size(cell.size), int(cell.vocab_size))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from cs336_systems.accounting.contenders import PASSES, UPDATE, ClosedForm, at_once, gradients
+from cs336_systems.accounting.contenders import PASSES, UPDATE, ClosedForm, RanksCell, at_once, gradients
 from cs336_systems.accounting.peak_memory import peak
 from cs336_systems.accounting.setting import Scheme, Setting
 
@@ -80,20 +80,20 @@ class Declared(Contender):
         """Whether it stands for this project in verdicts: ours, not a variation, and ranks communicate."""
         return self.scheme not in (None, "alone") and not (self.foreign or self.own or self.tried)
 
-    def after_backward(self, cell: Any) -> bool:
+    def after_backward(self, cell: RanksCell) -> bool:
         """Whether all messages follow the backward pass, while nothing else runs."""
         sends = self.sends(cell)
         return bool(sends) and not any(sent.part == PASSES for sent in sends)
 
-    def disturbs(self, cell: Any) -> bool:
+    def disturbs(self, cell: RanksCell) -> bool:
         """Whether collectives run next to the passes, and take SMs from them."""
         return any(sent.what and sent.part == PASSES for sent in self.sends(cell))
 
-    def sends_to_peers(self, cell: Any) -> bool:
+    def sends_to_peers(self, cell: RanksCell) -> bool:
         """Whether ranks write into each other's memory instead of calling collectives."""
         return any(not sent.what for sent in self.sends(cell))
 
-    def setting(self, cell: Any, *, on_gpu: bool = True) -> Setting:
+    def setting(self, cell: RanksCell, *, on_gpu: bool = True) -> Setting:
         """Describe the step of a cell under this contender.
 
         Raises:
@@ -116,7 +116,7 @@ class Declared(Contender):
             on_gpu=on_gpu,
         )
 
-    def needed(self, cell: Any, *, on_gpu: bool) -> int:
+    def needed(self, cell: RanksCell, *, on_gpu: bool) -> int:
         """About the most bytes that a rank has in use: in a step, or while the whole model is sharded."""
         setting = self.setting(cell, on_gpu=on_gpu)
         use = peak(setting)
