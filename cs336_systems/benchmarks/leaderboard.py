@@ -67,7 +67,7 @@ def plan_step(cell: Leaderboard, device: torch.device) -> Setting:
         Unavailable: it does not fit, or the device does not run this project's kernels.
     """
     require_kernels(device)
-    free = free_memory(device)
+    free = allocatable_bytes(device)
     if cell.processes > 1:
         least = torch.tensor([free], device=device)
         dist.all_reduce(least, dist.ReduceOp.MIN)
@@ -90,7 +90,7 @@ def verdict(step: Setting, free: float) -> str:
     return f"It does not fit: a rank needs {needed} {blocks}, and {has} are free, {RESERVE:.0%} of them as a reserve"
 
 
-def free_memory(device: torch.device) -> int:
+def allocatable_bytes(device: torch.device) -> int:
     """Bytes that a rank can allocate: free ones on its GPU, or its share of those of the host."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
