@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import jsonschema
 import pytest
-import yaml
 
 from cs336_systems.benchmarks.command_line import parse_command_line
 from cs336_systems.config import Config, as_in_a_file
@@ -19,11 +18,10 @@ from cs336_systems.experiments.registry import EXPERIMENTS, KINDS
 from cs336_systems.plan import make_plan, plan_to_json, read_plan
 from cs336_systems.run.progress import read_walls, wall_key
 from cs336_systems.sizes import parse_size
-from tests.samples import ROOT, config
+from tests.samples import ROOT, config, mistakes
 
 GRID = {"size": ["nano"], "context": [8]}
 MINE = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
-MISTAKES = yaml.safe_load((ROOT / "tests/data/mistakes.yaml").read_text(encoding="utf-8"))
 
 
 def grids(end_to_end):
@@ -36,7 +34,7 @@ def planned(grid, tmp_path, **changes):
     return make_plan(config(experiments=grids({"only": grid}), **changes), tmp_path)
 
 
-@pytest.mark.parametrize(("grid", "complaint"), MISTAKES["grids"])
+@pytest.mark.parametrize(("grid", "complaint"), mistakes("grids"))
 def test_a_wrong_grid_is_answered_in_a_sentence(tmp_path, grid, complaint):
     with pytest.raises(ValueError, match=complaint) as error:
         planned(GRID | grid, tmp_path)
@@ -65,7 +63,7 @@ def test_values_on_the_command_line_are_read_as_in_a_file(given, read):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        *MISTAKES["settings"],
+        *mistakes("settings"),
         ({"end_to_end": {"a" * 300: GRID}}, "a job would be named 'a*'; allowed: at most 100 bytes"),
         ({"end_to_end": {"all": {key: [*range(1, 500)] for key in ("context", "steps")}}}, "it has 249001 cells"),
         ({"experiments": config()["experiments"] | {"speed": 1}}, "unknown key 'speed' in experiments; allowed: accum"),

@@ -22,37 +22,13 @@ from cs336_systems.parallel.process_group import Rank
 from cs336_systems.record.measurement import WALL, WHOLE_CELL, Measurement, summarize
 from cs336_systems.record.rows import parameters
 from cs336_systems.run.kept_cells import KEPT, add_cell, measured_cells, out_of_memory, start_keeping
-from tests.samples import ROOT
+from tests.samples import ROOT, mistakes
 
 
-@pytest.mark.parametrize(
-    ("experiment", "arguments", "complaint"),
-    [
-        ("end_to_end", ["--context", "0"], "end_to_end: context is 0; allowed: greater than or equal to 1"),
-        ("end_to_end", ["--size", "nano", "huge"], "end_to_end: size is 'huge'; allowed: nano, micro"),
-        ("end_to_end", ["--model", "nowhere"], "end_to_end: model is 'nowhere'; allowed: "),
-        ("end_to_end", ["--model", "no.such:Model"], "end_to_end: model 'no.such:Model' cannot be loaded: No module"),
-        ("end_to_end", ["--model", "math:pi"], "is of type float; allowed: a model class"),
-        ("end_to_end", ["--model", "tests.support.raising_model:LM"], "cannot be loaded: RuntimeError: of itself"),
-        ("end_to_end", ["--model", "torch.nn:Linear"], "cannot be called: missing a required argument: 'in_"),
-        (
-            "end_to_end",
-            ["--model", "tests.support.models:ConvolutionLM", "--attention", "flash"],
-            "attention is 'flash', which model 'tests.support.models:ConvolutionLM' does not take; allowed: plain",
-        ),
-        ("end_to_end", ["--context"], "context has no value; allowed: at least one"),
-        ("end_to_end", ["--context", str(10**30)], "context is 1" + 30 * "0" + "; allowed: whole numbers up to 2147"),
-        ("end_to_end", ["--seed", str(2**70)], "seed is 1180591620717411303424; allowed: whole numbers from 0 to 92"),
-        ("end_to_end", ["--seed", "-1"], "seed is -1; allowed: whole numbers from 0"),
-        ("accumulation", ["--output", "/"], "output is '/', which is a folder; allowed: a file"),
-        ("end_to_end", ["--precision", "fp8"], "invalid choice 'fp8'"),
-        ("end_to_end", ["--steps", "many"], "many"),
-        ("accumulation", ["--colour", "blue"], "--colour"),
-    ],
-)
+@pytest.mark.parametrize(("experiment", "arguments", "complaint"), mistakes("commands"))
 def test_a_bad_value_ends_in_a_sentence_and_status_two(command, capsys, experiment, arguments, complaint):
     with pytest.raises(SystemExit) as status:
-        command(experiment, *arguments)
+        command(experiment, *arguments.split())
     assert status.value.code == 2
     assert complaint in capsys.readouterr().err
 

@@ -137,3 +137,8 @@ def typeset_without_pictures(text: str, project: Path, pictures: Path) -> None:
     source.write_text(text, encoding="utf-8")
     with contextlib.chdir(project):
         typeset(source, project / "writeup.pdf")
+
+
+def mistakes(kind: str) -> list[list[Any]]:
+    """What tests/data/mistakes.yaml has of a kind: mistakes, and the sentences that answer them."""
+    return yaml.safe_load((ROOT / "tests/data/mistakes.yaml").read_text(encoding="utf-8"))[kind]
