@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import yaml
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -409,101 +410,20 @@ OTHERS = [
 ]
 
 
-LATER = ["NaiveDataParallel", "FlatDataParallel", "OverlappedDataParallel", "BucketedDataParallel"]
-LATER += ["SymmetricMemoryDataParallel", "torch DDP"]
-SHARDED = ["FullyShardedDataParallel", "fully_shard", "DTensor"]
-SHARDED_OPTIMIZERS = ["ShardedGradientsDataParallel", "ShardedOptimizer", "SymmetricMemoryShardedOptimizer"]
-COPIES = ["copy.deepcopy", "torch.save of the objects"]
-IN_BACKWARD_NAMES = ["ShardedStep", "UpdateInBackward"]
 NOT_COMBINED = {
-    ("during_backward", "ShardedOptimizer"),
-    ("during_backward", "ShardedGradientsDataParallel"),
-    ("during_backward", "SymmetricMemoryShardedOptimizer"),
-    *((part, other) for part in IN_BACKWARD_NAMES for other in SHARDED_OPTIMIZERS),
+    (part, other)
+    for part in ("during_backward", "ShardedStep", "UpdateInBackward")
+    for other in ("ShardedGradientsDataParallel", "ShardedOptimizer", "SymmetricMemoryShardedOptimizer")
 }
 """Sharded optimizers have no such method, or are both."""
 
 
-def fields(parts, others, sentence):
-    return {(part, other): sentence for part in parts for other in others}
-
-
 REFUSED = {
-    **fields(
-        ["GradientSums", "during_backward", "UpdateInBackward"],
-        LATER,
-        ".* would use a parameter's gradient before .* has averaged it; allowed: parameters without a data-parallel "
-        "wrapper, or those of a FullyShardedDataParallel or fully_shard",
-    ),
-    **fields(
-        ["GradientSums"],
-        SHARDED_OPTIMIZERS,
-        ".* would use a parameter's gradient before .* has averaged it; allowed: parameters without a data-parallel "
-        "wrapper, or those of a FullyShardedDataParallel or fully_shard",
-    ),
-    **fields(
-        ["clip_scale"],
-        ["ShardedGradientsDataParallel"],
-        "each rank has other gradients, and no rank the norm of all; allowed: clip_grad_norm_.* of the "
-        "ShardedGradientsDataParallel, which returns it",
-    ),
-    **fields(
-        ["ShardedStep"],
-        [*LATER, "FullyShardedDataParallel"],
-        "fuse accepts cs336_systems.model.TransformerLM, got .*",
-    ),
-    **fields(["ShardedStep"], ["fully_shard"], "fuse replaces the classes of cs336_systems.model, but the model is .*"),
-    **fields(["UpdateInBackward"], SHARDED, ".* is a DTensor, sharded already; allowed: whole parameters"),
-    **fields(["ShardedStep"], ["DTensor"], ".* is a DTensor, sharded already; allowed: whole parameters"),
-    **fields(
-        ["linear_cross_entropy"],
-        ["FullyShardedDataParallel"],
-        "linear_cross_entropy got a weight that is a DTensor, sharded over ranks; allowed: whole weights, as in the "
-        "forward pass of a module whose class is in FullyShardedDataParallel's `together`, or that was given to "
-        "fully_shard",
-    ),
-    **fields(
-        ["use_fp8"],
-        ["DTensor", "torch.func.grad"],
-        "fp8_linear accepts plain tensors only, outside of torch.func's transforms",
-    ),
-    **fields(
-        ["checkpoint_blocks"],
-        ["DTensor"],
-        "Operator cs336_systems.attention_forward.default does not have a sharding strategy registered",
-    ),
-    **fields(
-        ["checkpoint_blocks", "ShardedStep"],
-        ["torch.utils.checkpoint"],
-        "torch.utils.checkpoint: A different number of tensors was saved during the original forward and recomputation",
-    ),
-    **fields(
-        ["checkpoint_blocks", "ShardedStep"],
-        ["torch.func.grad"],
-        "torch.func.* don't yet support saved tensor hooks",
-    ),
-    **fields(
-        ["fuse", "packed_linear", "checkpoint_blocks", "use_fp8", "linear_cross_entropy", "ShardedStep"],
-        ["double backward"],
-        r".* cannot be differentiated twice \(create_graph=True\)",
-    ),
-    **fields(IN_BACKWARD_NAMES, COPIES, r".*UpdateInBackward cannot be copied or pickled; allowed: its state_dict\(\)"),
-    **fields(
-        IN_BACKWARD_NAMES,
-        ["Module.to(dtype)", "p.data = ..."],
-        r"a parameter .* was cast, moved or replaced after its unit was made; allowed: to change its numbers in place, "
-        r"by load_state_dict or under torch.no_grad\(\)",
-    ),
-    **fields(
-        IN_BACKWARD_NAMES,
-        ["tied parameters"],
-        "parameter .* and parameter .* share memory; allowed: each parameter once, in memory of its own",
-    ),
-    **fields(
-        IN_BACKWARD_NAMES,
-        ["frozen parameters"],
-        "parameter .* is frozen; allowed: parameters that require a gradient",
-    ),
+    (part, other): entry["sentence"]
+    for entry in yaml.safe_load((PAGE.parents[1] / "tests/data/refused.yaml").read_text(encoding="utf-8"))
+    for parts, others in entry["refused"]
+    for part in parts
+    for other in others
 }
 """What is refused, by part and by what it is used together with: a regular expression of the error's sentence."""
 

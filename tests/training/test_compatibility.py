@@ -5,7 +5,6 @@ import torch.distributed as dist
 
 from tests.support.ranks import on_all_ranks
 from tests.training.compatibility import (
-    LATER,
     NOT_COMBINED,
     OTHERS,
     PAGE,
@@ -16,7 +15,7 @@ from tests.training.compatibility import (
     takes_all_ranks,
 )
 
-SLOW = {*LATER[:3], "SymmetricMemoryShardedOptimizer"}
+SLOW = {f"{kind}DataParallel" for kind in ("Naive", "Flat", "Overlapped")} | {"SymmetricMemoryShardedOptimizer"}
 """What shares its code with another entry."""
 
 
