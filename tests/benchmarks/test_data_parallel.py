@@ -30,7 +30,8 @@ from cs336_systems.experiments.contender import Declared
 from cs336_systems.experiments.data_parallel import CONTENDERS, PHASE_STEPS, PHASES, DataParallelTraining
 from cs336_systems.measure.memory import Unavailable, is_out_of_memory
 from cs336_systems.measure.timing import no_garbage_collection
-from cs336_systems.parallel.data_parallel import NaiveDataParallel, average
+from cs336_systems.parallel.data_parallel import NaiveDataParallel
+from tests.support.own import OverflowingDDP
 from tests.support.ranks import on_all_ranks
 
 ODD = "odd:d_model=24,d_ff=37,num_layers=3,num_heads=3"
@@ -198,21 +199,12 @@ class Apart(NaiveDataParallel):
             module.final_norm.weight.mul_(1 + dist.get_rank())
 
 
-class Overflowing(NaiveDataParallel):
-    """Large gradients stay at home: larger ones than those of the small model."""
-
-    def _average_gradients(self):
-        for parameter in self._trainable:
-            if parameter.numel() <= 2000:
-                average(parameter.grad).wait()
-
-
 def frozen(model, contender, cell, *, lr, **hyperparameters):
     """Learns what a small model has to learn, and nothing at the size that is timed."""
     return NaiveDataParallel(model), AdamW(model.parameters(), lr=lr if lr > 1e-3 else 0.0, **hyperparameters)
 
 
-apart, overflowing = partial(builders.whole, wrap=Apart), partial(builders.whole, wrap=Overflowing)
+apart, overflowing = partial(builders.whole, wrap=Apart), partial(builders.whole, wrap=OverflowingDDP)
 
 
 @pytest.mark.parametrize(

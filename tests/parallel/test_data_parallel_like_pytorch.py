@@ -15,6 +15,7 @@ from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.sharded_gradients import ShardedGradientsDataParallel
 from cs336_systems.parallel.sharded_optimizer import ShardedOptimizer
 from cs336_systems.parallel.symmetric_memory_optimizer import SymmetricMemoryShardedOptimizer
+from tests.support.models import Raises
 from tests.support.ranks import on_all_ranks
 from tests.support.wrappers import VARIATIONS, WRAPPERS, with_sharded_gradients
 
@@ -51,18 +52,6 @@ def assert_step_like_pytorchs(wrapped, device):
     assert ours
     for name, gradient in ours.items():
         torch.testing.assert_close(gradient + 0, theirs[name], **rounding)
-
-
-class Raises(torch.autograd.Function):
-    """The identity, whose backward pass fails."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise ValueError("a bad batch")
 
 
 @every_wrapper

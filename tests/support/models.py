@@ -130,3 +130,15 @@ class BlocksLM(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         (block,) = self.blocks
         return block(self.table(token_ids))
+
+
+class Raises(torch.autograd.Function):
+    """The identity, whose backward pass fails."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("a bad batch")
