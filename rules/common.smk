@@ -89,7 +89,8 @@ onstart:
         # On a GPU a process that has used CUDA cannot be forked, and what a job imports is little of its time.
         if PLAN.device == "cpu" and len(pending) > 1:
             os.environ[WARM] = str(workflow.snakemake_tmp_dir / "warm")
-            subprocess.Popen([sys.executable, "-m", "cs336_systems.run.warm", os.environ[WARM]])
+            warm = subprocess.Popen([sys.executable, "-m", "cs336_systems.run.warm", os.environ[WARM]])
+            atexit.register(lambda: (warm.terminate(), warm.wait()))
         check_other_models(pending)
         check_own_implementations(pending)
         test_together(pending)
