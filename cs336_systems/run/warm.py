@@ -96,6 +96,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], files: Sequence[
 
 def run_as_rank(unbuffered: str, *arguments: str) -> None:
     """Do what the program that torchrun would start does, `python -u -m MODULE ARGUMENTS`."""
+    import torch
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torchrun's, which was not set when PyTorch was imported
     run_module(*arguments)
 
 

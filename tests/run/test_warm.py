@@ -1,6 +1,7 @@
 """Jobs that are forked of the warm process: processes of their own, with all ends that started ones have."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 
 import psutil
 import pytest
+import torch
 
 from cs336_systems.lifeline import RUN, start_of
 from cs336_systems.run import relaunch
@@ -16,8 +18,8 @@ from cs336_systems.run.warm import WARM
 from tests.samples import ROOT
 
 JOB = """
-import ctypes, os, sys, time
-print(os.environ["FATE"], sys.argv, __name__, os.environ.get("RANK"), flush=True)
+import ctypes, os, sys, torch
+print(os.environ["FATE"], sys.argv, __name__, torch.get_num_threads(), os.environ.get("RANK"), flush=True)
 if os.environ["FATE"] == "hangs":
     open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
     ctypes.PyDLL(None).sleep(1000)  # no other thread of Python runs meanwhile
@@ -68,8 +70,7 @@ def launch(server, tmp_path, monkeypatch, capfd):
 def test_a_forked_job_is_one_of_its_own(launch, tmp_path, fate, status, error):
     found, hung, printed = launch(fate, "python")
     assert (found, hung) == (status, False)
-    assert printed.out.splitlines()[0].startswith(f"{fate} ['")
-    assert printed.out.splitlines()[0].endswith(f"', '{tmp_path}'] __main__ None")
+    assert re.match(rf"{fate} \['.*', '{tmp_path}'\] __main__ {torch.get_num_threads()} None\n", printed.out)
     assert error in printed.err
 
 
@@ -82,7 +83,7 @@ def test_ranks_are_forked_too_and_end_with_a_job_that_hangs(launch, tmp_path):
     assert not any(map(psutil.pid_exists, ranks))
     status, _, printed = launch("ends", *torchrun)
     assert status == 0
-    assert {line[-1] for line in printed.out.splitlines()} == {"0", "1"}
+    assert {line[-3:] for line in printed.out.splitlines()} == {"1 0", "1 1"}  # one thread for each
     status, _, printed = launch("raises", *torchrun)
     assert status == 1
     assert "ZeroDivisionError" in printed.err
