@@ -1,6 +1,7 @@
 """Names, peak rates, memory and power limits of GPU models: the only table of them. No torch here.
 
-To add a GPU, add its entry to GPUS. No measured code imports this module, so nothing is measured again.
+To add a GPU, add its entry to GPUS. Measured code only checks with it that a time is possible, so nothing is measured
+again.
 """
 
 import difflib
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 NVIDIA = "NVIDIA "
 """The beginning of a driver's name."""
+FIRST_BF16, FIRST_FP8 = (8, 0), (8, 9)
+"""The first compute capabilities whose tensor cores multiply bf16, and FP8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,23 @@ class Gpu:
         return self.names[0] if self.names[0].startswith("Tesla ") else f"{NVIDIA}{self.names[0]}"
 
     def flops(self, precision: str) -> float:
-        """Peak rate of the precision that a matmul runs in, FLOP/s."""
-        return self.bf16 if precision == "bf16" else self.fp32
+        """Peak rate of the precision that a matmul runs in, FLOP/s; GPUs without it run it in the next larger one.
+
+        Tensor cores multiply FP8 twice as fast as bf16, and TF32 half as fast. Those before bf16 multiply fp16, eight
+        times as fast as others add and multiply fp32.
+        """
+        rates = {
+            "fp8": 2 * self.bf16 if self.capability >= FIRST_FP8 else self.bf16,
+            "fp16": self.bf16 if self.capability >= FIRST_BF16 else 8 * self.fp32,
+            "bf16": self.bf16,
+            "tf32": max(self.bf16 / 2, self.fp32),
+            "fp32": self.fp32,
+        }
+        return rates[precision]
+
+    def accurate_flops(self, precision: str) -> float:
+        """Peak rate of matmuls as accurate as a precision, FLOP/s: six bf16 matmuls are as accurate as one in fp32."""
+        return max(self.fp32, self.bf16 / 6) if precision == "fp32" else self.flops(precision)
 
 
 def _gpu(

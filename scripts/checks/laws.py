@@ -434,14 +434,11 @@ def up_to_the_data_sheet(it: Reading) -> Expected:
 
 
 def peak_flops(gpu: Gpu, it: Reading) -> float:
-    """The most FLOP/s of a row's matmuls; infinite in FP8, whose rate is not listed.
-
-    fp32 attention may also use six bf16 matmuls for each, which are as accurate.
-    """
+    """The most FLOP/s of a row's matmuls."""
     if it.experiment in ("attention", "flash"):
-        return gpu.bf16 if it.row["precision"] == "bf16" else max(gpu.fp32, gpu.bf16 / 6)
+        return gpu.accurate_flops(it.row["precision"])
     if it.experiment == "training_ladder":
-        return math.inf if it.row["rung"] == FP8.name else gpu.flops("fp32" if it.row["rung"] == FIRST.name else "bf16")
+        return gpu.flops({FIRST.name: "fp32", FP8.name: "fp8"}.get(it.row["rung"], "bf16"))
     return gpu.flops(it.row["precision"])
 
 

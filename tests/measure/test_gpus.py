@@ -116,3 +116,23 @@ def test_the_recorded_report_is_relative_to_these():
     gpu = listed("NVIDIA H200")
     assert (gpu.bf16, gpu.fp32, gpu.bandwidth, gpu.link) == (989e12, 67e12, 4.8e12, 450e9)
     assert (gpu.power_limit, gpu.source) == (700, "NVIDIA H200 data sheet, SXM")
+
+
+@pytest.mark.parametrize(
+    ("name", "tflops"),
+    [  # as the data sheets have them: FP8, fp16, bf16, TF32, fp32
+        ("NVIDIA H200", (1979, 989, 989, 494.7, 67)),
+        ("NVIDIA L4", (242, 121, 121, 60, 30.3)),
+        ("NVIDIA A100-SXM4-80GB", (312, 312, 312, 156, 19.5)),
+        ("NVIDIA GeForce RTX 3090", (71, 71, 71, 35.6, 35.6)),
+        ("Tesla V100-SXM2-32GB", (15.7, 125, 15.7, 15.7, 15.7)),
+        ("Tesla T4", (8.1, 65, 8.1, 8.1, 8.1)),
+        ("NVIDIA B200", (4500, 2250, 2250, 1100, 75)),
+    ],
+)
+def test_each_precision_has_a_peak(name, tflops):
+    gpu = listed(name)
+    for precision, rate in zip(("fp8", "fp16", "bf16", "tf32", "fp32"), tflops, strict=True):
+        assert gpu.flops(precision) / 1e12 == pytest.approx(rate, rel=0.03), precision
+    with pytest.raises(KeyError):
+        gpu.flops("int8")

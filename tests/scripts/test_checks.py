@@ -94,6 +94,12 @@ def test_fp32_attention_may_take_the_matrix_units():
     assert peak_flops(PEAK, fp32) == PEAK.bf16 / 6 > PEAK.fp32
 
 
+@pytest.mark.parametrize(("faster", "noticed"), [(1, False), (2, False), (10, True)])
+def test_no_step_in_fp8_is_faster_than_its_peak(sound, faster, noticed):
+    fault = put(rows("training_ladder", rung="fp8", metric="step"), median=lambda ms: ms / faster)
+    assert bool(broken_laws("training_ladder", fault(sound), "no step, and no attention pass")) == noticed
+
+
 @pytest.mark.parametrize(
     ("off", "slow", "outcome"), [(1.5, 1.0, "failed"), (1.5, 10.0, "passed"), (2.5, 10.0, "failed")]
 )
