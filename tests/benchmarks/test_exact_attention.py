@@ -109,3 +109,12 @@ def test_what_the_timed_passes_make_is_compared(monkeypatch):
     monkeypatch.setattr(attention, "plain_attention", lambda *inputs: next(calls)(*inputs))
     with pytest.raises(AssertionError, match="off from that of attention"):
         attention.measure(Attention(sequence=16, d=8, batch_size=2, warmup=2, steps=3), CPU)
+
+
+def test_some_heads_are_compared_and_named():
+    q, k, v = (x.detach() for x in inputs(torch.float32))
+    right = exact_attention.exact_attention(q, k, v, q, is_causal=True)[0].float()
+    wrong = {"o": right * torch.tensor([1.0, 2.0])[:, None, None]}
+    exact_attention.require_close(wrong, [q, k, v, q], is_causal=True, heads=[0])
+    with pytest.raises(AssertionError, match=r"by 0\.9\d of it, most in head 1, "):
+        exact_attention.require_close(wrong, [q, k, v, q], is_causal=True, heads=[1, 0])
