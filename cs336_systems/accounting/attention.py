@@ -20,6 +20,12 @@ def flash_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, ca
     return factor * forward_flops(batch, heads, sequence, d, causal=causal)
 
 
+def least_flops(phase: str, batch: int, heads: int, sequence: int, d: int, *, causal: bool) -> float:
+    """Operations that no implementation can leave out: a backward pass is four matmuls, if it computes none again."""
+    factor = {"forward": 1, "backward": 2, "forward_backward": 3}[phase]
+    return factor * forward_flops(batch, heads, sequence, d, causal=causal)
+
+
 def plain_bytes_before_backward(batch: int, sequence: int, d: int) -> int:
     """Bytes in use between plain attention's passes in fp32, no heads and no mask.
 

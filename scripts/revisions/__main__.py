@@ -48,8 +48,8 @@ INSTRUMENTS = {
 NOT_MEASURED = "description"
 OTHERS = {"kernel_trace": Place("cs336_systems.artifacts.kernel_trace", "write_trace")}
 """Measured code that is no experiment."""
-DESCRIBE = ("cs336_systems.experiments.metrics",)
-"""Modules that only describe measurements."""
+DESCRIBE = ("cs336_systems.experiments.metrics", "cs336_systems.measure.gpus")
+"""Modules that only describe measurements, and the machines that they are from."""
 HEADER = """\
 # Revisions of the measured code, with the instruments that it uses and a digest of its syntax trees, by
 # `python -m scripts.revisions`. Rows carry the revisions that made them.

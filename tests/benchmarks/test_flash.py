@@ -1,7 +1,7 @@
 """The experiment on attention implementations."""
 
 import re
-import time
+from contextlib import nullcontext
 from itertools import combinations
 
 import pytest
@@ -10,11 +10,13 @@ from torch.autograd import DeviceType
 
 from cs336_systems.benchmarks import flash
 from cs336_systems.benchmarks.command_line import parse_command_line
+from cs336_systems.benchmarks.comparison import new_inputs
+from cs336_systems.benchmarks.comparison.device_clock import take_persisting_l2
 from cs336_systems.experiments.contender import names_of
 from cs336_systems.experiments.flash import Flash
 from cs336_systems.measure.memory import Unavailable
 from tests.support import cheats
-from tests.support.cheats import CHEATS
+from tests.support.cheats import CHEATS, IN_FP32, ON_GPU
 
 
 def test_what_needs_a_gpu_is_skipped_on_a_cpu_with_a_reason(launch):
@@ -139,16 +141,60 @@ def test_each_implementation_runs_kernels_of_its_own():
     assert len(kernels) >= 8
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_what_does_less_when_it_is_timed_gets_no_time(cheat, monkeypatch):
-    monkeypatch.setattr(time, "perf_counter", time.perf_counter)  # as it was, afterwards
+@pytest.fixture
+def as_before(monkeypatch):
+    """Puts back what a cheat replaces, and forgets what it has kept."""
+    for path in (*new_inputs.TIMERS, "torch.allclose", "torch.equal", "torch.isclose"):
+        owner, _, name = path.rpartition(".")
+        monkeypatch.setattr(new_inputs.present(owner), name, new_inputs.present(path))
     cheats.KEPT.clear()
     cheats.CALLS[0] = 0
-    cell = Flash(sequence=256, d=32, heads=4, implementation=f"mine=tests.support.cheats:{cheat}")
-    with pytest.raises(Unavailable, match=f"^not timed: {CHEATS[cheat]}"):
+
+
+@pytest.mark.parametrize(
+    ("cheat", "precision", "why"),
+    [(name, "bf16", why) for name, why in CHEATS.items()] + [(name, "fp32", why) for name, why in IN_FP32.items()],
+)
+def test_what_does_less_when_it_is_timed_gets_no_time(cheat, precision, why, as_before):
+    cell = Flash(sequence=256, d=32, heads=4, precision=precision, implementation=f"mine=tests.support.cheats:{cheat}")
+    with pytest.raises(Unavailable, match=f"^not timed: {why}"):
         flash.measure(cell, torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cheat", ON_GPU)
+def test_what_does_less_when_it_is_timed_gets_no_time_on_a_gpu(cheat, as_before):
+    length = 2048 if cheat == "skipped_in_graphs" else 8192  # Others are not captured.
+    cell = Flash(sequence=length, heads=4, rep=5, implementation=f"mine=tests.support.cheats:{cheat}")
+    stream = torch.cuda.current_stream()
+    try:
+        with pytest.raises(Unavailable, match=f"^not timed: {ON_GPU[cheat]}"):
+            flash.measure(cell, torch.device("cuda"))
+    finally:
+        torch.cuda.set_stream(stream)
+    assert take_persisting_l2() == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", ["full", "joined_stream"])
+@pytest.mark.parametrize("length", [256, 8192])
+def test_what_works_as_it_says_gets_its_time_on_a_gpu(path, length):
+    cell = Flash(sequence=length, heads=4, rep=5, implementation=f"mine=tests.support.cheats:{path}")
+    assert {row.metric for row in flash.measure(cell, torch.device("cuda"))} >= {"forward", "backward"}
 
 
 def test_what_works_as_it_says_gets_its_time():
     cell = Flash(sequence=256, d=32, heads=4, implementation="mine=tests.support.cheats:full")
     assert {row.metric for row in flash.measure(cell, torch.device("cpu"))} >= {"forward", "backward"}
+
+
+@pytest.mark.parametrize(("timed", "holds"), [([1.0, 1.9, 2.1, 9.0], 2.1), ([1.0, 1.1, 1.2, 1.3], None)])
+def test_a_machine_that_slows_down_is_timed_again(timed, holds):
+    times, device = iter(timed), torch.device("cpu")
+
+    def check(seconds):
+        new_inputs._require_time("forward", seconds, [4.5, 3.0, 3.5], device)
+
+    with nullcontext() if holds else pytest.raises(Unavailable, match=r"^not timed: forward was timed at 1.3e\+03 ms"):
+        assert new_inputs.times_that_hold(lambda: next(times), check) == holds
+    assert len(list(times)) == (1 if holds else 0)

@@ -1,7 +1,10 @@
 """Attention that is right when it is compared and does less when it is timed, each in one way."""
 
+import ctypes
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import torch
 
@@ -82,13 +85,251 @@ def own_clock(q, k, v, is_causal):
     return full(q, k, v, is_causal)
 
 
+def own_event(q, k, v, is_causal):
+    """Replaces a method of events."""
+    torch.cuda.Event.elapsed_time = lambda *_: 1e-3
+    return full(q, k, v, is_causal)
+
+
+def own_synchronize(q, k, v, is_causal):
+    """Replaces the wait for the device."""
+    torch.cuda.synchronize = lambda *_: None
+    return full(q, k, v, is_causal)
+
+
+def own_do_bench(q, k, v, is_causal):
+    """Replaces Triton's stopwatch."""
+    import triton.testing
+
+    triton.testing.do_bench = lambda *_, **__: [1e-3] * 10
+    return full(q, k, v, is_causal)
+
+
+def own_allclose(q, k, v, is_causal):
+    """Replaces comparisons."""
+    torch.allclose = torch.equal = torch.isclose = lambda *_, **__: True
+    return (q + k + v) * 0
+
+
+class Threaded(torch.autograd.Function):
+    """The output, computed by another thread, and the gradients."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        """Returns at once."""
+        ctx.save_for_backward(q, k, v)
+        ctx.is_causal, o = is_causal, torch.empty_like(q)
+        ctx.thread = threading.Thread(target=lambda: o.copy_(full(q, k, v, is_causal)))
+        ctx.thread.start()
+        return o
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Afterwards."""
+        ctx.thread.join()
+        return Right.backward(ctx, grad_o)
+
+
+def another_thread(q, k, v, is_causal):
+    """Works after it has returned."""
+    return Threaded.apply(q, k, v, is_causal)
+
+
+class Lazy(torch.Tensor):
+    """Computes when it is used."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        """Computes what it stands for."""
+        args = [x.compute() if isinstance(x, Lazy) else x for x in args]
+        return func(*args, **kwargs or {})
+
+
+def later(like, compute):
+    """What computes when it is used."""
+    x = torch.empty_like(like).as_subclass(Lazy)
+    x.compute = compute
+    return x
+
+
+def lazy(q, k, v, is_causal):
+    """Works when it is compared."""
+    return later(q, lambda: full(q, k, v, is_causal))
+
+
+class LazyGradients(Right):
+    """The same of gradients."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Returns at once."""
+        kept = SimpleNamespace(saved_tensors=ctx.saved_tensors, is_causal=ctx.is_causal)
+        return *(later(grad_o, lambda i=i: Right.backward(kept, grad_o)[i]) for i in range(3)), None
+
+
+def empties_inputs(q, k, v, is_causal):
+    """Makes its task easier."""
+    v.data.zero_()
+    return 0 * (q + k + v)
+
+
+def bf16(q, k, v, is_causal):
+    """Multiplies in bf16."""
+    return full(*(x.bfloat16() for x in (q, k, v)), is_causal).to(q.dtype)
+
+
+def fp8(q, k, v, is_causal):
+    """Rounds its inputs to FP8, for which tensor cores are faster."""
+    return full(*(x + (x.to(torch.float8_e4m3fn).to(x.dtype) - x).detach() for x in (q, k, v)), is_causal)
+
+
+def fp8_values(q, k, v, is_causal):
+    """Rounds one input only."""
+    return full(q, k, v + (v.to(torch.float8_e4m3fn).to(v.dtype) - v).detach(), is_causal)
+
+
+def half_the_heads(q, k, v, is_causal):
+    """Copies the other half."""
+    half = len(q) // 2
+    return full(*(x[:half] for x in (q, k, v)), is_causal).repeat(2, 1, 1)
+
+
+def half_the_rows(q, k, v, is_causal):
+    """Leaves out the later queries."""
+    half = q.shape[1] // 2
+    o = full(*(x[:, :half] for x in (q, k, v)), is_causal)
+    return torch.cat((o, v[:, half:]), 1)
+
+
+def last_keys(q, k, v, is_causal):
+    """Sees the 32 keys before a query."""
+    positions = torch.arange(q.shape[1], device=q.device)
+    distance = positions[:, None] - positions
+    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill((distance < 0) | (distance >= 32), -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+class LastGradients(Right):
+    """The gradients of an earlier call."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Computes them once."""
+        if "gradients" not in KEPT:
+            KEPT["gradients"] = Right.backward(ctx, grad_o)
+        return KEPT["gradients"]
+
+
+class NoGradients(Right):
+    """No gradients from the fifth call on."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Computes at first."""
+        CALLS[0] += 1
+        return Right.backward(ctx, grad_o) if CALLS[0] < 5 else (*(torch.zeros_like(grad_o),) * 3, None)
+
+
+class OtherStream(Right):
+    """Works on a stream of its own, for which nobody waits."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal):
+        """Launches, and returns."""
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return Right.forward(ctx, q, k, v, is_causal)
+
+
+def new_stream(q, k, v, is_causal):
+    """Leaves another stream current, which has nothing to wait for."""
+    o = full(q, k, v, is_causal)
+    torch.cuda.set_stream(torch.cuda.Stream())
+    return o
+
+
+def joined_stream(q, k, v, is_causal):
+    """Works on another stream as one should: right."""
+    other, timed = torch.cuda.Stream(), torch.cuda.current_stream()
+    other.wait_stream(timed)
+    with torch.cuda.stream(other):
+        o = full(q, k, v, is_causal)
+    timed.wait_stream(other)
+    return o
+
+
+def persisting_l2(q, k, v, is_causal):
+    """Sets 8 MiB of the L2 cache aside for itself."""
+    assert ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(2**23)) == 0
+    return full(q, k, v, is_causal)
+
+
+class KeptGradients(Right):
+    """Computes the gradients of a graph once, however often they are asked for."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """Keeps them with the graph."""
+        if not hasattr(ctx, "kept"):
+            ctx.kept = Right.backward(ctx, grad_o)
+        return ctx.kept
+
+
+class OnesOnly(Right):
+    """Computes no gradients of a sum."""
+
+    @staticmethod
+    def backward(ctx, grad_o):
+        """A sum's gradient takes no memory."""
+        if not any(grad_o.stride()):
+            return *ctx.saved_tensors, None
+        return Right.backward(ctx, grad_o)
+
+
+def skipped_in_graphs(q, k, v, is_causal):
+    """Leaves its work out of CUDA graphs."""
+    return q + 0 * (k + v) if torch.cuda.is_current_stream_capturing() else full(q, k, v, is_causal)
+
+
+LATER = r"\w+ was timed at \S+ ms, and takes \S+ ms on new inputs"
 CHEATS = {
     "by_place": "its o is off from that of",
-    "by_content": "on inputs that it has not seen it takes",
-    "by_version": "on inputs that it has not seen it takes",
+    "by_content": LATER,
+    "by_version": LATER,
     "after_calls": "its o is off from that of",
     "last_result": "its o is off from that of",
-    "while_timed": "it was timed at .* ms, and takes .* ms afterwards",
+    "while_timed": LATER,
     "own_clock": "it has replaced time.perf_counter",
+    "own_event": "it has replaced torch.cuda.Event.elapsed_time",
+    "own_synchronize": "it has replaced torch.cuda.synchronize",
+    "own_do_bench": "it has replaced triton.testing.do_bench",
+    "own_allclose": "its o is off from that of",
+    "another_thread": "its o is off from that of",
+    "lazy": "its o is a Lazy",
+    "LazyGradients": "it returns a Lazy; allowed: a plain tensor",
+    "empties_inputs": "it changes its v",
+    "fp8": "its o is off from that of",
+    "fp8_values": "its o is off from that of",
+    "half_the_heads": "its o is off from that of causal attention by .*, most in head [23], ",
+    "half_the_rows": "its o is off from that of causal attention by .*, most in head ., rows (1..|64) to ",
+    "last_keys": "its o is off from that of",
+    "LastGradients": "its dq is off from that of",
+    "NoGradients": "its dq is off from that of",
 }
 """By name, why each is not timed."""
+IN_FP32 = dict.fromkeys(("bf16", "fp8"), "its o is off from that of")
+"""The same in fp32."""
+SHORT = r"\w+ was timed at \S+ ms, (and takes|less than the) \S+ ms"
+ON_GPU = {
+    **{name: CHEATS[name] for name in ("another_thread", "lazy", "LazyGradients", "fp8")},
+    **{name: CHEATS[name] for name in ("own_clock", "own_event", "own_synchronize", "own_do_bench", "own_allclose")},
+    # A GPU that is listed has a roofline, which what is not computed at all exceeds.
+    **{name: f"({CHEATS[name]}|{SHORT})" for name in ("by_place", "after_calls", "empties_inputs", "NoGradients")},
+    **dict.fromkeys(("by_version", "while_timed", "OnesOnly"), SHORT),
+    "last_result": "its (o|dq) is off from that of",
+    "OtherStream": rf"(its o is off from that of|\d of its \d+ kernels run while the timed stream is idle|{SHORT})",
+    "new_stream": f"(it leaves another stream current|{SHORT})",
+    "persisting_l2": "it sets 8 MiB of the L2 cache aside",
+    "KeptGradients": f"backward{SHORT[3:]}",
+    "skipped_in_graphs": f"graph{SHORT[3:]}",
+}
+"""The same on a GPU."""

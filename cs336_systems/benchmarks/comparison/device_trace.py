@@ -1,0 +1,68 @@
+"""The device's work in a call, counted from a trace, between two marks on the timed stream."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from cs336_systems.benchmarks.comparison import device_clock
+from cs336_systems.measure.intervals import covered
+from cs336_systems.measure.profiler import profiling
+from cs336_systems.measure.timing import synchronize
+
+MARK = "spin_kernel"
+"""Part of the name of the kernel that marks begin and end of the call."""
+CLOCK_NS = 1000
+"""Nanoseconds by which times of two streams may be off."""
+
+
+class Traced(NamedTuple):
+    """The kernels, copies and fills of a call."""
+
+    kernels: int
+    seconds: float
+    """Time in which at least one of them ran."""
+    outside: int
+    """How many of them ran, in part, before the stream that the call was made on was ready, or after it was done."""
+
+
+class Ran(NamedTuple):
+    """A kernel, copy or fill."""
+
+    name: str
+    stream: int
+    start: int
+    """ns."""
+    end: int
+    """ns."""
+
+
+def trace(work: Callable[[], object], device: torch.device) -> Traced | None:
+    """Trace a call on a CUDA device; None where the profiler records nothing."""
+    device_clock.flush_l2(device)
+    synchronize(device)
+    with profiling(device, operators=False) as watching:
+        device_clock.spin(1)
+        work()
+        device_clock.spin(1)
+    results: Any = watching.profiler.kineto_results if watching.profiler else None
+    assert results is not None, "the profile has ended"
+    return count(
+        [
+            Ran(event.name(), event.device_resource_id(), event.start_ns(), event.end_ns())
+            for event in results.events()
+            if event.device_type().name == "CUDA"
+        ]
+    )
+
+
+def count(ran: Sequence[Ran]) -> Traced | None:
+    """Count what ran between the first mark and the last one on its stream; None if there is no mark."""
+    marks = sorted((one for one in ran if MARK in one.name), key=lambda one: one.start)
+    if not marks:
+        return None
+    begin, *_ = on_stream = [one for one in marks if one.stream == marks[0].stream]
+    end = on_stream[-1]
+    work = [one for one in ran if one not in (begin, end)]
+    outside = [one for one in work if one.start < begin.end - CLOCK_NS or one.end > end.start + CLOCK_NS]
+    return Traced(len(work), covered((one.start, one.end) for one in work) / 1e9, len(outside))

@@ -1,0 +1,43 @@
+"""Times of attention that are too short to be true, by the roofline of the GPU."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from cs336_systems.accounting.attention import least_flops
+from cs336_systems.benchmarks.comparison.refusal import refuse
+from cs336_systems.measure.gpus import gpu_of
+
+FASTER_CLOCK = 1.15
+"""How far a GPU's clock may exceed the one that its data sheet's rates are for."""
+PASSES = {"graph": "forward_backward", "handout": "forward_backward"}
+"""Which passes a metric times, where it is not named after them."""
+
+
+def require_possible(
+    timed: Mapping[str, float], inputs: Sequence[Tensor], precision: str, gpu: str, *, is_causal: bool
+) -> None:
+    """Check that no time is shorter than the matmuls take at the GPU's peak rate, or reading q, k and v once.
+
+    Args:
+        timed: seconds by metric.
+        inputs: q, k and v, [heads, sequence, d] each.
+        precision: as in the experiment.
+        gpu: the driver's name; of one that is not listed, nothing is known.
+        is_causal: whether masked pairs may be left out.
+
+    Raises:
+        Unavailable: a time is shorter.
+    """
+    if (sheet := gpu_of(gpu)) is None:
+        return
+    for metric, seconds in timed.items():
+        flops = least_flops(PASSES.get(metric, metric), 1, *inputs[0].shape, causal=is_causal)
+        computing = flops / sheet.accurate_flops(precision)
+        # A replay finds its inputs in the L2 cache.
+        reading = sum(x.nbytes for x in inputs) / sheet.bandwidth if metric != "graph" else 0.0
+        least = max(computing, reading) / FASTER_CLOCK
+        if seconds < least:
+            what = f"{flops:.3g} FLOPs in {precision}" if computing >= reading else "reading q, k and v"
+            too_short = f"{1e3 * seconds:.3g} ms, less than the {1e3 * least:.3g} ms of {what} on {gpu}"
+            refuse(f"{metric} was timed at {too_short}", foreign=True)
