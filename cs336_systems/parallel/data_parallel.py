@@ -276,7 +276,9 @@ class BucketedDataParallel(OverlappedDataParallel):
     nothing hides the last one; small buckets pay more latency.
     """
 
-    def __init__(self, module: nn.Module, bucket_size_mb: float, *, process_group: dist.ProcessGroup | None = None):
+    def __init__(
+        self, module: nn.Module, bucket_size_mb: float = 100, *, process_group: dist.ProcessGroup | None = None
+    ):
         """Wrap a module, as `DataParallel` does.
 
         Args:

@@ -123,8 +123,9 @@ class CapturedStep:
         if not self._parameters()[0].is_cuda:
             return self._step(batch)
         if self._stream is None:
-            # Updates under the backward pass run on a stream of lower priority, in the gaps that this one leaves.
-            self._stream = torch.cuda.Stream(priority=-1)
+            # Updates under the backward pass run on a stream of lower priority, in the gaps that this one leaves;
+            # communication on one of higher or equal priority, since other ranks wait for it.
+            self._stream = torch.cuda.Stream(priority=-1 if self.update_during_backward else 0)
             device = self._parameters()[0].device
             self._inputs = tuple(torch.empty_like(x, device=device) for x in batch)
         self._check_batch(batch)

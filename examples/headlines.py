@@ -1,0 +1,374 @@
+"""Training steps on several GPUs as any user can run them: plain PyTorch modules, and the library's public names.
+
+    torchrun --standalone --nproc-per-node=2 examples/headlines.py --output headlines.csv
+
+Contenders take turns in one process, in an order that rotates from round to round. Each turn begins with a new model
+and a warm-up. A step's time is that between its end and the end of the step before, on the slowest rank: the host may
+run ahead, as in any training loop. `--size tiny` runs on CPUs in seconds.
+"""
+
+import argparse
+import csv
+import gc
+import itertools
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+
+from cs336_systems.parallel import (
+    BucketedDataParallel,
+    FullyShardedDataParallel,
+    SymmetricMemoryDataParallel,
+    SymmetricMemoryShardedOptimizer,
+)
+from cs336_systems.training import CapturedStep
+
+BASELINE = "no communication"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A language model, and its batch on each rank."""
+
+    width: int
+    inner: int
+    layers: int
+    heads: int
+    batch: int
+    context: int
+    words: int = 10_000
+
+
+TINY = Shape(32, 64, 2, 2, 2, 16, words=64)
+XL = Shape(1600, 6400, 48, 25, 4, 512)
+LARGEST = Shape(2560, 10240, 32, 32, 4, 1024)
+
+
+class Block(nn.Module):
+    """Causal attention and a gated feed-forward network, each behind a norm."""
+
+    def __init__(self, width: int, inner: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.feed_forward_norm = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, context, width] to the same shape."""
+        y = self.attention_norm(x)
+        q, k, v = (f(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
+        x = x + self.output(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        y = self.feed_forward_norm(x)
+        return x + self.down(silu(self.gate(y)) * self.up(y))
+
+
+class LanguageModel(nn.Module):
+    """A Transformer with learned positions."""
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.tokens = nn.Embedding(shape.words, shape.width)
+        self.positions = nn.Embedding(shape.context, shape.width)
+        self.blocks = nn.ModuleList(Block(shape.width, shape.inner, shape.heads) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.width)
+        self.head = nn.Linear(shape.width, shape.words, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[batch, context] integers to logits, [batch, context, words]."""
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+Build = Callable[[LanguageModel], tuple[nn.Module, Optimizer]]
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> Optimizer:
+    """Make PyTorch's fused AdamW, which can be captured."""
+    parameters = list(parameters)
+    return AdamW(parameters, lr=1e-4, fused=True, capturable=parameters[0].is_cuda)
+
+
+def wrapped(wrap: Callable[..., nn.Module], **options: Any) -> Build:
+    """Make a contender of a wrapper."""
+
+    def build(net: LanguageModel) -> tuple[nn.Module, Optimizer]:
+        model = wrap(net, **options)
+        return model, adamw(model.parameters())
+
+    return build
+
+
+def sharded_optimizer(net: LanguageModel) -> tuple[nn.Module, Optimizer]:
+    """Average gradients, and let each rank update its share of the weights."""
+    model = SymmetricMemoryDataParallel(net)
+    return model, SymmetricMemoryShardedOptimizer(model.parameters(), AdamW, lr=1e-4, fused=True)
+
+
+def by_block(
+    net: LanguageModel,
+    dtype: torch.dtype | None,
+    *,
+    prefetch: bool = False,
+    pool: bool = False,
+    symmetric: bool = False,
+) -> nn.Module:
+    """Shard a model by fully_shard, block by block."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype)
+    blocks: list[Any] = [fully_shard(block, mp_policy=policy) for block in net.blocks]
+    root: Any = fully_shard(net, mp_policy=policy)
+    for number, block in enumerate(blocks if prefetch else ()):
+        block.set_modules_to_forward_prefetch(blocks[number + 1 : number + 3])
+        block.set_modules_to_backward_prefetch(blocks[max(0, number - 2) : number][::-1])
+    for module in (*blocks, root):
+        if pool:
+            module.set_allocate_memory_from_process_group_for_comm(True)
+        if symmetric:
+            module.set_symm_mem_for_comm()
+    return root
+
+
+TUNED = {"gradient_as_bucket_view": True, "bucket_cap_mb": 100, "static_graph": True}
+REPLICATED = {
+    BASELINE: wrapped(lambda net: net),
+    "torch DDP": wrapped(DistributedDataParallel, **TUNED),
+    "BucketedDataParallel": wrapped(BucketedDataParallel),
+    "SymmetricMemoryDataParallel": wrapped(SymmetricMemoryDataParallel),
+}
+
+
+def sharded(dtype: torch.dtype | None) -> dict[str, Build]:
+    """The contenders that shard weights, computing in a dtype."""
+    return {
+        "fully_shard": wrapped(by_block, dtype=dtype),
+        "fully_shard, prefetch": wrapped(by_block, dtype=dtype, prefetch=True),
+        "fully_shard, memory of the group": wrapped(by_block, dtype=dtype, pool=True),
+        "fully_shard, both": wrapped(by_block, dtype=dtype, prefetch=True, pool=True),
+        "fully_shard, symmetric memory": wrapped(by_block, dtype=dtype, prefetch=True, symmetric=True),
+        "FullyShardedDataParallel": wrapped(FullyShardedDataParallel, compute_dtype=dtype, together=(Block,)),
+    }
+
+
+@dataclass(frozen=True)
+class Part:
+    """Contenders that are compared with each other."""
+
+    shape: Shape
+    contenders: Mapping[str, Build]
+    autocast: bool
+    """Whether what is not sharded computes by bf16 autocast."""
+    captured: tuple[bool, ...] = (False,)
+
+
+ALONE = {BASELINE: REPLICATED[BASELINE]}
+FP32 = {**REPLICATED, "sharded optimizer": sharded_optimizer, **sharded(None)}
+PARTS = {
+    "bf16": Part(XL, REPLICATED, autocast=True, captured=(False, True)),
+    "sharded": Part(LARGEST, {**ALONE, **sharded(torch.bfloat16)}, autocast=True),
+    "fp32": Part(XL, {name: build for name, build in FP32.items() if "shard, " not in name}, autocast=False),
+}
+
+
+Step = Callable[[], object]
+
+
+def make_step(part: Part, shape: Shape, name: str, captured: bool, device: torch.device) -> Step:
+    """Build a contender's training step, on a new model and one batch."""
+    torch.manual_seed(0)
+    with device:
+        net = LanguageModel(shape)
+        tokens = torch.randint(shape.words, (shape.batch, shape.context + 1))
+    if device.type == "cuda":
+        for number, block in enumerate(net.blocks):
+            net.blocks[number] = torch.compile(block)  # type: ignore[assignment]
+    model, optimizer = part.contenders[name](net)
+    casts = part.autocast and name in REPLICATED
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=casts):
+            logits = model(x)
+        return cross_entropy(logits.flatten(0, 1).float(), y.flatten())
+
+    def eager(x: Tensor, y: Tensor) -> None:
+        loss(x, y).backward()
+        if finish := getattr(model, "finish_gradient_synchronization", None):
+            finish()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step = CapturedStep(loss, optimizer, model=None if model is net else model) if captured else eager
+    return partial(step, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times in seconds, on the slowest rank."""
+
+    steps: list[float]
+    """Between the ends of consecutive steps."""
+    host: list[float]
+    """Of the host to issue a step, while the device has nothing else to do."""
+
+
+def seconds_of(step: Step, device: torch.device, warmup: int, steps: int) -> Times:
+    """Time steps after a warm-up."""
+    for _ in range(warmup):
+        step()
+    clock = [now(device)]
+    for _ in range(steps):
+        step()
+        clock.append(now(device))
+    host = []
+    for _ in range(steps // 2):
+        synchronize(device)
+        begin = time.perf_counter()
+        step()
+        host.append(time.perf_counter() - begin)
+    synchronize(device)
+    laps = list(itertools.starmap(between, itertools.pairwise(clock)))
+    slowest = torch.tensor(laps + host, dtype=torch.float64, device=device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return Times(slowest[:steps].tolist(), slowest[steps:].tolist())
+
+
+def now(device: torch.device) -> Any:
+    """The moment at which the device has done all that it was given so far."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def between(begin: Any, end: Any) -> float:
+    """Seconds between two moments."""
+    return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the devices of all ranks are idle."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
+
+
+def turn(make: Callable[[], Step], device: torch.device, options: argparse.Namespace) -> tuple[Times, str]:
+    """Times of a contender, or why there are none, which is the same on all ranks."""
+    try:
+        return seconds_of(make(), device, options.warmup, options.steps), ""
+    except (RuntimeError, ValueError, AttributeError, TypeError) as error:  # out of memory is a RuntimeError
+        return Times([], []), f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    finally:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+Cell = tuple[str, bool]
+"""A contender, and whether its step is captured."""
+
+
+def measure(part: Part, shape: Shape, device: torch.device, options: argparse.Namespace) -> list[dict[str, object]]:
+    """Measure a part's contenders in rounds."""
+    cells = [(name, captured) for captured in part.captured for name in part.contenders]
+    times: dict[Cell, Times] = {cell: Times([], []) for cell in cells}
+    reasons = dict.fromkeys(cells, "")
+    for number in range(options.rounds):
+        for cell in cells[number % len(cells) :] + cells[: number % len(cells)]:
+            if not reasons[cell]:
+                more, reasons[cell] = turn(partial(make_step, part, shape, *cell, device), device, options)
+                times[cell] = Times(times[cell].steps + more.steps, times[cell].host + more.host)
+    return [row(cell, times, reasons[cell]) for cell in cells]
+
+
+def row(cell: Cell, times: Mapping[Cell, Times], reason: str) -> dict[str, object]:
+    """A row of the table: milliseconds, and ratios to the baseline and to the fastest of PyTorch's."""
+    name, captured = cell
+    result: dict[str, object] = {"contender": name, "mode": "captured" if captured else "eager", "reason": reason}
+    if not times[cell].steps:
+        return result
+    medians = {other: statistics.median(x.steps) for (other, c), x in times.items() if x.steps and c == captured}
+    rival = "fully_shard" if "ully" in name else "torch DDP"
+    rivals = [median for other, median in medians.items() if other.startswith(rival)]
+    low, high = (sorted(times[cell].steps)[round(share * (len(times[cell].steps) - 1))] for share in (0.2, 0.8))
+    milliseconds = {"median_ms": medians[name], "p20_ms": low, "p80_ms": high}
+    milliseconds["host_ms"] = statistics.median(times[cell].host)
+    ratios = {"of_baseline": medians.get(BASELINE), "of_pytorch": min(rivals, default=None)}
+    result |= {column: round(1e3 * seconds, 2) for column, seconds in milliseconds.items()}
+    result |= {column: round(medians[name] / seconds, 3) for column, seconds in ratios.items() if seconds}
+    return {**result, "n": len(times[cell].steps)}
+
+
+COLUMNS = ("part", "contender", "mode", "median_ms", "p20_ms", "p80_ms", "host_ms", "of_baseline", "of_pytorch", "n")
+MACHINE = ("gpu", "processes", "torch", "reason")
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("full", "tiny"), default="full")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=13, help="PyTorch's wrapper is captured after eleven steps")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--output", help="a CSV file, which rank 0 writes after each part")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = arguments()
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+        torch.cuda.set_stream(torch.cuda.Stream())  # DistributedDataParallel cannot be captured on the default one
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
+    machine = {
+        "gpu": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "processes": dist.get_world_size(),
+        "torch": torch.__version__,
+    }
+    rows: list[dict[str, object]] = []
+    for name in options.parts:
+        part = PARTS[name]
+        begin = time.perf_counter()
+        found = measure(part, TINY if options.size == "tiny" else part.shape, device, options)
+        rows += [{"part": name, **each, **machine} for each in found]
+        if dist.get_rank() == 0:
+            report(rows, options.output)
+            print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
+    dist.destroy_process_group()
+
+
+def report(rows: list[dict[str, object]], output: str | None) -> None:
+    """Print the last part's rows, and write all."""
+    for each in rows:
+        if each["part"] == rows[-1]["part"]:
+            numbers = " ".join(f"{each.get(column, ''):>9}" for column in COLUMNS[3:])
+            print(f"{each['part']:8} {each['contender']:34} {each['mode']:9}{numbers} {each['reason']}", flush=True)
+    if output:
+        with Path(output).open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, (*COLUMNS, *MACHINE), restval="")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
