@@ -286,7 +286,7 @@ Cell = tuple[str, bool]
 
 def measure(part: Part, shape: Shape, device: torch.device, options: argparse.Namespace) -> list[dict[str, object]]:
     """Measure a part's contenders in rounds."""
-    cells = [(name, captured) for captured in part.captured for name in part.contenders]
+    cells = [(name, captured) for captured in part.captured for name in part.contenders if name not in options.without]
     times: dict[Cell, Times] = {cell: Times([], []) for cell in cells}
     reasons = dict.fromkeys(cells, "")
     for number in range(options.rounds):
@@ -324,6 +324,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=("full", "tiny"), default="full")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--without", nargs="+", default=[], metavar="CONTENDER", help="leave these out")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup", type=int, default=13, help="PyTorch's wrapper is captured after eleven steps")
     parser.add_argument("--steps", type=int, default=10)
