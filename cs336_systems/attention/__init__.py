@@ -3,5 +3,6 @@
 from cs336_systems.attention.flash import flash_attention
 from cs336_systems.attention.plain import plain_attention
 from cs336_systems.attention.tiled import TiledFlashAttention
+from cs336_systems.attention.varlen import flash_attention_varlen
 
-__all__ = ["TiledFlashAttention", "flash_attention", "plain_attention"]
+__all__ = ["TiledFlashAttention", "flash_attention", "flash_attention_varlen", "plain_attention"]

@@ -7,13 +7,16 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from cs336_systems.attention.options import TENSORS
+
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    """Save what backward_by needs: inputs are q, k, v, is_causal and scale, outputs o and L."""
-    q, k, v, ctx.is_causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    """Save what backward_by needs: inputs are q, k, v, is_causal, scale and options, outputs o and L."""
+    q, k, v, ctx.is_causal, ctx.scale, *ctx.options = inputs
+    ctx.options, tensors = ctx.options[:-TENSORS], ctx.options[-TENSORS:]
+    ctx.save_for_backward(q, k, v, *output, *tensors)
     ctx.set_materialize_grads(False)  # whose zeros for an unused L would cost a kernel launch
 
 
@@ -21,13 +24,18 @@ def backward_by(function: Callable[..., Gradients]) -> Callable[..., tuple[Tenso
     """Make the backward method that goes with save_for_backward.
 
     Args:
-        function: gradients of q, k and v from (grad_o, q, k, v, o, lse, is_causal, scale, grad_lse).
+        function: gradients of q, k, v and, if there are any, sinks from (grad_o, q, k, v, o, lse, is_causal, scale,
+            grad_lse, *options).
     """
 
     def backward(ctx: Any, grad_o: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, lse, *tensors = ctx.saved_tensors
         grad_o = torch.zeros_like(o) if grad_o is None else grad_o
-        return *once(function, grad_o, q, k, v, o, lse, ctx.is_causal, ctx.scale, grad_lse), None, None
+        numbers = ctx.is_causal, ctx.scale, grad_lse, *ctx.options
+        dq, dk, dv, *of_sinks = once(function, grad_o, q, k, v, o, lse, *numbers, *tensors)
+        # For each input: is_causal, scale and what else is no tensor have no gradient, nor have documents' bounds.
+        others = [None] * (2 + len(ctx.options))
+        return dq, dk, dv, *others, *(of_sinks or [None]), None, None
 
     return backward
 
@@ -98,7 +106,8 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def forward(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        return function(*arguments)
+        result = function(*arguments)
+        return tuple(result) if isinstance(result, list) else result
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

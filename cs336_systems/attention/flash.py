@@ -3,7 +3,7 @@
 import math
 import warnings
 from functools import cache
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from cs336_systems.attention.autocast import autocast_inputs
 from cs336_systems.attention.chip import HAS_TRITON, kernel_obstacle
 from cs336_systems.attention.differentiation import backward_by, refuse_forward_mode, save_for_backward
 from cs336_systems.attention.operators import define_operators, softmax_scale
+from cs336_systems.attention.options import DEFAULTS, DTYPES, Options, parse_options, shown
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 GpuFlashAttention: type[torch.autograd.Function] | None = None  # as on macOS, on Windows and with ROCm
@@ -23,19 +24,20 @@ if HAS_TRITON:
 define_operators("attention", IMPLEMENTATIONS)
 
 OPERATORS = torch.ops.cs336_systems
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_HEAD_DIM = 256
-OTHER_NAMES = {"causal": "is_causal", "softmax_scale": "scale", "return_softmax_lse": "return_lse"}
+OTHER_NAMES = {
+    "causal": "is_causal",
+    "softmax_scale": "scale",
+    "return_softmax_lse": "return_lse",
+    "learnable_sink": "sinks",
+    "s_aux": "sinks",
+}
 """FlashAttention's names for arguments, and ours."""
 UNSUPPORTED = {
     "attn_mask": (None,),
     "bias": (None,),
     "alibi_slopes": (None,),
     "dropout_p": (0,),
-    "softcap": (0,),
-    "window_size": (None, (-1, -1), (None, None)),
-    "cu_seqlens_q": (None,),
-    "cu_seqlens_k": (None,),
 }
 """Unsupported arguments of SDPA and FlashAttention, each with the values that have no effect."""
 
@@ -49,6 +51,10 @@ def flash_attention(
     *,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+    window_size: tuple[int, int] | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    deterministic: bool = ...,
     return_lse: Literal[False] = ...,
     **unsupported: object,
 ) -> Tensor: ...
@@ -63,6 +69,10 @@ def flash_attention(
     *,
     scale: float | None = ...,
     enable_gqa: bool = ...,
+    window_size: tuple[int, int] | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    deterministic: bool = ...,
     return_lse: Literal[True],
     **unsupported: object,
 ) -> tuple[Tensor, Tensor]: ...
@@ -76,6 +86,10 @@ def flash_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    deterministic: bool = False,
     return_lse: bool = False,
     **unsupported: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -84,13 +98,15 @@ def flash_attention(
     On an NVIDIA GPU this runs Triton kernels, or Gluon kernels for bf16 and fp16 on Hopper; before Ampere SDPA, or with
     return_lse tiled PyTorch; elsewhere (CPU, ROCm, MPS, XPU, no Triton) tiled PyTorch, with one warning on a GPU. fp32
     inputs are computed to fp32 accuracy. Results are bitwise reproducible, except the gradient of q on Hopper, which
-    requires torch.use_deterministic_algorithms(True) and slower kernels. Under autocast the inputs are cast as
+    requires deterministic=True, or torch.use_deterministic_algorithms(True), and slower kernels. Windows, softcap and
+    sinks run the Triton kernels on Hopper too. Under autocast the inputs are cast as
     scaled_dot_product_attention (SDPA) casts them. It works under torch.compile, torch.func.vmap and, not compiled,
-    torch.func.grad. Where all scores of a query are -inf, its output is zero, as SDPA's is.
+    torch.func.grad. Where all scores of a query are -inf, or it sees no key, its output is zero, as SDPA's is, and its
+    log-sum-exp -inf. flash_attention_varlen computes attention within packed documents.
 
-    Not supported, and refused by name: masks other than is_causal, biases, dropout, sliding windows, packed sequences
-    (cu_seqlens), fp64, d > 256, forward-mode derivatives and second derivatives. With n_queries != n_keys the causal
-    mask is aligned to the top left, as SDPA's is; FlashAttention's alignment to the bottom right is not supported.
+    Not supported, and refused by name: masks other than these, biases, dropout, fp64, d > 256, sinks under vmap,
+    forward-mode derivatives and second derivatives. With n_queries != n_keys the causal mask and windows are aligned to
+    the top left, as SDPA's mask is; FlashAttention's alignment to the bottom right is not supported.
 
     Args:
         q: queries, [..., n_queries, d] with d <= 256, bf16, fp16 or fp32, any strides.
@@ -101,7 +117,13 @@ def flash_attention(
         scale: positive factor of the scores; 1 / √d if None.
         enable_gqa: grouped-query attention: k and v may have fewer heads (the axis before n_keys) than q, each shared
             by neighbouring heads of q. Only their gradients are repeated in memory, before they are summed.
-        return_lse: also return the log-sum-exp of the scaled scores. It is differentiable.
+        window_size: (left, right): query i sees keys i - left to i + right only; -1 leaves a side open. With is_causal,
+            right is 0. Tiles of keys that no query of a tile sees are not computed.
+        softcap: scaled scores s become softcap · tanh(s / softcap), as in Gemma 2; 0 or None for none.
+        sinks: another score for each query of a head, whose value is zero, as in gpt-oss: [heads], bf16, fp16 or fp32.
+            It enters the log-sum-exp, and has a gradient.
+        deterministic: give the same bits every time in the backward pass, too.
+        return_lse: also return the log-sum-exp of the scores and sinks. It is differentiable.
 
     Returns:
         [..., n_queries, d_v], in the dtype of the inputs (under autocast, in the autocast dtype); with return_lse, also
@@ -117,19 +139,46 @@ def flash_attention(
     if unsupported:
         _refuse(unsupported)
     q, k, v = autocast_inputs(q, k, v)
-    _check(q, k, v, is_causal, scale, enable_gqa)
-    if q.numel() == 0:
-        o = (q[..., :1] * k.sum() * v.sum()).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable
-        return (o, o.sum(-1, dtype=torch.float32)) if return_lse else o
-    axes = q.dim()
-    # The operators accept one batch axis and at most one axis of heads, which grouped-query attention requires.
-    fits = (axes == 4 or (axes == 3 and not enable_gqa)) and q.shape[-1] == v.shape[-1]
-    o, lse = (_attend if fits else _attend_reshaped)(q, k, v, is_causal, scale, return_lse)
+    check(q, k, v, is_causal, scale, enable_gqa)
+    options = None
+    if window_size is not None or softcap or sinks is not None or deterministic:
+        options = parse_options(q, window_size, softcap, sinks, deterministic, q.shape[-3] if q.dim() > 2 else None)
+    o, lse = attend(q, k, v, is_causal, scale, enable_gqa, return_lse, options)
     return (o, lse) if return_lse else o
 
 
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    return_lse: bool,
+    options: Options | None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the output and, valid only if it is asked for, L, of inputs that have been checked."""
+    if q.numel() == 0:
+        factor = (
+            k.sum() * v.sum() if options is None or options.sinks is None else k.sum() * v.sum() * options.sinks.sum()
+        )
+        o = (q[..., :1] * factor).expand(*q.shape[:-1], v.shape[-1])  # empty, and differentiable
+        return o, o.sum(-1, dtype=torch.float32)
+    axes = q.dim()
+    # The operators accept one batch axis and at most one axis of heads, which grouped queries and sinks require.
+    needs_heads = enable_gqa or (options is not None and options.sinks is not None)
+    fits = (axes == 4 or (axes == 3 and not needs_heads)) and q.shape[-1] == v.shape[-1]
+    return (_attend if fits else _attend_reshaped)(q, k, v, is_causal, scale, return_lse, options)
+
+
 def _attend_reshaped(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    options: Options | None,
 ) -> tuple[Tensor, Tensor]:
     """Call _attend with any leading axes, and for v of another width than q and k."""
     rows, d, d_v = q.shape[:-1], q.shape[-1], v.shape[-1]
@@ -137,29 +186,35 @@ def _attend_reshaped(
         scale = softmax_scale(d, scale)
         q, k, v = (torch.nn.functional.pad(x, (0, max(d, d_v) - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x[None] if x.dim() < 4 else x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
-    o, lse = _attend(q, k, v, is_causal, scale, return_lse)
+    o, lse = _attend(q, k, v, is_causal, scale, return_lse, options)
     return o[..., :d_v].reshape(*rows, d_v), lse.reshape(rows) if return_lse else o
 
 
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, return_lse: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None,
+    return_lse: bool,
+    options: Options | None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output and L by the route with the least overhead on the host; L is valid only if it is asked for."""
-    if not return_lse and q.is_cuda and _runs_sdpa(q.device):
+    bare = options is None and not return_lse
+    if bare and q.is_cuda and _runs_sdpa(q.device):
         o = _sdpa(q, k, v, is_causal, scale)
         return o, o
     if torch.compiler.is_compiling():
         if torch.autograd.forward_ad._current_level >= 0:
             refuse_forward_mode(None)
-        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale)
+        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale, *(options or ()))
         return o, lse
-    plain = not (return_lse or torch._C._are_functorch_transforms_active())
-    if plain and q.is_cuda and GpuFlashAttention is not None:
+    if bare and not torch._C._are_functorch_transforms_active() and q.is_cuda and GpuFlashAttention is not None:
         o = GpuFlashAttention.apply(q, k, v, is_causal, scale)
         return o, o
     if GpuFlashAttention is None or q.device.type in ("mps", "xpu"):
         _warn_of_tiled_pytorch(q.device)
-    o, lse = FlashAttention.apply(q, k, v, is_causal, scale)
+    o, lse = FlashAttention.apply(q, k, v, is_causal, scale, *(options or DEFAULTS))
     return o, lse
 
 
@@ -187,14 +242,16 @@ def _warn_of_tiled_pytorch(device: torch.device) -> None:
 
 
 class FlashAttention(torch.autograd.Function):
-    """The operators as an autograd function for torch.func: apply(q, k, v, is_causal, scale) to the output and L."""
+    """The operators as an autograd function for torch.func: apply(q, k, v, is_causal, scale, *options) to o and L."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, *options: Any
+    ) -> tuple[Tensor, Tensor]:
         """Call the forward operator."""
-        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale)
+        o, lse = OPERATORS.attention_forward(q, k, v, is_causal, scale, *options)
         return o, lse
 
     setup_context = staticmethod(save_for_backward)
@@ -207,24 +264,24 @@ def _refuse(arguments: dict[str, object]) -> None:
     for name, value in arguments.items():
         if name in OTHER_NAMES:
             raise TypeError(f"flash_attention has no argument {name}: it is called {OTHER_NAMES[name]} here.")
+        if name.startswith("cu_seqlens"):
+            raise TypeError(
+                f"flash_attention has no argument {name}: call flash_attention_varlen for packed documents."
+            )
         if name not in UNSUPPORTED:
             raise TypeError(f"flash_attention has no argument {name}.")
         if not any(value is x or (not isinstance(value, Tensor) and value == x) for x in UNSUPPORTED[name]):
-            raise ValueError(f"flash_attention does not support {name}, got {_shown(value)}; leave it out.")
+            raise ValueError(f"flash_attention does not support {name}, got {shown(value)}; leave it out.")
 
 
-def _shown(value: object) -> str:
-    """Format an argument's value for an error message."""
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, enable_gqa: bool) -> None:
+    """Raise an error for inputs that are not supported."""
     dtype, device = q.dtype, q.device
     q_shape, k_shape, v_shape = q.shape, k.shape, v.shape
     if is_causal is not True and is_causal is not False:
-        raise TypeError(f"is_causal must be True or False, got {_shown(is_causal)}.")
+        raise TypeError(f"is_causal must be True or False, got {shown(is_causal)}.")
     if scale is not None and not (isinstance(scale, (int, float)) and 0 < scale < math.inf):
-        raise ValueError(f"scale must be a positive number or None, got {_shown(scale)}.")
+        raise ValueError(f"scale must be a positive number or None, got {shown(scale)}.")
     if dtype not in DTYPES:
         raise ValueError(f"flash_attention takes bfloat16, float16 or float32, got q of {dtype}.")
     for name, x in (("k", k), ("v", v)):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from cs336_systems.attention.differentiation import backward_by, save_for_backward
+from cs336_systems.attention.options import SCHEMA, Options
 
-Function = Callable[..., tuple[Tensor, ...]]
+Function = Callable[..., Any]
 
 _library = torch.library.Library("cs336_systems", "FRAGMENT")
 
@@ -19,17 +20,18 @@ def define_operators(name: str, implementations: Mapping[str, tuple[Function, Fu
 
     Args:
         name: prefix of both.
-        implementations: by dispatch key, a forward(q, k, v, is_causal, scale=None) to the output and L, and a
-            backward(grad_o, q, k, v, o, lse, is_causal, scale=None, grad_lse=None) to the gradients of q, k and v.
-            Those for CUDA must launch on the tensors' device, whichever is the current one.
+        implementations: by dispatch key, a forward(q, k, v, is_causal, scale=None, *options) to the output and L, and a
+            backward(grad_o, q, k, v, o, lse, is_causal, scale=None, grad_lse=None, *options) to the gradients of q, k,
+            v and, if there are any, sinks. Options are the fields of Options. Those for CUDA must launch on the
+            tensors' device, whichever is the current one.
     """
     forward_name, backward_name = f"cs336_systems::{name}_forward", f"cs336_systems::{name}_backward"
     _library.define(
-        f"{name}_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale=None) -> (Tensor, Tensor)"
+        f"{name}_forward(Tensor q, Tensor k, Tensor v, bool is_causal, float? scale=None, {SCHEMA}) -> (Tensor, Tensor)"
     )
     _library.define(
         f"{name}_backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool is_causal, "
-        "float? scale=None, Tensor? grad_lse=None) -> (Tensor, Tensor, Tensor)"
+        f"float? scale=None, Tensor? grad_lse=None, {SCHEMA}) -> Tensor[]"
     )
     for key, (forward, backward) in implementations.items():
         _library.impl(f"{name}_forward", forward, key)
@@ -56,7 +58,7 @@ def softmax_scale(d: int, scale: float | None) -> float:
 
 
 def _forward_shapes(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     return empty_output(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
 
@@ -71,15 +73,19 @@ def _backward_shapes(
     is_causal: bool,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return empty_output(q), empty_output(k), empty_output(v)
+    *options: Any,
+) -> list[Tensor]:
+    sinks = Options(*options).sinks
+    return [*map(empty_output, (q, k, v)), *([] if sinks is None else [torch.empty_like(sinks)])]
 
 
-def _as_one_batch(operator: Function) -> Callable[..., tuple[tuple[Tensor, ...], tuple[int, ...]]]:
-    """Run an operator under vmap: the new axis joins the batch axis, the first of every tensor."""
+def _as_one_batch(operator: Function) -> Callable[..., Any]:
+    """Run an operator under vmap: the new axis joins the batch axis, the first of every tensor but sinks and bounds."""
 
-    def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], Any]:
+    def batched(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
         size = info.batch_size
+        if any(isinstance(x, Tensor) and x.dim() == 1 for x in arguments):
+            raise NotImplementedError("flash_attention does not support sinks or packed documents under vmap.")
 
         def join(x: Any, dim: int | None) -> Any:
             if not isinstance(x, Tensor):
@@ -87,6 +93,8 @@ def _as_one_batch(operator: Function) -> Callable[..., tuple[tuple[Tensor, ...],
             return (x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
         results = operator(*map(join, arguments, in_dims))
-        return tuple(x.unflatten(0, (size, x.shape[0] // size)) for x in results), (0,) * len(results)
+        return type(results)(x.unflatten(0, (size, x.shape[0] // size)) for x in results), type(results)([0]) * len(
+            results
+        )
 
     return batched

@@ -8,6 +8,7 @@ from torch import Tensor
 from cs336_systems.attention.autocast import without_autocast
 from cs336_systems.attention.differentiation import Gradients, once
 from cs336_systems.attention.operators import empty_output, softmax_scale
+from cs336_systems.attention.options import Options, Window, documents, sink_gradient, window_of
 from cs336_systems.attention.recomputation import attention_gradients
 
 BLOCK_M = 64  # queries per tile
@@ -49,7 +50,7 @@ class TiledFlashAttention(torch.autograd.Function):
 
 
 def tiled_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute Algorithm 1 of FlashAttention-2.
 
@@ -59,17 +60,35 @@ def tiled_forward(
         v: values, like the keys.
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.
+        options: the fields of Options.
 
     Returns:
         The output, like q, and its log-sum-exp L, [..., n_queries], natural logarithm, fp32 (fp64 for inputs in fp64).
     """
+    chosen = Options(*options)
     o = empty_output(q)
     lse = torch.empty(q.shape[:-1], dtype=_accumulator_dtype(q), device=q.device)
+    for queries, keys in documents(chosen, q.shape[-2], k.shape[-2]):
+        part = q[..., queries, :], k[..., keys, :], v[..., keys, :]
+        _forward_document((o[..., queries, :], lse[..., queries]), part, is_causal, scale, chosen)
+    return o, lse
+
+
+def _forward_document(
+    outputs: tuple[Tensor, Tensor],
+    inputs: tuple[Tensor, Tensor, Tensor],
+    is_causal: bool,
+    scale: float | None,
+    options: Options,
+) -> None:
+    """Write the output and L of one document."""
+    o, lse = outputs
+    q, k, v = inputs
+    window = window_of(is_causal, options, q.shape[-2], k.shape[-2])
     with without_autocast(q):
         for start_m in range(0, q.shape[-2], BLOCK_M):
             tile = slice(start_m, start_m + BLOCK_M)
-            o[..., tile, :], lse[..., tile] = _forward_tile(q[..., tile, :], k, v, is_causal, start_m, scale)
-    return o, lse
+            o[..., tile, :], lse[..., tile] = _forward_tile(q[..., tile, :], k, v, start_m, scale, window, options)
 
 
 def tiled_backward(
@@ -82,8 +101,9 @@ def tiled_backward(
     is_causal: bool,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
-) -> Gradients:
-    """Compute Algorithm 2 of FlashAttention-2: gradients of q, k and v, each in its dtype.
+    *options: Any,
+) -> list[Tensor]:
+    """Compute Algorithm 2 of FlashAttention-2: gradients of q, k, v and, if there are any, sinks, each in its dtype.
 
     Args:
         grad_o: gradient of the output.
@@ -95,31 +115,56 @@ def tiled_backward(
         is_causal: as in tiled_forward.
         scale: as in tiled_forward.
         grad_lse: gradient of L; zero if None.
+        options: as in tiled_forward.
     """
+    chosen = Options(*options)
     scale = softmax_scale(q.shape[-1], scale)
     dq = torch.zeros(q.shape, dtype=lse.dtype, device=q.device)
     dk, dv = empty_output(k), empty_output(v)
     delta = (o.to(lse.dtype) * grad_o).sum(-1)  # D = rowsum(O * dO)
     if grad_lse is not None:
         delta -= grad_lse
+    of_sinks = [] if chosen.sinks is None else [sink_gradient(chosen.sinks, lse, delta)]
     lse = lse.masked_fill(lse == -torch.inf, torch.inf)  # P = 0 where all scores are -inf
     with without_autocast(q):
-        for start_n in range(0, k.shape[-2], BLOCK_N):
-            keys = slice(start_n, start_n + BLOCK_N)
-            k_tile, v_tile = (_load_keys(x, keys, q) for x in (k, v))
-            dk_tile, dv_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
-            # With a causal mask, queries before the first key see none of the tile.
-            for start_m in range(start_n // BLOCK_M * BLOCK_M if is_causal else 0, q.shape[-2], BLOCK_M):
-                queries = slice(start_m, start_m + BLOCK_M)
-                q_tile, do_tile = (x[..., queries, :].to(lse.dtype) for x in (q, grad_o))
-                scores = _scores(q_tile * scale, k_tile, is_causal, start_m, start_n)
-                p = torch.exp(scores - lse[..., queries, None])
-                dv_tile += p.transpose(-2, -1) @ do_tile
-                ds = p * (do_tile @ v_tile.transpose(-2, -1) - delta[..., queries, None]) * scale
-                dk_tile += ds.transpose(-2, -1) @ q_tile
-                dq[..., queries, :] += ds @ k_tile
-            dk[..., keys, :], dv[..., keys, :] = (_sum_shared(x, k) for x in (dk_tile, dv_tile))
-    return empty_output(q).copy_(dq), dk, dv
+        for queries, keys in documents(chosen, q.shape[-2], k.shape[-2]):
+            gradients = dq[..., queries, :], dk[..., keys, :], dv[..., keys, :]
+            part = grad_o[..., queries, :], q[..., queries, :], k[..., keys, :], v[..., keys, :]
+            statistics = lse[..., queries], delta[..., queries]
+            _backward_document(gradients, part, statistics, is_causal, scale, chosen)
+    return [empty_output(q).copy_(dq), dk, dv, *of_sinks]
+
+
+def _backward_document(
+    gradients: Gradients,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    statistics: tuple[Tensor, Tensor],
+    is_causal: bool,
+    scale: float,
+    options: Options,
+) -> None:
+    """Write the gradients of one document, whose dq is zero, from its inputs and from L and D."""
+    dq, dk, dv = gradients
+    grad_o, q, k, v = inputs
+    lse, delta = statistics
+    window = window_of(is_causal, options, q.shape[-2], k.shape[-2])
+    for start_n in range(0, k.shape[-2], BLOCK_N):
+        keys = slice(start_n, start_n + BLOCK_N)
+        k_tile, v_tile = (_load_keys(x, keys, q) for x in (k, v))
+        dk_tile, dv_tile = torch.zeros_like(k_tile), torch.zeros_like(v_tile)
+        first, end = _visible(start_n, k_tile.shape[-2], q.shape[-2], window.right, window.left)
+        for start_m in range(first // BLOCK_M * BLOCK_M, end, BLOCK_M):
+            queries = slice(start_m, start_m + BLOCK_M)
+            q_tile, do_tile = (x[..., queries, :].to(lse.dtype) for x in (q, grad_o))
+            scores = _scores(q_tile * scale, k_tile, options.softcap)
+            p = _hide(torch.exp(scores - lse[..., queries, None]), window, start_m, start_n, 0.0)
+            dv_tile += p.transpose(-2, -1) @ do_tile
+            ds = p * (do_tile @ v_tile.transpose(-2, -1) - delta[..., queries, None]) * scale
+            if options.softcap:
+                ds *= 1 - (scores / options.softcap) ** 2  # the derivative of tanh
+            dk_tile += ds.transpose(-2, -1) @ q_tile
+            dq[..., queries, :] += ds @ k_tile
+        dk[..., keys, :], dv[..., keys, :] = (_sum_shared(x, k) for x in (dk_tile, dv_tile))
 
 
 def _accumulator_dtype(x: Tensor) -> torch.dtype:
@@ -128,43 +173,59 @@ def _accumulator_dtype(x: Tensor) -> torch.dtype:
 
 
 def _forward_tile(
-    q_tile: Tensor, k: Tensor, v: Tensor, is_causal: bool, start_m: int, scale: float | None
+    q_tile: Tensor, k: Tensor, v: Tensor, start_m: int, scale: float | None, window: Window, options: Options
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of one tile of queries, [..., rows, d], the first with index start_m, over all visible keys.
 
     Returns:
         The output tile, [..., rows, d], and its log-sum-exp L, [..., rows], natural logarithm.
     """
-    n_keys = min(k.shape[-2], start_m + q_tile.shape[-2]) if is_causal else k.shape[-2]
+    first, end = _visible(start_m, q_tile.shape[-2], k.shape[-2], *window)
     q_tile = q_tile.to(_accumulator_dtype(q_tile)) * softmax_scale(q_tile.shape[-1], scale)
     acc = torch.zeros_like(q_tile)  # output before its division by row_sum
-    row_max = torch.full(
-        q_tile.shape[:-1], torch.finfo(q_tile.dtype).min, dtype=q_tile.dtype, device=q_tile.device
-    )  # m
+    lowest = torch.finfo(q_tile.dtype).min
+    row_max = torch.full(q_tile.shape[:-1], lowest, dtype=q_tile.dtype, device=q_tile.device)  # m
     row_sum = torch.zeros_like(row_max)  # l
-    for start_n in range(0, n_keys, BLOCK_N):
-        keys = slice(start_n, min(start_n + BLOCK_N, n_keys))
+    if options.sinks is not None:  # the first score, whose value is zero
+        row_max = torch.maximum(row_max, options.sinks.to(row_max.dtype)[:, None])
+        row_sum = torch.exp(options.sinks[:, None] - row_max)
+    for start_n in range(first // BLOCK_N * BLOCK_N, end, BLOCK_N):
+        keys = slice(start_n, min(start_n + BLOCK_N, end))
         k_tile, v_tile = (_load_keys(x, keys, q_tile) for x in (k, v))
-        scores = _scores(q_tile, k_tile, is_causal, start_m, start_n)
+        scores = _hide(_scores(q_tile, k_tile, options.softcap), window, start_m, start_n, -torch.inf)
         new_max = torch.maximum(row_max, scores.amax(-1))
         p = torch.exp(scores - new_max[..., None])
         correction = torch.exp(row_max - new_max)
         row_sum = correction * row_sum + p.sum(-1)
         acc = correction[..., None] * acc + p @ v_tile
         row_max = new_max
-    # A row whose scores are all -inf has no probabilities: its output is zero, as SDPA's is, and its L is -inf.
+    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as SDPA's is, and its L is -inf.
     return acc / row_sum.masked_fill(row_sum == 0, 1)[..., None], row_max + row_sum.log()
 
 
-def _scores(q_tile: Tensor, k_tile: Tensor, is_causal: bool, start_m: int, start_n: int) -> Tensor:
-    """Compute scores of a tile of scaled queries from start_m on and keys from start_n on, [..., rows, columns]."""
+def _visible(start: int, rows: int, n: int, before: int | None, after: int | None) -> tuple[int, int]:
+    """Return the first of n positions that one of some rows sees, from start - before on, and the end of all."""
+    first = 0 if before is None else max(start - before, 0)
+    return first, n if after is None else min(start + rows + after, n)
+
+
+def _scores(q_tile: Tensor, k_tile: Tensor, softcap: float) -> Tensor:
+    """Compute scores of a tile of scaled queries and a tile of keys, [..., rows, columns]."""
     scores = q_tile @ k_tile.transpose(-2, -1)
-    rows, columns = scores.shape[-2:]
-    if not is_causal or start_n + columns <= start_m + 1:
-        return scores
-    offs_m = torch.arange(start_m, start_m + rows, device=scores.device)
-    offs_n = torch.arange(start_n, start_n + columns, device=scores.device)
-    return scores.masked_fill(offs_n > offs_m[:, None], -torch.inf)
+    return softcap * torch.tanh(scores / softcap) if softcap else scores
+
+
+def _hide(x: Tensor, window: Window, start_m: int, start_n: int, value: float) -> Tensor:
+    """Replace what queries from start_m on do not see of keys from start_n on, [..., rows, columns], by a value."""
+    rows, columns = x.shape[-2:]
+    left, right = window
+    offs_m = torch.arange(start_m, start_m + rows, device=x.device)[:, None]
+    offs_n = torch.arange(start_n, start_n + columns, device=x.device)
+    if right is not None and start_n + columns > start_m + right + 1:
+        x = x.masked_fill(offs_n > offs_m + right, value)
+    if left is not None and start_n + left < start_m + rows - 1:
+        x = x.masked_fill(offs_n < offs_m - left, value)
+    return x
 
 
 def _load_keys(x: Tensor, keys: slice, q: Tensor) -> Tensor:

@@ -99,12 +99,19 @@ def excess(
     plain = plain_results(inputs, is_causal, **options)
     lengths = inputs[0].shape[-2], inputs[1].shape[-2]
     cancels = max(lengths) ** 0.5 if min(lengths) == 1 else 0.0
+    return beyond_twice(got, plain, want, cancels, want["lse"].abs().max().item() if large_scores else 0.0)
+
+
+def beyond_twice(
+    got: dict[str, Tensor], plain: dict[str, Tensor], want: dict[str, Tensor], cancels: float = 0.0, lse: float = 0.0
+) -> dict[str, str]:
+    """The results whose error against want is more than twice plain's, and than what excess allows besides."""
     bad = {}
     for name, value in got.items():
         eps = torch.finfo(value.dtype).eps
         floor = max(2 * eps * want[name].norm().item(), 4 * eps * value.numel() ** 0.5 * cancels)
-        if large_scores and name.startswith("d"):
-            floor += want["lse"].abs().max().item() * torch.finfo(torch.float32).eps * want[name].norm().item()
+        if name.startswith("d"):
+            floor += lse * torch.finfo(torch.float32).eps * want[name].norm().item()
         allowed = 2 * error(plain[name], want[name]) + floor
         actual = error(value, want[name])
         if not actual <= allowed:  # also catches NaN
@@ -465,8 +472,18 @@ def test_other_derivatives_are_refused(transform):
         ({"scale": "half"}, "scale .* 'half'"),
         ({"dropout_p": 0.1}, r"does not support dropout_p, got 0\.1"),
         ({"attn_mask": torch.ones(4, 4)}, r"does not support attn_mask, got a tensor of shape \[4, 4\]"),
-        ({"window_size": (128, 0)}, r"does not support window_size, got \(128, 0\)"),
-        ({"cu_seqlens_q": torch.zeros(3)}, "does not support cu_seqlens_q"),
+        ({"window_size": (-2, 0)}, r"window_size must be \(left, right\), .* got \(-2, 0\)"),
+        ({"window_size": (3, 0.5)}, r"window_size .* got \(3, 0\.5\)"),
+        ({"window_size": 128}, "window_size .* got 128"),
+        ({"softcap": -30.0}, r"softcap must be a positive number, .* got -30\.0"),
+        ({"softcap": math.nan}, "softcap .* nan"),
+        ({"sinks": 0.5}, r"sinks must be a tensor or None, got 0\.5"),
+        ({"sinks": torch.zeros(3)}, r"sinks must be \[2\], .* got sinks \[3\] and q \[2, 4, 8\]"),
+        ({"sinks": torch.zeros(2, dtype=torch.float64)}, r"sinks .* got torch\.float64"),
+        ({"sinks": torch.zeros(2, device="meta")}, "sinks must be on the device of q, got meta"),
+        ({name: torch.zeros(4, 8) for name in "qkv"} | {"sinks": torch.zeros(1)}, r"q \[\.\.\., heads, n_queries, d\]"),
+        ({"deterministic": "yes"}, "deterministic must be True or False, got 'yes'"),
+        ({"cu_seqlens_q": torch.zeros(3)}, "no argument cu_seqlens_q: call flash_attention_varlen"),
         ({"causal": True}, "no argument causal: it is called is_causal"),
         ({"mask": None}, "no argument mask"),
     ],

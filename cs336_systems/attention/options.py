@@ -1,0 +1,172 @@
+"""Options of attention next to is_causal and scale: sliding windows, softcap, sinks, packed documents."""
+
+import math
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OPEN = -1
+"""A side of a window that hides nothing."""
+
+
+class Options(NamedTuple):
+    """Options that the operators accept; the defaults change nothing."""
+
+    window_left: int = OPEN
+    """How far before its own position a query sees keys."""
+    window_right: int = OPEN
+    """How far beyond its own position a query sees keys."""
+    softcap: float = 0.0
+    """Scaled scores s become softcap · tanh(s / softcap); zero leaves them as they are."""
+    deterministic: bool = False
+    """The backward pass gives the same bits every time."""
+    sinks: Tensor | None = None
+    """Another score for each query of a head, whose value is zero: [heads]."""
+    cu_seqlens_q: Tensor | None = None
+    """The first query of each packed document, and the end of the last, int32."""
+    cu_seqlens_k: Tensor | None = None
+    """The same for keys."""
+
+    @property
+    def change_results(self) -> bool:
+        """Whether they ask for more than determinism."""
+        return self[:3] != (OPEN, OPEN, 0.0) or any(x is not None for x in self[-TENSORS:])
+
+
+SCHEMA = (
+    "int window_left=-1, int window_right=-1, float softcap=0.0, bool deterministic=False, Tensor? sinks=None, "
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None"
+)
+"""Options as the operators' last arguments."""
+TENSORS = 3
+"""How many of the options, the last ones, are tensors."""
+DEFAULTS = Options()
+
+
+class Window(NamedTuple):
+    """Keys that query i sees: from i - left to i + right; None is an open side."""
+
+    left: int | None
+    right: int | None
+
+
+def window_of(is_causal: bool, options: Options, n_queries: int, n_keys: int) -> Window:
+    """Combine a causal mask with a window; a side that reaches beyond the sequences is open."""
+    left, right = options.window_left, 0 if is_causal else options.window_right
+    return Window(left if 0 <= left < n_queries else None, right if 0 <= right < n_keys else None)
+
+
+def documents(options: Options, n_queries: int, n_keys: int) -> list[tuple[slice, slice]]:
+    """Return the queries and the keys of each packed document, or all of them if none are packed.
+
+    What follows the last document is the queries of one without keys, and the keys of one without queries.
+
+    Raises:
+        ValueError: bounds are not in order, or beyond the tensors' ends.
+    """
+    if options.cu_seqlens_q is None:
+        return [(slice(None), slice(None))]
+    queries = _slices("cu_seqlens_q", options.cu_seqlens_q, n_queries)
+    keys = _slices("cu_seqlens_k", options.cu_seqlens_k, n_keys)
+    rest_q, rest_k = slice(queries[-1].stop, n_queries), slice(keys[-1].stop, n_keys)
+    return [*zip(queries, keys, strict=True), (rest_q, slice(0, 0)), (slice(0, 0), rest_k)]
+
+
+def _slices(name: str, bounds: Tensor | None, tokens: int) -> list[slice]:
+    assert bounds is not None
+    values = bounds.tolist()
+    if values[0] != 0 or values[-1] > tokens or any(a > b for a, b in pairwise(values)):
+        raise ValueError(f"{name} must begin with 0, never decrease, and end at {tokens} tokens at most, got {values}.")
+    return [slice(a, b) for a, b in pairwise(values)]
+
+
+def sink_gradient(sinks: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+    """Compute the gradient of sinks, [heads], from L and D, [batch, heads, n_queries].
+
+    A sink's value is zero, so that its dS is -P D, where P = exp(sink - L).
+    """
+    lse = lse.masked_fill(lse == -torch.inf, torch.inf)
+    p = torch.exp(sinks.to(lse.dtype)[:, None] - lse)
+    return -(p * delta).sum((0, 2)).to(sinks.dtype)
+
+
+def parse_options(
+    q: Tensor, window_size: object, softcap: object, sinks: Tensor | None, deterministic: bool, heads: int | None
+) -> Options | None:
+    """Check a user's options, and return them as the operators accept them, or None if they change nothing.
+
+    Args:
+        q: queries, on whose device sinks must be.
+        window_size: (left, right), each a number of keys or -1, for open; None for no window.
+        softcap: a positive number; 0 or None for none.
+        sinks: [heads], bf16, fp16 or fp32; None for none.
+        deterministic: whether the backward pass must give the same bits every time.
+        heads: those of q; None if it has no axis of heads.
+
+    Raises:
+        TypeError: an option has the wrong type.
+        ValueError: an option's value, shape, dtype or device is not supported.
+    """
+    left, right = _parse_window(window_size)
+    if deterministic is not True and deterministic is not False:
+        raise TypeError(f"deterministic must be True or False, got {shown(deterministic)}.")
+    if not (softcap is None or (isinstance(softcap, (int, float)) and 0 <= softcap < math.inf)):
+        raise ValueError(f"softcap must be a positive number, or 0 or None for none, got {shown(softcap)}.")
+    if sinks is not None:
+        _check_sinks(sinks, q, heads)
+    numbers = left, right, float(softcap or 0), deterministic
+    return None if sinks is None and numbers == DEFAULTS[:-TENSORS] else Options(*numbers, sinks)
+
+
+def _parse_window(window_size: object) -> tuple[int, int]:
+    """Check window_size, and return its sides, -1 for an open one."""
+    sides = window_size if isinstance(window_size, (tuple, list)) else (window_size,) * 2
+    sides = [OPEN if side is None else side for side in sides]
+    if isinstance(window_size, int) or len(sides) != 2 or not all(type(x) is int and x >= OPEN for x in sides):
+        raise ValueError(
+            f"window_size must be (left, right), each a number of keys from 0 on or -1 for open, got "
+            f"{shown(window_size)}."
+        )
+    return sides[0], sides[1]
+
+
+def _check_sinks(sinks: object, q: Tensor, heads: int | None) -> None:
+    if not isinstance(sinks, Tensor):
+        raise TypeError(f"sinks must be a tensor or None, got {shown(sinks)}.")
+    if heads is None or sinks.shape != (heads,):
+        wanted = f"[{heads}], one number for each head of q" if heads else "[heads], and q [..., heads, n_queries, d]"
+        raise ValueError(f"sinks must be {wanted}, got sinks {list(sinks.shape)} and q {list(q.shape)}.")
+    if sinks.dtype not in DTYPES:
+        raise ValueError(f"sinks must be bfloat16, float16 or float32, got {sinks.dtype}.")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks must be on the device of q, got {sinks.device} and q on {q.device}.")
+
+
+def check_documents(q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:
+    """Check the bounds of packed documents, but for their values: reading them would synchronize.
+
+    Raises:
+        TypeError: bounds are no tensor.
+        ValueError: their shapes, dtypes or devices are not supported.
+    """
+    for name, bounds, x in (("cu_seqlens_q", cu_seqlens_q, q), ("cu_seqlens_k", cu_seqlens_k, k)):
+        if not isinstance(bounds, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {shown(bounds)}.")
+        if bounds.dtype != torch.int32 or bounds.dim() != 1 or len(bounds) < 2:
+            raise ValueError(
+                f"{name} must be int32, [documents + 1], for at least one document, got {bounds.dtype}, "
+                f"{list(bounds.shape)}."
+            )
+        if bounds.device != x.device:
+            raise ValueError(f"{name} must be on the device of q and k, got {bounds.device} and {x.device}.")
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
+        lengths = f"got {len(cu_seqlens_q)} and {len(cu_seqlens_k)} numbers"
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k must bound as many documents, {lengths}.")
+
+
+def shown(value: object) -> str:
+    """Format an argument's value for an error message."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,116 @@
+"""flash_attention_varlen: attention within packed documents of any lengths."""
+
+from typing import Literal, overload
+
+from torch import Tensor
+
+from cs336_systems.attention.autocast import autocast_inputs
+from cs336_systems.attention.flash import attend, check
+from cs336_systems.attention.options import DEFAULTS, check_documents, parse_options, shown
+
+
+@overload
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    is_causal: bool = ...,
+    *,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    window_size: tuple[int, int] | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_lse: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ...,
+    is_causal: bool = ...,
+    *,
+    scale: float | None = ...,
+    enable_gqa: bool = ...,
+    window_size: tuple[int, int] | None = ...,
+    softcap: float | None = ...,
+    sinks: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flash_attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    window_size: tuple[int, int] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Compute flash_attention within each of several documents that are packed one after the other.
+
+    Nothing is read back from a GPU: programs look up their documents. Documents may be empty, and bounds may repeat at
+    the end. Queries after the last document see no key: their output is zero. Bounds that decrease or exceed the tokens
+    raise an error on a CPU; on a GPU, which nothing is read from, they give wrong results.
+
+    Args:
+        q: queries, [total_q, heads, d], bf16, fp16 or fp32, any strides.
+        k: keys, [total_k, heads, d]; fewer heads with enable_gqa.
+        v: values, [total_k, heads, d_v].
+        cu_seqlens_q: int32, [documents + 1], on the device of q: the first query of each document, and the end of the
+            last.
+        cu_seqlens_k: the same for keys.
+        max_seqlen_q: as flash_attn_varlen_func has it; not needed here.
+        max_seqlen_k: likewise.
+        is_causal: within each document, query i sees keys j <= i only.
+        scale: as for flash_attention.
+        enable_gqa: as for flash_attention.
+        window_size: as for flash_attention, within each document.
+        softcap: as for flash_attention.
+        sinks: as for flash_attention.
+        deterministic: as for flash_attention.
+        return_lse: also return the log-sum-exp.
+
+    Returns:
+        [total_q, heads, d_v] and, with return_lse, also [heads, total_q] fp32.
+
+    Raises:
+        TypeError: an argument has the wrong type.
+        ValueError: shapes, dtypes, devices or bounds are not supported.
+        NotImplementedError: a derivative is not supported.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 3:
+            raise ValueError(f"{name} must be [tokens, heads, d], got shape {list(x.shape)}.")
+    for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if length is not None and not isinstance(length, int):
+            raise TypeError(f"{name} must be a number of tokens or None, got {shown(length)}.")
+    check_documents(q, k, cu_seqlens_q, cu_seqlens_k)
+    q, k, v = (x.transpose(0, 1)[None] for x in autocast_inputs(q, k, v))
+    check(q, k, v, is_causal, scale, enable_gqa)
+    options = parse_options(q, window_size, softcap, sinks, deterministic, q.shape[1]) or DEFAULTS
+    options = options._replace(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+    o, lse = attend(q, k, v, is_causal, scale, enable_gqa, return_lse, options)
+    return (o[0].transpose(0, 1), lse[0]) if return_lse else o[0].transpose(0, 1)

@@ -1,0 +1,284 @@
+"""Windows, softcap, sinks and packed documents in tiled PyTorch.
+
+The rule is that of test_attention.py: an error against float64 of at most twice that of plain PyTorch.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from cs336_systems.attention import flash_attention, flash_attention_varlen
+from cs336_systems.attention.options import Options
+from tests.attention.test_attention import beyond_twice
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem: the lengths of its documents (several are packed), heads, options."""
+
+    lengths: tuple[tuple[int, int], ...]
+    """Queries and keys of each document."""
+    d: int = 16
+    heads: int = 2
+    kv_heads: int = 2
+    is_causal: bool = False
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    has_sinks: bool = False
+    packed: bool = False
+    extra: int = 0
+    """Queries, and keys, after the last document."""
+
+
+ONE = ((150, 150),)
+CASES = {
+    "causal window": Case(ONE, is_causal=True, window_size=(40, -1)),
+    "window of one key": Case(ONE, window_size=(0, 0)),
+    "window to the left": Case(ONE, window_size=(70, -1), d=40),
+    "window to the right": Case(ONE, window_size=(-1, 5)),
+    "wide window": Case(((200, 190),), window_size=(66, 65), heads=4),
+    "queries without keys": Case(((201, 33),), is_causal=True, window_size=(10, -1)),
+    "keys without queries": Case(((33, 201),), window_size=(64, 10)),
+    "one query": Case(((1, 130),), window_size=(3, 64)),
+    "one key": Case(((130, 1),), window_size=(64, 0)),
+    "softcap": Case(ONE, softcap=3.0, d=24),
+    "softcap, causal": Case(ONE, is_causal=True, softcap=0.7),
+    "sinks": Case(ONE, has_sinks=True),
+    "sinks, causal, groups": Case(((150, 131),), is_causal=True, has_sinks=True, heads=4),
+    "sinks of queries without keys": Case(((201, 33),), is_causal=True, window_size=(10, -1), has_sinks=True),
+    "all, groups": Case(((131, 150),), 24, 4, 2, True, (65, 3), 2.0, True),
+    "packed": Case(((70, 70), (1, 1), (130, 130)), packed=True),
+    "packed, causal": Case(((64, 64), (65, 65), (17, 17)), packed=True, is_causal=True),
+    "packed, other keys": Case(((70, 33), (5, 140)), packed=True, is_causal=True, heads=4),
+    "empty documents": Case(((0, 0), (40, 0), (0, 50), (66, 66), (0, 0)), packed=True, is_causal=True),
+    "tokens after the last document": Case(((40, 40), (66, 66)), packed=True, is_causal=True, extra=70),
+    "packed, all": Case(((131, 131), (70, 90), (17, 1)), 24, 4, 2, True, (33, -1), 2.0, True, True, 3),
+}
+
+
+def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
+    """Random q, k, v, sinks and gradients of o and L: of one document with a batch of two, packed ones without."""
+    generator = torch.Generator().manual_seed(0)
+    batch = 1 if case.packed else 2
+    n_queries, n_keys = (sum(x) + case.extra for x in zip(*case.lengths, strict=True))
+    shapes = {
+        "q": (batch, case.heads, n_queries, case.d),
+        "k": (batch, case.kv_heads, n_keys, case.d),
+        "v": (batch, case.kv_heads, n_keys, case.d),
+        "do": (batch, case.heads, n_queries, case.d),
+        "dlse": (batch, case.heads, n_queries),
+        "sinks": (case.heads,),
+    }
+    inputs = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: x.to(device, torch.float32 if name == "dlse" else dtype) for name, x in inputs.items()}
+
+
+def reference(case: Case, inputs: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Output, L and gradients by autograd through the formula, with whole matrices, in a dtype."""
+    leaves = {
+        name: x.detach().to(dtype).requires_grad_() for name, x in inputs.items() if name in ("q", "k", "v", "sinks")
+    }
+    q, sinks = leaves["q"], leaves["sinks"]
+    k, v = (leaves[name].repeat_interleave(case.heads // case.kv_heads, 1) for name in "kv")
+    offs_m, offs_n = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+    of_m, of_n = (
+        torch.full_like(x, -i - 1) for i, x in enumerate((offs_m, offs_n))
+    )  # its document, or a token's alone
+    start_m = start_n = 0
+    for i, (n_queries, n_keys) in enumerate(case.lengths):
+        of_m[start_m : start_m + n_queries] = of_n[start_n : start_n + n_keys] = i
+        offs_m[start_m : start_m + n_queries] -= start_m
+        offs_n[start_n : start_n + n_keys] -= start_n
+        start_m, start_n = start_m + n_queries, start_n + n_keys
+    distance = offs_n - offs_m[:, None]
+    left, right = case.window_size
+    visible = of_m[:, None] == of_n
+    if case.is_causal:
+        visible &= distance <= 0
+    if left >= 0:
+        visible &= distance >= -left
+    if right >= 0:
+        visible &= distance <= right
+    scores = q @ k.transpose(-2, -1) / math.sqrt(case.d)
+    if case.softcap:
+        scores = case.softcap * torch.tanh(scores / case.softcap)
+    sees = visible.any(-1)
+    scores = scores.masked_fill(~visible & sees[:, None], -torch.inf)  # no derivative of a sum of nothing
+    if case.has_sinks:
+        scores = scores.masked_fill(~visible, -torch.inf)
+        all_scores = torch.cat((scores, sinks[:, None, None].expand(*scores.shape[:-1], 1)), -1)
+        o, lse = all_scores.softmax(-1)[..., :-1] @ v, all_scores.logsumexp(-1)
+    else:
+        o, lse = scores.softmax(-1) @ v * sees[:, None], scores.logsumexp(-1).masked_fill(~sees, -torch.inf)
+    wanted = [leaves[name] for name in ("q", "k", "v", *(["sinks"] if case.has_sinks else []))]
+    gradients = torch.autograd.grad((o, lse), wanted, (inputs["do"].to(dtype), inputs["dlse"].to(dtype)))
+    return named(o.detach(), lse.detach(), *gradients)
+
+
+def named(*results: Tensor) -> dict[str, Tensor]:
+    return dict(zip(("o", "lse", "dq", "dk", "dv", "dsinks"), results, strict=False))
+
+
+def bounds(case: Case, device: str = "cpu") -> list[Tensor]:
+    """cu_seqlens_q and cu_seqlens_k."""
+    lengths = torch.tensor([(0, 0), *case.lengths])
+    return list(lengths.cumsum(0).to(device, torch.int32).unbind(1))
+
+
+def results(case: Case, inputs: dict[str, Tensor], wrap=lambda function: function, **more) -> dict[str, Tensor]:
+    """The same from flash_attention or flash_attention_varlen, each wrapped, as by torch.compile."""
+    leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
+    sinks = inputs["sinks"].detach().requires_grad_() if case.has_sinks else None
+    options = {"window_size": case.window_size, "softcap": case.softcap, "sinks": sinks, "enable_gqa": True} | more
+    if case.packed:
+        flat = [x[0].transpose(0, 1) for x in leaves]
+        o, lse = wrap(flash_attention_varlen)(
+            *flat, *bounds(case, flat[0].device), is_causal=case.is_causal, return_lse=True, **options
+        )
+        o, lse = o.transpose(0, 1)[None], lse[None]
+    else:
+        o, lse = wrap(flash_attention)(*leaves, case.is_causal, return_lse=True, **options)
+    wanted = leaves if sinks is None else [*leaves, sinks]
+    return named(o.detach(), lse.detach(), *torch.autograd.grad((o, lse), wanted, (inputs["do"], inputs["dlse"])))
+
+
+def excess(case: Case, inputs: dict[str, Tensor], got: dict[str, Tensor]) -> dict[str, str]:
+    """The results whose error is more than twice PyTorch's; L where it is -inf must be."""
+    want, plain = reference(case, inputs, torch.float64), reference(case, inputs, inputs["q"].dtype)
+    nothing = want["lse"] == -torch.inf
+    if not torch.equal(got["lse"] == -torch.inf, nothing):
+        return {"lse": "-inf elsewhere"}
+    for each in (got, want, plain):
+        each["lse"] = each["lse"].masked_fill(nothing, 0)
+    lengths = [n for both in case.lengths for n in both]
+    narrow = 1 in lengths or case.window_size == (0, 0)
+    return beyond_twice(got, plain, want, max(lengths) ** 0.5 if narrow else 0.0)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_options(name, dtype):
+    case = CASES[name]
+    inputs = make_inputs(case, dtype)
+    assert not excess(case, inputs, results(case, inputs))
+
+
+def test_a_window_that_hides_nothing_changes_no_bit():
+    inputs = make_inputs(Case(ONE), torch.float32)
+    want = results(Case(ONE), inputs, window_size=None, softcap=None, deterministic=True)
+    for window in ((-1, -1), (149, 149), (10**9, 10**9), [None, None]):
+        got = results(Case(ONE), inputs, window_size=window)
+        assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 2, 3, 5, 8), (0, 3, 5, 8)])
+def test_sinks_of_any_leading_axes(shape):
+    q = torch.randn(shape, requires_grad=True)
+    sinks = torch.randn(3, requires_grad=True)
+    o = flash_attention(q, q, q, sinks=sinks)
+    scores = torch.cat((q @ q.transpose(-2, -1) / math.sqrt(8), sinks[:, None, None].expand(*shape[:-1], 1)), -1)
+    want = scores.softmax(-1)[..., :-1] @ q
+    torch.testing.assert_close(o, want)
+    got, want = (torch.autograd.grad(x.square().sum(), (q, sinks)) for x in (o, want))
+    torch.testing.assert_close(got, want)
+
+
+def test_a_sink_far_from_the_scores():
+    q, k, v = torch.randn(3, 1, 2, 90, 16)
+    o, lse = flash_attention(q, k, v, sinks=torch.tensor([-torch.inf, 1e4]), return_lse=True)
+    torch.testing.assert_close(o[:, 0], flash_attention(q, k, v)[:, 0])
+    assert torch.equal(o[:, 1], torch.zeros(1, 90, 16))
+    assert torch.equal(lse[:, 1], torch.full((1, 90), 1e4))
+
+
+MASKED = CASES["all, groups"], CASES["packed, all"]
+
+
+@pytest.mark.parametrize("case", MASKED, ids=["dense", "packed"])
+def test_compiled_in_one_graph(case):
+    inputs = make_inputs(case, torch.float32)
+    wrap = partial(torch.compile, fullgraph=True, backend="aot_eager")
+    assert not excess(case, inputs, results(case, inputs, wrap))
+
+
+@pytest.mark.parametrize("case", MASKED, ids=["dense", "packed"])
+def test_operators_keep_their_contract(case):
+    inputs = make_inputs(case, torch.float32)
+    q, k, v, do, dlse, sinks = inputs.values()
+    packed = bounds(case) if case.packed else (None, None)
+    options = Options(*case.window_size, case.softcap, False, sinks, *packed)
+    operators = torch.ops.cs336_systems
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    torch.library.opcheck(operators.attention_forward, (*leaves, True, None, *options))
+    o, lse = operators.attention_forward(q, k, v, True, None, *options)
+    torch.library.opcheck(operators.attention_backward, (do, q, k, v, o, lse, True, None, dlse, *options))
+
+
+def test_torch_func():
+    """Windows and softcap under vmap and grad; sinks under grad only, and the rest is refused."""
+    q, k, v = torch.randn(3, 3, 2, 40, 8)
+    options = {"window_size": (9, 2), "softcap": 2.0}
+
+    def loss(q, **more):
+        return flash_attention(q, k[0], v[0], **options, **more).square().sum()
+
+    leaf = q.clone().requires_grad_()
+    (want,) = torch.autograd.grad(sum(loss(x) for x in leaf), leaf)
+    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(q), want)
+    sinks = torch.randn(2, requires_grad=True)
+    got = torch.func.grad(lambda x: loss(q[0], sinks=x))(sinks)
+    torch.testing.assert_close(got, torch.autograd.grad(loss(q[0], sinks=sinks), sinks)[0])
+    with pytest.raises(NotImplementedError, match="does not support sinks or packed documents under vmap"):
+        torch.func.vmap(lambda x: flash_attention(x, k[0], v[0], sinks=sinks))(q)
+    with pytest.raises(NotImplementedError, match="flash_attention has no forward-mode"):
+        torch.func.jvp(lambda x: loss(x, sinks=sinks), (q[0],), (q[0],))
+
+
+def test_a_second_derivative_is_refused():
+    q = torch.randn(2, 9, 8, requires_grad=True)
+    sinks = torch.randn(2, requires_grad=True)
+    o = flash_attention(q, q, q, sinks=sinks)
+    (gradient,) = torch.autograd.grad(o.sum(), sinks, create_graph=True)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated twice"):
+        gradient.sum().backward()
+
+
+def test_autocast_casts_no_sinks():
+    q = torch.randn(2, 70, 16)
+    sinks = torch.randn(2)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = flash_attention(q, q, q, sinks=sinks)
+    want = flash_attention(*[q.bfloat16()] * 3, sinks=sinks)
+    assert torch.equal(got, want)
+
+
+ENDS = torch.tensor([0, 4], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": torch.zeros(1, 4, 2, 8)}, r"q must be \[tokens, heads, d\], got shape \[1, 4, 2, 8\]"),
+        ({"cu_seqlens_q": [0, 4]}, r"cu_seqlens_q must be a tensor, got \[0, 4\]"),
+        ({"cu_seqlens_k": ENDS.long()}, r"cu_seqlens_k must be int32, .* got torch\.int64"),
+        ({"cu_seqlens_k": ENDS[:1]}, r"cu_seqlens_k must be int32, .* \[1\]"),
+        ({"cu_seqlens_k": ENDS.to("meta")}, "cu_seqlens_k must be on the device of q and k, got meta"),
+        ({"cu_seqlens_k": ENDS[[0, 0, 1]]}, "as many documents, got 2 and 3 numbers"),
+        ({"cu_seqlens_q": ENDS + 1}, r"cu_seqlens_q must begin with 0, .* got \[1, 5\]"),
+        ({"cu_seqlens_q": ENDS * 2}, r"end at 4 tokens at most, got \[0, 8\]"),
+        ({"cu_seqlens_q": ENDS[[0, 1, 0]], "cu_seqlens_k": ENDS[[0, 1, 1]]}, r"never decrease, .* got \[0, 4, 0\]"),
+        ({"max_seqlen_q": 4.0}, r"max_seqlen_q must be a number of tokens or None, got 4\.0"),
+        ({"k": torch.zeros(4, 1, 8), "v": torch.zeros(4, 1, 8)}, "enable_gqa=True"),
+    ],
+)
+def test_a_mistake_gets_one_sentence_with_the_value(change, message):
+    arguments = {name: torch.zeros(4, 2, 8) for name in "qkv"} | {"cu_seqlens_q": ENDS, "cu_seqlens_k": ENDS} | change
+    with pytest.raises((ValueError, TypeError), match=message) as raised:
+        flash_attention_varlen(**arguments)
+    assert str(raised.value).endswith(".")
+    assert "\n" not in str(raised.value)
