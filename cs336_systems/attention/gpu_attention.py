@@ -19,6 +19,7 @@ from cs336_systems.attention import triton_launch
 from cs336_systems.attention.chip import chip_of, triton_obstacle
 from cs336_systems.attention.differentiation import once, refuse_forward_mode
 from cs336_systems.attention.launcher import CACHE_SIZE, on_device
+from cs336_systems.attention.options import Options
 from cs336_systems.attention.tiled import tiled_backward, tiled_forward
 
 TESTED_TRITON = ("3.6", "3.7", "3.8", "3.9")
@@ -30,15 +31,20 @@ TILED = SimpleNamespace(attention_forward=tiled_forward, attention_backward=tile
 
 
 @lru_cache(CACHE_SIZE)
-def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, deterministic: bool) -> Any:
+def _kernels(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size, never_hopper: bool) -> Any:
     """Choose the module with attention_forward and attention_backward for these inputs."""
     if triton_obstacle(chip_of(device)):
         return TILED
-    if deterministic or hopper_obstacle(device, dtype, q_shape, k_shape):
+    if never_hopper or hopper_obstacle(device, dtype, q_shape, k_shape):
         return triton_launch
     from cs336_systems.attention.hopper import launch
 
     return launch
+
+
+def _without_defaults(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return no options if they change no result: the Hopper kernels have none."""
+    return options if options and Options(*options).change_results else ()
 
 
 def hopper_obstacle(device: int, dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> str:
@@ -68,7 +74,7 @@ def _warn_of_untested_triton() -> None:
 
 @on_device
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *options: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
@@ -78,8 +84,11 @@ def attention_forward(
         v: values, like k.
         is_causal: query i sees keys j <= i only.
         scale: factor of the scores, 1 / √d if None.
+        options: the fields of Options.
     """
-    return _kernels(q.get_device(), q.dtype, q.shape, k.shape, False).attention_forward(q, k, v, is_causal, scale)
+    options = _without_defaults(options)
+    kernels = _kernels(q.get_device(), q.dtype, q.shape, k.shape, bool(options))
+    return kernels.attention_forward(q, k, v, is_causal, scale, *options)
 
 
 @on_device
@@ -93,11 +102,13 @@ def attention_backward(
     is_causal: bool,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v from the gradients of the output and, if there is one, of L."""
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    kernels = _kernels(q.get_device(), q.dtype, q.shape, k.shape, deterministic)
-    return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse)
+    *options: Any,
+) -> list[Tensor]:
+    """Compute the gradients of q, k, v and sinks from those of the output and, if there is one, of L."""
+    deterministic = torch.are_deterministic_algorithms_enabled() or Options(*options).deterministic
+    options = _without_defaults(options)
+    kernels = _kernels(q.get_device(), q.dtype, q.shape, k.shape, deterministic or bool(options))
+    return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse, *options)
 
 
 class GpuFlashAttention(torch.autograd.Function):

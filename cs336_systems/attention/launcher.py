@@ -42,7 +42,7 @@ class Launch:
         self,
         kernel: Any,
         grid: tuple[int, int, int],
-        scalars: Sequence[float],
+        scalars: Sequence[float | None],
         constexprs: Sequence[int | str],
         *,
         num_warps: int = 4,
@@ -60,13 +60,13 @@ class Launch:
         self.fields: list[tuple[type, dict[str, Any]]] = []  # of each descriptor, but for its tensor
         self.compiled: dict[int, Any] = {}  # by device
 
-    def __call__(self, *tensors: Tensor) -> None:
-        """Launch on the current stream of the tensors' device, which is the current one."""
+    def __call__(self, *tensors: Any) -> None:
+        """Launch on the current stream of the tensors' device, which is the current one; None stands for no tensor."""
         arguments: list[Any] = []
         bits = 0
         for x in tensors:
-            address = x.data_ptr()
-            bits |= address
+            address = x if x is None else x.data_ptr()
+            bits |= address or 0
             arguments.append(address)
         device = tensors[0].get_device()
         compiled = self.compiled.get(device)
@@ -81,7 +81,7 @@ class Launch:
         function, metadata = compiled.function, compiled.packed_metadata
         compiled.run(*self.grid, stream, function, metadata, None, None, None, *arguments, *self.rest)
 
-    def _launch_anew(self, tensors: Sequence[Tensor], device: int, keep: bool) -> None:
+    def _launch_anew(self, tensors: Sequence[Any], device: int, keep: bool) -> None:
         """Launch through Triton, and keep the kernel that it finds or compiles."""
         descriptors = [make(x) for make, x in zip(self.descriptors, tensors, strict=False)]
         arguments = (*descriptors, *tensors[len(descriptors) :], *self.rest)

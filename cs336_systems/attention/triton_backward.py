@@ -23,6 +23,7 @@ from cs336_systems.attention.triton_backward_dkdv import backward_dkdv
 from cs336_systems.attention.triton_backward_dq import backward_dq
 from cs336_systems.attention.triton_backward_preprocess import LseDelta
 from cs336_systems.attention.triton_load_store import Head, locate
+from cs336_systems.attention.triton_options import locate_in_documents
 
 
 @triton.jit
@@ -36,6 +37,8 @@ def backward_kernel(
     dq,  # pointer, [batch, heads, n_queries, HEAD_DIM], out
     dk,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
     dv,  # pointer, [batch, heads, n_keys, HEAD_DIM], out
+    cu_seqlens_q,  # pointer, [documents + 1] int32; None for none, as all options. PREPROCESSED, no DESCRIPTORS
+    cu_seqlens_k,
     stride_qb,
     stride_qh,
     stride_qn,
@@ -68,6 +71,10 @@ def backward_kernel(
     key_tiles,  # number of programs per head that compute dK and dV
     query_tiles,  # number of programs per head that compute dQ
     softmax_scale,  # 1 / sqrt(HEAD_DIM)
+    window_left,
+    window_right,
+    softcap,
+    documents,
     HEADS_PER_KV_HEAD: tl.constexpr,  # neighbouring heads of q that share one of k and v
     HEAD_DIM: tl.constexpr,
     BLOCK_OUTER: tl.constexpr,  # keys per program for dK and dV, queries per program for dQ
@@ -83,6 +90,24 @@ def backward_kernel(
     batch = batch_head // heads
     head = batch_head % heads
     kv_head = head // HEADS_PER_KV_HEAD
+    PACKED: tl.constexpr = cu_seqlens_q is not None
+    if PACKED:
+        if tile < key_tiles:
+            start, first_k, n_keys, first_q, n_queries = locate_in_documents(
+                tile, cu_seqlens_k, cu_seqlens_q, documents, n_keys, BLOCK_OUTER
+            )
+        else:
+            start, first_q, n_queries, first_k, n_keys = locate_in_documents(
+                key_tiles + query_tiles - 1 - tile, cu_seqlens_q, cu_seqlens_k, documents, n_queries, BLOCK_OUTER
+            )
+        q += first_q * stride_qn
+        k += first_k * stride_kn
+        v += first_k * stride_vn
+        do += first_q * stride_don
+        lse_delta += first_q
+        dq += first_q * stride_dqn
+        dk += first_k * stride_dkn
+        dv += first_k * stride_dvn
     q_head = Head(q, (stride_qb, stride_qh, stride_qn), batch, head, n_queries)
     k_head = Head(k, (stride_kb, stride_kh, stride_kn), batch, kv_head, n_keys)
     v_head = Head(v, (stride_vb, stride_vh, stride_vn), batch, kv_head, n_keys)
@@ -97,14 +122,14 @@ def backward_kernel(
     # With a causal mask the first keys are seen by the most queries and the last queries see the most keys, so the
     # longest tiles come first: the last programs are short, and the SMs finish together.
     if tile < key_tiles:
-        start_n = tile * BLOCK_OUTER
+        start_n = start if PACKED else tile * BLOCK_OUTER
         backward_dkdv(
-            *(start_n, inputs, dk_head, dv_head, HEAD_DIM, BLOCK_INNER, BLOCK_OUTER, BLOCK_D),
-            *(IS_CAUSAL, PREPROCESSED, DESCRIPTORS, INPUT_PRECISION),
+            *(start_n, inputs, dk_head, dv_head, window_left, window_right, softcap, HEAD_DIM),
+            *(BLOCK_INNER, BLOCK_OUTER, BLOCK_D, IS_CAUSAL, PREPROCESSED, PACKED, DESCRIPTORS, INPUT_PRECISION),
         )
     else:
-        start_m = (key_tiles + query_tiles - 1 - tile) * BLOCK_OUTER
+        start_m = start if PACKED else (key_tiles + query_tiles - 1 - tile) * BLOCK_OUTER
         backward_dq(
-            *(start_m, inputs, dq_head, HEAD_DIM, BLOCK_OUTER, BLOCK_INNER, BLOCK_D),
-            *(IS_CAUSAL, PREPROCESSED, DESCRIPTORS, INPUT_PRECISION),
+            *(start_m, inputs, dq_head, window_left, window_right, softcap, HEAD_DIM),
+            *(BLOCK_OUTER, BLOCK_INNER, BLOCK_D, IS_CAUSAL, PREPROCESSED, PACKED, DESCRIPTORS, INPUT_PRECISION),
         )

@@ -71,13 +71,19 @@ def load_lse_delta(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     PREPROCESSED: tl.constexpr,
+    PACKED: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
 ):
     """Load L and D of one tile of queries, [BLOCK_M] fp32 each, or compute them if preprocess_kernel has not run."""
     if PREPROCESSED:
         o = x.o_head
         offset = (o.batch * x.heads + o.head).to(tl.int64) * 2 * x.n_queries_rounded + start_m
-        if DESCRIPTORS:
+        if PACKED:  # other documents follow
+            offs_m = start_m + tl.arange(0, BLOCK_M)
+            offset += offs_m - start_m
+            lse_tile = tl.load(x.data + offset, mask=offs_m < o.n_rows, other=float("inf"))
+            delta = tl.load(x.data + x.n_queries_rounded + offset, mask=offs_m < o.n_rows, other=0.0)
+        elif DESCRIPTORS:
             # Plain loads next to descriptors would cost every thread one asynchronous copy per number.
             lse_tile = x.data.load([offset.to(tl.int32)])
             delta = x.data.load([(offset + x.n_queries_rounded).to(tl.int32)])

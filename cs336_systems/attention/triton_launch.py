@@ -7,6 +7,7 @@ of heads, in bf16, fp16 or fp32, with any strides. Each key head is shared by he
 import math
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from cs336_systems.attention.launcher import (
     sum_shared,
 )
 from cs336_systems.attention.operators import empty_output, softmax_scale
+from cs336_systems.attention.options import DEFAULTS, Options, sink_gradient, window_of
 from cs336_systems.attention.tile_config import (
     BackwardTiles,
     ForwardTiles,
@@ -46,29 +48,70 @@ ROUNDED_TO = 128  # n_queries is rounded up to a multiple of this in the buffer 
 PREPROCESS_BLOCK_M = 32
 
 
+class Variant(NamedTuple):
+    """What kernels are compiled and launched for besides a mask: options without their tensors."""
+
+    window_left: int = DEFAULTS.window_left
+    window_right: int = DEFAULTS.window_right
+    softcap: float = DEFAULTS.softcap
+    sinks: torch.dtype | None = None
+    documents: int | None = None
+    """How many are packed; None if none are."""
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether kernels get sinks or the bounds of documents, or None for either."""
+        return self.sinks is not None or self.documents is not None
+
+
+PLAIN = Variant()
+
+
 def attention_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     is_causal: bool,
     scale: float | None = None,
-    *,
+    *options: Any,
     tiles: ForwardTiles | None = None,
     precision: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None. Tiles and the precision of the matmuls (input_precision of tl.dot)
-    are the default ones unless an experiment passes its own.
+    Scores are multiplied by scale, 1 / √d if None; options are the fields of Options. Tiles and the precision of the
+    matmuls (input_precision of tl.dot) are the default ones unless an experiment passes its own.
     """
-    tiles = tiles or default_tiles(q.get_device(), q.dtype, q.shape)[0]
+    variant, tensors = _variant(options) if options else (PLAIN, ())
+    if tiles is None:
+        tiles = default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[0]
+        if variant.documents is not None:  # tiles of documents begin anywhere
+            tiles = replace(tiles, descriptors=False)
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ensure = ensure_described if tiles.descriptors else _ensure_contiguous
     q, k, v = ensure(q), ensure(k), ensure(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    _forward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides)(q, k, v, o, lse)
+    launch = _forward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides, variant)
+    launch(q, k, v, o, lse, *tensors)
     return o, lse
+
+
+def _variant(options: tuple[Any, ...]) -> tuple[Variant, tuple[Tensor | None, ...]]:
+    """Split options into what kernels are compiled for and their tensors: sinks and the bounds of documents."""
+    left, right, softcap, _, sinks, cu_seqlens_q, cu_seqlens_k = Options(*options)
+    documents = None if cu_seqlens_q is None else len(cu_seqlens_q) - 1
+    variant = Variant(left, right, softcap, None if sinks is None else sinks.dtype, documents)
+    tensors = [None if x is None else x.contiguous() for x in (sinks, cu_seqlens_q, cu_seqlens_k)]
+    return variant, tuple(tensors) if variant.has_tensors else ()
+
+
+def _tiled_shape(shape: torch.Size, variant: Variant) -> torch.Size:
+    """The shape that tiles are chosen for: of packed documents, that of a batch of the mean length."""
+    if not variant.documents:
+        return shape
+    _, heads, total, d = shape
+    return torch.Size((variant.documents, heads, cdiv(total, variant.documents), d))
 
 
 def attention_backward(
@@ -81,13 +124,16 @@ def attention_backward(
     is_causal: bool,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
-    *,
+    *options: Any,
     tiles: BackwardTiles | None = None,
     precision: str | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of q, k and v from the gradients of o and, unless it is None, of L."""
-    tiles = tiles or default_tiles(q.get_device(), q.dtype, q.shape)[1]
-    if grad_lse is not None:
+) -> list[Tensor]:
+    """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L."""
+    variant, tensors = _variant(options) if options else (PLAIN, ())
+    tiles = tiles or default_tiles(q.get_device(), q.dtype, _tiled_shape(q.shape, variant))[1]
+    if variant.documents is not None:
+        tiles = replace(tiles, preprocess=True, descriptors=False)
+    if grad_lse is not None or variant.sinks is not None:
         tiles = replace(tiles, preprocess=True)
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
     inputs = k, v
@@ -95,9 +141,13 @@ def attention_backward(
     do, q, k, v = ensure(grad_o), ensure(q), ensure(k), ensure(v)
     lse_delta = _preprocess(o, do, lse, grad_lse) if tiles.preprocess else lse
     strides = (*(x.stride() for x in (q, k, v, do, o)), dq.stride(), dk.stride(), dv.stride())
-    launch = _backward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides)
-    launch(q, k, v, do, lse_delta, o, dq, dk, dv)
-    return dq, *sum_shared(dk, dv, *inputs)
+    launch = _backward_launch(tiles, precision, q.dtype, is_causal, scale, q.shape, k.shape, strides, variant)
+    launch(q, k, v, do, lse_delta, o, dq, dk, dv, *tensors[1:])
+    gradients = [dq, *sum_shared(dk, dv, *inputs)]
+    if tensors and tensors[0] is not None:
+        delta = lse_delta.view(*q.shape[:2], 2, -1)[:, :, 1, : q.shape[2]]
+        gradients.append(sink_gradient(tensors[0], lse, delta))
+    return gradients
 
 
 def _preprocess(o: Tensor, do: Tensor, lse: Tensor, grad_lse: Tensor | None) -> Tensor:
@@ -143,11 +193,15 @@ def _forward_launch(
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
+    variant: Variant,
 ) -> Launch:
     batch, heads, n_queries, d = shape_4d(q_shape)
     block_d = _block_d(d, dtype)
     group = largest_group(tiles.group, batch * heads)
     numbers = (group, heads, n_queries, k_shape[-2], LOG2_E * softmax_scale(d, scale))
+    of_options = _option_numbers(variant, is_causal, n_queries, k_shape[-2], LOG2_E)
+    missing = () if variant.has_tensors else (None,) * 3  # tensors
+    tiles_of_queries = _count_tiles(n_queries, tiles.block_m, variant)
     blocks = (tiles.block_m, tiles.block_n, block_d)
     flags = (is_causal, tiles.descriptors, precision or _default_precision(dtype))
     constexprs = (heads // shape_4d(k_shape)[1], d, *blocks, *flags)
@@ -159,8 +213,8 @@ def _forward_launch(
     ]
     return Launch(
         forward_kernel,
-        (cdiv(n_queries, tiles.block_m) * batch * heads, 1, 1),
-        (*_kernel_strides(strides), *numbers),
+        (tiles_of_queries * batch * heads, 1, 1),
+        (*missing, *_kernel_strides(strides), *numbers, *of_options),
         constexprs,
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -179,13 +233,16 @@ def _backward_launch(
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
+    variant: Variant,
 ) -> Launch:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
     block_d = _block_d(d, dtype)
-    key_tiles, query_tiles = cdiv(n_keys, tiles.block_outer), cdiv(n_queries, tiles.block_outer)
+    key_tiles, query_tiles = (_count_tiles(n, tiles.block_outer, variant) for n in (n_keys, n_queries))
     group = largest_group(tiles.group, batch * heads)
     lengths = (n_queries, _rounded(n_queries), n_keys, key_tiles, query_tiles)
+    of_options = _option_numbers(variant, is_causal, n_queries, n_keys, 1.0)
+    missing = () if variant.has_tensors else (None,) * 2  # tensors
     flags = (is_causal, tiles.preprocess, tiles.descriptors)
     blocks = (tiles.block_outer, tiles.block_inner, block_d)
     block = tiles.block_outer  # = block_inner, with descriptors
@@ -201,7 +258,7 @@ def _backward_launch(
     return Launch(
         backward_kernel,
         ((key_tiles + query_tiles) * batch * heads, 1, 1),
-        (*_kernel_strides(strides), group, heads, *lengths, softmax_scale(d, scale)),
+        (*missing, *_kernel_strides(strides), group, heads, *lengths, softmax_scale(d, scale), *of_options),
         (heads // shape_4d(k_shape)[1], d, *blocks, *flags, precision or _default_precision(dtype)),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
@@ -218,6 +275,19 @@ def _preprocess_launch(dtype: torch.dtype, shape: torch.Size, strides: Strides) 
     scalars = (*_kernel_strides(strides), heads, n_queries, n_queries_rounded)
     constexprs = (d, PREPROCESS_BLOCK_M, _block_d(d, dtype))
     return Launch(preprocess_kernel, (programs, 1, 1), scalars, constexprs, num_stages=1)
+
+
+def _option_numbers(
+    variant: Variant, is_causal: bool, n_queries: int, n_keys: int, unit: float
+) -> tuple[float | None, ...]:
+    """Window, softcap in a unit of the logarithm, and number of documents, as the kernels accept them."""
+    left, right = window_of(False, Options(variant.window_left, variant.window_right), n_queries, n_keys)
+    return left, None if is_causal else right, variant.softcap * unit or None, variant.documents
+
+
+def _count_tiles(n: int, block: int, variant: Variant) -> int:
+    """How many tiles have n rows; each of packed documents may end in a tile of its own, as may what follows them."""
+    return cdiv(n, block) if variant.documents is None else n // block + variant.documents + 1
 
 
 @lru_cache(CACHE_SIZE)

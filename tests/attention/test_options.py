@@ -1,9 +1,12 @@
-"""Windows, softcap, sinks and packed documents in tiled PyTorch.
+"""Windows, softcap, sinks and packed documents: tiled PyTorch, and the Triton kernels through Triton's interpreter.
 
 The rule is that of test_attention.py: an error against float64 of at most twice that of plain PyTorch.
 """
 
+import json
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +17,7 @@ from torch import Tensor
 from cs336_systems.attention import flash_attention, flash_attention_varlen
 from cs336_systems.attention.options import Options
 from tests.attention.test_attention import beyond_twice
+from tests.support.interpreter import interpreter_environment
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,10 @@ CASES = {
 }
 
 
-def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu") -> dict[str, Tensor]:
-    """Random q, k, v, sinks and gradients of o and L: of one document with a batch of two, packed ones without."""
+def make_inputs(case: Case, dtype: torch.dtype, device: str = "cpu", batch: int = 2) -> dict[str, Tensor]:
+    """Random q, k, v, sinks and gradients of o and L; a batch of packed documents is one."""
     generator = torch.Generator().manual_seed(0)
-    batch = 1 if case.packed else 2
+    batch = 1 if case.packed else batch
     n_queries, n_keys = (sum(x) + case.extra for x in zip(*case.lengths, strict=True))
     shapes = {
         "q": (batch, case.heads, n_queries, case.d),
@@ -282,3 +286,47 @@ def test_a_mistake_gets_one_sentence_with_the_value(change, message):
         flash_attention_varlen(**arguments)
     assert str(raised.value).endswith(".")
     assert "\n" not in str(raised.value)
+
+
+# The kernels, interpreted, as in test_attention.py.
+
+FEW = {"window to the left", "queries without keys", "softcap", "packed, other keys", "packed, all"}
+
+
+def run_interpreted(names: list[str]) -> None:
+    """Print one JSON object: for each of these cases the results in excess of PyTorch's error."""
+    torch.set_num_threads(1)
+    report = {}
+    for name in names:
+        inputs = make_inputs(CASES[name], torch.float32, batch=1)
+        report[name] = excess(CASES[name], inputs, launch_results(CASES[name], inputs))
+    print(json.dumps(report))
+
+
+def launch_results(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Results of the Triton kernels for inputs that they take as they are."""
+    from cs336_systems.attention.triton_launch import attention_backward, attention_forward
+
+    packed = bounds(case, inputs["q"].device) if case.packed else (None, None)
+    options = Options(*case.window_size, case.softcap, False, inputs["sinks"] if case.has_sinks else None, *packed)
+    q, k, v, do, dlse, _ = inputs.values()
+    o, lse = attention_forward(q, k, v, case.is_causal, None, *options)
+    return named(o, lse, *attention_backward(do, q, k, v, o, lse, case.is_causal, None, dlse, *options))
+
+
+@pytest.fixture(scope="module")
+def interpreted(request) -> dict[str, dict[str, str]]:
+    environment = interpreter_environment()
+    cases = [test.callspec.params["case"] for test in request.session.items if "interpreted" in test.fixturenames]
+    run = subprocess.run([sys.executable, __file__, *cases], env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=() if case in FEW else pytest.mark.slow) for case in CASES])
+def test_kernels_interpreted(interpreted, case):
+    assert not interpreted[case]
+
+
+if __name__ == "__main__":
+    run_interpreted(sys.argv[1:])

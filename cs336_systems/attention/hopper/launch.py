@@ -103,7 +103,7 @@ def attention_backward(
     grad_lse: Tensor | None = None,
     *,
     group: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> list[Tensor]:
     """Compute the gradients of q, k and v from the gradients of o and, unless it is None, of L.
 
     The gradient of q differs from run to run by the order of its additions.
@@ -122,7 +122,7 @@ def attention_backward(
         _subtract_from_delta(lse_delta, grad_lse)
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums)
     launches.postprocess(dq_sums, dq)
-    return dq, *sum_shared(dk, dv, *inputs)
+    return [dq, *sum_shared(dk, dv, *inputs)]
 
 
 def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
