@@ -4,6 +4,7 @@ The tiles are those that the dispatch chooses there. Whether they are fast, only
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 from cs336_systems.attention import triton_launch
 from cs336_systems.attention.chip import Chip, triton_obstacle
+from cs336_systems.attention.options import Options
 from cs336_systems.training import (
     triton_adamw,
     triton_cross_entropy,
@@ -69,6 +71,22 @@ def test_attention_fits(capability, dtype, d):
     assert {kernel.name for kernel in gpu.compiled} >= {"forward_kernel", "backward_kernel"}
     limit = MAX_STACK[dtype] * (2 if dtype is FP32 and d > 128 else 1)
     assert not [kernel for kernel in gpu.compiled if kernel.stack > limit]
+
+
+@pytest.mark.parametrize(("capability", "dtype", "d"), [marked(case) for case in CHIPS if case[2] in (64, 128)])
+def test_attention_with_options_fits(capability, dtype, d):
+    """A window, softcap and sinks, for a batch and for packed documents."""
+    sinks, ends = empty(16), empty(3, dtype=torch.int32)
+    with fake_gpu(capability) as gpu:
+        for shape, packed in (((2, 16, 8192, d), ()), ((1, 16, 16384, d), (ends, ends))):
+            forward, backward = triton_launch.tiles_for(chip(capability), dtype, torch.Size(shape))
+            forward, backward = (replace(x, descriptors=x.descriptors and not packed) for x in (forward, backward))
+            q, k, v, do = (empty(*shape, dtype=dtype) for _ in range(4))
+            options = Options(1023, -1, 30.0, False, sinks, *packed)
+            o, lse = triton_launch.attention_forward(q, k, v, True, None, *options, tiles=forward)
+            triton_launch.attention_backward(do, q, k, v, o, lse, True, None, None, *options, tiles=backward)
+    assert {kernel.name for kernel in gpu.compiled} >= {"forward_kernel", "backward_kernel"}
+    assert not [kernel for kernel in gpu.compiled if kernel.stack > MAX_STACK[dtype]]
 
 
 def test_a_t4_is_not_for_triton():
