@@ -19,6 +19,9 @@ from tests.attention.test_attention import (
     function_results,
     make_inputs,
 )
+from tests.attention.test_options import Case, launch_results
+from tests.attention.test_options import excess as excess_of_case
+from tests.attention.test_options import make_inputs as make_inputs_of_case
 
 pytest.importorskip("triton.experimental.gluon", reason="needs Triton with Gluon")
 
@@ -31,12 +34,13 @@ from triton.compiler import compile as compile_kernel
 from triton.compiler import make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from cs336_systems.attention import chip, flash_attention, gpu_attention
+from cs336_systems.attention import chip, flash_attention, gpu_attention, triton_launch
 from cs336_systems.attention.gpu_attention import GpuFlashAttention
 from cs336_systems.attention.hopper import launch
 from cs336_systems.attention.hopper.launch import is_faster
 from cs336_systems.attention.hopper.tile_config import ForwardTiles
 from cs336_systems.attention.launcher import Launch
+from cs336_systems.attention.options import Options
 
 BF16, FP16 = torch.bfloat16, torch.float16
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -346,6 +350,59 @@ def test_shared_heads_scale_width_of_values_and_the_gradient_of_l(heads, d, d_v,
     assert not excess(got, inputs, is_causal, scale=0.15, grad_lse=grad_lse)
 
 
+SEQUENCES = [(1, 1), (64, 64), (193, 193), (1001, 1001), (700, 257), (257, 700)]
+WINDOWS = [0, 1, 63, 64, 129, 300]
+
+
+@on_gpu
+@pytest.mark.parametrize("lengths", SEQUENCES, ids=str)
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_windows_and_sinks(d, lengths):
+    for window in WINDOWS:
+        case = Case((lengths,), d, 4, 2, True, (window, -1), has_sinks=window % 2 == 1)
+        inputs = make_inputs_of_case(case, BF16, "cuda")
+        assert not excess_of_case(case, inputs, launch_results(case, inputs, launch)), window
+
+
+@on_gpu
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("d", [40, 64, 96, 128])
+def test_sinks(d, is_causal):
+    case = Case(((1001, 700),), d, 4, 2, is_causal, has_sinks=True)
+    inputs = make_inputs_of_case(case, FP16, "cuda")
+    assert not excess_of_case(case, inputs, launch_results(case, inputs, launch))
+
+
+@on_gpu
+@pytest.mark.parametrize("d", [64, 80, 128])
+@pytest.mark.parametrize("tiles", [None, 1, 2, 3])
+def test_tiles_of_windows(tiles, d):
+    """Each number of warpgroups per program, at lengths for which the defaults are others."""
+    if (tiles, d) in ((1, 128), (3, 128), (3, 80)):
+        pytest.skip("they do not fit")
+    q, k, v, _ = make_inputs((2, 3, 1100, d), 1100, BF16, "cuda")
+    options = Options(window_left=200)
+    chosen = tiles and ForwardTiles(consumers=tiles, group=3)
+    o, lse = launch.attention_forward(q, k, v, True, None, *options, tiles=chosen)
+    want = triton_launch.attention_forward(q, k, v, True, None, *options)
+    torch.testing.assert_close((o, lse), want, rtol=0.02, atol=0.02)
+
+
+@on_gpu
+@pytest.mark.parametrize("d", [64, 80, 128])
+def test_a_hundred_runs_with_a_window_agree(d):
+    q, k, v, grad_o = make_inputs((4, 8, 515, d), 515, BF16, "cuda")
+    options = Options(window_left=100)
+
+    def results():
+        o, lse = launch.attention_forward(q, k, v, True, None, *options)
+        return o, lse, *launch.attention_backward(grad_o, q, k, v, o, lse, True, None, None, *options)[1:]
+
+    first = results()
+    for _ in range(100):
+        assert all(torch.equal(x, y) for x, y in zip(first, results(), strict=True))
+
+
 @on_gpu
 @pytest.mark.parametrize("d", [64, 80, 128])
 def test_shared_heads_as_models_call_them(d):
@@ -421,6 +478,12 @@ def launches() -> dict[str, Launch]:
             result[f"forward, d {d}, {consumers} consumers{shared}"] = forward
         backward = launch._backward_launches(None, True, None, BF16, shape, k_shape, strides)
         result[f"backward, d {d}{shared}"] = backward.main
+        if not shared:
+            tiles = ForwardTiles(consumers=kinds[-1], group=2)
+            forward = launch._forward_launch(tiles, True, None, BF16, shape, k_shape, strides[:4], 300, torch.float32)
+            result[f"forward, d {d}, window and sinks"] = forward
+            backward = launch._backward_launches(None, True, None, BF16, shape, k_shape, strides, 300)
+            result[f"backward, d {d}, window"] = backward.main
     return result
 
 
@@ -428,10 +491,10 @@ def source(each: Launch) -> GluonASTSource:
     """The source that Triton compiles for a launch."""
     names = each.kernel.arg_names
     pointers = len(names) - len(each.descriptors) - len(each.rest)
-    numbers = ["fp32" if isinstance(x, float) else "i32" for x in each.rest]
+    numbers = ["constexpr" if x is None else "fp32" if isinstance(x, float) else "i32" for x in each.rest]
     types = [*map(descriptor_type, each.descriptors), *["*fp32"] * pointers, *numbers]
     arguments = zip(names[::-1], each.rest[::-1], each.kernel.params[::-1], strict=False)
-    constants = {name: value for name, value, parameter in arguments if parameter.is_constexpr}
+    constants = {name: value for name, value, parameter in arguments if parameter.is_constexpr or value is None}
     signature = {name: "constexpr" if name in constants else kind for name, kind in zip(names, types, strict=True)}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind == "*fp32"}
     return GluonASTSource(each.kernel, signature, constants, aligned)
@@ -462,6 +525,7 @@ def test_kernels_are_valid_gluon(name):
     [
         ("backward, d 64", 16, 40, 0),
         pytest.param("backward, d 64, shared", 16, 40, 0, marks=pytest.mark.slow),
+        pytest.param("backward, d 64, window", 16, 88, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 80", 26, 40, 0, marks=pytest.mark.slow),
         pytest.param("backward, d 96", 28, 64, 1, marks=pytest.mark.slow),
     ],

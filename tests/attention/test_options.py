@@ -295,23 +295,24 @@ FEW = {"window to the left", "queries without keys", "softcap", "packed, other k
 
 def run_interpreted(names: list[str]) -> None:
     """Print one JSON object: for each of these cases the results in excess of PyTorch's error."""
+    from cs336_systems.attention import triton_launch
+
     torch.set_num_threads(1)
     report = {}
     for name in names:
         inputs = make_inputs(CASES[name], torch.float32, batch=1)
-        report[name] = excess(CASES[name], inputs, launch_results(CASES[name], inputs))
+        report[name] = excess(CASES[name], inputs, launch_results(CASES[name], inputs, triton_launch))
     print(json.dumps(report))
 
 
-def launch_results(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Results of the Triton kernels for inputs that they take as they are."""
-    from cs336_systems.attention.triton_launch import attention_backward, attention_forward
-
+def launch_results(case: Case, inputs: dict[str, Tensor], launch) -> dict[str, Tensor]:
+    """Results of kernels, by the module that launches them, for inputs that they take as they are."""
     packed = bounds(case, inputs["q"].device) if case.packed else (None, None)
     options = Options(*case.window_size, case.softcap, False, inputs["sinks"] if case.has_sinks else None, *packed)
     q, k, v, do, dlse, _ = inputs.values()
-    o, lse = attention_forward(q, k, v, case.is_causal, None, *options)
-    return named(o, lse, *attention_backward(do, q, k, v, o, lse, case.is_causal, None, dlse, *options))
+    o, lse = launch.attention_forward(q, k, v, case.is_causal, None, *options)
+    gradients = launch.attention_backward(do, q, k, v, o, lse, case.is_causal, None, dlse, *options)
+    return named(o, lse, *gradients)
 
 
 @pytest.fixture(scope="module")

@@ -32,10 +32,14 @@ class Work(NamedTuple):
     """The query tile of the first step."""
     steps: Any
     """Query tiles that see one of the keys; with a causal mask and more keys than queries there may be none."""
+    leading: Any
+    """With a window: how many of the first query tiles need a mask."""
+    trailing: Any
+    """With a window: how many of the last query tiles need one. Their steps follow those of the first."""
 
 
 @gluon.jit
-def locate(n_queries, IS_CAUSAL: gl.constexpr):
+def locate(n_queries, n_keys, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Compute this program's Work: with a causal mask, keys seen by the most queries come first.
 
     Without a mask the programs of a head start at different query tiles, so as to add to different rows of dQ.
@@ -48,7 +52,13 @@ def locate(n_queries, IS_CAUSAL: gl.constexpr):
     else:
         first = (start_n // 64) % query_tiles
         steps = query_tiles
-    return Work(start_n, query_tiles, first, steps)
+    work = Work(start_n, query_tiles, first, steps, 0, 0)
+    if window_left is not None:
+        steps = gl.minimum(query_tiles, gl.cdiv(start_n + 128 + window_left, 64)) - first
+        leading = masked_steps(Work(start_n, query_tiles, first, steps, 0, 0), n_keys, IS_CAUSAL, RAGGED)
+        trailing = steps - gl.minimum(gl.maximum((window_left + 1) // 64, leading), steps)
+        work = Work(start_n, query_tiles, first, steps, leading, trailing)
+    return work
 
 
 @gluon.jit
@@ -58,19 +68,26 @@ def locate_head():
 
 
 @gluon.jit
-def query_tile(work, j, IS_CAUSAL: gl.constexpr):
+def query_tile(work, j, window_left, IS_CAUSAL: gl.constexpr):
     """The query tile of step j."""
     tile = work.first + j
+    if window_left is not None:
+        masked = work.leading + work.trailing
+        shift = gl.where(j < masked, work.steps - masked, -work.trailing)
+        tile += gl.where(j < work.leading, 0, shift)
     return tile if IS_CAUSAL else gl.where(tile < work.query_tiles, tile, tile - work.query_tiles)
 
 
 @gluon.jit
 def masked_steps(work, n_keys, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
-    """How many of the first steps need a mask: all if keys are beyond the end, else those on the diagonal."""
+    """How many of the first steps need a mask: all if keys are beyond the end, else those on the diagonal.
+
+    With a window those at its end follow.
+    """
     masked = gl.minimum(work.steps, 2) if IS_CAUSAL else work.steps * 0
     if RAGGED:
         masked = gl.where(work.start_n + 128 > n_keys, work.steps, masked)
-    return masked
+    return masked + work.trailing
 
 
 @gluon.jit
@@ -84,7 +101,16 @@ def first_queries(start_n, n_keys, S: gl.constexpr, IS_CAUSAL: gl.constexpr, RAG
 
 
 @gluon.jit
-def probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED: gl.constexpr):
+def probabilities(
+    scores,
+    lse,
+    start_m,
+    first_query,  # that sees a key
+    last_query,  # if WINDOWED
+    softmax_scale_log2,
+    WINDOWED: gl.constexpr,
+    MASKED: gl.constexpr,
+):
     """P^T, [64 keys, 64 queries] fp32; queries beyond the end have an infinite L and P = 0."""
     p = gl.exp2(scores * softmax_scale_log2 - lse[None, :])
     if MASKED:
@@ -92,6 +118,9 @@ def probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED:
         column = gl.arange(0, 64, layout=gl.SliceLayout(0, scores.type.layout))
         first_column = (first_query - start_m)[:, None] - (column & 6)[None, :]
         p = gl.where((column & ~6)[None, :] >= first_column, p, 0.0)
+        if WINDOWED:
+            last_column = (last_query - start_m)[:, None] - (column & 6)[None, :]
+            p = gl.where((column & ~6)[None, :] <= last_column, p, 0.0)
     return p
 
 

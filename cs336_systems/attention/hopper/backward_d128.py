@@ -104,6 +104,7 @@ def attention_backward_d128_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
+    window_left,  # with a causal mask only; None for none
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 80, 96 or 128
     IS_CAUSAL: gl.constexpr,
@@ -130,9 +131,12 @@ def attention_backward_d128_kernel(
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     gl.warp_specialize(
         [
-            (load_and_sum_dq, (q, k, v, do, lse_delta, dq, inputs, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL)),
-            (sum_dkdv, (dk, dv, inputs, 0, BLOCK_D, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, 1, BLOCK_D, IS_CAUSAL, RAGGED)),
+            (
+                load_and_sum_dq,
+                (q, k, v, do, lse_delta, dq, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, IS_CAUSAL, RAGGED),
+            ),
+            (sum_dkdv, (dk, dv, inputs, window_left, 0, BLOCK_D, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 1, BLOCK_D, IS_CAUSAL, RAGGED)),
         ],
         [4, 4],
         [DKDV_REGISTERS, DKDV_REGISTERS],
@@ -148,19 +152,21 @@ def load_and_sum_dq(
     lse_delta,
     dq,
     inputs,
+    window_left,
     HEADS_PER_KV_HEAD: gl.constexpr,
     BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
+    RAGGED: gl.constexpr,
 ):
     """Load tiles for all partitions, and sum this program's share of dQ, tile by tile, in two parts."""
-    shared, heads, n_queries, _, _, _ = inputs
-    work = locate(n_queries, IS_CAUSAL)
+    shared, heads, n_queries, n_keys, _, _ = inputs
+    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
     batch, head = batch_head // heads, batch_head % heads
     sources = Sources(q, do, lse_delta, batch, head, batch_head * work.query_tiles)
     load_keys(k, v, batch, head // HEADS_PER_KV_HEAD, work.start_n, shared, BLOCK_D)
     for j in range(gl.minimum(STAGES, work.steps)):
-        load_step(j, sources, shared, work, BLOCK_D, IS_CAUSAL)
+        load_step(j, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL)
     mbarrier.wait(shared.kv_full.index(0), 0)
     mbarrier.wait(shared.kv_full.index(1), 0)
     if BLOCK_D == 128:
@@ -170,15 +176,15 @@ def load_and_sum_dq(
             half = i % 2
             share = share_of_dq(shared, j, half, zero, BLOCK_D)
             mbarrier.arrive(shared.ds_empty.index(0), pred=half == 1)
-            add_dq(dq, share, (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * 2 + half, 64)
+            add_dq(dq, share, (sources.first_tile + query_tile(work, j, window_left, IS_CAUSAL)) * 2 + half, 64)
             if (half == 1) & (j + STAGES < work.steps):
                 wait_full(shared.empty, j, STAGES)  # until both have released the tiles of this step
-                load_step(j + STAGES, sources, shared, work, BLOCK_D, IS_CAUSAL)
+                load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL)
     else:
         COLUMNS: gl.constexpr = box_columns(BLOCK_D)
         wide, narrow = zero_sums(BLOCK_D)
         for j in range(work.steps):
-            tile = (sources.first_tile + query_tile(work, j, IS_CAUSAL)) * (BLOCK_D // COLUMNS)
+            tile = (sources.first_tile + query_tile(work, j, window_left, IS_CAUSAL)) * (BLOCK_D // COLUMNS)
             share = share_of_dq(shared, j, 0, wide, BLOCK_D)
             add_dq(dq, share, tile, COLUMNS)
             rest = share_of_dq(shared, j, 1, narrow, BLOCK_D)
@@ -186,7 +192,7 @@ def load_and_sum_dq(
             add_dq(dq, rest, tile + 64 // COLUMNS, COLUMNS)
             if j + STAGES < work.steps:
                 wait_full(shared.empty, j, STAGES)
-                load_step(j + STAGES, sources, shared, work, BLOCK_D, IS_CAUSAL)
+                load_step(j + STAGES, sources, shared, work, window_left, BLOCK_D, IS_CAUSAL)
 
 
 @gluon.jit
@@ -231,11 +237,11 @@ def load_keys(k, v, batch, head, start_n, shared, BLOCK_D: gl.constexpr):
 
 
 @gluon.jit
-def load_step(j, sources, shared, work, BLOCK_D: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def load_step(j, sources, shared, work, window_left, BLOCK_D: gl.constexpr, IS_CAUSAL: gl.constexpr):
     """Copy the queries, output gradients, L and D of a step; what lies beyond the tensors' ends reads as zero."""
     stage = j % STAGES
     full = shared.full.index(stage)
-    tile = query_tile(work, j, IS_CAUSAL)
+    tile = query_tile(work, j, window_left, IS_CAUSAL)
     batch, head, start_m = sources.batch, sources.head, tile * 64
     statistics = (sources.first_tile + tile) * 128
     mbarrier.expect(full, 2 * 64 * BLOCK_D * 2 + 2 * 64 * 4)
@@ -250,6 +256,7 @@ def sum_dkdv(
     dk,
     dv,
     inputs,  # what the partitions share, and the numbers of the problem
+    window_left,
     INDEX: gl.constexpr,  # which of the two warpgroups this is
     BLOCK_D: gl.constexpr,
     IS_CAUSAL: gl.constexpr,
@@ -258,9 +265,13 @@ def sum_dkdv(
     """Sum dK and dV of 64 keys."""
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
     S: gl.constexpr = sum_layout(64)
-    work = locate(n_queries, IS_CAUSAL)
+    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
+    last_query = first_query
+    WINDOWED: gl.constexpr = window_left is not None
+    if WINDOWED:
+        last_query = start_n + window_left + gl.arange(0, 64, layout=gl.SliceLayout(1, S))
     zero = gl.zeros([64, 64], gl.float32, S)
     dk_sum = zero_sums(BLOCK_D)
     dv_sum = zero_sums(BLOCK_D)
@@ -272,15 +283,15 @@ def sum_dkdv(
         give_turn(0)  # the first turn, which nobody else gives
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
-        start_m = query_tile(work, j, IS_CAUSAL) * 64
+        start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
         dk_sum, dv_sum = step(
-            *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, BLOCK_D, True),
+            *(j, start_m, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
+            *(softmax_scale_log2, INDEX, BLOCK_D, WINDOWED, True),
         )
     for j in range(masked, work.steps):
         dk_sum, dv_sum = step(
-            *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, BLOCK_D, False),
+            *(j, 0, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
+            *(softmax_scale_log2, INDEX, BLOCK_D, WINDOWED, False),
         )
     if INDEX == 0:
         wait_for_turn(0)  # the last turn given, which nobody else takes
@@ -299,9 +310,11 @@ def step(
     zero,
     shared,
     first_query,
+    last_query,
     softmax_scale_log2,
     INDEX: gl.constexpr,
     BLOCK_D: gl.constexpr,
+    WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV."""
@@ -321,7 +334,7 @@ def step(
     scores = multiply_transposed(k_tile, q_tile, zero)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     give_turn(1 - INDEX)
-    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED)
+    p = probabilities(scores, lse, start_m, first_query, last_query, softmax_scale_log2, WINDOWED, MASKED)
     if BLOCK_D > 96:
         v_tile = matrix_of(shared.v, INDEX + none)
     dp = multiply_transposed(v_tile, do_tile, zero)

@@ -75,6 +75,7 @@ def attention_backward_d64_kernel(
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
     softmax_scale,  # 1 / sqrt(d)
+    window_left,  # with a causal mask only; None for none
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,  # n_keys is no multiple of 128
@@ -103,10 +104,10 @@ def attention_backward_d64_kernel(
     inputs = (shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale)
     gl.warp_specialize(
         [
-            (sum_dq, (dq, inputs, IS_CAUSAL)),
-            (sum_dkdv, (dk, dv, inputs, 0, IS_CAUSAL, RAGGED)),
-            (sum_dkdv, (dk, dv, inputs, 1, IS_CAUSAL, RAGGED)),
-            (loader, (q, k, v, do, lse_delta, inputs, HEADS_PER_KV_HEAD, IS_CAUSAL)),
+            (sum_dq, (dq, inputs, window_left, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 0, IS_CAUSAL, RAGGED)),
+            (sum_dkdv, (dk, dv, inputs, window_left, 1, IS_CAUSAL, RAGGED)),
+            (loader, (q, k, v, do, lse_delta, inputs, window_left, HEADS_PER_KV_HEAD, IS_CAUSAL, RAGGED)),
         ],
         [4, 4, 1],
         [DKDV_REGISTERS, DKDV_REGISTERS, LOADER_REGISTERS],
@@ -114,10 +115,21 @@ def attention_backward_d64_kernel(
 
 
 @gluon.jit
-def loader(q, k, v, do, lse_delta, inputs, HEADS_PER_KV_HEAD: gl.constexpr, IS_CAUSAL: gl.constexpr):
+def loader(
+    q,
+    k,
+    v,
+    do,
+    lse_delta,
+    inputs,  # what the partitions share, and the numbers of the problem
+    window_left,
+    HEADS_PER_KV_HEAD: gl.constexpr,
+    IS_CAUSAL: gl.constexpr,
+    RAGGED: gl.constexpr,
+):
     """Copy keys and values, then queries and output gradients; what lies beyond the tensors' ends reads as zero."""
-    shared, heads, n_queries, _, _, _ = inputs
-    work = locate(n_queries, IS_CAUSAL)
+    shared, heads, n_queries, n_keys, _, _ = inputs
+    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     batch_head = locate_head()
     batch, head = batch_head // heads, batch_head % heads
     for i in gl.static_range(2):
@@ -127,7 +139,7 @@ def loader(q, k, v, do, lse_delta, inputs, HEADS_PER_KV_HEAD: gl.constexpr, IS_C
         async_load(v, rows, shared.kv_full.index(i), shared.v.index(i))
     for j in range(work.steps):
         stage = j % STAGES
-        tile = query_tile(work, j, IS_CAUSAL)
+        tile = query_tile(work, j, window_left, IS_CAUSAL)
         statistics = (batch_head * work.query_tiles + tile) * 128
         wait_empty(shared.q_empty, j, STAGES)
         full = shared.q_full.index(stage)
@@ -151,6 +163,7 @@ def sum_dkdv(
     dk,
     dv,
     inputs,  # what the partitions share, and the numbers of the problem
+    window_left,
     INDEX: gl.constexpr,  # which of the two warpgroups this is
     IS_CAUSAL: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -159,9 +172,13 @@ def sum_dkdv(
     shared, heads, n_queries, n_keys, softmax_scale_log2, softmax_scale = inputs
     # Layout of all matmuls here: 64 queries or 64 numbers of a head in a row.
     S: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    work = locate(n_queries, IS_CAUSAL)
+    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     start_n = work.start_n + INDEX * 64
     first_query = first_queries(start_n, n_keys, S, IS_CAUSAL, RAGGED)
+    last_query = first_query
+    WINDOWED: gl.constexpr = window_left is not None
+    if WINDOWED:
+        last_query = start_n + window_left + gl.arange(0, 64, layout=gl.SliceLayout(1, S))
     zero = gl.zeros([64, 64], gl.float32, S)
     dk_sum = gl.zeros([64, 64], gl.float32, S)
     dv_sum = gl.zeros([64, 64], gl.float32, S)
@@ -173,15 +190,15 @@ def sum_dkdv(
     scores = warpgroup_mma_wait(0, deps=(scores,))
     masked = masked_steps(work, n_keys, IS_CAUSAL, RAGGED)
     for j in range(masked):
-        start_m = query_tile(work, j, IS_CAUSAL) * 64
+        start_m = query_tile(work, j, window_left, IS_CAUSAL) * 64
         scores, dk_sum, dv_sum = step(
-            *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, True),
+            *(j, start_m, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
+            *(softmax_scale_log2, INDEX, WINDOWED, True),
         )
     for j in range(masked, work.steps):
         scores, dk_sum, dv_sum = step(
-            *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, softmax_scale_log2),
-            *(INDEX, False),
+            *(j, 0, scores, dk_sum, dv_sum, k_tile, v_tile, zero, shared, first_query, last_query),
+            *(softmax_scale_log2, INDEX, WINDOWED, False),
         )
     store_gradient(dv, (dv_sum,), 1.0, (shared.v.index(INDEX),), heads, start_n)
     store_gradient(dk, (dk_sum,), softmax_scale, (shared.v.index(INDEX),), heads, start_n)
@@ -199,8 +216,10 @@ def step(
     zero,
     shared,
     first_query,
+    last_query,
     softmax_scale_log2,
     INDEX: gl.constexpr,
+    WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Add the contribution of 64 queries to dK and dV, and compute the next step's scores."""
@@ -213,7 +232,7 @@ def step(
     wait_full(shared.do_full, j, STAGES)
     dp = warpgroup_mma(v_tile, do_tile.permute((1, 0)), zero, use_acc=False, is_async=True)
     lse = shared.lse.index(stage).load(gl.SliceLayout(0, S))
-    p = probabilities(scores, lse, start_m, first_query, softmax_scale_log2, MASKED)
+    p = probabilities(scores, lse, start_m, first_query, last_query, softmax_scale_log2, WINDOWED, MASKED)
     dv = warpgroup_mma(unpack(pack(p, DTYPE), DTYPE, OPERAND), do_tile, dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp,))
     ds = p * (dp - shared.delta.index(stage).load(gl.SliceLayout(0, S))[None, :])
@@ -235,11 +254,11 @@ def step(
 
 
 @gluon.jit
-def sum_dq(dq, inputs, IS_CAUSAL: gl.constexpr):
+def sum_dq(dq, inputs, window_left, IS_CAUSAL: gl.constexpr, RAGGED: gl.constexpr):
     """Sum this program's share of dQ, tile by tile."""
-    shared, _, n_queries, _, _, _ = inputs
+    shared, _, n_queries, n_keys, _, _ = inputs
     DQ: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 64, 16])
-    work = locate(n_queries, IS_CAUSAL)
+    work = locate(n_queries, n_keys, window_left, IS_CAUSAL, RAGGED)
     first_tile = locate_head() * work.query_tiles
     zero = gl.zeros([64, 64], gl.float32, DQ)
     mbarrier.wait(shared.kv_full.index(0), 0)
@@ -255,4 +274,4 @@ def sum_dq(dq, inputs, IS_CAUSAL: gl.constexpr):
         share = warpgroup_mma(ds, shared.k.index(1), share, is_async=True)
         share = warpgroup_mma_wait(0, deps=(share,))
         mbarrier.arrive(shared.ds_empty.index(stage))
-        add_dq(dq, share, first_tile + query_tile(work, j, IS_CAUSAL), 64)
+        add_dq(dq, share, first_tile + query_tile(work, j, window_left, IS_CAUSAL), 64)

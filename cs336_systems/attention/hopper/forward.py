@@ -45,6 +45,7 @@ from cs336_systems.attention.hopper.registers import pack
 STAGES = gl.constexpr(2)  # of the ring
 BLOCK_N = gl.constexpr(128)  # keys per step
 LN_2 = gl.constexpr(0.6931471805599453)
+LOG2_E = gl.constexpr(1.4426950408889634)
 LOWEST = gl.constexpr(-3.4028234e38)  # finite, so that no infinities are subtracted where scores are -inf
 
 
@@ -72,10 +73,12 @@ def attention_forward_kernel(
     v,  # descriptor like that of k
     o,  # descriptor like that of q, out
     lse,  # pointer, [batch, heads, n_queries] fp32, out: log-sum-exp of the scaled scores, natural logarithm
+    sinks,  # pointer, [heads]; None for none, as window_left
     heads,
     n_queries,
     n_keys,
     softmax_scale_log2,  # log2(e) / sqrt(d)
+    window_left,  # with a causal mask only
     HEADS_PER_KV_HEAD: gl.constexpr,  # neighbouring heads of q that share one of k and v
     BLOCK_D: gl.constexpr,  # d, padded to 64, 80, 96 or 128
     CONSUMERS: gl.constexpr,  # warpgroups of 64 queries
@@ -97,8 +100,8 @@ def attention_forward_kernel(
     if CONSUMERS == 1:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [1],
             [LOADER_REGISTERS],
@@ -106,9 +109,9 @@ def attention_forward_kernel(
     elif CONSUMERS == 2:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 1],
             [CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -116,10 +119,10 @@ def attention_forward_kernel(
     else:
         gl.warp_specialize(
             [
-                (consumer, (o, lse, inputs, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (consumer, (o, lse, inputs, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (consumer, (o, lse, inputs, 2, BLOCK_D, CONSUMERS, IS_CAUSAL)),
-                (loader, (q, k, v, inputs, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 0, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 1, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (consumer, (o, lse, sinks, inputs, window_left, 2, BLOCK_D, CONSUMERS, IS_CAUSAL)),
+                (loader, (q, k, v, inputs, window_left, HEADS_PER_KV_HEAD, BLOCK_D, CONSUMERS, IS_CAUSAL)),
             ],
             [4, 4, 1],
             [CONSUMER_REGISTERS, CONSUMER_REGISTERS, LOADER_REGISTERS],
@@ -127,8 +130,8 @@ def attention_forward_kernel(
 
 
 @gluon.jit
-def locate(heads, n_keys, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
-    """Compute this program's batch, head, first query and number of key tiles, of which there is at least one.
+def locate(heads, n_keys, window_left, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
+    """Compute this program's batch, head, first query, first key tile, and their number, which is at least one.
 
     With a causal mask the last queries see the most keys. They come first, so that the last programs are short.
     """
@@ -138,7 +141,14 @@ def locate(heads, n_keys, BLOCK_M: gl.constexpr, IS_CAUSAL: gl.constexpr):
     if IS_CAUSAL:
         tile = gl.num_programs(1) - 1 - tile
         end_n = gl.minimum(n_keys, (tile + 1) * BLOCK_M)
-    return batch_head // heads, batch_head % heads, tile * BLOCK_M, gl.cdiv(end_n, BLOCK_N)
+    batch = batch_head // heads
+    head = batch_head % heads
+    start_m = tile * BLOCK_M
+    end = gl.cdiv(end_n, BLOCK_N)
+    first = 0
+    if window_left is not None:
+        first = gl.minimum(gl.maximum(start_m - window_left, 0) // BLOCK_N, end - 1)
+    return batch, head, start_m, first, end - first
 
 
 @gluon.jit
@@ -147,6 +157,7 @@ def loader(
     k,
     v,
     inputs,  # what the partitions share, and the numbers of the problem
+    window_left,
     HEADS_PER_KV_HEAD: gl.constexpr,
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
@@ -154,7 +165,7 @@ def loader(
 ):
     """Copy the queries, then keys and values; what lies beyond the tensors' ends reads as zero."""
     shared, heads, _, n_keys, _ = inputs
-    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, IS_CAUSAL)
+    batch, head, start_m, first, steps = locate(heads, n_keys, window_left, CONSUMERS * 64, IS_CAUSAL)
     kv_head = head // HEADS_PER_KV_HEAD
     TILE_BYTES: gl.constexpr = BLOCK_N * BLOCK_D * 2
     for i in gl.static_range(CONSUMERS):
@@ -163,11 +174,11 @@ def loader(
         load_matrix(q, batch, head, start_m + i * 64, shared.q_full.index(i), q_tile)
         if i == 0:
             mbarrier.expect(shared.full.index(0), TILE_BYTES)
-            last = (steps - 1) * BLOCK_N
+            last = (first + steps - 1) * BLOCK_N
             load_matrix(k, batch, kv_head, last, shared.full.index(0), matrix_of(shared.k, 0))
     for t in range(1, steps):
         stage = t % STAGES
-        start_n = (steps - 1 - t) * BLOCK_N
+        start_n = (first + steps - 1 - t) * BLOCK_N
         wait_empty(shared.empty, t, STAGES)
         full = shared.full.index(stage)
         mbarrier.expect(full, 2 * TILE_BYTES)
@@ -177,14 +188,16 @@ def loader(
     wait_empty(shared.empty, steps, STAGES)
     mbarrier.expect(shared.full.index(stage_of_last), TILE_BYTES)
     v_tile = matrix_of(shared.v, stage_of_last)
-    load_matrix(v, batch, kv_head, 0, shared.full.index(stage_of_last), v_tile)
+    load_matrix(v, batch, kv_head, first * BLOCK_N, shared.full.index(stage_of_last), v_tile)
 
 
 @gluon.jit
 def consumer(
     o,
     lse,
+    sinks,
     inputs,  # what the partitions share, and the numbers of the problem
+    window_left,
     INDEX: gl.constexpr,  # which of the consumers this is
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
@@ -198,12 +211,17 @@ def consumer(
     NEXT: gl.constexpr = (INDEX + 1) % CONSUMERS
     if CONSUMERS > 1 and INDEX == CONSUMERS - 1:
         give_turn(0)
-    batch, head, start_m, steps = locate(heads, n_keys, CONSUMERS * 64, IS_CAUSAL)
+    batch, head, start_m, first, steps = locate(heads, n_keys, window_left, CONSUMERS * 64, IS_CAUSAL)
+    end = first + steps
     start_m += INDEX * 64
     # Keys up to here are visible, by row: [64].
     last_key = gl.full([64], n_keys - 1, gl.int32, gl.SliceLayout(1, S))
     if IS_CAUSAL:
         last_key = gl.minimum(last_key, start_m + gl.arange(0, 64, layout=gl.SliceLayout(1, S)))
+    first_key = last_key
+    WINDOWED: gl.constexpr = window_left is not None
+    if WINDOWED:
+        first_key = start_m - window_left + gl.arange(0, 64, layout=gl.SliceLayout(1, S))
 
     q_tile = matrix_of(shared.q, INDEX)
     zero = gl.zeros([64, BLOCK_N], gl.float32, S)
@@ -220,29 +238,51 @@ def consumer(
         give_turn(NEXT)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     mbarrier.arrive(shared.empty.index(0))
-    start_n = (steps - 1) * BLOCK_N
-    p, row_max, row_sum, _ = online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, True)
+    start_n = (end - 1) * BLOCK_N
+    p, row_max, row_sum, _ = online_softmax(
+        scores, row_max, row_sum, last_key, first_key, start_n, softmax_scale_log2, WINDOWED, True
+    )
     packed = pack(p, DTYPE)
 
-    unmasked = steps - 1  # tiles that all 64 queries see; the last tile is masked in any case
+    # The end of the tiles that all 64 queries see, but for what a window hides; the last is masked in any case.
+    end_unmasked = end - 1
     if IS_CAUSAL:
-        unmasked = gl.minimum((start_m + 1) // BLOCK_N, unmasked)
-        for t in range(1, steps - unmasked):
+        end_unmasked = gl.minimum((start_m + 1) // BLOCK_N, end_unmasked)
+        if WINDOWED:
+            end_unmasked = gl.maximum(end_unmasked, first)
+        for t in range(1, end - end_unmasked):
             packed, acc, row_max, row_sum = step(
-                *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
-                *(INDEX, NEXT, BLOCK_D, CONSUMERS, True),
+                *(t, end, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, first_key),
+                *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, WINDOWED, True),
             )
-    for t in range(steps - unmasked, steps):
+    end_of_loop = steps
+    if WINDOWED:
+        begin_unmasked = gl.cdiv(gl.maximum(start_m + 63 - window_left, 0), BLOCK_N)
+        end_of_loop = end - gl.minimum(gl.maximum(begin_unmasked, first), end_unmasked)
+    for t in range(end - end_unmasked, end_of_loop):
         packed, acc, row_max, row_sum = step(
-            *(t, steps, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, softmax_scale_log2),
-            *(INDEX, NEXT, BLOCK_D, CONSUMERS, False),
+            *(t, end, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, first_key),
+            *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, WINDOWED, False),
         )
+    if WINDOWED:
+        for t in range(end_of_loop, steps):
+            packed, acc, row_max, row_sum = step(
+                *(t, end, packed, acc, row_max, row_sum, zero, q_tile, shared, last_key, first_key),
+                *(softmax_scale_log2, INDEX, NEXT, BLOCK_D, CONSUMERS, WINDOWED, True),
+            )
 
     wait_full(shared.full, steps, STAGES)
     acc = add_product(acc, packed, matrix_of(shared.v, steps % STAGES))
     total = gl.convert_layout(gl.sum(row_sum, 1), ROWS)
-    # A row whose scores are all -inf has no probabilities: its output is zero, as SDPA's is, and its L is -inf.
-    acc = scale_rows(wait_for_sums(0, acc), 1.0 / gl.where(total == 0, 1.0, total))
+    factor = 1.0
+    if sinks is not None:  # the last score, whose value is zero
+        sink = gl.load(sinks + head).to(gl.float32) * LOG2_E
+        new_max = gl.maximum(row_max, sink)
+        factor = gl.exp2(row_max - new_max)
+        total = total * factor + gl.exp2(sink - new_max)
+        row_max = new_max
+    # A row without probabilities (all scores are -inf, or it sees no key) is zero, as SDPA's is, and its L is -inf.
+    acc = scale_rows(wait_for_sums(0, acc), factor / gl.where(total == 0, 1.0, total))
     for i in gl.static_range(len(acc)):
         q_tile[i].store(acc[i].to(DTYPE))
     fence_async_shared()
@@ -258,7 +298,7 @@ def consumer(
 @gluon.jit
 def step(
     t,
-    steps,
+    end,  # of the program's tiles of keys
     packed,  # last step's probabilities
     acc,
     row_max,
@@ -267,11 +307,13 @@ def step(
     q_tile,
     shared,
     last_key,
+    first_key,
     softmax_scale_log2,
     INDEX: gl.constexpr,
     NEXT: gl.constexpr,
     BLOCK_D: gl.constexpr,
     CONSUMERS: gl.constexpr,
+    WINDOWED: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Compute scores and softmax of this step's keys while the last step's probabilities multiply their values."""
@@ -284,9 +326,9 @@ def step(
     if CONSUMERS > 1:
         give_turn(NEXT)
     scores = warpgroup_mma_wait(len(acc), deps=(scores,))
-    start_n = (steps - 1 - t) * BLOCK_N
+    start_n = (end - 1 - t) * BLOCK_N
     p, row_max, row_sum, correction = online_softmax(
-        scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, MASKED
+        scores, row_max, row_sum, last_key, first_key, start_n, softmax_scale_log2, WINDOWED, MASKED
     )
     acc = wait_for_sums(0, acc)
     mbarrier.arrive(shared.empty.index(stage))
@@ -294,7 +336,17 @@ def step(
 
 
 @gluon.jit
-def online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_log2, MASKED: gl.constexpr):
+def online_softmax(
+    scores,
+    row_max,
+    row_sum,
+    last_key,  # that a row sees
+    first_key,  # if WINDOWED
+    start_n,
+    softmax_scale_log2,
+    WINDOWED: gl.constexpr,
+    MASKED: gl.constexpr,
+):
     """Compute probabilities relative to the new maximum, that maximum, the new sums, and the factor of older sums."""
     S: gl.constexpr = scores.type.layout
     ROWS: gl.constexpr = row_max.type.layout
@@ -304,6 +356,9 @@ def online_softmax(scores, row_max, row_sum, last_key, start_n, softmax_scale_lo
         column = gl.arange(0, scores.shape[1], layout=gl.SliceLayout(0, S))
         last_column = (last_key - start_n)[:, None] - (column & 6)[None, :]
         scores = gl.where((column & ~6)[None, :] <= last_column, scores, float("-inf"))
+        if WINDOWED:
+            first_column = (first_key - start_n)[:, None] - (column & 6)[None, :]
+            scores = gl.where((column & ~6)[None, :] >= first_column, scores, float("-inf"))
     new_max = gl.maximum(row_max, gl.convert_layout(gl.max(scores, 1), ROWS) * softmax_scale_log2)
     p = gl.exp2(scores * softmax_scale_log2 - gl.convert_layout(new_max, gl.SliceLayout(1, S))[:, None])
     correction = gl.exp2(row_max - new_max)

@@ -7,7 +7,7 @@ is shared by heads / kv_heads neighbouring heads of q.
 
 import math
 from functools import lru_cache, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -36,6 +36,7 @@ from cs336_systems.attention.launcher import (
     sum_shared,
 )
 from cs336_systems.attention.operators import empty_output, softmax_scale
+from cs336_systems.attention.options import OPEN, Options, sink_gradient, window_of
 
 LOG2_E = math.log2(math.e)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -64,6 +65,12 @@ def obstacle(dtype: torch.dtype, q_shape: torch.Size, k_shape: torch.Size) -> st
     return "" if is_faster(q_shape, k_shape) else "the Triton kernels are faster for these shapes"
 
 
+def supports(is_causal: bool, options: Options) -> bool:
+    """Whether these kernels have options: sinks and, with a causal mask, a window."""
+    has_window = options.window_left >= 0 or options.window_right >= 0
+    return not options.softcap and options.cu_seqlens_q is None and (is_causal or not has_window)
+
+
 def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
     """Whether these kernels are faster than the Triton kernels for inputs of these shapes.
 
@@ -77,18 +84,36 @@ def is_faster(q_shape: torch.Size, k_shape: torch.Size) -> bool:
 
 
 def attention_forward(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None = None, *, tiles: ForwardTiles | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    scale: float | None = None,
+    *options: Any,
+    tiles: ForwardTiles | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the output, like q, and its log-sum-exp L, [..., n_queries] fp32, natural logarithm.
 
-    Scores are multiplied by scale, 1 / √d if None. Tiles are the default ones unless an experiment passes its own.
+    Scores are multiplied by scale, 1 / √d if None; options are fields of Options that these kernels have, see supports.
+    Tiles are the default ones unless an experiment passes its own.
     """
+    window_left, sinks = _split(options)
     o = empty_output(q)
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     q, k, v = ensure_described(q), ensure_described(k), ensure_described(v)
     strides = (q.stride(), k.stride(), v.stride(), o.stride())
-    _forward_launch(tiles, is_causal, scale, q.dtype, q.shape, k.shape, strides)(q, k, v, o, lse)
+    of_sinks = None if sinks is None else sinks.dtype
+    launch = _forward_launch(tiles, is_causal, scale, q.dtype, q.shape, k.shape, strides, window_left, of_sinks)
+    launch(q, k, v, o, lse, *(() if sinks is None else (sinks.contiguous(),)))
     return o, lse
+
+
+def _split(options: tuple[Any, ...]) -> tuple[int, Tensor | None]:
+    """The left side of the window, and sinks."""
+    if not options:
+        return OPEN, None
+    chosen = Options(*options)
+    return chosen.window_left, chosen.sinks
 
 
 def attention_backward(
@@ -101,20 +126,21 @@ def attention_backward(
     is_causal: bool,
     scale: float | None = None,
     grad_lse: Tensor | None = None,
-    *,
+    *options: Any,
     group: int | None = None,
 ) -> list[Tensor]:
-    """Compute the gradients of q, k and v from the gradients of o and, unless it is None, of L.
+    """Compute the gradients of q, k, v and, if there are any, sinks from those of o and, unless it is None, of L.
 
     The gradient of q differs from run to run by the order of its additions.
 
     Heads are in groups of the default size unless an experiment passes its own.
     """
+    window_left, sinks = _split(options)
     dq, (dk, dv) = empty_output(q), key_gradients(q, k, v)
     inputs = k, v
     do, q, k, v = ensure_described(grad_o), ensure_described(q), ensure_described(k), ensure_described(v)
     strides = tuple(x.stride() for x in (q, k, v, do, dk, dv, o, dq))
-    launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides)
+    launches = _backward_launches(group, is_causal, scale, q.dtype, q.shape, k.shape, strides, window_left)
     lse_delta = lse.new_empty(launches.lse_delta_size)
     dq_sums = lse.new_empty(launches.dq_size)
     launches.preprocess(o, do, lse, lse_delta, dq_sums)
@@ -122,7 +148,11 @@ def attention_backward(
         _subtract_from_delta(lse_delta, grad_lse)
     launches.main(q, k, v, do, dk, dv, lse_delta, dq_sums)
     launches.postprocess(dq_sums, dq)
-    return [dq, *sum_shared(dk, dv, *inputs)]
+    gradients = [dq, *sum_shared(dk, dv, *inputs)]
+    if sinks is not None:
+        delta = lse_delta.view(*lse.shape[:2], -1, 2, QUERIES)[:, :, :, 1].flatten(2)[..., : lse.shape[2]]
+        gradients.append(sink_gradient(sinks, lse, delta))
+    return gradients
 
 
 def _subtract_from_delta(lse_delta: Tensor, grad_lse: Tensor) -> None:
@@ -142,6 +172,8 @@ def _forward_launch(
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
+    window_left: int = OPEN,
+    sinks: torch.dtype | None = None,
 ) -> Launch:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
@@ -149,10 +181,12 @@ def _forward_launch(
     tiles = tiles or forward_tiles(block_d, batch * heads, n_queries, n_keys)
     q, k, v, o = strides
     group = largest_group(tiles.group, batch * heads)
+    left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
+    missing = (None,) if sinks is None else ()
     return Launch(
         attention_forward_kernel,
         (group, cdiv(n_queries, tiles.consumers * QUERIES), batch * heads // group),
-        (heads, n_queries, n_keys, LOG2_E * softmax_scale(d, scale)),
+        (*missing, heads, n_queries, n_keys, LOG2_E * softmax_scale(d, scale), left),
         (heads // shape_4d(k_shape)[1], block_d, tiles.consumers, is_causal, *tiles.registers),
         maxnreg=tiles.maxnreg,
         descriptors=[
@@ -183,6 +217,7 @@ def _backward_launches(
     q_shape: torch.Size,
     k_shape: torch.Size,
     strides: Strides,
+    window_left: int = OPEN,
 ) -> BackwardLaunches:
     batch, heads, n_queries, d = shape_4d(q_shape)
     n_keys = k_shape[-2]
@@ -200,13 +235,14 @@ def _backward_launches(
         num_stages=1,
     )
     group = largest_group(group or backward_group(block_d, n_queries), batch * heads)
+    left, _ = window_of(is_causal, Options(window_left), n_queries, n_keys)
     dq_columns = min(box_columns(block_d), 64)
     row = {"shape": [lse_delta_size], "strides": [1], "block_shape": [QUERIES], "layout": ROW_LAYOUT}
     widths = () if block_d == 64 else (block_d,)
     main = Launch(
         attention_backward_d64_kernel if block_d == 64 else attention_backward_d128_kernel,
         (group, cdiv(n_keys, KEYS), batch * heads // group),
-        (heads, n_queries, n_keys, LOG2_E * scale, scale),
+        (heads, n_queries, n_keys, LOG2_E * scale, scale, left),
         (heads // shape_4d(k_shape)[1], *widths, is_causal, n_keys % KEYS != 0, *BACKWARD_REGISTERS[block_d]),
         descriptors=[
             _tiles_of(q_shape, q, 64, block_d),
