@@ -105,9 +105,9 @@ def attention_backward(
     *options: Any,
 ) -> list[Tensor]:
     """Compute the gradients of q, k, v and sinks from those of the output and, if there is one, of L."""
-    deterministic = torch.are_deterministic_algorithms_enabled() or Options(*options).deterministic
+    deterministic = torch.are_deterministic_algorithms_enabled() or (options and Options(*options).deterministic)
     options = _without_defaults(options)
-    kernels = _kernels(q.get_device(), q.dtype, q.shape, k.shape, deterministic or bool(options))
+    kernels = _kernels(q.get_device(), q.dtype, q.shape, k.shape, bool(deterministic or options))
     return kernels.attention_backward(grad_o, q, k, v, o, lse, is_causal, scale, grad_lse, *options)
 
 
