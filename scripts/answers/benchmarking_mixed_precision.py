@@ -7,7 +7,7 @@ from cs336_systems.record.rows import parameters
 from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say, tell
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Tile, Typst, times
-from scripts.views.data import PRECISIONS, last, measured_gpu, one, reference_context, select
+from scripts.views.data import PRECISIONS, first, last, measured_gpu, one, reference_context, select
 from scripts.views.kernels import FORWARD_AND_BACKWARD, kernels
 from scripts.views.steps import most_complete, steady, step_table
 
@@ -153,7 +153,16 @@ def speed_answer(pairs: DataFrame, here: DataFrame, profile: DataFrame, *, on_gp
             f"Sums of the phases' medians in ms, eager, context {small['context']}; a star: host-bound in one "
             "precision, so only the device's times can be compared.",
         ),
-        reason=why(here, profile),
+        reason=say(why(here, profile), by_context(select(pairs, size=large["size"]))),
+    )
+
+
+def by_context(pairs: DataFrame) -> Typst:
+    """The gain of one size at each context."""
+    told = pairs.dropna(subset="shown").sort_values("context")
+    gains = [say("{row[shown]:times} ({row[context]})", row=row) for _, row in told.iterrows()]
+    return say(
+        "By context {row[label]} gains {gains:listing}.", row=first(told) if len(told) > 1 else None, gains=gains
     )
 
 
@@ -165,10 +174,14 @@ def why(here: DataFrame, profile: DataFrame) -> Typst:
     spent = rows.assign(kind=kind).pivot_table(index=["label", "context"], columns="kind", values="ms", aggfunc="sum")
     spent = spent.reindex(columns=[f"{each} {name}" for each in ("matmuls", "the rest") for name in PRECISIONS])
     sizes = [label for label in here["label"] if label in spent.dropna().index.get_level_values("label")]
+    row = one(spent.reset_index(), label=sizes[-1]) if sizes else None
+    gains = {} if row is None else {each: row[f"{each} fp32"] / row[f"{each} bf16"] for each in ("matmuls", "the rest")}
     return say(
         "At {row[label]}, context {row[context]}, matmuls take {row[matmuls fp32]:ms} in fp32 and "
         "{row[matmuls bf16]:ms} in bf16 ({row[matmuls fp32] / row[matmuls bf16]:times}); all the rest, autocast's "
-        "casts included, takes {row[the rest fp32]:ms} and {row[the rest bf16]:ms}. So a step gains more, the larger "
-        "the share of its matmuls, which grows with the size.",
-        row=one(spent.reset_index(), label=sizes[-1]) if sizes else None,
+        "casts included, takes {row[the rest fp32]:ms} and {row[the rest bf16]:ms}.",
+        "So a step gains more, the larger the share of its matmuls."
+        if gains and gains["matmuls"] > max(gains["the rest"], 1)
+        else "",
+        row=row,
     )

@@ -9,7 +9,18 @@ from pandas import DataFrame, Series
 from cs336_systems.accounting.transformer import parameters
 from cs336_systems.compare.speed import HOST_BOUND
 from cs336_systems.sizes import parse_size
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, median_of, say, tell
+from scripts.rendering.answer import (
+    Answer,
+    Captioned,
+    Facts,
+    Found,
+    Tables,
+    count,
+    least_and_most,
+    median_of,
+    say,
+    tell,
+)
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Table, mean_std
 from scripts.views.data import PHASES, PRECISIONS, first, last, reason, reference_context, select, size_order, statistic
@@ -65,10 +76,11 @@ def times(table: DataFrame, eager: DataFrame) -> Answer:
             "context {context}."
         ),
         more=say(
-            "The backward pass takes {ratio:times} the forward pass, AdamW {share:percent} of the step ({cells}).",
-            ratio=(told["backward"] / told["forward"]).median(),
-            share=(told["optimizer"] / told["step"]).median(),
-            cells=median_of(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
+            "The backward pass takes {ratio:span times} the forward pass, AdamW {share:span percent} of the step "
+            "({cells}).",
+            ratio=least_and_most(told["backward"] / told["forward"]),
+            share=least_and_most(told["optimizer"] / told["step"]),
+            cells=count(len(told), "device-bound cell" if told["busy"].notna().any() else "cell"),
         ),
         evidence=Captioned(
             times_table(plain, eager, context),
@@ -113,7 +125,7 @@ def variability(known: DataFrame) -> Answer:
                 "launches.",
                 "The processor runs other programs too.",
             ),
-            "Ratios in this report are formed from medians.",
+            "Ratios of times are ratios of medians, where no mean is named.",
             RULE,
         ),
     )
@@ -146,7 +158,14 @@ def warmup(table: DataFrame) -> Answer:
             ),
             where=[f"{step['label']}, w = {step['warmup']}" for _, step in late.iterrows()],
         ),
-        evidence=Captioned(warmup_table(cold), "Forward + backward by number w of warm-up steps, each a new process."),
+        evidence=Captioned(
+            warmup_table(cold),
+            say(
+                "Forward + backward by number w of warm-up steps, each a new process; context {row[context]}, "
+                "{row[precision]}.",
+                row=first(cold),
+            ),
+        ),
         reason=facts.say(
             "The allocator asks the driver for memory {least:whole} to {most:whole} times in these steps, and "
             "{later:whole} times after a warm-up step.",

@@ -64,7 +64,7 @@ def gain(table: DataFrame, rows: DataFrame, found: Sequence[Duel]) -> Answer:
         reason=[
             "In the profiled step compute takes {own[stretched]:ms} longer than the baseline's, against "
             "{slowed[stretched]:ms} next to the NCCL kernels of our best buckets "
-            "(@sec-minimal_ddp_flat_benchmarking): most of the slow-down comes from kernels on the SMs, not from the "
+            "(@sec-ddp_bucketed_benchmarking): most of the slow-down comes from kernels on the SMs, not from the "
             "bytes, although copies share HBM and L2 with compute.",
             "It allocates {own[outside_memory]:gib} outside of PyTorch's allocator; the buckets take "
             "{buckets[peak_memory] - own[peak_memory]:gib} inside.",

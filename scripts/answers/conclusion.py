@@ -8,19 +8,23 @@ from pandas import DataFrame, Series
 
 from cs336_systems.compare.speed import host_bound
 from cs336_systems.experiments.data_parallel import BASELINE, DataParallelTraining
+from cs336_systems.experiments.optimizer_sharding import OptimizerSharding
+from cs336_systems.experiments.training_ladder import TOP
 from cs336_systems.record.measurement import parse_samples
-from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, count, say
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, say
 from scripts.rendering.grid import Columns, grid
-from scripts.rendering.markup import percent
-from scripts.views.comparison import contenders, device_bound, fastest
+from scripts.rendering.markup import Typst, percent
+from scripts.views.comparison import contenders, device_bound, duels, fastest
 from scripts.views.data import PRECISIONS, first, last, select
 from scripts.views.data_parallel import OURS, against_baseline
 from scripts.views.fsdp import OURS as OUR_FSDP
+from scripts.views.optimizer_sharding import UNSHARDED, memory, peaks
 from scripts.views.scaling import PYTORCHS, scaling
 from scripts.views.steps import step_table, utilization
-from scripts.views.training_ladder import ends, rung_table, worth_doing
+from scripts.views.training_ladder import ends, needed, rung_table, worth_doing, wrapped_table
 from scripts.views.training_ladder import fastest as fastest_rung
 
+SHARDED_STATE = "sharded_symmetric_memory"
 GRAPH = "compiled into one CUDA graph"
 """How data parallelism runs a compiled step on GPUs."""
 WORK = ["size", "context", "batch_size", "vocab_size"]
@@ -47,7 +51,7 @@ def answers(tables: Tables) -> Found:
     return {
         "helped": helped(DataFrame(steps), work, alone),
         "scaling": weak_scaling(found, wrappers),
-        "advice": advice(DataFrame(steps), found, alone),
+        "advice": advice(tables, DataFrame(steps), found, alone),
     }
 
 
@@ -156,14 +160,30 @@ def one_gpu(table: DataFrame) -> Facts:
     rungs = rung_table(table)
     found = ends(rungs[rungs["gpu"] != ""])
     if not found:
-        return Facts(begin=None, top=None, most=[], later=[])
+        return Facts(begin=None, top=None, must=[], most=[], later=[])
     gains = worth_doing(table, found[-1])
     later = gains[gains["rung"] != "autocast"].head(2)
     return Facts(
         begin=first(found[-1]),
         top=fastest_rung(found[-1]),
+        must=needed(table, found[-1]),
         most=list(gains["title"].head(2)),
         later=[say("_{rung[title]}_ ({rung[gain]:ms})", rung=rung) for _, rung in later.iterrows()],
+    )
+
+
+def state_sharded(table: DataFrame) -> Typst:
+    """What sharding the optimizer's state saves where it is not slower, in the first device-bound cell."""
+    found = duels(contenders(OptimizerSharding, table), [SHARDED_STATE], [UNSHARDED])
+    if not found or found[0].speed.faster is False:
+        return NOTHING
+    peak = select(peaks(memory(table)), cell=found[0].cell).set_index("contender")["peak"]
+    return say(
+        "Shard the optimizer's state: it saves {saved:gib}, and a step takes {own[median]:ms} instead of "
+        "{other[median]:ms} ({own[cell]}).",
+        saved=peak[UNSHARDED] - peak[SHARDED_STATE],
+        own=found[0].first,
+        other=found[0].other,
     )
 
 
@@ -194,24 +214,30 @@ def weak_scaling(found: DataFrame, wrappers: DataFrame) -> Answer:
     )
 
 
-def advice(steps: DataFrame, found: DataFrame, one: Facts) -> Answer:
+def advice(tables: Tables, steps: DataFrame, found: DataFrame, one: Facts) -> Answer:
     """The recommended way to train on this machine: on several devices, or else on its one GPU."""
     several = steps[steps["told"] & (steps["ranks"] > 1)].sort_values("tokens") if len(steps) else steps
     best = last(several)
     fsdp = last(found[found["contender"].isin(OUR_FSDP)].sort_values("efficiency", kind="stable"))
     graph = f" {GRAPH}," if best is not None and best["compiled"] else ""
     wrapper = "" if best is None else OURS[best["contender"]]
-    facts = Facts(best=best, wrapper=wrapper, fsdp=fsdp)
+    ladder = wrapped_table(tables["training_ladder"])
+    others = ladder[(ladder["gpu"] != "") & (ladder["rung"] != TOP.name)].sort_values("step")
+    steps_of = [say("{row[step]:ms} ({row[title]})", row=row) for _, row in others.iterrows()]
+    facts = Facts(best=best, wrapper=wrapper, fsdp=fsdp, steps=steps_of)
     return Answer(
         asked="What to do on this machine",
         missing="Cannot be told: no device-bound training step was measured.",
         verdict=facts.say("Train in {best[precision]}," + graph + " with _{wrapper}_ data parallelism.")
+        or one.say("Start with {must:listing}: without them {top[label]} does not fit.")
         or one.say("Use {most:listing} first: nothing else saves as much of {top[label]}'s step."),
         more=facts.say(
-            "If the state does not fit, shard it: _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
-            "without communication ({fsdp[panel]}, {fsdp[processes]} ranks)."
+            state_sharded(tables["optimizer_sharding"]),
+            "If the weights do not fit, shard them too: _{fsdp[title]}_ keeps {fsdp[efficiency]:percent} of the speed "
+            "without communication ({fsdp[panel]}, {fsdp[processes]} ranks).",
         ),
         reason=facts.say(
+            "Launched call by call in bf16 (@sec-training_ladder), a step takes {steps:listing}.",
             "@sec-torch_compile says after how many steps compiling pays off, @sec-host_costs what the host costs "
             "without a graph, @sec-beyond_nccl what limits _{wrapper}_, and @sec-fsdp which models only train sharded.",
         ),

@@ -71,16 +71,17 @@ def bucket_sizes(table: DataFrame, rows: DataFrame, swept: list[DataFrame]) -> A
         verdict=facts.say(
             tell(
                 in_between(asked),
-                "As expected, the best size is in between: {best[bucket_mb]} MB, {best[median]:ms} a step",
-                "Not as expected: the best size, {best[bucket_mb]} MB ({best[median]:ms} a step), is at an end",
-                "No size in between is surely best; {best[bucket_mb]} MB is fastest, {best[median]:ms} a step",
+                "As expected, a size in between is best: {best[bucket_mb]} MB, {best[median]:ms}",
+                "Not as expected, a size at an end is best: {best[bucket_mb]} MB, {best[median]:ms}",
+                "No size in between is surely best; {best[bucket_mb]} MB has the shortest step, {best[median]:ms}",
             )
             + " ({best[cell]})."
         ),
-        more=facts.say("Steps with {sizes:listing} MB take {steps:listing} ms."),
+        more=facts.say(
+            "Steps with {sizes:listing} MB take {steps:listing} ms.", "Best in other settings: {others:listing}."
+        ),
         evidence="ddp_bucket_sizes" if any(sizes["exposed"].notna().any() for sizes in swept) else (),
         reason=facts.say(
-            "Best in other settings: {others:listing}.",
             same_calls(asked),
             "But calls are not what is exposed: of {slowed[exposed]:ms} at {best[bucket_mb]} MB, "
             "{slowed[stretched]:ms} are compute that takes longer next to NCCL's kernels.",

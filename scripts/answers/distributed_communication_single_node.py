@@ -5,7 +5,8 @@ from math import nan
 
 from pandas import DataFrame
 
-from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, median_of, say
+from cs336_systems.measure.gpus import gpu_of
+from scripts.rendering.answer import NOTHING, Answer, Captioned, Facts, Found, Tables, count, least_and_most, say
 from scripts.rendering.grid import Columns, grid
 from scripts.rendering.markup import Typst
 from scripts.views.communication import BACKENDS, WIDE_SPREAD, Line, all_reduce_table, lines
@@ -47,20 +48,26 @@ def times(cells: DataFrame, gpu: str) -> Answer:
     wide = (cells["p80"] - cells["p20"]) / cells["median"] > WIDE_SPREAD
     most = select(cells, backend="nccl")["processes"].max()
     alone = sorted(number for number in set(select(cells, backend="gloo")["processes"]) if number > most)
-    facts = Facts(gloo=gloo, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD)
+    fastest = last(select(cells, backend="nccl").sort_values("bus_bandwidth"))
+    sheet = gpu_of(gpu)
+    link = sheet.link / 1e9 if sheet and sheet.link else None
+    facts = Facts(gloo=gloo, row=quoted, alone=list(map(str, alone)), limit=WIDE_SPREAD, best=fastest, link=link)
     return Answer(
         asked="Time of an all-reduce",
         verdict=facts.say(
             "{row[megabytes]} MB take {row[median]:ms} over {row[name]} between {row[processes]} processes."
         ),
         more=facts.say(
-            "Over Gloo they take {gloo[median]:ms}; NCCL is {ratio:times} as fast ({cells} measured with both).",
-            ratio=(both["median_gloo"] / both["median_nccl"]).median(),
-            cells=median_of(len(both), "cell"),
+            "Over Gloo they take {gloo[median]:ms}; NCCL is {ratio:span times} as fast ({cells} measured with both).",
+            ratio=least_and_most(both["median_gloo"] / both["median_nccl"]),
+            cells=count(len(both), "cell"),
         )
         or facts.say("Only {row[name]} was measured" + ("." if gpu else ": NCCL needs a GPU per process.")),
         evidence="all_reduce_time",
         reason=facts.say(
+            "Over NCCL the bus bandwidth reaches {best[bus_bandwidth]:GB/s} ({best[processes]} processes, "
+            "{best[megabytes]} MB), {best[bus_bandwidth] / link:percent} of the {link:GB/s} that the link carries each "
+            "way.",
             "Gloo moves the data through the host's memory and NCCL from GPU to GPU." if len(both) else "",
             "Between {alone:listing} processes NCCL was not measured: it needs a GPU for each.",
             "In {wide} of {cells} the percentiles are more than {limit:percent} of the median apart.",
@@ -96,8 +103,9 @@ def interaction(cells: DataFrame, fits: Lines) -> Answer:
         ),
         reason=say(
             *(growth(select(cells, backend=each), fits) for each in BACKENDS),
-            "The lines meet their points to within {row[residual]:sig} % (root mean square; worst: {row[backend]}, "
-            "n = {row[n]}).",
+            "The points lie off their lines by {row[residual]:sig} % or less (root mean square over a line's sizes; "
+            "worst: "
+            "{row[backend]}, n = {row[n]}).",
             "Which algorithm NCCL chose is not recorded." if BACKENDS["nccl"] in set(cells["name"]) else "",
             row=last(found.dropna(subset="residual").sort_values("residual")) if len(found) else None,
         ),

@@ -1,8 +1,8 @@
 """Answers to `fsdp`: training with sharded weights against PyTorch's, and against data parallelism."""
 
-from pandas import DataFrame, Series
+from pandas import DataFrame
 
-from cs336_systems.compare.speed import SAME, outcome
+from cs336_systems.compare.speed import SAME
 from cs336_systems.experiments.data_parallel import BASELINE
 from cs336_systems.experiments.fsdp import FullyShardedTraining
 from cs336_systems.limits import AHEAD, REDUCTIONS
@@ -10,21 +10,20 @@ from scripts.rendering.answer import Answer, Captioned, Facts, Found, Tables, sa
 from scripts.rendering.grid import Columns
 from scripts.rendering.markup import Tile, escape, times
 from scripts.views.comparison import (
+    Duel,
     contenders,
     device_bound,
     duels,
     fastest,
     first_cell,
-    preferred_cells,
     traced_cell,
     yours,
 )
 from scripts.views.comparison_tables import MEMORY, STARS, STEP, contender_table, missing, setting
 from scripts.views.data import first, select, size_order
-from scripts.views.data_parallel import against_baseline
+from scripts.views.data_parallel import against_baseline, elsewhere, why_untold
 from scripts.views.fsdp import OURS, PYTORCH, whole_weights
 from scripts.views.units import GB
-from scripts.views.verdicts import Speed
 
 COLUMNS: Columns = {
     "step / ms": STEP,
@@ -38,7 +37,7 @@ PROFILE: Columns = {
     "device": {"busy / %": "{busy_share:share}"},
 }
 WHOLE = "symmetric_memory"
-"""Data parallelism at its fastest, with all of the state on every rank."""
+"""Data parallelism at its fastest, with the whole state on every rank."""
 SHARDED_STATE = "sharded_optimizer"
 STATES = 4
 """Weights, gradients, and two moments."""
@@ -50,39 +49,32 @@ def answers(tables: Tables) -> Found:
     rows = contenders(FullyShardedTraining, table)
     # Synchronization is NaN where there is none apart from the pass.
     rows = rows.assign(after_forward=rows[["backward", "synchronization"]].sum(axis=1, min_count=1))
-    gain = against_pytorch(rows)
+    found = against_pytorch(rows)
     return {
-        "pytorch": pytorch(table, rows, gain),
+        "pytorch": pytorch(table, rows, found),
         "whole": whole(table, rows),
         "hidden": hidden(table, rows),
         "largest": largest(table, rows),
         "s": setting(FullyShardedTraining, table, rows),
         "ahead": AHEAD,
         "reductions": REDUCTIONS,
-        "against": gain,
+        "against": found,
     }
 
 
 def tiles(found: Found) -> list[Tile]:
     """How much faster our fully sharded step is than PyTorch's, on GPUs."""
-    gain, cells = found["against"]
-    if not found["s"] or not found["s"]["gpu"] or not gain.faster:
+    asked = next(iter(found["against"]), None)
+    if not found["s"] or not found["s"]["gpu"] or asked is None or not asked.speed.faster:
         return []
-    meaning = escape(f"our FSDP against PyTorch's fully_shard ({cells})")
-    return [Tile(times(gain.ratio), meaning, "gain over fully_shard")]
+    meaning = escape(f"our FSDP against PyTorch's fully_shard: {asked.cell}")
+    return [Tile(times(asked.speed.ratio), meaning, "gain over fully_shard")]
 
 
-def against_pytorch(rows: DataFrame) -> tuple[Speed, str]:
-    """Ours at its fastest against PyTorch's: the one device-bound cell, or the median of all of which it can be told.
-
-    With the cell, or how many there are.
-    """
-    pairs = [(duel.speed, duel.cell) for duel in duels(rows, OURS, PYTORCH)]
-    told = [(speed, cell) for speed, cell in pairs if speed.faster is not None]
-    if len(told) < 2:
-        return next(iter([*told, *pairs]), (Speed(None), ""))
-    median = float(Series([speed.ratio for speed, _ in told]).median())
-    return Speed(median, outcome(1 - median, tie=0, reach=0)), f"median of {len(told)} device-bound cells"
+def against_pytorch(rows: DataFrame) -> list[Duel]:
+    """Ours against PyTorch's, each at its fastest, in every device-bound cell: the largest model first."""
+    sizes = size_order(rows) if len(rows) else []
+    return sorted(duels(rows, OURS, PYTORCH), key=lambda duel: sizes.index(duel.first["size"]), reverse=True)
 
 
 def fewest_ranks(rows: DataFrame) -> DataFrame:
@@ -91,20 +83,20 @@ def fewest_ranks(rows: DataFrame) -> DataFrame:
     return told[told["processes"] == told["processes"].min()]
 
 
-def pytorch(table: DataFrame, rows: DataFrame, against: tuple[Speed, str]) -> Answer:
-    """Whose step is shorter, and all steps of which that can be told."""
-    gain, cells = against
-    shown = fewest_ranks(rows)
-    cell = next(iter(preferred_cells(shown)), shown)
+def pytorch(table: DataFrame, rows: DataFrame, found: list[Duel]) -> Answer:
+    """Whose step is shorter for the largest model, and the steps of every cell with the fewest ranks."""
+    if not found:
+        return Answer("Against fully_shard", missing=why_untold(table, rows))
+    asked, shown = found[0], fewest_ranks(rows)
     of_shown = table[table["processes"].isin(shown["processes"])]
-    facts = Facts(own=fastest(cell, OURS), theirs=fastest(cell, PYTORCH), row=first(rows))
+    facts = Facts(own=asked.first, theirs=asked.other, row=first(rows), ahead=AHEAD)
     return Answer(
         asked="Against fully_shard",
-        missing="Not measured: no cell has both our FSDP and fully_shard." if len(rows) else missing(table),
-        verdict=gain.sentence("FSDP (ours)", "PyTorch's fully_shard", f"({cells})"),
+        verdict=asked.speed.sentence("FSDP (ours)", "PyTorch's fully_shard", f"({asked.cell})"),
         more=facts.say(
-            "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib} ({own[cell]}).",
-            yours(cell, {"FSDP (ours)": OURS}),
+            "Its peak memory is {own[memory]:gib}, theirs {theirs[memory]:gib}.",
+            elsewhere(found),
+            yours(select(rows, cell=asked.cell), {"FSDP (ours)": OURS}),
         ),
         evidence=Captioned(
             contender_table(FullyShardedTraining, of_shown, shown, COLUMNS),
@@ -113,7 +105,8 @@ def pytorch(table: DataFrame, rows: DataFrame, against: tuple[Speed, str]) -> An
                 "_backward_ with the synchronization of gradients. _Outside_: memory beyond the allocator's. " + STARS
             ),
         ),
-        reason=say(
+        reason=facts.say(
+            "Ours gathers up to {ahead} units ahead; fully_shard runs as it comes, with its default prefetching.",
             "Nothing is concluded from {cells:listing}, which is host-bound.",
             cells=list(rows[rows["host_bound"].astype(bool)]["cell"].unique()),
         ),
@@ -127,21 +120,20 @@ def whole(table: DataFrame, rows: DataFrame) -> Answer:
     """The cost and the saving of sharded weights, in the first device-bound cell that has both."""
     found = duels(rows, OURS, [WHOLE])
     if not found:
-        none = "Not measured: no device-bound cell has both."
-        return Answer("Against whole weights", missing=none if len(rows) else missing(table))
+        return Answer("Against whole weights", missing=why_untold(table, rows))
     own, other, gain = found[0].first, found[0].other, found[0].speed
-    state = first(select(rows, cell=own["cell"], contender=SHARDED_STATE))
-    facts = Facts(own=own, other=other, state=state, share=gain.share)
-    less, more = ", in {share:percent} less time.", ", in {share:percent} more time."
+    state, plain = (first(select(rows, cell=own["cell"], contender=name)) for name in (SHARDED_STATE, BASELINE))
+    facts = Facts(own=own, other=other, state=state, plain=plain, share=gain.share)
+    less, more = "{share:percent} shorter than", "{share:percent} longer than"
     return Answer(
         asked="Against whole weights",
         missing="Peak memory is counted on GPUs only.",
-        verdict=facts.say(
-            "Against data parallelism, FSDP takes {own[memory]:gib} per rank instead of {other[memory]:gib}"
-            + tell(gain.faster, less, more, "; their steps are on par." if gain.verdict == SAME else ".")
-        ),
+        verdict=facts.say("FSDP takes {own[memory]:gib} per rank, whole weights {plain[memory]:gib} ({own[cell]})."),
         more=facts.say(
-            "Measured with {own[cell]}.",
+            "Its step is " + tell(gain.faster, less, more, "on par with") + " that of data parallelism over symmetric "
+            "memory, whose buffers add {other[memory] - plain[memory]:gib}."
+            if gain.faster is not None or gain.verdict == SAME
+            else "",
             "Sharding the optimizer's state alone takes {state[memory]:gib} and {state[median]:ms} per step; FSDP "
             "{own[median]:ms}.",
         ),
@@ -190,7 +182,7 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
         none = "Not measured: one model size only, or none that was trained."
         return Answer("A larger model", missing=none if len(rows) else missing(table))
     alone = not trained["contender"].isin([BASELINE, WHOLE, SHARDED_STATE]).any()
-    only = "only if its weights are sharded" if alone else "with sharded weights"
+    only = " Nothing measured here trains it with whole weights." if alone else ""
     facts = Facts(
         own=own,
         lost=first(select(table, size=own["size"], metric="step", wrapper=BASELINE, status="skipped")),
@@ -200,9 +192,9 @@ def largest(table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="A larger model",
         verdict=facts.say(
-            f"{{own[label]}} trains on {{own[processes]}} GPUs {only}: {{own[median]:ms}} per step, "
+            "{own[label]} trains on {own[processes]} GPUs with sharded weights: {own[median]:ms} per step, "
             "{own[memory]:gib} each."
         ),
-        more=facts.say("Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}."),
+        more=facts.say("Its weights, gradients and moments take {state:GB}, and one GPU has {device:GB}." + only),
         reason=facts.say("Without sharding, {lost[message]}."),
     )

@@ -92,30 +92,29 @@ def processes(same: DataFrame) -> Answer:
     programs = {bool(rows["host_bound"].iloc[0]): rows for _, rows in same.groupby("precision", sort=False)}
     slow, fast = (programs.get(bound, same[:0]) for bound in (True, False))
     return Answer(
-        asked="Between processes",
+        asked="Between launches",
         verdict=say(
-            "One host-bound step takes {least:ms} to {most:ms} in {processes} processes ({row[label]}, "
+            "One host-bound step takes {least:ms} to {most:ms} in {launches} launches ({row[label]}, "
             "{row[precision]}).",
             least=slow["median"].min(),
             most=slow["median"].max(),
-            processes=len(slow),
+            launches=len(slow),
             row=first(slow) if len(slow) > 1 else None,
         ),
         more=say(
-            "Device-bound, in {row[precision]}, the same step differs by {spread:percent} between {processes} "
-            "processes.",
+            "Device-bound, in {row[precision]}, it differs by {spread:percent} between {launches} launches.",
             row=first(fast) if len(fast) > 1 else None,
             spread=fast["median"].max() / fast["median"].min() - 1,
-            processes=len(fast),
+            launches=len(fast),
         ),
         reason=say(
-            "The figure's right part shows each timed step, at context {row[context]} on {row[batch_size]} sequences, "
-            "without communication; with several GPUs the slowest rank counts. The device works for {row[busy]:ms} in "
-            "all of them (dashed). Even within a process the host changes its speed between rounds, so only what is "
-            "interleaved in one process, or device-bound, is compared.",
+            "@fig-host_costs shows each timed step, at context {row[context]} on {row[batch_size]} sequences, without "
+            "communication. A launch on several GPUs reports its slowest rank, so launches differ in this, too. The "
+            "device works for {row[busy]:ms} in all of them (dashed). Even within a process the host changes its speed "
+            "between rounds, so only what is interleaved in one process, or device-bound, is compared.",
             row=first(slow),
         ),
-        missing="No host-bound step was timed in several processes.",
+        missing="No host-bound step was timed in several launches.",
     )
 
 

@@ -52,14 +52,18 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
     return Answer(
         asked="Step time and share",
         verdict=facts.say(
-            takes + "{naive[exposed] / naive[median]:percent} of it is exposed communication ({naive[cell]})."
+            takes + "communicating adds {naive[exposed]:ms} of them, {naive[exposed] / naive[median]:percent} "
+            "({naive[cell]})."
         )
         or facts.say(
             takes + "communication timed apart is {naive[synchronization_share]:percent} of it ({naive[cell]})."
         )
         or facts.say(takes + "its share of communication cannot be told ({naive[cell]})."),
         more=facts.say(
-            "Without communication it takes {naive[baseline]:ms}.", "In other settings the share is {others:listing}."
+            "In the profiled step communication runs uncovered for {uncovered:ms}, {uncovered / "
+            "naive[timeline_length]:percent} "
+            "of it, and the device idles for another {idle:ms}.",
+            "In other settings communicating adds {others:listing}.",
         ),
         evidence=Captioned(
             grid(DataFrame(steps), COLUMNS),
@@ -72,9 +76,9 @@ def share(tables: Tables, table: DataFrame, rows: DataFrame) -> Answer:
             "together.",
             "By the line of @sec-distributed_communication_single_node these calls take {naive[alone]:ms}, of which "
             "{naive[calls]:ms} are overhead.",
-            "In the profiled step {uncovered:ms} of communication run, none of it hidden.",
-            "The device idles for another {idle:ms}, {microseconds / naive[messages]:µs} per call; likely the replayed "
-            "graph runs them strictly one after the other.",
+            "The device idles for {microseconds / naive[messages]:µs} per call; likely the replayed graph runs them "
+            "strictly "
+            "one after the other.",
         ),
         details=every_row(table, rows),
     )

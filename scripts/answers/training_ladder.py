@@ -7,10 +7,22 @@ import pandas
 from pandas import DataFrame, Series
 
 from cs336_systems.experiments.training_ladder import FIRST, RUNGS, TOP
-from scripts.rendering.answer import NOT_HERE, NOTHING, Answer, Captioned, Facts, Found, Tables, count, say, tell
+from scripts.rendering.answer import (
+    NOT_HERE,
+    NOTHING,
+    Answer,
+    Captioned,
+    Facts,
+    Found,
+    Tables,
+    count,
+    least_and_most,
+    say,
+    tell,
+)
 from scripts.rendering.grid import Columns, crossed, grid
 from scripts.rendering.markup import Tile, Typst, fixed_point, measured, milliseconds
-from scripts.views.data import first, last, measured_machine, one
+from scripts.views.data import last, measured_machine, one
 from scripts.views.training_ladder import (
     MFU_CONVENTIONS,
     SCATTER,
@@ -22,6 +34,7 @@ from scripts.views.training_ladder import (
     gain_table,
     ladders,
     losses,
+    needed,
     out_of_memory,
     recomputed_table,
     rung_table,
@@ -31,7 +44,7 @@ from scripts.views.training_ladder import (
 )
 from scripts.views.verdicts import against
 
-NEEDS_GPU = "Not measured: a processor, which other programs share, tells nothing of it."
+NEEDS_GPU = "Not measured: it needs a GPU."
 RUNG: Columns = {
     "": "{label}",
     "batch": "{batch_size} × {context}",
@@ -62,7 +75,10 @@ WRAPPED: Columns = {
     "": "{label}",
     "batch": "{processes} × {batch_size} × {context}",
     "step": "{title}",
+    "CUDA graph": "{replayed}",
     "ms": "{step:sig}",
+    "p20–p80": "{p20:.0f}–{p80:.0f}",
+    "n": "{n:.0f}",
     "× alone": "{over:.2f}",
     "tokens/s": "{tokens:.0f}",
     "peak / GiB": "{peak_memory:GiB}",
@@ -127,33 +143,34 @@ def how_fast(table: DataFrame, rungs: DataFrame, found: list[DataFrame], missing
     watts = best["energy"] / (best["step"] / 1e3) if best is not None else None
     facts = Facts(best=best, begin=begin, machine=machine, parts=parts, lost=lost, watts=watts)
     return Answer(
-        asked="How fast, against its parts alone",
+        asked="How fast",
         verdict=facts.say(
-            "One {machine} trains {best[label]} in {best[step]:ms} per step, {best[over]:times} its parts alone."
-        ),
+            "One {machine} trains {best[label]} at {best[tokens]:whole} tokens/s: {best[step]:ms} per step, "
+            "{best[utilization]:percent} of the bf16 peak."
+        )
+        or facts.say("One {machine} trains {best[label]} at {best[tokens]:whole} tokens/s: {best[step]:ms} per step."),
         more=facts.say(
-            "That is {best[tokens]:whole} tokens per second on {best[batch_size]} × {best[context]} tokens, "
-            "{begin[step] / best[step]:times} those of the first rung that fits ({begin[title]}).",
-            "Its FLOPs are {best[utilization]:percent} of the dense bf16 peak.",
+            "A step has {best[batch_size]} × {best[context]} tokens; it is {begin[step] / best[step]:times} as fast as "
+            "the first rung that fits ({begin[title]}).",
             "It draws {watts:whole} W; the first steps, on a cooler GPU, take {best[first_steps]:ms}.",
         ),
         evidence="ladder",
         reason=facts.say(
-            "The parts of a bf16 step take alone, in the same job: matmuls {parts[matmuls]:ms}, "
-            "attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the rest "
-            "{parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
-            "The step is faster than its parts: likely matmuls in a row reach the power limit and the clock falls, "
-            "while in a step passes limited by memory let it recover."
+            "Timed alone in the same job, the parts of a bf16 step take {parts[floor]:ms}: matmuls "
+            "{parts[matmuls]:ms}, attention {parts[attention]:ms}, the update {parts[update]:ms}, and norms and the "
+            "rest {parts[norms and elementwise]:ms}, which is their bytes at a copy's speed.",
+            "Their sum is a yardstick and no lower bound: in the step the update runs under the backward pass, and the "
+            "clock may differ."
             if best is not None and best["over"] < 1
             else "",
             conventions(best),
-            "Memory did not suffice for {lost:listing}.",
+            "It runs out of memory with {lost:listing}.",
         ),
         details=Captioned(
             grid(shown, RUNG, text_columns=3),
-            "Every rung of every cell: medians; parts: those of a bf16 step alone; MFU: FLOPs of matmuls "
-            "without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of a "
-            "step.",
+            "Every rung of every cell: medians; parts: the components of a bf16 step timed alone; MFU: FLOPs of "
+            "matmuls without the embedding and of causal attention over the dense bf16 peak, in fp32 too; J: energy of "
+            "a step, counted over 0.7 s of further steps.",
             long=True,
         ),
         missing=missing,
@@ -184,22 +201,20 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
     begin = [ladder["step"].iloc[0] if ladder["rung"].iloc[0] == FIRST.name else nan for ladder in every]
     best = DataFrame([fastest(ladder) for ladder in every], columns=rungs.columns)
     best = best.assign(first_step=begin, millijoules=1e3 * best["joules"])
-    told = best.dropna(subset=["over"])
-    nearest = first(told.sort_values("over", key=lambda over: (over - 1).abs()))
-    facts = Facts(over=[told["over"].min(), told["over"].max()], cells=count(len(told), "cell"), row=nearest)
+    spans = {name: least_and_most(best[name].astype(float)) for name in ("over", "utilization")}
+    facts = Facts(**spans, cells=count(len(best), "cell"), wall=(best["step"] / best["device_busy"]).max())
     return Answer(
         asked="All sizes",
-        verdict=facts.say("The fastest steps take {over:span times} the time of their parts alone ({cells})."),
+        verdict=facts.say("The fastest steps reach {utilization:span percent} of the bf16 peak ({cells})."),
         evidence=Captioned(
             grid(best, SIZES, text_columns=2),
-            "The fastest rung measured of each cell, the first where it was measured, medians, and the sum of what "
-            "the parts of a bf16 step take alone. MFU as in the text; mJ per token by the driver's counter.",
+            "The first and the fastest rung of each cell, medians, and the sum of what the parts of a bf16 step take "
+            "alone. MFU as in the text; mJ per token by the driver's counter.",
         ),
         reason=facts.say(
-            "The closest to them is {row[label]} with {row[batch_size]} × {row[context]} tokens ({row[over]:times}).",
-            "Each takes at most {wall:times} as long as the device works.",
+            "They take {over:span times} the time of their parts alone, and at most {wall:times} the time for which "
+            "the device works.",
             in_fp8(rungs, fastest(found[-1])) if found else "",
-            wall=(told["step"] / told["device_busy"]).max() if len(told) else None,
         ),
     )
 
@@ -207,7 +222,7 @@ def sizes(rungs: DataFrame, found: list[DataFrame]) -> Answer:
 def in_fp8(rungs: DataFrame, best: Series) -> Typst:
     """The time in FP8, which is apart from the ladder, next to the fastest step of a cell."""
     return say(
-        "FP8, which is less exact and not among them, takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
+        "FP8 (less exact, not part of the ladder) takes {row[step]:ms} for {row[label]} with {row[batch_size]} × "
         "{row[context]} tokens, against {best[step]:ms}.",
         row=one(rungs, rung="fp8", **{name: best[name] for name in SHAPE}),
         best=best,
@@ -225,8 +240,8 @@ def memory(rungs: DataFrame) -> Answer:
             "({row[label]}).",
             row=most,
         ),
-        reason="Each block keeps its input and attention's output and log-sum-exp. Its matmuls and passes run again, "
-        "attention does not; so the price is at most a third of the matmuls' time.",
+        reason="Each block keeps its input and attention's output and log-sum-exp. Its matmuls and passes run again in "
+        "the backward pass, attention does not.",
     )
 
 
@@ -235,23 +250,27 @@ def several(table: DataFrame) -> Answer:
     found = wrapped_table(table)
     found = found[found["gpu"] != ""]
     wrapped = found[found["rung"] != TOP.name]
-    best = first(wrapped.sort_values("step"))
+    ranked = [row for _, row in wrapped.sort_values("step").iterrows()]
+    best, second = [*ranked, None, None][:2]
+    names = [row["title"] if row["title"].isupper() else f"the {row['title']}" for row in ranked]
+    facts = Facts(row=best, name=next(iter(names), None))
     lost = table[(table["part"] == "processes") & (table["status"] != "ok")]
     why = lost["message"].iloc[0] if len(lost) else "no machine with several GPUs was at hand"
     return Answer(
         asked="On several GPUs",
         missing=f"Not measured: {why}.",
-        verdict=say(
-            "On {row[processes]} GPUs {row[title]} is fastest: {row[step]:ms}, {row[over]:times} the step without "
-            "communication.",
-            row=best,
-        ),
+        verdict=NOTHING
+        if best is None
+        else against(best, second).sentence(*names[:2], f"on {best['processes']} GPUs")
+        or facts.say("Only {name} was measured, on {row[processes]} GPUs."),
+        more=facts.say("With {name} a step takes {row[step]:ms}, which is {row[tokens]:whole} tokens/s."),
         evidence=Captioned(
-            grid(found, WRAPPED, text_columns=3),
-            "One training step of all GPUs, each on its own sequences, medians of the slowest: without "
+            grid(found.assign(replayed=found["graph"].map({True: "yes", False: "no"})), WRAPPED, text_columns=4),
+            "One training step of all GPUs, each on its own sequences, times of the slowest: without "
             "communication (the last rung on each), gradients averaged under the backward pass and every weight "
             "updated on each GPU (data-parallel wrapper), each GPU updating its share under the backward pass "
-            "(sharded optimizer), and weights sharded in fp32 and gathered in bf16 by blocks (FSDP).",
+            "(sharded optimizer), and weights sharded in fp32 and gathered in bf16 by blocks (FSDP). A step launched "
+            "call by call is not compared with one replayed from a CUDA graph.",
         ),
     )
 
@@ -263,15 +282,23 @@ def advice(table: DataFrame, rungs: DataFrame, found: list[DataFrame]) -> Answer
     gains = [gain_table(table, ladder).assign(label=ladder["label"].iloc[0]) for ladder in found]
     every = pandas.concat(gains) if gains else DataFrame(columns=["title", "label", "gain", "told", "expected"])
     every["untold"] = ~every["told"].astype(bool)
-    facts = Facts(size=None if ladder is None else ladder["label"].iloc[0], left=left_out(rungs, found), worth=WORTH)
+    must = [] if ladder is None else needed(table, ladder)
+    start = 0 if must else 2
+    facts = Facts(
+        size=None if ladder is None else ladder["label"].iloc[0],
+        left=left_out(rungs, found),
+        worth=WORTH,
+        saved=[milliseconds(row["gain"]) for row in order[:start]],
+        must=must,
+    )
     return Answer(
         asked="What to do first",
-        verdict=facts.say("For {size}, start with {order:listing}.", order=[row["title"] for row in order[:2]]),
+        verdict=facts.say("For {size}, start with {must:listing}: without them it does not fit.")
+        or facts.say("For {size}, start with {order:listing}.", order=[row["title"] for row in order[:2]]),
         more=facts.say(
             "They save {saved:listing}.",
             "Then what saves at least {worth:percent} of a step: {order:listing}.",
-            saved=[milliseconds(row["gain"]) for row in order[:2]],
-            order=[row["title"] for row in order[2:]],
+            order=[row["title"] for row in order[start:]],
         ),
         evidence=Captioned(
             crossed(

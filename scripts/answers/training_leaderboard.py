@@ -170,7 +170,7 @@ def chosen(gpu: str) -> Typst:
         return NOTHING
     facts = Facts(size=sheet.memory / GB, gpu=short(gpu), again=step.recomputed, layers=step.shape.num_layers)
     return facts.say(
-        "Given the {size:GB} of one {gpu}, {again} of {layers} blocks are computed again, but for attention."
+        "With the {size:GB} of a {gpu}'s data sheet, {again} of {layers} blocks are recomputed, but for attention."
     )
 
 

@@ -101,26 +101,35 @@ def what_fits(gpu: str, capacity: float) -> Answer:
 def how_well(found: DataFrame, gpu: str) -> Answer:
     """The errors over all measured steps."""
     table = DataFrame(by_experiment(found))
-    whole = first(table[table["experiment"] == "all"]) if len(table) else None
+    whole, fitted = first(table[table["experiment"] == "all"]) if len(table) else None, recorded_on(gpu)
     return Answer(
         asked="How exact the predictions are",
         verdict=say(
             "Closed forms predict {row[memory within]:whole} of {row[memory cells]:whole} peaks within "
-            "{memory:percent}, {row[time within]:whole} of {row[time cells]:whole} step times within {time:percent}.",
+            "{memory:percent}"
+            + (
+                ", and step times of other model sizes within {most:percent}."
+                if fitted
+                else ", {row[time within]:whole} of {row[time cells]:whole} step times within {time:percent}."
+            ),
             row=whole,
+            most=max(error.most for error in recorded().held_out.values()),
             **WITHIN,
         ),
         more=say(
-            "Half of the peaks are off by at most {peaks:percent}, and half of the times by {times:percent}.",
+            "Half of the peaks are off by at most {peaks:percent}.",
+            "The fit meets its own {row[time cells]:whole} step times within {fit:percent}." if fitted else "",
+            row=whole,
             peaks=None if whole is None else whole["memory median"] / 100,
-            times=None if whole is None else whole["time median"] / 100,
+            fit=None if whole is None else whole["time most"] / 100,
         ),
         reason=reason(found, gpu),
         details=[
             Captioned(
                 grid(table, BY_EXPERIMENT),
                 "Errors of the predictions by experiment: of the peak memory of every measured step, and of the time "
-                "of the device-bound ones.",
+                "of the device-bound ones"
+                + (f", to which the rates are fitted, except {HELD_BACK}'s." if fitted else "."),
             ),
             Captioned(
                 grid(
@@ -148,15 +157,11 @@ def reason(found: DataFrame, gpu: str) -> Typst:
     known = recorded()
     kinds = judged(found, "memory").groupby("kind")["memory_error"].agg(lambda errors: float(errors.abs().max()))
     times = judged(found, "time")
-    held_out = [error.most for error in known.held_out.values()]
     return say(
         "`python -m cs336_systems.fit` adds up what a step keeps, its temporaries, cuBLAS's workspaces and the "
         "allocator's rounding. A step's time is its work at the data sheet's rates, each kind of work slower by a "
         "factor that was fitted to the steps recorded on {gpu}.",
-        say(
-            "With each model size left out of the fit in turn, times are off by up to {most:percent}.",
-            most=max(held_out),
-        )
+        "Step times of other model sizes: each size is left out of the fit in turn."
         if recorded_on(gpu)
         else say("On another GPU times may be off by {most:percent}.", most=ELSEWHERE),
         "The times of `kernel_profile` were not fitted: they are off by up to {most:percent}.",

@@ -1,85 +1,96 @@
-"""The headline table of README.md, from the recorded H200 results."""
+"""The headline table of README.md, from recorded rows by the report's own views."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 from pandas import DataFrame, Series
 
+from cs336_systems.accounting.transformer import parameters
+from cs336_systems.compare.speed import SAME, UNDECIDED
+from cs336_systems.experiments.fsdp import FullyShardedTraining
+from cs336_systems.sizes import parse_size
+from scripts.answers.fsdp import against_pytorch
 from scripts.docs.markdown import table, with_table
-from scripts.views.data import select
+from scripts.rendering.markup import milliseconds
+from scripts.views.attention_calls import OURS
+from scripts.views.attention_times import call_table
+from scripts.views.comparison import Duel, contenders, duels
+from scripts.views.data import at_one_setting, first, load_recorded, one, select
+from scripts.views.data_parallel import PYTORCH, wrappers
+from scripts.views.training_ladder import ends, fastest, rung_table
+from scripts.views.verdicts import against
 
 RECORDED = Path("recorded/nvidia-h200/raw")
-COMPARED = ("this project", "speed relative to")
+COMPARED = ("this project", "faster than")
 """Titles of the columns of numbers."""
 PYTORCH_ATTENTION = ["sdpa_flash", "sdpa_cudnn", "flex"]
+RUNGS = {"autocast": "bf16 autocast, eager", "compiled": "bf16 weights, blocks compiled"}
 
 
 def page(readme: str) -> str:
     """The text of README.md with the table of the recorded results."""
-    header = ["on NVIDIA H200, bf16, medians", *COMPARED]
+    header = ["on NVIDIA H200, bf16", *COMPARED]
     return with_table(readme, "headlines", table(header, headlines(RECORDED), right=[1]))
 
 
 def headlines(raw: Path) -> Iterator[list[str]]:
     """The rows of the table that a recorded machine has the measurements for."""
-    calls = rows(raw, "flash/leaderboard.csv", metric="forward_backward").set_index("implementation")
-    for d in (64, 128):
-        yield from line(
-            f"causal attention, 16 heads × 16 384 tokens, d = {d}: forward + backward",
-            calls[calls["d"] == d]["median"],
-            ["triton"],
-            {"PyTorch’s fastest": PYTORCH_ATTENTION, "FlashAttention-4": ["flash_attention_4"]},
-        )
-    yield from line(
-        "2.7B, 4 × 1024 tokens: whole training step with exact AdamW",
-        rows(
-            raw, "training_ladder/*.csv", metric="step", size="2.7B", context=1024, batch_size=4, part="steps"
-        ).set_index("rung")["median"],
-        ["graph", "overlap"],
-        {"bf16 autocast": ["autocast"], "bf16 weights, blocks compiled": ["compiled"]},
-    )
-    for gpus in (2, 4):
-        yield from line(
-            f"xl (2.0 B parameters), {gpus} GPUs: compiled data-parallel training step",
-            rows(raw, f"data_parallel/compiled-{gpus}_processes.csv", metric="step").set_index("wrapper")["median"],
-            ["symmetric_memory"],
-            {"tuned DistributedDataParallel": ["ddp", "ddp_view"], "the no-communication baseline": ["none"]},
-        )
-    yield from line(
-        "10B, 2 GPUs: fully sharded training step",
-        rows(raw, "fsdp/largest-2_processes.csv", metric="step").set_index("wrapper")["median"],
-        ["fsdp", "fsdp_blocks"],
-        {"`fully_shard`": ["fully_shard"]},
-    )
-    yield from line(
-        "xl, 2 GPUs: update of the sharded optimizer",
-        rows(raw, "optimizer_sharding/bf16-2_processes.csv", metric="optimizer").set_index("contender")["median"],
-        ["sharded_symmetric_memory"],
-        {
-            "tuned ZeroRedundancyOptimizer": ["zero_redundancy", "zero_redundancy_view", "zero_redundancy_views"],
-            "the unsharded optimizer": ["unsharded"],
-        },
-    )
+    tables = {name: at_one_setting(name, rows) for name, rows in load_recorded(raw).items()}
+    yield from attention(tables["flash"])
+    yield from ladder(tables["training_ladder"])
+    gains = duels(wrappers(tables), ["symmetric_memory"], PYTORCH)
+    yield from duel(gains, "data-parallel training step", "tuned DistributedDataParallel")
+    gains = against_pytorch(contenders(FullyShardedTraining, tables["fsdp"]))
+    yield from duel(gains, "fully sharded training step", "`fully_shard`")
 
 
-def rows(raw: Path, path: str, metric: str, **parameters: Any) -> DataFrame:
-    """The measured rows of one metric, and of some parameters, in recorded CSV files; none without the files."""
-    columns = ["metric", "status", "median", "d", "implementation", "rung", "wrapper", "contender", *parameters]
-    tables = [pd.read_csv(each) for each in sorted(raw.glob(path))] or [DataFrame(columns=columns)]
-    return select(pd.concat(tables), metric=metric, status="ok", **parameters)
+def attention(flash: DataFrame) -> Iterator[list[str]]:
+    """Forward and backward by the handout's protocol, at both head dimensions of its leaderboard."""
+    means = select(flash, metric="handout", compiled_call=True).set_index(["implementation", "d"])["mean"]
+    cells = select(call_table(flash), compiled_call=True)
+    cells["shown"] = [means.get((row["implementation"], row["d"])) for _, row in cells.iterrows()]
+    for d in sorted(cells["d"].unique()):
+        here = select(cells, d=d).dropna(subset="shown").sort_values("shown")
+        own = one(here, implementation=OURS)
+        others = {
+            "PyTorch’s fastest": first(here[here["implementation"].isin(PYTORCH_ATTENTION)]),
+            "FlashAttention-4": one(here, implementation="flash_attention_4"),
+        }
+        yield from line(f"causal attention, 16 heads × 16 384 tokens, d = {d}: forward + backward", own, others)
 
 
-def line(what: str, medians: Series, ours: list[str], others: Mapping[str, list[str]]) -> Iterator[list[str]]:
-    """A row of the table: the fastest of ours against the fastest of each group of others; medians in ms, by name.
+def ladder(rows: DataFrame) -> Iterator[list[str]]:
+    """The fastest training step of the largest model."""
+    for rungs in ends(rung_table(rows))[-1:]:
+        own, rungs = fastest(rungs), rungs.assign(shown=rungs["step"])
+        others = {title: one(rungs, rung=name) for name, title in RUNGS.items()}
+        what = f"{size(own)}, {own['batch_size']} × {own['context']} tokens: training step with exact AdamW"
+        yield from line(what, Series({**own, "shown": own["step"]}), others)
 
-    No row without ours, and no group of which nothing was measured.
-    """
-    fastest = medians[medians.index.isin(ours)].min()
-    slower = {title: medians[medians.index.isin(names)].min() for title, names in others.items()}
-    against = [
-        f"{title} ({other:.1f} ms): **{other / fastest:.2f}×**" for title, other in slower.items() if pd.notna(other)
-    ]
-    if pd.notna(fastest):
-        yield [what, f"{fastest:.1f} ms", ", ".join(against)]
+
+def duel(found: list[Duel], what: str, rival: str) -> Iterator[list[str]]:
+    """Ours against another in the cell that the report's verdict is about."""
+    for asked in found[:1]:
+        own, other = (Series({**row, "shown": row["median"]}) for row in (asked.first, asked.other))
+        where = asked.cell.removeprefix(f"{own['label']}, ")
+        yield from line(f"{size(own)}, {where}: {what}", own, {rival: other})
+
+
+def size(row: Series) -> str:
+    """A model and its real number of parameters, as in "2.7B (3.4 billion parameters)"."""
+    weights = parameters(parse_size(row["size"]), int(row["vocab_size"]))
+    return f"{row['label']} ({weights / 1e9:.1f} billion parameters)"
+
+
+def line(what: str, own: Series | None, others: Mapping[str, Series | None]) -> Iterator[list[str]]:
+    """A row of the table: our `shown` ms next to others', with the report's verdict; no row without ours."""
+    if own is None:
+        return
+    compared = []
+    for title, other in others.items():
+        speed = against(own, other)
+        if other is not None and speed.verdict != UNDECIDED:
+            ratio = other["shown"] / own["shown"]
+            words = f"**{ratio:.2f}×**" if speed.faster else f"slower, {1 / ratio:.2f}× the time"
+            compared.append(f"{title} ({milliseconds(other['shown'])}): {'on par' if speed.verdict == SAME else words}")
+    yield [what, milliseconds(own["shown"]), ", ".join(compared)]

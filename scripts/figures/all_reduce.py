@@ -6,16 +6,18 @@ from matplotlib.axes import Axes
 from numpy import geomspace
 from pandas import DataFrame
 
+from cs336_systems.measure.gpus import gpu_of
 from scripts.rendering.style import NotDrawn, legend, log_scale, look_of_line, save, subplots
 from scripts.views.communication import BACKENDS, MB, Line, all_reduce_table, lines
-from scripts.views.data import load_at_one_setting, select
+from scripts.views.data import load_at_one_setting, measured_gpu, select
 
 STYLES = {"nccl": "-", "gloo": "--"}
 
 
 def draw(table: str, output: str) -> None:
     """One panel of time, and one of bandwidth for each backend; one line per backend and number of processes."""
-    cells = all_reduce_table(load_at_one_setting("all_reduce", table))
+    data = load_at_one_setting("all_reduce", table)
+    cells = all_reduce_table(data)
     if not len(cells):
         raise NotDrawn("not measured")
     backends = [backend for backend in BACKENDS if backend in set(cells["backend"])]
@@ -29,6 +31,8 @@ def draw(table: str, output: str) -> None:
                 look = marked(len(numbers) * backends.index(backend) + index, backend, processes)
                 draw_time(time, rows, fits.get((backend, processes)), look)
                 panel.plot(rows["megabytes"], rows["bus_bandwidth"], **look)
+        if backend == "nccl" and (gpu := gpu_of(measured_gpu({"": data}))) and gpu.link:
+            panel.axhline(gpu.link / 1e9, color="black", linewidth=0.8, linestyle=":", label="the link")
         panel.margins(y=0.08)
         panel.set_ylim(bottom=0)
         panel.set(title=f"bus bandwidth, {BACKENDS[backend]}", ylabel="GB/s")
@@ -40,7 +44,7 @@ def draw(table: str, output: str) -> None:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.minorticks_off()
         axes.set_xlabel("message / MB")
-    legend([time], ncols=3)
+    legend([time, *panels], ncols=3)
     save(figure, output)
 
 

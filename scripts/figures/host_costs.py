@@ -11,7 +11,7 @@ LOOKS = {False: ("eager", COLOURS[0], MARKERS[0]), True: ("compiled", COLOURS[5]
 
 
 def draw(table: str, second_table: str, output: str) -> None:
-    """Left, all steps of `table`, end_to_end; the others, those that `second_table`, data_parallel, timed as well."""
+    """Left: every end_to_end step. Right: the steps that data_parallel also timed."""
     end_to_end = load_at_one_setting("end_to_end", table)
     steps = per_launch(end_to_end)
     if not len(steps):
@@ -53,7 +53,7 @@ def draw_processes(axes: Axes, rows: DataFrame) -> None:
     axes.set_ylim(bottom=0)
     axes.set(
         title=f"{first['label']}, {first['precision']}{', host-bound' if first['host_bound'] else ''}",
-        xlabel="process",
+        xlabel="launch",
         ylabel="step / ms",
     )
     axes.grid(axis="x", visible=False)

@@ -8,7 +8,7 @@ from itertools import count as count_from
 from math import nan
 from typing import Any
 
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from scripts.rendering.markup import FILTERS, Table, Typst, escape, finalize, measured, span, string, with_unit
 
@@ -111,6 +111,11 @@ def count(number: int, noun: str) -> Typst:
 def median_of(number: int, noun: str) -> Typst:
     """Say of how many a value is typical, as in "1 cell" and "median of 3 cells"."""
     return Typst(("" if number == 1 else "median of ") + count(number, noun))
+
+
+def least_and_most(values: Series) -> tuple[float, float]:
+    """The ends of a column for `{name:span unit}`; NaN if it has no numbers."""
+    return float(values.min()), float(values.max())
 
 
 @dataclass(frozen=True)

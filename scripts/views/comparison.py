@@ -143,7 +143,7 @@ def title(kind: Kind, row: Series) -> str:
 
 
 def cell_name(kind: Kind, row: Series) -> str:
-    """A cell in words, as in "2 GPUs, bf16, compiled"; where several sizes are shown, "2.7B, 2 GPUs, bf16"."""
+    """A cell in words, as in "2 GPUs, bf16"; where several sizes are shown, "2.7B, 2 GPUs, bf16"."""
     size = f"{row['label']}, " if kind is FullyShardedTraining else ""
     return f"{size}{ranks_of(row)}, {setting_name(row)}"
 
@@ -154,8 +154,9 @@ def ranks_of(row: Series) -> str:
 
 
 def setting_name(row: Series) -> str:
-    """The setting of a cell in words."""
-    return row["precision"] + (", compiled" if row.get("compiled", False) else "")
+    """The setting of a cell in words; on GPUs a compiled step is replayed from a CUDA graph."""
+    compiled = ", compiled, CUDA graph" if row["gpu"] else ", compiled"
+    return row["precision"] + (compiled if row.get("compiled", False) else "")
 
 
 def backend_of(row: Series) -> str:

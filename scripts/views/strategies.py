@@ -19,7 +19,7 @@ def strategies(layers: int) -> dict[str, Strategy]:
     segment = math.isqrt(layers)
     return {
         "keep everything": keep_all(layers),
-        f"one level, segments of {segment}": one_level(layers, segment),
+        f"one level, segments of √N ({segment})": one_level(layers, segment),
         "nested halves": nested(layers),
         "from the start": from_the_start(layers),
     }

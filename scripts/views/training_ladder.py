@@ -139,15 +139,15 @@ def gain_table(table: DataFrame, ladder: DataFrame) -> DataFrame:
 
 
 def worth_doing(table: DataFrame, ladder: DataFrame) -> DataFrame:
-    """The rows of `gain_table` that save WORTH of the fastest step, in the order of what they save.
+    """The rows of `gain_table` that save WORTH of the fastest step, the largest gain first.
 
-    Fused passes, which take the compiler's place, are not among them where it was measured.
+    Fused passes take the compiler's place: of the two only the one that saves more.
     """
     gains = gain_table(table, ladder)
     found = gains[gains["told"].astype(bool) & (gains["gain"] > WORTH * fastest(ladder)["step"])]
-    if "compiled" in set(gains["rung"]):
-        found = found[found["rung"] != "fused"]
-    return found.sort_values("gain", ascending=False)
+    found = found.sort_values("gain", ascending=False)
+    same = found["rung"].replace("fused", "compiled").duplicated()
+    return found[~same]
 
 
 def expected_gain(before: Series, row: Series, rates: Rates | None) -> float:
@@ -187,20 +187,29 @@ def out_of_memory(table: DataFrame, ladder: DataFrame) -> list[str]:
     return [rung.title for name, rung in RUNGS.items() if name in lost]
 
 
+def needed(table: DataFrame, ladder: DataFrame) -> list[str]:
+    """The titles of the rungs without which one cell does not fit; none where the first rung fits."""
+    place = EXACT.index(ladder["rung"].iloc[0])
+    return [rung.title for rung in LADDER[1 : place + 1]] if out_of_memory(table, ladder) else []
+
+
 def wrapped_table(table: DataFrame) -> DataFrame:
     """One row per wrapper of each cell of several processes, the step without communication among them.
 
-    Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `energy` of one device, J, and
-    `peak_memory`, MiB; `gpu`; `over`, the step over that without communication; `tokens` of all processes, per second.
+    Columns: SHAPE, `processes`; `rung`, `title`; the medians of `step`, ms, `device_busy`, ms, and `peak_memory`, MiB;
+    STATISTICS of the step; `host_bound`; `graph`, whether a CUDA graph is replayed; `over`, the step over the one
+    without communication, NaN unless both are replayed, or neither; `tokens` of all processes, per second.
     """
     cell = [*SHAPE, "processes"]
     keys = [*cell, "rung"]
     rows = rows_of(table, "processes", keys)
-    ways = wide(rows, keys, ["step", "energy", "peak_memory"], "step", ["gpu"]).reset_index()
+    ways = wide(rows, keys, ["step", "device_busy", "peak_memory"], "step", STATISTICS).reset_index()
     baselines = select(ways, rung=TOP.name).set_index(cell)["step"].rename("baseline")
     ways = ways.join(baselines, on=cell)
+    ways["host_bound"] = host_bound(ways["step"], ways["device_busy"])
+    ways["graph"] = [RUNGS[name].graph for name in ways["rung"]]
     ways["title"] = [RUNGS[name].title if RUNGS[name].wrapper else "no communication" for name in ways["rung"]]
-    ways["over"] = ways["step"] / ways["baseline"]
+    ways["over"] = (ways["step"] / ways["baseline"]).where(ways["graph"] == TOP.graph)
     ways["tokens"] = 1e3 * ways["processes"] * ways["batch_size"] * ways["context"] / ways["step"]
     return ways.sort_values("rung", key=lambda names: names.map(list(RUNGS).index), kind="stable")
 

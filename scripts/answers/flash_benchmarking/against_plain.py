@@ -44,8 +44,8 @@ def against_plain(table: DataFrame, cells: DataFrame, found: Mapping[str, Any]) 
             Typst(f"at {finalize(cell['sequence'])} tokens, d = {d} ({precision})"),
         ),
         more=say(
-            in_fp32(met, other),
             "" if cell is None else memory(alone, ours, cell),
+            in_fp32(met, other),
         ),
         evidence=Captioned(shown[d], captions[d]),
         reason="" if other is None else units(table),
@@ -61,7 +61,7 @@ def in_fp32(met: DataFrame, longest: Series | None) -> Typst:
     fp32 = select(met, precision="fp32")
     slower = sum(faster is False for faster in fp32["faster"])
     return say(
-        "In fp32 it is {row[ratio]:times} as fast at {row[sequence]} tokens"
+        "In fp32 our attention is {row[ratio]:times} as fast at {row[sequence]} tokens"
         + (", slower at {slower} of {all} shapes." if slower else "."),
         row=longest if longest is not None and longest["faster"] else None,
         slower=slower,
@@ -74,7 +74,7 @@ def memory(alone: DataFrame, ours: str, cell: Series) -> Typst:
     shape = dict(cell[["sequence", "d", "precision"]])
     peaks = [statistic(alone, "mean", metric="peak_memory", implementation=name, **shape) for name in (ours, "plain")]
     texts = [peak and with_unit(*((peak, "MiB") if peak < 1024 else (peak / 1024, "GiB"))) for peak in peaks]
-    return say("It peaks at {ours} there, plain attention at {plain}.", ours=texts[0], plain=texts[1])
+    return say("Its memory peaks at {ours} there, plain attention's at {plain}.", ours=texts[0], plain=texts[1])
 
 
 def grid_table(alone: DataFrame, known: DataFrame, met: DataFrame, d: int, ours: str) -> Table:

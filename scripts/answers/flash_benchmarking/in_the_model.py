@@ -29,8 +29,8 @@ MODELS: Columns = {
 def trained(table: DataFrame) -> list[dict[str, Any]]:
     """The training steps of every model that was measured with our attention, small to large.
 
-    Of each its name in words (`name`, `how`), the columns of each way's step behind its name, and `plain` and `sdpa`:
-    ours against them.
+    Of each its name in words (`name`, `how`), the columns of each way's step behind its name, `plain` and `sdpa`, ours
+    against them, and `sdpa_gain`, plain attention's step over SDPA's.
     """
     steps = select(steady(step_table(table)), mode="train_step")
     columns = ["step", "device_busy", "peak_memory", "mark", "host_bound"]
@@ -45,6 +45,8 @@ def trained(table: DataFrame) -> list[dict[str, Any]]:
             model |= {f"{way} {name}": None if row is None else row[name] for name in columns}
             model[way] = against(ours, row)
             model[f"over {way}"] = ratio_of(model[way])
+        gains = [model[way].ratio for way in ("plain", "sdpa")]
+        model["sdpa_gain"] = gains[0] / gains[1] if all(gains) else None
         found.append(model)
     return found
 

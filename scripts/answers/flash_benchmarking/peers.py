@@ -46,7 +46,7 @@ def peers(table: DataFrame, cells: DataFrame) -> Answer:
         reason=say(
             which_kernels(table),
             "Short calls are replayed from a CUDA graph with a warm L2 cache, long ones called with a cold one: "
-            "all implementations alike at each shape. FlashAttention-3 has no package and was not measured.",
+            "all implementations alike at each shape. FlashAttention-3 is not on PyPI and was not measured.",
         ),
     )
 

@@ -116,9 +116,10 @@ def peaks(table: DataFrame, plain: DataFrame) -> Answer:
             "Peak memory with plain attention, of a single step; OOM: out of memory.",
         ),
         reason=say(
-            "At context {late:listing} the peak is reached late in backward, when most gradients are there and few "
+            "In fp32 at context {late:listing} the peak is reached late in backward, when most gradients exist and few "
             "activations are left, so it hardly depends on the context.",
-            "At {early:listing} it is reached at the beginning of backward, when all activations are there.",
+            "In fp32 at context {early:listing} it is reached at the beginning of backward, when all activations "
+            "exist.",
             late=list(map(str, late)),
             early=[str(length) for length in fits if length not in late],
         ),

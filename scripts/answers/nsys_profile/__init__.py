@@ -64,7 +64,8 @@ def forward_time(here: DataFrame, end_to_end: DataFrame, close: DataFrame, *, on
         ),
         evidence=Captioned(
             grid(found.assign(share=found["busy"] if on_gpu else None), FORWARD, text_columns=2),
-            "Forward pass of inference: by the trace, by a clock around the stage without the profiler (means), "
+            f"Forward pass of inference at context {row['context']}: by the trace, by a clock around the stage "
+            f"without the profiler (means), "
             "and by the host's timer in another process (end_to_end, median). A star: host-bound in either.",
         ),
         reason=tell(

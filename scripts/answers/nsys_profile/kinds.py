@@ -25,6 +25,8 @@ from scripts.views.kernels import (
 from scripts.views.roofline import block_kernels
 
 INFERENCE = "inference"
+COPIED = 0.9
+"""Share of the data sheet's bandwidth that no copy exceeds: what does reads part of its bytes from the L2 cache."""
 OTHERS_SHOWN = 6
 """Kernels other than matmuls that are listed for each precision."""
 PASSES = {"forward (inference)": "forward", "forward + backward (training)": "both"}
@@ -140,9 +142,10 @@ def limits(close: DataFrame) -> Typst:
         rates = [each.flops / gpu.flops(precision) for each in fast if gpu]
         sentences.append(
             say(
-                "In {precision} (@fig-roofline) memory limits whatever does fewer than {ridge:sig} FLOPs per byte: "
-                "{slow:listing} move their bytes at {moved:span percent} of the peak bandwidth. Compute limits the "
-                "rest: {fast:listing} reach {rates:span percent} of the peak rate.",
+                "In {precision} (@fig-roofline) memory bounds whatever does fewer than {ridge:sig} FLOPs per byte: "
+                "{slow:listing} move their bytes at {moved:span percent} of the peak bandwidth"
+                + (", partly from L2." if max(moved, default=0.0) > COPIED else "."),
+                "Compute bounds the rest: {fast:listing} reach {rates:span percent} of the peak rate.",
                 precision=precision,
                 ridge=ridge,
                 slow=[each.kind for each in slow],
@@ -218,5 +221,5 @@ def softmax_reason(close: DataFrame) -> Typst:
         "The matmuls reach {full.flops / gpu.fp32:percent} of the peak rate in fp32. In bf16 they are "
         "{full.seconds / low.seconds:times} as fast, and limited by memory, too "
         "({low.bandwidth / gpu.bandwidth:percent} of the bandwidth): with heads this narrow they do only "
-        "{low.work.intensity:sig} FLOPs per byte of scores.",
+        "{low.work.intensity:sig} FLOPs per byte that they move.",
     )
