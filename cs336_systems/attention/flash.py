@@ -218,13 +218,13 @@ def _attend(
     return o, lse
 
 
-@cache
 def _runs_sdpa(device: torch.device) -> bool:
     """Whether PyTorch's kernels replace ours on a GPU: before Ampere, where Triton uses no tensor cores."""
     return HAS_TRITON and bool(kernel_obstacle(device))
 
 
-# What torch.compiler.assume_constant_result sets, which imports the compiler: a second that most processes save.
+# What torch.compiler.assume_constant_result sets, which imports the compiler: a second that most processes save. The
+# compiler looks for it at plain functions only; of a cached one it warns.
 _runs_sdpa._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -113,11 +113,9 @@ def test_tiles_of_other_chips(dtype, d, table):
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32], ids=str)
 def test_gpus_before_ampere_run_sdpa_or_tiles(monkeypatch, request, dtype, is_causal):
     """With grouped queries; compiled; and tiled PyTorch where L is asked for."""
-    request.addfinalizer(flash._runs_sdpa.cache_clear)
     request.addfinalizer(gpu_attention._kernels.cache_clear)
     for module in (chip, gpu_attention):
         monkeypatch.setattr(module, "triton_obstacle", lambda chip: "as on a T4")
-    flash._runs_sdpa.cache_clear()
     gpu_attention._kernels.cache_clear()
     inputs = make_inputs((2, 4, 130, 17), 50, dtype, "cuda", kv_heads=2)
     for attention in (flash_attention, torch.compile(flash_attention, fullgraph=True)):
