@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from cs336_systems.attention import chip, flash, flash_attention, gpu_attention, plain_attention
+from cs336_systems.attention import chip, flash_attention, gpu_attention, plain_attention
 from tests.attention.test_attention import (
     INFINITE,
     VARIANTS,
