@@ -24,11 +24,11 @@ from cs336_systems.experiments.leaderboard import RESERVE, Leaderboard, usable
 from cs336_systems.measure.device_busy import device_busy
 from cs336_systems.measure.memory import Unavailable, peak_memory, release, reset_peak
 from cs336_systems.measure.timing import synchronize, time_phases
-from cs336_systems.model import TransformerLM, build_model
-from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank
+from cs336_systems.model import build_model
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank, units_of
 from cs336_systems.record.measurement import Measurement, summarize
 from cs336_systems.sizes import parse_size
-from cs336_systems.training.sharded_step import ShardedStep
+from cs336_systems.training import MasterAdamW, checkpoint_blocks, fuse, linear_cross_entropy
 
 GB = 1e9
 HYPERPARAMETERS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -108,31 +108,33 @@ def make_runs(cell: Leaderboard, plan: Setting, device: torch.device) -> dict[st
         attention="flash",
         device=device,
     )
-    assert isinstance(model, TransformerLM)
+    model = fuse(model, keep_hidden=False).to(torch.bfloat16)
+    checkpoint_blocks(model, plan.recomputed)
     communicates = cell.part == "step" and cell.processes > 1
     make_update = UpdateInBackward if communicates else partial(UpdateOfOneRank, ranks=plan.ranks)
-    step = ShardedStep(model, recomputed=plan.recomputed, make_update=make_update, **HYPERPARAMETERS)
+    update = make_update(units_of(model), MasterAdamW, **HYPERPARAMETERS)
     release(device)  # The model was made in fp32.
     tokens = torch.randint(cell.vocab_size, (cell.batch_size, cell.context + 1), device=device)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
 
-    def whole() -> None:
-        step.run(inputs, targets)
+    def step() -> None:
+        linear_cross_entropy(model.hidden(inputs), model.lm_head.weight, targets).backward()
+        update.finish()
 
     def passes() -> None:
-        step.update.enabled = False
-        whole()
-        step.update.enabled = True
+        update.enabled = False
+        step()
+        update.enabled = True
 
-    largest = max(len(unit.flat) for unit in step.update.units)
+    largest = max(len(unit.flat) for unit in update.units)
 
-    def update() -> None:
+    def updates() -> None:
         gradients = torch.randn(largest, dtype=torch.bfloat16, device=device)
-        for number, unit in enumerate(step.update.units):
-            step.update.start(number, gradients[: len(unit.flat)])
-        step.update.wait()
+        for number, unit in enumerate(update.units):
+            update.start(number, gradients[: len(unit.flat)])
+        update.wait()
 
-    return {"step": whole, "forward_backward": passes, "update": update}
+    return {"step": step, "forward_backward": passes, "update": updates}
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     )
     from cs336_systems.parallel.training_state import TrainingState as TrainingState
     from cs336_systems.parallel.training_state import latest_checkpoint as latest_checkpoint
+    from cs336_systems.parallel.update_in_backward import UpdateInBackward as UpdateInBackward
+    from cs336_systems.parallel.update_in_backward import units_of as units_of
 
 MODULE_OF = {
     "BucketedDataParallel": "data_parallel",
@@ -31,7 +33,9 @@ MODULE_OF = {
     "ShardedGradientsDataParallel": "sharded_gradients",
     "ShardedOptimizer": "sharded_optimizer",
     "TrainingState": "training_state",
+    "UpdateInBackward": "update_in_backward",
     "latest_checkpoint": "training_state",
+    "units_of": "update_in_backward",
 }
 __all__ = list(MODULE_OF)
 

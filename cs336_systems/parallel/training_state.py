@@ -9,6 +9,7 @@ Every rank writes its rows. Any number of ranks can read them, or one process wi
 Load only what you trust: `dcp.load` unpickles, and a pickle can run any code.
 """
 
+from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
+from cs336_systems.parallel.update_in_backward import UpdateInBackward
 
 
 class TrainingState(Stateful):
@@ -30,29 +32,31 @@ class TrainingState(Stateful):
     requires each parameter of the optimizer to have had a gradient before the checkpoint is saved.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer):
+    def __init__(self, model: nn.Module, optimizer: Optimizer | UpdateInBackward):
         """Wrap a FullyShardedDataParallel or a model in one process, and an optimizer of its parameters.
 
+        Or wrap a model and an UpdateInBackward of its parameters: then each rank has the whole state in its host's
+        memory while a checkpoint is saved or loaded.
+
         Raises:
-            TypeError: it is no torch.optim.Optimizer, as an UpdateInBackward is not.
+            TypeError: the optimizer is neither.
+            ValueError: an UpdateInBackward has a parameter that is not the model's.
         """
-        if not isinstance(optimizer, Optimizer):
+        if not isinstance(optimizer, Optimizer | UpdateInBackward):
             name = type(optimizer).__name__
             raise TypeError(
-                f"the optimizer is of class {name}; allowed: a torch.optim.Optimizer; save its state_dict()"
+                f"the optimizer is of class {name}; allowed: a torch.optim.Optimizer, or an UpdateInBackward"
             )
         self._module = model.module if isinstance(model, FullyShardedDataParallel) else model
         self._optimizer = optimizer
+        self._updated = _names_in(optimizer, model) if isinstance(optimizer, UpdateInBackward) else []
 
     def state_dict(self) -> dict[str, Any]:
         """Copy the state into the host's memory; loading fills these copies before it touches the model.
 
         An optimizer that has not made a step gets its initial state.
         """
-        state = {
-            "model": self._module.state_dict(),
-            "optimizer": get_optimizer_state_dict(self._module, self._optimizer),
-        }
+        state = {"model": self._module.state_dict(), "optimizer": self._optimizer_state()}
         copies: dict[str, Any] = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), state)
         return {**copies, "shapes": self._shapes()}
 
@@ -69,10 +73,41 @@ class TrainingState(Stateful):
                     "parameters and buffers"
                 )
         self._module.load_state_dict(state["model"])
-        set_optimizer_state_dict(self._module, self._optimizer, state["optimizer"])
+        if isinstance(self._optimizer, UpdateInBackward):
+            numbers = {name: number for number, name in enumerate(self._updated)}
+            self._optimizer.load_state_dict(_renamed(state["optimizer"], numbers))
+        else:
+            set_optimizer_state_dict(self._module, self._optimizer, state["optimizer"])
+
+    def _optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's state by the parameters' names."""
+        if not isinstance(self._optimizer, UpdateInBackward):
+            state: dict[str, Any] = get_optimizer_state_dict(self._module, self._optimizer)
+            return state
+        for unit, optimizer in zip(self._optimizer.units, self._optimizer.optimizers, strict=True):
+            get_optimizer_state_dict(nn.ParameterList([unit.share]), optimizer)  # which initializes it
+        return _renamed(self._optimizer.state_dict(), dict(enumerate(self._updated)))
 
     def _shapes(self) -> tuple[str, ...]:
         return tuple(f"{name}: {list(value.shape)}" for name, value in self._module.state_dict().items())
+
+
+def _names_in(update: UpdateInBackward, model: nn.Module) -> list[str]:
+    """The names of all parameters in units, in their order."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    parameters = [parameter for unit in update.units for parameter in unit.parameters]
+    if foreign := [parameter for parameter in parameters if parameter not in names]:
+        shape = list(foreign[0].shape)
+        raise ValueError(
+            f"the optimizer has a parameter of shape {shape} that is not the model's; allowed: the model's"
+        )
+    return [names[parameter] for parameter in parameters]
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
+    """An optimizer's state with other names of its parameters."""
+    groups = [{**group, "params": [names[name] for name in group["params"]]} for group in state["param_groups"]]
+    return {"state": {names[name]: value for name, value in state["state"].items()}, "param_groups": groups}
 
 
 def latest_checkpoint(folder: Path) -> Path | None:

@@ -1,7 +1,6 @@
 """A sharded optimizer whose update, with all communication, runs while the backward pass goes on (ZeRO's stage 2).
 
-    units = [[*model.token_embedding.parameters()], *([*block.parameters()] for block in model.blocks), ...]
-    update = UpdateInBackward(units, torch.optim.AdamW, lr=1e-4)
+    update = UpdateInBackward(units_of(model), torch.optim.AdamW, lr=1e-4)
     loss(model(inputs), targets).backward()
     update.finish()
 
@@ -106,7 +105,8 @@ class UpdateInBackward:
     """Reduces, updates and gathers each unit while the backward pass computes the gradients of the next ones.
 
     After `finish()` all ranks have the weights of the unsharded optimizer, given the mean gradients. Each backward pass
-    is a step, in which every parameter needs a gradient: gradients cannot be accumulated or clipped by their norm.
+    is a step, in which every parameter needs a gradient: gradients cannot be accumulated or clipped by their norm, as
+    they are used up before all of them exist.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class UpdateInBackward:
         """Broadcast rank 0's weights, move them into units, and make an optimizer for each.
 
         Args:
-            units: parameters that are reduced and updated together, in the order in which a model uses them; each
-                parameter is in one of them.
+            units: parameters that are reduced and updated together, in the order in which a model uses them, such as
+                `units_of(model)`; each parameter is in one of them.
             optimizer_cls: the class of an optimizer that treats every number of a parameter alike, such as AdamW.
             process_group: the ranks; None: all.
             kwargs: arguments of the optimizer.
@@ -140,6 +140,9 @@ class UpdateInBackward:
         self._join(members)
         self.units = [Unit(unit, self.rank, self.ranks) for unit in members]
         self.optimizers = [optimizer_cls([unit.share], **kwargs) for unit in self.units]
+        for optimizer in self.optimizers:
+            # A MasterAdamW allocates its state on the current stream, before gradients need memory.
+            getattr(optimizer, "prepare", lambda: None)()
         self.enabled = True
         """Whether gradients update the weights; else they are dropped, which costs a step no more than its passes."""
         self._communication_stream = CommunicationStream(self.units[0].flat.device)
@@ -218,6 +221,22 @@ class UpdateInBackward:
         for unit in self.units:
             unit.awaited = len(unit.parameters)
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The group of each unit, whose hyperparameters may be changed between steps; its parameter is a share."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def zero_grad(self) -> None:
+        """Drop what a backward pass that failed has left, so that the next one begins a step.
+
+        Units that it had already updated remain so, on all ranks if it failed on all of them.
+        """
+        self.wait()
+        for unit in self.units:
+            unit.awaited = len(unit.parameters)
+            for parameter in unit.parameters:
+                parameter.grad = None
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all parameters in the host's memory, numbered in the order of the units.
 
@@ -281,6 +300,25 @@ class UpdateInBackward:
     def _gather(self, unit: Unit) -> None:
         """Send this rank's share of the weights to all ranks, and receive theirs."""
         all_gather_single(unit.flat, unit.share.detach(), group=self.process_group)
+
+
+def units_of(model: nn.Module) -> list[list[nn.Parameter]]:
+    """Divide a model's parameters into those of each block, a module in a ModuleList or Sequential, and those between.
+
+    Lists within a block are part of it. A parameter that several modules share is in several places.
+    """
+    units: list[list[nn.Parameter]] = [[]]
+
+    def visit(module: nn.Module) -> None:
+        units[-1].extend(parameter for parameter in module._parameters.values() if parameter is not None)
+        for child in module.children():
+            if isinstance(module, nn.ModuleList | nn.Sequential):
+                units.extend(([*child.parameters()], []))
+            else:
+                visit(child)
+
+    visit(model)
+    return [unit for unit in units if unit]
 
 
 def named_in(units: Sequence[Sequence[nn.Parameter]]) -> list[tuple[str, nn.Parameter]]:

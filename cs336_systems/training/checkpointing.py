@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from cs336_systems.attention import flash_attention
 from cs336_systems.model import may_draw_random_numbers
-from cs336_systems.training.fused_model import FusedTransformerBlock
+from cs336_systems.training.fused_model import FusedSwiGLU, FusedTransformerBlock
 
 KEPT = [torch.ops.cs336_systems.attention_forward.default]
 """Operators whose results are kept."""
@@ -54,6 +54,8 @@ def checkpoint_blocks(model: nn.Module, blocks: int | None = None, *, keep_atten
             module.attention = kept_attention  # type: ignore[assignment]
         if isinstance(block, FusedTransformerBlock):
             block.returns_sum = True
+            if isinstance(block.feed_forward, FusedSwiGLU):  # else its hidden layer would be computed three times
+                block.feed_forward.keep_hidden = True
         block.forward = _Checkpointed(block, keep_attention)
 
 

@@ -22,9 +22,8 @@ from cs336_systems.attention import flash_attention
 from cs336_systems.benchmarks.leaderboard import verdict
 from cs336_systems.experiments.leaderboard import usable
 from cs336_systems.model import ROPE_THETA, TransformerLM
-from cs336_systems.parallel.update_in_backward import UpdateOfOneRank
 from cs336_systems.sizes import ModelShape
-from cs336_systems.training.sharded_step import ShardedStep
+from cs336_systems.training import checkpoint_blocks, fuse, linear_cross_entropy
 from tests.support.live_memory import LiveMemory
 from tests.training.interpreted import INTERPRETED
 
@@ -71,10 +70,11 @@ def test_a_forward_pass_leaves_what_the_closed_form_says(recomputed):
     shape = ModelShape(d_model=64, d_ff=96, num_layers=2, num_heads=2)
     expected = Setting(shape=shape, vocab_size=50, batch_size=2, context=24, recomputed=recomputed, **FUSED)
     model = TransformerLM(50, 24, 64, 2, 2, 96, ROPE_THETA, attention=flash_attention)
-    step = ShardedStep(model, recomputed=recomputed, make_update=UpdateOfOneRank)
+    model = fuse(model, keep_hidden=False).to(torch.bfloat16)
+    checkpoint_blocks(model, recomputed)
     tokens = torch.randint(50, (2, 25))
-    with LiveMemory([*step.model.parameters(), *step.model.buffers(), tokens]) as live:
-        loss = step.loss(tokens[:, :-1], tokens[:, 1:])
+    with LiveMemory([*model.parameters(), *model.buffers(), tokens]) as live:
+        loss = linear_cross_entropy(model.hidden(tokens[:, :-1]), model.lm_head.weight, tokens[:, 1:])
         gc.collect()
     count = 8  # of the tokens, an int64, by which CapturedStep weighs the loss
     assert live.now - loss.nbytes - count == saved_for_backward(expected)

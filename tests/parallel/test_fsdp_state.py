@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves
 
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
 from cs336_systems.parallel.training_state import TrainingState, latest_checkpoint
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, units_of
+from cs336_systems.training import MasterAdamW
 from tests.parallel.test_fsdp import OddModel, assert_same, named
 from tests.support.ranks import PROCESSES, launch, on_all_ranks
 from tests.verify.training import make_batches, own_parts, train, whole
@@ -64,6 +66,47 @@ def test_a_checkpoint_goes_onto_one_process_and_back(device):
     for model, its_optimizer in ((fsdp, optimizer), (again, optimizer_again)):
         train(model, batches, its_optimizer)
     assert_same(again.gather_full_parameters(), fsdp.gather_full_parameters())
+    dist.barrier()
+    if held:
+        held.cleanup()
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, MasterAdamW])
+@on_all_ranks
+def test_a_checkpoint_of_an_update_in_backward_goes_onto_one_process_and_back(device, make):
+    def new():
+        return nn.Sequential(*(nn.Linear(5, 5) for _ in range(3))).to(device, kind)
+
+    def train(module, finish):
+        for step in range(2):
+            x = torch.randn(3, 5, generator=torch.Generator().manual_seed(step)).to(device, kind)
+            module.zero_grad()
+            module(x).float().square().sum().backward()  # the same on all ranks
+            finish()
+        return [whole(parameter.detach()) for parameter in module.parameters()]
+
+    kind = torch.float32 if make is torch.optim.AdamW else torch.bfloat16
+    module = new()
+    update = UpdateInBackward(units_of(module), make, lr=0.1)
+    train(module, update.finish)
+    held, folder = shared_folder()
+    dcp.save({"training": TrainingState(module, update)}, checkpoint_id=folder / "two")
+    alone, sharded, again = new(), FullyShardedDataParallel(new()), new()
+    optimizers = [make(model.parameters()) for model in (alone, sharded)]
+    updates = UpdateInBackward(units_of(again), make)
+    others = (TrainingState(alone, optimizers[0]), TrainingState(sharded, optimizers[1]), TrainingState(again, updates))
+    for state in others:
+        dcp.load({"training": state}, checkpoint_id=folder / "two")
+    expected = train(module, update.finish)
+    ends = (optimizers[0].step, lambda: (sharded.finish_gradient_synchronization(), optimizers[1].step()))
+    for model, finish in zip((alone, sharded, again), (*ends, updates.finish), strict=True):
+        assert all(map(torch.equal, train(model, finish), expected))
+    dcp.save({"training": others[0]}, checkpoint_id=folder / "one")
+    dcp.load({"training": others[2]}, checkpoint_id=folder / "one")
+    with pytest.raises(ValueError, match=r"a parameter of shape \[5, 5\] that is not the model's"):
+        TrainingState(new(), update)
+    with pytest.raises(TypeError, match=r"of class Linear; allowed: a torch\.optim.Optimizer, or an UpdateInBackward"):
+        TrainingState(module, module[0])
     dist.barrier()
     if held:
         held.cleanup()

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank
+from cs336_systems.model import TransformerLM
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, UpdateOfOneRank, units_of
 from cs336_systems.training import MasterAdamW
 from tests.parallel.test_variations import layers
 from tests.support.ranks import on_all_ranks, on_two_and_on_four_ranks
@@ -18,11 +19,6 @@ OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),  # which notices a factor of all gradients
 }
 STEPS, EXAMPLES = 4, 3
-
-
-def units_of(module):
-    """A unit for each layer; none can be divided evenly."""
-    return [[*layer.parameters()] for layer in module if isinstance(layer, nn.Linear)]
 
 
 def batch(step, device, ranks):
@@ -131,6 +127,34 @@ def test_a_rank_without_the_others_updates_its_share_only():
     changed = before[1] != update.units[1].flat
     assert changed[64:72].all()
     assert not changed[72:].any()
+
+
+def test_units_are_blocks_and_what_is_between_them():
+    model = TransformerLM(11, 6, 8, num_layers=2, num_heads=2, d_ff=12, rope_theta=1e4)
+    model.scale = nn.Parameter(torch.ones(()))
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    embedding, first, second, rest = [[names[parameter] for parameter in unit] for unit in units_of(model)]
+    assert embedding == ["scale", "token_embedding.weight"]
+    assert rest == ["final_norm.weight", "lm_head.weight"]
+    assert [name.removeprefix("blocks.0.") for name in first] == [name.removeprefix("blocks.1.") for name in second]
+    assert len(first) == 9
+    assert len(units_of(nn.Linear(2, 2))) == 1
+
+
+def test_a_step_follows_a_failed_one_with_new_hyperparameters():
+    module, twin = layers("cpu"), layers("cpu")
+    update = UpdateOfOneRank(units_of(module), torch.optim.SGD, lr=1.0)
+    module[2](torch.randn(4, module[2].in_features)).sum().backward()  # no other gradients
+    update.zero_grad()
+    twin.load_state_dict(module.state_dict())
+    for group in update.param_groups:
+        group["lr"] = 0.5
+    x = torch.randn(4, 5)
+    for model in (module, twin):
+        model(x).square().sum().backward()
+    update.finish()
+    for parameter, other in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), other.detach() - 0.5 * other.grad)
 
 
 def test_parameters_keep_their_order_in_memory():

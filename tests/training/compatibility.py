@@ -34,8 +34,9 @@ from cs336_systems.parallel import (
     ShardedOptimizer,
     SymmetricMemoryDataParallel,
     SymmetricMemoryShardedOptimizer,
+    UpdateInBackward,
+    units_of,
 )
-from cs336_systems.parallel.update_in_backward import UpdateInBackward
 from cs336_systems.training import (
     CapturedStep,
     GradientSums,
@@ -47,7 +48,6 @@ from cs336_systems.training import (
     packed_linear,
     use_fp8,
 )
-from cs336_systems.training.sharded_step import ShardedStep, units_of
 from tests.support.models import through_a_file
 from tests.support.wrappers import by, sharded_by, with_sharded_gradients
 from tests.verify.training import finish, whole
@@ -175,13 +175,17 @@ PARTS = {
     "checkpoint_blocks": Part(prepare=checkpoint_blocks),
     "use_fp8": Part(prepare=use_fp8, tolerance=FP8),
     "linear_cross_entropy": Part(loss=fused_cross_entropy),
-    "ShardedStep": Part(optimizer=ShardedStep, make_step=in_backward, dtype=torch.bfloat16, tolerance=NARROW),
     "UpdateInBackward": Part(optimizer=UpdateInBackward, make_step=in_backward),
+    "all fused": Part(
+        prepare=lambda model: checkpoint_blocks(fuse(model)),
+        loss=hidden_cross_entropy,
+        optimizer=UpdateInBackward,
+        make_step=in_backward,
+        dtype=torch.bfloat16,
+        tolerance=NARROW,
+    ),
 }
-
-
-IN_BACKWARD = (ShardedStep, UpdateInBackward)
-"""Parts that are sharded optimizers."""
+"""The last one is `fuse`, `checkpoint_blocks`, `linear_cross_entropy` and UpdateInBackward of a MasterAdamW."""
 
 
 class Training:
@@ -204,12 +208,10 @@ class Training:
 
     def build(self):
         build, kind = self.other.build, self.part.optimizer
-        if kind is ShardedStep:
-            sharded = ShardedStep(build(self.model, lambda _: None)[0], recomputed=1, **ADAMW)
-            return Loss(sharded.model, hidden_cross_entropy), sharded.update
         module = Loss(self.model, self.part.loss)
         if kind is UpdateInBackward:
-            return build(module, lambda _: UpdateInBackward(units_of(self.model), torch.optim.AdamW, **ADAMW))
+            of = MasterAdamW if self.part.dtype is torch.bfloat16 else torch.optim.AdamW
+            return build(module, lambda _: UpdateInBackward(units_of(self.model), of, **ADAMW))
         return build(module, partial(kind, **(SGD if kind is torch.optim.SGD else ADAMW)))
 
     def parameters(self):
@@ -412,7 +414,7 @@ OTHERS = [
 
 NOT_COMBINED = {
     (part, other)
-    for part in ("during_backward", "ShardedStep", "UpdateInBackward")
+    for part in ("during_backward", "UpdateInBackward", "all fused")
     for other in ("ShardedGradientsDataParallel", "ShardedOptimizer", "SymmetricMemoryShardedOptimizer")
 }
 """Sharded optimizers have no such method, or are both."""
@@ -460,7 +462,7 @@ def by_pytorch(optimizer, clips, other):
 
 
 def takes_all_ranks(part, other):
-    return other.splits or part.optimizer in IN_BACKWARD or other.name == "DTensor"
+    return other.splits or part.optimizer is UpdateInBackward or other.name == "DTensor"
 
 
 def difference(part, other):
@@ -469,7 +471,7 @@ def difference(part, other):
     begin, end = by_pytorch(optimizer, part.clips, other.reference or ALONE)
     share = SEQUENCES // dist.get_world_size()
     start = dist.get_rank() * share
-    splits = other.splits or part.optimizer in IN_BACKWARD
+    splits = other.splits or part.optimizer is UpdateInBackward
     ours = train(Training(part, other), slice(start, start + share) if splits else slice(None))
     return ((ours - end).norm() / (end - begin).norm()).item()
 
@@ -499,7 +501,8 @@ ranks over Gloo, and compared with the same training in PyTorch. A field says:
 
 A loss that is used with a wrapper is inside of the module that is wrapped; `CapturedStep` is passed the wrapper as
 `model`, and splits the batch into two micro-batches. Weights are bf16 for `MasterAdamW`, `GradientSums` and
-`ShardedStep`. `tests/training/compatibility.py` is the source of this page.
+`all fused`: `fuse`, `checkpoint_blocks` and `linear_cross_entropy` with an `UpdateInBackward` of a `MasterAdamW`.
+`tests/training/compatibility.py` is the source of this page.
 """
 
 

@@ -10,9 +10,8 @@ from cs336_systems.experiments.training_ladder import Rung
 from cs336_systems.model import TransformerLM
 from cs336_systems.parallel.data_parallel import BucketedDataParallel
 from cs336_systems.parallel.fsdp import FullyShardedDataParallel
-from cs336_systems.parallel.update_in_backward import UpdateInBackward
+from cs336_systems.parallel.update_in_backward import UpdateInBackward, units_of
 from cs336_systems.training.adamw import MasterAdamW
-from cs336_systems.training.sharded_step import units_of
 
 BUCKET_MB = 100
 """Gradients that the data-parallel wrapper sends at once, in 10^6 bytes."""
@@ -63,9 +62,6 @@ def sharded_optimizer(
 ) -> tuple[ComputeLoss, Callable[[], object]]:
     """Gradients are averaged, and each rank updates its share of the weights, under the backward pass."""
     update = UpdateInBackward(units_of(model), MasterAdamW, lr=lr)
-    for optimizer in update.optimizers:
-        assert isinstance(optimizer, MasterAdamW)
-        optimizer.prepare()
     return compute_loss, update.finish
 
 
